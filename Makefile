@@ -1,0 +1,71 @@
+# Everything a newcomer needs: `make demo` and `make test`. Each target does its own set-up.
+SHELL := /bin/bash
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+KAFKA_VERSION := 4.3.1
+VENV := .venv
+BIN := $(VENV)/bin
+JARS := .cache/kafka-$(KAFKA_VERSION)
+LOCK_STAMP := $(VENV)/.locked
+BUILD_STAMP := $(VENV)/.built
+KERNEL_SOURCES := pyproject.toml setup.py $(wildcard src/fenceline/*/*.pyx)
+
+.PHONY: help setup demo test bench lint format soak lock jars java clean
+
+help:  ## show this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(BUILD_STAMP)  ## create .venv with the locked dependencies and build the kernel
+
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Fenceline needs Python 3.11 or newer; $(PYTHON) is older. Set PYTHON=python3.x"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "The venv module is missing: install your system's python3-venv package"; exit 1; }
+	@$(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
+
+$(LOCK_STAMP): requirements.lock | $(BIN)/uv
+	@echo "Installing locked dependencies ..."
+	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	@touch $@
+
+$(BUILD_STAMP): $(LOCK_STAMP) $(KERNEL_SOURCES)
+	@echo "Building Fenceline ..."
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+java:  ## find Java 17+, or install a headless JRE where that is allowed
+	@bash tools/ensure_java.sh
+
+jars: $(JARS)/.complete  ## fetch Apache Kafka's and Spark's connector jars (tests and bench compare against them)
+
+$(JARS)/.complete: tools/kafka/pom.xml tools/kafka/connector.xml
+	@bash tools/fetch_jars.sh $(KAFKA_VERSION) $(JARS)
+
+demo: setup java  ## the flights pipeline: node, Spark stream, Delta tables, report
+	@$(BIN)/fenceline demo
+
+test: setup java  ## all tests (those against real Kafka need Maven)
+	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
+	@$(BIN)/python -m pytest
+
+soak: setup java  ## long kill loops and fuzzing, until they end
+	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
+	@$(BIN)/python -m pytest -m soak --timeout=0
+
+bench: setup java jars  ## measure beside Apache Kafka; writes benchmarks/results/
+	@$(BIN)/python -m benchmarks
+
+lint: setup  ## formatting, ruff, strict types, import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup  ## rewrite formatting and imports
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+lock: $(BIN)/uv  ## resolve requirements.lock anew from pyproject.toml
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 --all-extras pyproject.toml -o requirements.lock
+
+clean:
+	@rm -rf $(VENV) .cache build *.egg-info

@@ -1,0 +1,46 @@
+"""Names for the identifiers that every room shares. Owns no behaviour."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, NewType
+from uuid import UUID
+
+NodeId = NewType("NodeId", int)
+LeaderEpoch = NewType("LeaderEpoch", int)
+BrokerEpoch = NewType("BrokerEpoch", int)
+ProducerId = NewType("ProducerId", int)
+
+TopicId = UUID
+"""A topic's id. On the wire 16 bytes, in text base64url without padding (`formats.md F1`, `F3`)."""
+
+ZERO_UUID: Final = UUID(int=0)
+METADATA_TOPIC: Final = "__cluster_metadata"
+METADATA_TOPIC_ID: Final = UUID(int=1)
+CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
+INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC})
+
+NO_EPOCH: Final = LeaderEpoch(-1)
+NO_LEADER: Final = NodeId(-1)
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def encode_uuid(value: UUID) -> str:
+    """Kafka's text form: base64url of the 16 bytes, no padding."""
+    from base64 import urlsafe_b64encode
+
+    return urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+def decode_uuid(text: str) -> UUID:
+    """Inverse of `encode_uuid`. Raises ValueError on anything that is not 16 bytes."""
+    from base64 import urlsafe_b64decode
+
+    return UUID(bytes=urlsafe_b64decode(text + "=" * (-len(text) % 4)))

@@ -1,0 +1,203 @@
+"""A real Apache Kafka node as a child process, to compare with and to test against.
+
+Owns the process and its data directory. Never used by the server.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+KAFKA_VERSION = "4.3.1"
+DEFAULT_JARS = Path(__file__).resolve().parents[3] / ".cache" / f"kafka-{KAFKA_VERSION}"
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def why_unavailable(jars: Path = DEFAULT_JARS) -> str | None:
+    """The reason why Apache Kafka can not be run here, or None when it can."""
+    if shutil.which("java") is None:
+        return "Java is missing"
+    if not (jars / ".complete").exists():
+        return "Apache Kafka's jars are missing: run `make jars` (needs Maven)"
+    return None
+
+
+def java_command(main_class: str, *arguments: str, jars: Path = DEFAULT_JARS, heap: str = "1g") -> list[str]:
+    """The command line that runs one of Kafka's classes (server or tool)."""
+    return [
+        "java",
+        f"-Xmx{heap}",
+        "-XX:+UseG1GC",
+        "-Dlog4j2.configurationFile=" + str(jars / "log4j2.properties"),
+        "-cp",
+        str(jars / "server" / "*"),
+        main_class,
+        *arguments,
+    ]
+
+
+def run_tool(main_class: str, *arguments: str, jars: Path = DEFAULT_JARS, timeout_s: float = 120, check: bool = True) -> str:
+    """Run one of Kafka's own tools to its end and return what it printed (stdout and stderr)."""
+    _write_log_config(jars)
+    done = subprocess.run(
+        java_command(main_class, *arguments, jars=jars, heap="512m"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if check and done.returncode != 0:
+        raise RuntimeError(f"{main_class} {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+def _write_log_config(jars: Path) -> None:
+    path = jars / "log4j2.properties"
+    if not path.exists():
+        path.write_text(
+            "status=error\nappender.out.type=Console\nappender.out.name=out\nappender.out.layout.type=PatternLayout\n"
+            "appender.out.layout.pattern=[%d] %p %m (%c)%n\nappender.out.target=SYSTEM_ERR\n"
+            "rootLogger.level=warn\nrootLogger.appenderRef.out.ref=out\n"
+        )
+
+
+class ApacheKafka:
+    """One combined broker and controller. Use as a context manager.
+
+    `data_dir` is kept when given, else a temporary folder that goes with the process.
+    """
+
+    def __init__(
+        self,
+        *,
+        overrides: Mapping[str, str] | None = None,
+        data_dir: Path | None = None,
+        port: int | None = None,
+        heap: str = "1g",
+        jars: Path = DEFAULT_JARS,
+        jvm_options: Sequence[str] = (),
+    ) -> None:
+        self._jars = jars
+        self._own_dir = Path(tempfile.mkdtemp(prefix="apache-kafka-")) if data_dir is None else None
+        self.root = data_dir or self._own_dir or Path()
+        self.log_dir = self.root / "data"
+        self.port = port or free_port()
+        self.controller_port = free_port()
+        self._heap = heap
+        self._overrides = dict(overrides or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def __enter__(self) -> ApacheKafka:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, *, wait_s: float = 60) -> None:
+        """Format the directory when it is new, spawn the process and wait until its port answers."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        _write_log_config(self._jars)
+        properties = self._write_properties()
+        if not (self.log_dir / "meta.properties").exists():
+            run_tool(
+                "kafka.tools.StorageTool",
+                "format",
+                "--standalone",
+                "--cluster-id",
+                "AAAAAAAAQACAAAAAAAAAAA",
+                "--config",
+                str(properties),
+                jars=self._jars,
+            )
+        output = (self.root / "kafka.log").open("ab")
+        self._process = subprocess.Popen(
+            java_command("kafka.Kafka", str(properties), jars=self._jars, heap=self._heap),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        output.close()
+        deadline = time.monotonic() + wait_s
+        while True:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"Apache Kafka ended at start:\n{(self.root / 'kafka.log').read_text()[-4000:]}")
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    self.close()
+                    raise RuntimeError("Apache Kafka did not open its port in time") from None
+                time.sleep(0.05)
+
+    def stop(self, *, wait_s: float = 30) -> None:
+        """Stop cleanly (SIGTERM) and wait; the data directory stays."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """kill -9; the data directory stays as it is."""
+        if self._process is not None:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.kill()
+        if self._own_dir is not None:
+            shutil.rmtree(self._own_dir, ignore_errors=True)
+
+    def _write_properties(self) -> Path:
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{self.controller_port}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller_port}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": str(self.log_dir),
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            **self._overrides,
+        }
+        path = self.root / "server.properties"
+        path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        return path
