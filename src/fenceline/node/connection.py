@@ -1,0 +1,264 @@
+"""One client connection: frames in, answers out, in order.
+
+Owns the receive buffer and the order of answers. Never looks into a request beyond its header.
+
+Requests of a connection are handled one at a time, as Kafka does: while an answer is pending (a parked fetch, a change
+that waits for the disk) the following requests stay in the receive buffer, and when that is full the socket is not
+read. While the peer does not read its answers, nothing more is handled. So a connection holds at most one receive
+buffer (bounded by `socket.request.max.bytes`, all together by the server's budget) and one answer beyond the
+transport's high-water mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from fenceline.node.logs import Logger
+from fenceline.wire.frame import MalformedRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fenceline.node.server import Server
+
+log = Logger("connection")
+
+INITIAL_BUFFER_BYTES: Final = 64 * 1024
+_SIZE_PREFIX_BYTES: Final = 4
+_SMALLEST_REQUEST_BYTES: Final = 8
+
+
+class PendingAnswer:
+    """The promise of an answer that is not ready yet. Completed at most once; dropped when the peer is gone."""
+
+    __slots__ = ("_abandon", "_connection")
+
+    def __init__(self) -> None:
+        self._connection: Connection | None = None
+        self._abandon: Callable[[], None] | None = None
+
+    def complete(self, buffers: Sequence[bytes | bytearray | memoryview] | None) -> None:
+        """Send the answer's frame (None: nothing is owed) and let the connection go on."""
+        connection, self._connection = self._connection, None
+        self._abandon = None
+        if connection is not None:
+            connection.answer_pending(buffers)
+
+    def fail(self, reason: str) -> None:
+        """No answer can be given: close the connection, so that the client asks anew."""
+        connection, self._connection = self._connection, None
+        self._abandon = None
+        if connection is not None:
+            connection.close(reason)
+
+    def on_abandoned(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the peer goes away before the answer is there."""
+        self._abandon = callback
+
+    def attach(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def abandon(self) -> None:
+        self._connection = None
+        callback, self._abandon = self._abandon, None
+        if callback is not None:
+            callback()
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Framing and back-pressure for one socket. `Server.handle` does the rest."""
+
+    __slots__ = (
+        "_buffer",
+        "_end",
+        "_paused_reading",
+        "_paused_writing",
+        "_pending",
+        "_server",
+        "_start",
+        "_transport",
+        "_view",
+        "host",
+        "idle_ticks",
+        "listener",
+        "peer",
+    )
+
+    def __init__(self, server: Server, listener: str) -> None:
+        self._server = server
+        self.listener = listener
+        self._buffer = bytearray(INITIAL_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._transport: asyncio.Transport | None = None
+        self._pending: PendingAnswer | None = None
+        self._paused_writing = False
+        self._paused_reading = False
+        self.idle_ticks = 0
+        self.peer = "?"
+        self.host = "?"
+
+    # --- asyncio's side -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
+        self._transport = transport  # type: ignore[assignment]
+        peername = transport.get_extra_info("peername")
+        if peername:
+            self.host = str(peername[0])
+            self.peer = f"{peername[0]}:{peername[1]}"
+        if not self._server.register(self):
+            self.close("too many connections (max.connections)")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.abandon()
+        self._server.unregister(self, len(self._buffer))
+        self._view.release()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        self.idle_ticks = 0
+        self._server.metrics.received_bytes += nbytes
+        self._take_requests()
+
+    def pause_writing(self) -> None:
+        self._paused_writing = True
+
+    def resume_writing(self) -> None:
+        self._paused_writing = False
+        self.idle_ticks = 0
+        self._take_requests()
+
+    # --- the node's side ------------------------------------------------------------------------------------------
+
+    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        if len(buffers) == 1:
+            transport.write(buffers[0])
+        else:
+            transport.writelines(buffers)
+
+    def answer_pending(self, buffers: Sequence[bytes | bytearray | memoryview] | None) -> None:
+        self._pending = None
+        if buffers is not None:
+            self.send(buffers)
+        self._take_requests()
+
+    def close(self, reason: str, *, quiet: bool = False) -> None:
+        """Close after what was already written is sent; one log line names the peer and the reason."""
+        if self._transport is not None and not self._transport.is_closing():
+            if not quiet:
+                log.warning("connection closed", peer=self.peer, reason=reason)
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def shrink_idle_buffer(self) -> int:
+        """Give back a grown, empty receive buffer; the number of bytes freed."""
+        if self._transport is None or self._start != self._end or len(self._buffer) <= INITIAL_BUFFER_BYTES:
+            return 0
+        freed = len(self._buffer) - INITIAL_BUFFER_BYTES
+        self._replace_buffer(INITIAL_BUFFER_BYTES)
+        return freed
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being handled or an answer is not yet sent."""
+        transport = self._transport
+        return self._pending is not None or (transport is not None and transport.get_write_buffer_size() > 0)
+
+    # --- framing --------------------------------------------------------------------------------------------------
+
+    def _take_requests(self) -> None:
+        while self._pending is None and not self._paused_writing:
+            transport = self._transport
+            if transport is None or transport.is_closing():
+                return
+            start = self._start
+            available = self._end - start
+            if available < _SIZE_PREFIX_BYTES:
+                break
+            size = int.from_bytes(self._view[start : start + 4], "big", signed=True)
+            if size < _SMALLEST_REQUEST_BYTES or size > self._server.max_request_bytes:
+                self.close(
+                    f"request of {size} bytes; a request has {_SMALLEST_REQUEST_BYTES} to"
+                    f" {self._server.max_request_bytes} (socket.request.max.bytes)"
+                )
+                return
+            if available < _SIZE_PREFIX_BYTES + size:
+                if not self._make_room(_SIZE_PREFIX_BYTES + size):
+                    return
+                break
+            frame_end = start + _SIZE_PREFIX_BYTES + size
+            self._start = frame_end
+            try:
+                outcome = self._server.handle(self, self._view[start + _SIZE_PREFIX_BYTES : frame_end])
+            except MalformedRequest as error:
+                self.close(f"malformed request: {error}")
+                return
+            if type(outcome) is list:
+                self.send(outcome)
+            elif isinstance(outcome, PendingAnswer):
+                outcome.attach(self)
+                self._pending = outcome
+        if self._start == self._end:
+            self._start = self._end = 0
+        self._read_or_pause()
+
+    def _make_room(self, frame_bytes: int) -> bool:
+        """Let the buffer hold a frame that starts at `_start`. False: over the budget of all connections, waiting."""
+        capacity = len(self._buffer)
+        if capacity - self._start >= frame_bytes:
+            return True
+        if frame_bytes <= capacity:
+            self._replace_buffer(capacity)
+            return True
+        if not self._server.reserve(self, frame_bytes - capacity):
+            self._pause_reading()
+            return False
+        self._replace_buffer(frame_bytes)
+        return True
+
+    def room_granted(self) -> None:
+        """The server's budget has room again."""
+        if self._transport is not None:
+            self._take_requests()
+
+    def _replace_buffer(self, capacity: int) -> None:
+        rest = self._view[self._start : self._end]
+        buffer = bytearray(capacity)
+        buffer[: len(rest)] = rest
+        self._end = len(rest)
+        self._start = 0
+        rest.release()
+        self._buffer = buffer
+        self._view = memoryview(buffer)
+
+    def _read_or_pause(self) -> None:
+        if self._end < len(self._buffer):
+            if self._paused_reading and self._transport is not None:
+                self._paused_reading = False
+                self._transport.resume_reading()
+        elif self._start > 0:
+            self._replace_buffer(len(self._buffer))
+            self._read_or_pause()
+        else:
+            self._pause_reading()
+
+    def _pause_reading(self) -> None:
+        if not self._paused_reading and self._transport is not None:
+            self._paused_reading = True
+            self._transport.pause_reading()

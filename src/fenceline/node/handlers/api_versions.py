@@ -1,0 +1,67 @@
+"""ApiVersions v0-4 (KIP-35, KIP-511, KIP-584), written by hand because every client's first request waits for it.
+
+The answer lists what is registered and nothing else. Its header is never flexible (`hot_path.md H9`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from fenceline.errors import ErrorCode
+from fenceline.wire.apis import ApiKey
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+
+_FIRST_FLEXIBLE: Final = 3
+_TAG_SUPPORTED_FEATURES: Final = 0
+_TAG_FINALIZED_EPOCH: Final = 1
+_TAG_FINALIZED_FEATURES: Final = 2
+
+
+def encode_api_versions(
+    version: int, error: ErrorCode, ranges: Mapping[ApiKey, tuple[int, int]], broker: Broker
+) -> bytes:
+    """The body in `version`: error, api ranges, and from v3 the supported and finalized features."""
+    if version < _FIRST_FLEXIBLE:
+        parts = [struct.pack(">hi", error, len(ranges))]
+        parts += [struct.pack(">hhh", key, low, high) for key, (low, high) in ranges.items()]
+        if version >= 1:
+            parts.append(struct.pack(">i", 0))
+        return b"".join(parts)
+    parts = [struct.pack(">h", error), _uvarint(len(ranges) + 1)]
+    parts += [struct.pack(">hhhB", key, low, high, 0) for key, (low, high) in ranges.items()]
+    parts.append(struct.pack(">i", 0))
+    finalized = dict(broker.finalized_features)
+    tagged: list[tuple[int, bytes]] = []
+    # Before v4 a range may not start at 0, because old clients refuse it (KAFKA-17011).
+    supported = {name: r for name, r in broker.supported_features.items() if version >= 4 or r[0] > 0}
+    if supported:
+        rows = b"".join(_string(name) + struct.pack(">hhB", *bounds, 0) for name, bounds in sorted(supported.items()))
+        tagged.append((_TAG_SUPPORTED_FEATURES, _uvarint(len(supported) + 1) + rows))
+    if finalized:
+        tagged.append((_TAG_FINALIZED_EPOCH, struct.pack(">q", broker.finalized_features_epoch)))
+        rows = b"".join(
+            _string(name) + struct.pack(">hhB", level, level, 0) for name, level in sorted(finalized.items())
+        )
+        tagged.append((_TAG_FINALIZED_FEATURES, _uvarint(len(finalized) + 1) + rows))
+    parts.append(_uvarint(len(tagged)))
+    for tag, content in tagged:
+        parts += [_uvarint(tag), _uvarint(len(content)), content]
+    return b"".join(parts)
+
+
+def _uvarint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _string(text: str) -> bytes:
+    encoded = text.encode()
+    return _uvarint(len(encoded) + 1) + encoded

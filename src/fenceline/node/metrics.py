@@ -1,0 +1,92 @@
+"""The node's counters: plain integers on the hot path, given a Prometheus face only when somebody scrapes.
+
+Names are documented in `docs/metrics.md`. Never does I/O itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+
+
+class NodeMetrics:
+    """Counters of one node. Every field is a total since start unless its name says otherwise."""
+
+    __slots__ = (
+        "connections",
+        "failed_produce_partitions",
+        "fetched_bytes",
+        "fetched_partitions",
+        "parked_fetches",
+        "produced_bytes",
+        "produced_partitions",
+        "received_bytes",
+        "requests",
+    )
+
+    def __init__(self) -> None:
+        self.connections = 0
+        """Open now."""
+        self.received_bytes = 0
+        self.produced_bytes = 0
+        self.produced_partitions = 0
+        self.failed_produce_partitions = 0
+        self.fetched_bytes = 0
+        self.fetched_partitions = 0
+        self.parked_fetches = 0
+        """Waiting now."""
+        self.requests: dict[int, int] = {}
+        """By api key."""
+
+    def count_request(self, api_key: int) -> None:
+        self.requests[api_key] = self.requests.get(api_key, 0) + 1
+
+
+class NodeCollector:
+    """Gives a broker's figures to prometheus-client at scrape time."""
+
+    def __init__(self, broker: Broker, metrics: NodeMetrics) -> None:
+        self._broker = broker
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        from fenceline.wire.apis import ApiKey
+
+        metrics = self._metrics
+        requests = CounterMetricFamily("fenceline_requests", "Requests received, by API", labels=["api"])
+        for key, count in sorted(metrics.requests.items()):
+            name = ApiKey(key).name.lower() if key in ApiKey._value2member_map_ else str(key)
+            requests.add_metric([name], count)
+        yield requests
+        for name, help_text, value in (
+            ("fenceline_received_bytes", "Bytes received from clients", metrics.received_bytes),
+            ("fenceline_produced_bytes", "Bytes of records appended", metrics.produced_bytes),
+            ("fenceline_produced_batches", "Record batches appended", metrics.produced_partitions),
+            ("fenceline_produce_failures", "Record batches refused", metrics.failed_produce_partitions),
+            ("fenceline_fetched_bytes", "Bytes of records sent to readers", metrics.fetched_bytes),
+            ("fenceline_fetched_partitions", "Partitions answered with records", metrics.fetched_partitions),
+        ):
+            yield CounterMetricFamily(name, help_text, value=value)
+        for name, help_text, value in (
+            ("fenceline_connections", "Open client connections", metrics.connections),
+            ("fenceline_parked_fetches", "Fetches that wait for data", metrics.parked_fetches),
+            ("fenceline_partitions", "Partitions led by this node", self._broker.partition_count),
+            ("fenceline_offline_partitions", "Partitions that can not be served", self._broker.offline_partition_count),
+            ("fenceline_metadata_offset", "Last metadata offset applied", self._broker.image.offset),
+        ):
+            yield GaugeMetricFamily(name, help_text, value=value)
+
+
+def serve(broker: Broker, metrics: NodeMetrics, host: str, port: int) -> Any:
+    """Open the Prometheus endpoint in its own thread; the returned pair (server, thread) is for `shutdown`."""
+    from prometheus_client import start_http_server
+    from prometheus_client.registry import CollectorRegistry
+
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(broker, metrics))
+    return start_http_server(port, addr=host, registry=registry)

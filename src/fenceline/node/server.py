@@ -1,0 +1,245 @@
+"""Listeners, the dispatch table and the budget of receive memory.
+
+Owns every open connection. Decides nothing of the protocol: a request goes to its handler by api key and version.
+
+- An unknown api key or version closes the connection with a log line; ApiVersions alone is answered in version 0 with
+  UNSUPPORTED_VERSION, so that clients can step down (KIP-35).
+- Receive buffers beyond the first 64 KiB of a connection come out of one budget (`queued.max.request.bytes`); a
+  connection that finds it empty stops reading until others have given back.
+- One sweep closes connections that were idle for `connections.max.idle.ms` and takes back grown buffers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.node.connection import Connection, PendingAnswer
+from fenceline.node.handlers.api_versions import encode_api_versions
+from fenceline.node.handlers.registry import Api, RequestContext
+from fenceline.node.logs import Logger
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.frame import MalformedRequest, encode_response_frame, parse_request_header
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+    from fenceline.node.metrics import NodeMetrics
+
+log = Logger("server")
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+RawHandler: TypeAlias = Callable[[RequestContext, memoryview], "list[Buffer] | PendingAnswer | None"]
+"""A handler of the data path: takes the body's bytes, gives the whole frame, a pending answer, or nothing (acks=0)."""
+
+_SWEEPS_PER_IDLE_PERIOD: Final = 10
+
+
+class Server:
+    """All listeners and connections of one node."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        apis: Iterable[Api],
+        raw: dict[ApiKey, tuple[int, int, RawHandler]],
+        *,
+        max_request_bytes: int,
+        receive_budget_bytes: int,
+        max_connections: int,
+        idle_timeout_ms: int,
+        metrics: NodeMetrics,
+    ) -> None:
+        self.broker = broker
+        self.metrics = metrics
+        self.max_request_bytes = max_request_bytes
+        self._receive_budget_bytes = receive_budget_bytes
+        self._receive_free_bytes = receive_budget_bytes
+        self._waiting_for_room: deque[Connection] = deque()
+        self._max_connections = max_connections
+        self._idle_timeout_ms = idle_timeout_ms
+        self._apis = {api.key: api for api in apis}
+        self._raw = raw
+        ranges = {api.key: (api.min_version, api.max_version) for api in self._apis.values()}
+        ranges.update({key: (low, high) for key, (low, high, _) in raw.items()})
+        ranges[ApiKey.API_VERSIONS] = (0, 4)
+        self.api_ranges: Final = dict(sorted(ranges.items()))
+        self._connections: set[Connection] = set()
+        self._servers: list[asyncio.Server] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = False
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def listen(self, listener: str, host: str, port: int) -> int:
+        """Open one listener; the port it got. Raises OperatorError when the address can not be had."""
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(
+                lambda: Connection(self, listener), host or None, port, backlog=512, reuse_address=True
+            )
+        except OSError as error:
+            raise OperatorError(
+                f"Listener {listener} can not be opened on {host or '*'}:{port}: {error.strerror or error}",
+                "Another process holds that address (see `ss -ltnp`), or it is not of this machine."
+                " Stop the other process or choose another port with --listen or `listeners`.",
+            ) from error
+        self._servers.append(server)
+        for opened in server.sockets:
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._sweeper is None:
+            self._sweep()
+        return int(server.sockets[0].getsockname()[1])
+
+    async def close(self, *, drain_s: float = 1.0) -> None:
+        """Stop to accept, let answers in work go out for at most `drain_s`, then close every connection."""
+        self._draining = True
+        for server in self._servers:
+            server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        deadline = asyncio.get_running_loop().time() + drain_s
+        for connection in list(self._connections):
+            if not connection.is_busy:
+                connection.close("node stops", quiet=True)
+        while any(c.is_busy for c in self._connections) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        for task in list(self._tasks):
+            task.cancel()
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)
+
+    # --- connections ----------------------------------------------------------------------------------------------
+
+    def register(self, connection: Connection) -> bool:
+        self._connections.add(connection)
+        self.metrics.connections = len(self._connections)
+        return len(self._connections) <= self._max_connections
+
+    def unregister(self, connection: Connection, buffer_bytes: int) -> None:
+        from fenceline.node.connection import INITIAL_BUFFER_BYTES
+
+        self._connections.discard(connection)
+        self.metrics.connections = len(self._connections)
+        self._give_back(buffer_bytes - INITIAL_BUFFER_BYTES)
+
+    def reserve(self, connection: Connection, size_bytes: int) -> bool:
+        """Take receive memory out of the budget, or queue up for it. A lone connection always gets its request."""
+        if size_bytes <= self._receive_free_bytes or self._receive_free_bytes == self._receive_budget_bytes:
+            self._receive_free_bytes -= size_bytes
+            return True
+        self._waiting_for_room.append(connection)
+        return False
+
+    def _give_back(self, size_bytes: int) -> None:
+        self._receive_free_bytes += size_bytes
+        for _ in range(len(self._waiting_for_room)):
+            self._waiting_for_room.popleft().room_granted()
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in list(self._connections):
+            connection.idle_ticks += 1
+            if connection.idle_ticks > _SWEEPS_PER_IDLE_PERIOD:
+                connection.close("idle (connections.max.idle.ms)", quiet=True)
+                connection.abort()
+            elif connection.idle_ticks > 1 and (freed := connection.shrink_idle_buffer()):
+                self._give_back(freed)
+        self._sweeper = loop.call_later(self._idle_timeout_ms / 1000 / _SWEEPS_PER_IDLE_PERIOD, self._sweep)
+
+    # --- dispatch -------------------------------------------------------------------------------------------------
+
+    def handle(self, connection: Connection, frame: memoryview) -> list[Buffer] | PendingAnswer | None:
+        """Handle one request. `frame` is only valid during the call.
+
+        Raises MalformedRequest; the connection then closes with the reason.
+        """
+        header = parse_request_header(frame)
+        key, version = header.api_key, header.api_version
+        self.metrics.count_request(key)
+        raw = self._raw.get(key)  # type: ignore[call-overload]
+        if raw is not None:
+            low, high, raw_handler = raw
+            if not low <= version <= high:
+                raise MalformedRequest(f"{ApiKey(key).name} version {version}; this node speaks {low} to {high}")
+            context = self._context(connection, header)
+            return raw_handler(context, frame[header.body_position :])  # type: ignore[no-any-return]
+        if key == ApiKey.API_VERSIONS:
+            return self._answer_api_versions(header.correlation_id, version, frame[header.body_position :])
+        api = self._apis.get(key)  # type: ignore[call-overload]
+        if api is None:
+            raise MalformedRequest(f"API {key} version {version} is not spoken by this node")
+        if not api.min_version <= version <= api.max_version:
+            raise MalformedRequest(
+                f"{api.key.name} version {version}; this node speaks {api.min_version} to {api.max_version}"
+            )
+        return self._handle_entity(api, self._context(connection, header), bytes(frame[header.body_position :]))
+
+    def _context(self, connection: Connection, header: Any) -> RequestContext:
+        return RequestContext(
+            self.broker,
+            header.api_version,
+            header.correlation_id,
+            header.client_id,
+            connection.peer,
+            connection.host,
+            connection.listener,
+        )
+
+    def _handle_entity(self, api: Api, context: RequestContext, body: bytes) -> list[Buffer] | PendingAnswer:
+        from fenceline.wire.entities import read_request
+
+        request = read_request(api.key, context.api_version, body)
+        try:
+            answer = api.handler(context, request)
+        except PeerError as error:
+            answer = _top_level_error(error)
+        if isinstance(answer, (dict, bytes)):
+            return self._frame(api.key, context, answer)
+        pending = PendingAnswer()
+        task = asyncio.ensure_future(self._finish(api, context, answer, pending))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return pending
+
+    async def _finish(self, api: Api, context: RequestContext, answer: Any, pending: PendingAnswer) -> None:
+        try:
+            try:
+                fields = await answer
+            except PeerError as error:
+                fields = _top_level_error(error)
+            pending.complete(self._frame(api.key, context, fields))
+        except asyncio.CancelledError:
+            pending.fail("node stops")
+            raise
+        except Exception:
+            log.exception("request failed", api=api.key.name, version=context.api_version, peer=context.peer)
+            pending.fail("internal error, see the log line before")
+
+    def _frame(self, key: ApiKey, context: RequestContext, answer: Any) -> list[Buffer]:
+        from fenceline.wire.entities import write_response
+
+        body = answer if isinstance(answer, bytes) else write_response(key, context.api_version, answer)
+        return encode_response_frame(key, context.api_version, context.correlation_id, body)
+
+    def _answer_api_versions(self, correlation_id: int, version: int, body: memoryview) -> list[Buffer]:
+        low, high = self.api_ranges[ApiKey.API_VERSIONS]
+        error = ErrorCode.NONE if low <= version <= high else ErrorCode.UNSUPPORTED_VERSION
+        answered = version if error is ErrorCode.NONE else 0
+        encoded = encode_api_versions(answered, error, self.api_ranges, self.broker)
+        return encode_response_frame(ApiKey.API_VERSIONS, answered, correlation_id, encoded)
+
+
+def _top_level_error(error: PeerError) -> dict[str, Any]:
+    return {"error_code": error.code, "error_message": error.message}
+
+
+def frame_of(key: ApiKey, context: RequestContext, body: bytes | Sequence[Buffer]) -> list[Buffer]:
+    """The answer's frame for a handler of the data path."""
+    return encode_response_frame(key, context.api_version, context.correlation_id, body)
