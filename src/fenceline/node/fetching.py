@@ -1,0 +1,317 @@
+"""Fetch (api key 1): sessions, fencing, reads, and the fetches that wait for data.
+
+Owns the life of a fetch from request to answer. Records leave as slices of the log's mappings; nothing is decoded.
+
+1. The session says which partitions to read (`fenceline.replica.fetch_session`).
+2. Each partition is checked (leader `E4`, epoch `E1-E2`, divergence `E8-E10`) and read up to its bound (`E43`).
+3. Enough bytes, an error, or no time to wait: answer. Else the fetch parks at its partitions and is read anew when one
+   of them moves, at the latest after `max_wait_ms` (`E7`: every check runs again).
+4. What is not in the page cache is read by a thread, so that the loop never waits for a disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.node.connection import PendingAnswer
+from fenceline.node.handlers.registry import RequestContext
+from fenceline.node.logs import Logger
+from fenceline.node.server import Buffer, frame_of
+from fenceline.replica.fetch_session import FetchSessions, SessionAnswer
+from fenceline.replica.leader import IsolationLevel, check_leader_epoch
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.fetch import (
+    FetchedPartition,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    encode_response,
+    parse_request,
+)
+
+if TYPE_CHECKING:
+    from fenceline.log.partition_log import LogRead
+    from fenceline.node.broker import Broker
+    from fenceline.node.replicas import Replica
+
+log = Logger("fetch")
+
+MIN_VERSION: Final = 4
+MAX_VERSION: Final = 18
+_FIRST_WITH_TOPIC_IDS: Final = 13
+_FIRST_WITH_LEADER_HINT: Final = 16
+_HINTED_ERRORS: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+
+
+class _Result:
+    """One pass over all partitions of a fetch."""
+
+    __slots__ = ("cold", "fetched", "must_answer", "size_bytes")
+
+    def __init__(self) -> None:
+        self.fetched: list[FetchedPartition] = []
+        self.size_bytes = 0
+        self.must_answer = False
+        self.cold: list[tuple[int, LogRead]] = []
+        """Reads that would wait for the disk: position in `fetched`, and the read to load in a thread."""
+
+
+class Fetching:
+    """The Fetch handler of one broker."""
+
+    def __init__(self, broker: Broker, *, max_response_bytes: int, max_sessions: int, rng: Random) -> None:
+        self._broker = broker
+        self._replicas = broker.partitions
+        self._metrics = broker.metrics
+        self._max_response_bytes = max_response_bytes
+        self._sessions = FetchSessions(max_sessions=max_sessions)
+        self._rng = rng
+
+    def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer:
+        request = parse_request(context.api_version, body)
+        try:
+            answer = self._sessions.begin(
+                request,
+                uses_topic_ids=context.api_version >= _FIRST_WITH_TOPIC_IDS,
+                now_ms=self._broker.clock.monotonic_ms(),
+                fresh_id=self._rng.randrange(1, 2**31),
+            )
+        except PeerError as error:
+            return frame_of(
+                ApiKey.FETCH, context, encode_response(context.api_version, FetchResponse([], error_code=error.code))
+            )
+        result = self.read(request, answer.partitions)
+        if self.is_ready(request, answer, result):
+            if not result.cold:
+                return self.frame(context, answer, result)
+            pending = PendingAnswer()
+            self.answer_cold(context, answer, result, pending)
+            return pending
+        return _ParkedFetch(self, context, request, answer).park()
+
+    def is_ready(self, request: FetchRequest, answer: SessionAnswer, result: _Result) -> bool:
+        return (
+            result.must_answer
+            or result.size_bytes >= request.min_bytes
+            or request.max_wait_ms <= 0
+            or not answer.partitions
+        )
+
+    def read(self, request: FetchRequest, partitions: list[FetchPartition]) -> _Result:
+        """Check and read every partition, within the request's and the node's limit of bytes."""
+        result = _Result()
+        budget = min(request.max_bytes, self._max_response_bytes)
+        for partition in partitions:
+            try:
+                self._read_partition(request, partition, budget - result.size_bytes, result)
+            except PeerError as error:
+                result.must_answer = True
+                result.fetched.append(self._failed(partition, error.code))
+        return result
+
+    def _read_partition(
+        self, request: FetchRequest, partition: FetchPartition, budget_bytes: int, result: _Result
+    ) -> None:
+        replica = self._replicas.leader(partition.topic, partition.topic_id, partition.index)
+        leader = replica.leader
+        assert leader is not None, "a leader without leader state"
+        code = check_leader_epoch(partition.current_leader_epoch, leader.leader_epoch)
+        if code is not ErrorCode.NONE:
+            raise PeerError(code)
+        if request.replica_id >= 0:
+            # Nobody replicates from a node that is its partitions' only replica (`epochs.md E30`).
+            known = partition.current_leader_epoch != -1
+            raise PeerError(ErrorCode.UNKNOWN_LEADER_EPOCH if known else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        partition_log = replica.log
+        if partition.last_fetched_epoch != -1:
+            diverging = self._divergence(replica, partition)
+            if diverging is not None:
+                result.must_answer = True
+                result.fetched.append(self._empty(replica, partition, diverging))
+                return
+        bound = leader.read_bound(
+            replica_id=request.replica_id,
+            isolation=request.isolation_level,
+            log_end_offset=partition_log.log_end_offset,
+            last_stable_offset=partition_log.last_stable_offset,
+        )
+        offset = partition.fetch_offset
+        if offset < partition_log.log_start_offset or offset > partition_log.log_end_offset:
+            raise PeerError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if offset >= bound:
+            result.fetched.append(self._empty(replica, partition, None))
+            return
+        at_least_one = result.size_bytes == 0
+        if budget_bytes <= 0 and not at_least_one:
+            # Out of this answer's bytes; there is data, so the reader must not wait for more.
+            result.must_answer = True
+            result.fetched.append(self._empty(replica, partition, None))
+            return
+        read = partition_log.read(
+            offset,
+            min(partition.max_bytes, max(budget_bytes, 0)),
+            end_offset_exclusive=bound,
+            at_least_one=at_least_one,
+        )
+        records: Buffer = read.records
+        if not read.resident:
+            result.cold.append((len(result.fetched), read))
+        size = len(records)
+        result.size_bytes += size
+        aborted = None
+        if request.isolation_level == IsolationLevel.READ_COMMITTED:
+            aborted = partition_log.aborted_transactions(offset, bound)
+        result.fetched.append(
+            FetchedPartition(
+                partition.topic,
+                partition.topic_id,
+                partition.index,
+                0,
+                leader.high_watermark,
+                partition_log.last_stable_offset,
+                partition_log.log_start_offset,
+                aborted_transactions=aborted,
+                records=records,
+            )
+        )
+        if size:
+            self._metrics.fetched_partitions += 1
+            self._metrics.fetched_bytes += size
+
+    def _divergence(self, replica: Replica, partition: FetchPartition) -> tuple[int, int] | None:
+        """`epochs.md E8-E10`: where the reader's log leaves ours, or None. Raises OFFSET_OUT_OF_RANGE."""
+        epoch, end_offset = replica.log.end_offset_for_epoch(partition.last_fetched_epoch)
+        if epoch == -1 or end_offset == -1 or partition.fetch_offset < replica.log.log_start_offset:
+            raise PeerError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if epoch < partition.last_fetched_epoch or end_offset < partition.fetch_offset:
+            return epoch, end_offset
+        return None
+
+    def _empty(
+        self, replica: Replica, partition: FetchPartition, diverging: tuple[int, int] | None
+    ) -> FetchedPartition:
+        return FetchedPartition(
+            partition.topic,
+            partition.topic_id,
+            partition.index,
+            0,
+            replica.high_watermark,
+            replica.log.last_stable_offset,
+            replica.log.log_start_offset,
+            diverging_epoch=diverging,
+            records=b"",
+        )
+
+    def _failed(self, partition: FetchPartition, code: ErrorCode) -> FetchedPartition:
+        hint = None
+        if code in _HINTED_ERRORS:
+            hint = self._broker.leader_hint(partition.topic, partition.topic_id, partition.index)
+        return FetchedPartition(
+            partition.topic, partition.topic_id, partition.index, code, current_leader=hint, records=b""
+        )
+
+    # --- answers --------------------------------------------------------------------------------------------------
+
+    def frame(self, context: RequestContext, answer: SessionAnswer, result: _Result) -> list[Buffer]:
+        partitions = answer.select(result.fetched)
+        endpoints = ()
+        if context.api_version >= _FIRST_WITH_LEADER_HINT and result.must_answer:
+            endpoints = self._broker.node_endpoints(
+                {p.current_leader[0] for p in partitions if p.current_leader is not None}
+            )
+        response = FetchResponse(partitions, session_id=answer.session_id, node_endpoints=endpoints)
+        return frame_of(ApiKey.FETCH, context, encode_response(context.api_version, response))
+
+    def answer_cold(
+        self, context: RequestContext, answer: SessionAnswer, result: _Result, pending: PendingAnswer
+    ) -> None:
+        """Load what is not in the page cache in a thread, then answer."""
+        loading = asyncio.ensure_future(self._load(result))
+
+        def loaded(task: asyncio.Future[None]) -> None:
+            if task.cancelled():
+                pending.fail("node stops")
+            elif task.exception() is not None:
+                log.error("read failed", peer=context.peer, error=str(task.exception()))
+                pending.fail("the log could not be read, see the log line before")
+            else:
+                pending.complete(self.frame(context, answer, result))
+
+        loading.add_done_callback(loaded)
+
+    async def _load(self, result: _Result) -> None:
+        loop = asyncio.get_running_loop()
+        for position, read in result.cold:
+            records = await loop.run_in_executor(self._broker.disk_threads, read.load)
+            result.fetched[position] = result.fetched[position]._replace(records=records)
+
+
+class _ParkedFetch:
+    """A fetch that waits for bytes, an error or its time-out."""
+
+    __slots__ = ("_answer", "_context", "_fetching", "_is_woken", "_pending", "_replicas", "_request", "_timer")
+
+    def __init__(
+        self, fetching: Fetching, context: RequestContext, request: FetchRequest, answer: SessionAnswer
+    ) -> None:
+        self._fetching = fetching
+        self._context = context
+        self._request = request
+        self._answer = answer
+        self._pending = PendingAnswer()
+        self._replicas: list[Replica] = []
+        self._is_woken = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def park(self) -> PendingAnswer:
+        broker = self._fetching._broker
+        broker.metrics.parked_fetches += 1
+        for partition in self._answer.partitions:
+            replica = (
+                broker.partitions.by_id(partition.topic_id, partition.index)
+                if partition.topic_id is not None
+                else broker.partitions.get(partition.topic or "", partition.index)
+            )
+            if replica is not None:
+                replica.waiters.add(self._wake)
+                self._replicas.append(replica)
+        self._timer = broker.loop.call_later(self._request.max_wait_ms / 1000, self._time_out)
+        self._pending.on_abandoned(self._leave)
+        return self._pending
+
+    def _wake(self) -> None:
+        # Several partitions may move within one produce request: look once, after it.
+        if not self._is_woken:
+            self._is_woken = True
+            self._fetching._broker.loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._is_woken = False
+        if self._timer is None:
+            return
+        result = self._fetching.read(self._request, self._answer.partitions)
+        if self._fetching.is_ready(self._request, self._answer, result):
+            self._complete(result)
+
+    def _time_out(self) -> None:
+        self._complete(self._fetching.read(self._request, self._answer.partitions))
+
+    def _complete(self, result: _Result) -> None:
+        self._leave()
+        if result.cold:
+            self._fetching.answer_cold(self._context, self._answer, result, self._pending)
+        else:
+            self._pending.complete(self._fetching.frame(self._context, self._answer, result))
+
+    def _leave(self) -> None:
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        self._timer = None
+        self._fetching._broker.metrics.parked_fetches -= 1
+        for replica in self._replicas:
+            replica.waiters.discard(self._wake)
+        self._replicas.clear()

@@ -1,0 +1,194 @@
+"""ListOffsets v1-11, OffsetForLeaderEpoch v2-4 and DeleteRecords v0-2.
+
+Rules: `list_offsets.md L2-L24` (order of checks, KIP-207), `epochs.md E21` (end offset of an epoch), `since_4_0.md K29`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import INTERNAL_TOPICS
+from fenceline.node.handlers.registry import Api, RequestContext
+from fenceline.node.replicas import Replica
+from fenceline.replica.leader import LeaderState, check_leader_epoch
+from fenceline.wire.apis import ApiKey
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+
+_FIRST_VERSION_OF: Final = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
+_FIRST_WITH_OFFSET_NOT_AVAILABLE: Final = 5
+_HIGH_WATERMARK: Final = -1
+"""DeleteRecords: the offset that stands for the high watermark."""
+
+
+class _Found(NamedTuple):
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+_NOTHING: Final = _Found(-1, -1, -1)
+
+
+def list_offsets(context: RequestContext, request: Any) -> dict[str, Any]:
+    """Answer each partition by itself; an error of one leaves the others alone."""
+    replica_id = request.replica_id
+    isolation = getattr(request, "isolation_level", 0)
+    seen: set[tuple[str, int]] = set()
+    doubled: set[tuple[str, int]] = set()
+    for topic in request.topics:
+        for partition in topic.partitions:
+            key = (topic.name, partition.partition_index)
+            (doubled if key in seen else seen).add(key)
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for partition in topic.partitions:
+            index = partition.partition_index
+            try:
+                if (topic.name, index) in doubled:
+                    raise PeerError(ErrorCode.INVALID_REQUEST)
+                _check_timestamp(partition.timestamp, context.api_version)
+                found = _find_offset(context, topic.name, partition, replica_id, isolation)
+                answers.append(_offset_answer(index, ErrorCode.NONE, found))
+            except PeerError as error:
+                answers.append(_offset_answer(index, error.code, _NOTHING))
+        topics.append({"name": topic.name, "partitions": answers})
+    return {"topics": topics}
+
+
+def _offset_answer(index: int, code: ErrorCode, found: _Found) -> dict[str, Any]:
+    return {
+        "partition_index": index,
+        "error_code": code,
+        "timestamp": found.timestamp,
+        "offset": found.offset,
+        "leader_epoch": found.leader_epoch,
+    }
+
+
+def _check_timestamp(timestamp: int, version: int) -> None:
+    if timestamp < 0 and version < _FIRST_VERSION_OF.get(timestamp, 2**15):
+        raise PeerError(ErrorCode.UNSUPPORTED_VERSION)
+
+
+def _find_offset(context: RequestContext, topic: str, partition: Any, replica_id: int, isolation: int) -> _Found:
+    replica, leader = _checked_leader(
+        context, topic, partition.partition_index, getattr(partition, "current_leader_epoch", -1)
+    )
+    timestamp = partition.timestamp
+    partition_log = replica.log
+    bound = leader.read_bound(
+        replica_id=replica_id,
+        isolation=isolation,
+        log_end_offset=partition_log.log_end_offset,
+        last_stable_offset=partition_log.last_stable_offset,
+    )
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        start = partition_log.log_start_offset
+        return _Found(start, -1, partition_log.epochs.epoch_at_log_start(start))
+    if timestamp == LATEST:
+        _require_visible_end(leader, replica_id, context.api_version)
+        return _Found(bound, -1, leader.leader_epoch)
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return _NOTHING
+    if timestamp == MAX_TIMESTAMP:
+        found = partition_log.offset_of_max_timestamp(end_offset_exclusive=bound)
+    else:
+        found = partition_log.offset_for_timestamp(timestamp, end_offset_exclusive=bound)
+    if found is None or found.offset >= bound:
+        _require_visible_end(leader, replica_id, context.api_version)
+        return _NOTHING
+    return _Found(found.offset, found.timestamp, found.leader_epoch)
+
+
+def _require_visible_end(leader: LeaderState, replica_id: int, version: int) -> None:
+    if leader.hides_end_offset(replica_id):
+        raise PeerError(
+            ErrorCode.OFFSET_NOT_AVAILABLE
+            if version >= _FIRST_WITH_OFFSET_NOT_AVAILABLE
+            else ErrorCode.LEADER_NOT_AVAILABLE
+        )
+
+
+def _checked_leader(
+    context: RequestContext, topic: str, index: int, requested_epoch: int
+) -> tuple[Replica, LeaderState]:
+    """The partition's leader after resolution, epoch check and leadership check, in that order (`E1-E4`)."""
+    replica = context.broker.partitions.leader(topic, None, index)
+    leader = replica.leader
+    assert leader is not None, "a leader without leader state"
+    code = check_leader_epoch(requested_epoch, leader.leader_epoch)
+    if code is not ErrorCode.NONE:
+        raise PeerError(code)
+    return replica, leader
+
+
+def offset_for_leader_epoch(context: RequestContext, request: Any) -> dict[str, Any]:
+    """Where an epoch ends in this leader's log (`epochs.md E13`, `E21`)."""
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for partition in topic.partitions:
+            index = partition.partition
+            code, epoch, end_offset = ErrorCode.NONE, -1, -1
+            try:
+                replica, _ = _checked_leader(context, topic.topic, index, partition.current_leader_epoch)
+                epoch, end_offset = replica.log.end_offset_for_epoch(partition.leader_epoch)
+            except PeerError as error:
+                code = error.code
+            answers.append({"error_code": code, "partition": index, "leader_epoch": epoch, "end_offset": end_offset})
+        topics.append({"topic": topic.topic, "partitions": answers})
+    return {"topics": topics}
+
+
+def delete_records(context: RequestContext, request: Any) -> dict[str, Any]:
+    """Move the log start of each partition up; whole segments below it go to the cleaner."""
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for partition in topic.partitions:
+            low_watermark, code = -1, ErrorCode.NONE
+            try:
+                low_watermark = _delete_before(context, topic.name, partition.partition_index, partition.offset)
+            except PeerError as error:
+                code = error.code
+            answers.append(
+                {"partition_index": partition.partition_index, "low_watermark": low_watermark, "error_code": code}
+            )
+        topics.append({"name": topic.name, "partitions": answers})
+    return {"topics": topics}
+
+
+def _delete_before(context: RequestContext, topic: str, index: int, offset: int) -> int:
+    if topic in INTERNAL_TOPICS:
+        raise PeerError(ErrorCode.INVALID_TOPIC_EXCEPTION)
+    replica = context.broker.partitions.leader(topic, None, index)
+    if "delete" not in replica.config.cleanup_policy:
+        raise PeerError(ErrorCode.POLICY_VIOLATION)
+    target = replica.high_watermark if offset == _HIGH_WATERMARK else offset
+    if target < 0 or target > replica.high_watermark:
+        raise PeerError(ErrorCode.OFFSET_OUT_OF_RANGE)
+    replica.log.advance_log_start(target)
+    replica.wake()
+    return replica.log.log_start_offset
+
+
+APIS: Final = (
+    Api(ApiKey.LIST_OFFSETS, 1, 11, list_offsets),
+    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, offset_for_leader_epoch),
+    Api(ApiKey.DELETE_RECORDS, 0, 2, delete_records),
+)

@@ -1,0 +1,103 @@
+"""InitProducerId v0-5 for idempotent producers and DescribeProducers v0.
+
+Producer ids come in blocks of 1000 from the controller (`controller.md C41`); a block that was cut off by a restart is
+never handed out again. A transactional id is refused, because this node has no transaction coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.controller.requests import AllocateProducerIds
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.node.handlers.registry import Api, RequestContext
+from fenceline.wire.apis import ApiKey
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+
+
+class ProducerIds:
+    """Hands out producer ids one by one, asking the controller for the next block when one is used up."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._next = 0
+        self._end_exclusive = 0
+        self._refill = asyncio.Lock()
+
+    async def take(self) -> int:
+        """A producer id that nobody else ever gets. Raises PeerError when the controller gives none."""
+        while self._next >= self._end_exclusive:
+            async with self._refill:
+                if self._next >= self._end_exclusive:
+                    block = await self._broker.controller.submit(
+                        AllocateProducerIds(broker_id=self._broker.node_id, broker_epoch=self._broker.broker_epoch)
+                    )
+                    if block.error_code is not ErrorCode.NONE:
+                        raise PeerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+                    self._next, self._end_exclusive = block.first_id, block.first_id + block.count
+        taken = self._next
+        self._next += 1
+        return taken
+
+
+async def init_producer_id(context: RequestContext, request: Any) -> dict[str, Any]:
+    if request.transactional_id is not None:
+        code = (
+            ErrorCode.INVALID_REQUEST if request.transactional_id == "" else ErrorCode.COORDINATOR_NOT_AVAILABLE
+        )
+        return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
+    try:
+        producer_id = await context.broker.producer_ids.take()
+    except PeerError as error:
+        return {"error_code": error.code, "producer_id": -1, "producer_epoch": -1}
+    return {"error_code": ErrorCode.NONE, "producer_id": producer_id, "producer_epoch": 0}
+
+
+def describe_producers(context: RequestContext, request: Any) -> dict[str, Any]:
+    """The producers that each partition's log remembers."""
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for index in topic.partition_indexes:
+            try:
+                replica = context.broker.partitions.leader(topic.name, None, index)
+            except PeerError as error:
+                answers.append(
+                    {
+                        "partition_index": index,
+                        "error_code": error.code,
+                        "error_message": error.message,
+                        "active_producers": [],
+                    }
+                )
+                continue
+            producers = [
+                {
+                    "producer_id": producer.producer_id,
+                    "producer_epoch": producer.epoch,
+                    "last_sequence": producer.last_sequence,
+                    "last_timestamp": producer.last_timestamp_ms,
+                    "coordinator_epoch": producer.coordinator_epoch,
+                    "current_txn_start_offset": producer.current_txn_first_offset,
+                }
+                for producer in replica.log.producers.describe()
+            ]
+            answers.append(
+                {
+                    "partition_index": index,
+                    "error_code": ErrorCode.NONE,
+                    "error_message": None,
+                    "active_producers": producers,
+                }
+            )
+        topics.append({"name": topic.name, "partitions": answers})
+    return {"topics": topics}
+
+
+APIS: Final = (
+    Api(ApiKey.INIT_PRODUCER_ID, 0, 5, init_producer_id),
+    Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, describe_producers),
+)

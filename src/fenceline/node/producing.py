@@ -1,0 +1,123 @@
+"""Produce (api key 0): from the request's bytes to the log in as few steps as can be.
+
+Owns the checks before an append and the mapping of outcomes to the answer. Never decodes a record, never waits for a
+disk: records are views into the receive buffer, appended before the handler returns.
+
+Order of checks as in Kafka: acks, topic, leader, min.insync.replicas, then the batch itself (`fenceline.records`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import INTERNAL_TOPICS
+from fenceline.log.partition_log import Origin
+from fenceline.node.connection import PendingAnswer
+from fenceline.node.handlers.registry import RequestContext
+from fenceline.node.logs import Logger
+from fenceline.node.server import Buffer, frame_of
+from fenceline.records.errors import RecordsError
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.produce import (
+    PartitionRecords,
+    PartitionResult,
+    ProduceResponse,
+    encode_response,
+    parse_request,
+)
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+
+log = Logger("produce")
+
+MIN_VERSION: Final = 3
+MAX_VERSION: Final = 13
+_ADMIN_CLIENT_ID: Final = "__admin_client"
+
+
+class Producing:
+    """The Produce handler of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._replicas = broker.partitions
+        self._clock = broker.clock
+        self._metrics = broker.metrics
+
+    def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer | None:
+        version = context.api_version
+        request = parse_request(version, body)
+        acks = request.acks
+        now_ms = self._clock.now_ms()
+        if acks not in (-1, 0, 1):
+            results = [_failed(p, ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}") for p in request.partitions]
+        elif request.transactional_id is not None:
+            results = [
+                _failed(p, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "This node has no transaction coordinator")
+                for p in request.partitions
+            ]
+        else:
+            internal_allowed = context.client_id == _ADMIN_CLIENT_ID
+            results = [self._append(p, version, acks, now_ms, internal_allowed) for p in request.partitions]
+        if acks == 0:
+            if any(result.error_code for result in results):
+                # There is no answer to carry the error, so the closed connection has to tell it (as Kafka does).
+                failed = next(result for result in results if result.error_code)
+                pending = PendingAnswer()
+                self._broker.loop.call_soon(
+                    pending.fail, f"produce with acks=0 failed: {ErrorCode(failed.error_code).name}"
+                )
+                return pending
+            return None
+        return frame_of(ApiKey.PRODUCE, context, encode_response(version, ProduceResponse(results)))
+
+    def _append(
+        self, partition: PartitionRecords, version: int, acks: int, now_ms: int, internal_allowed: bool
+    ) -> PartitionResult:
+        topic, topic_id, index, records = partition
+        try:
+            replica = self._replicas.leader(topic, topic_id, index)
+            leader = replica.leader
+            assert leader is not None, "a leader without leader state"
+            if not internal_allowed and replica.topic_partition.topic in INTERNAL_TOPICS:
+                raise PeerError(
+                    ErrorCode.INVALID_TOPIC_EXCEPTION,
+                    f"Records can not be written to the internal topic {replica.topic_partition.topic}",
+                )
+            if acks == -1 and not leader.has_enough_replicas(replica.min_insync_replicas):
+                raise PeerError(
+                    ErrorCode.NOT_ENOUGH_REPLICAS,
+                    f"{len(leader.isr)} replicas in sync, min.insync.replicas is {replica.min_insync_replicas}",
+                )
+            if records is None:
+                raise PeerError(ErrorCode.INVALID_RECORD, "The request has no records for this partition")
+            appended = replica.log.append_as_leader(
+                records, leader_epoch=leader.leader_epoch, now_ms=now_ms, version=version, origin=Origin.CLIENT
+            )
+        except RecordsError as error:
+            self._metrics.failed_produce_partitions += 1
+            return PartitionResult(
+                topic, topic_id, index, error.code, record_errors=error.record_errors, error_message=error.message
+            )
+        except PeerError as error:
+            self._metrics.failed_produce_partitions += 1
+            return _failed(partition, error.code, error.message)
+        if not appended.duplicate:
+            replica.appended()
+            self._metrics.produced_partitions += 1
+            self._metrics.produced_bytes += appended.size_bytes
+        return PartitionResult(
+            topic,
+            topic_id,
+            index,
+            0,
+            appended.base_offset,
+            appended.log_append_time_ms,
+            appended.log_start_offset,
+        )
+
+
+def _failed(partition: PartitionRecords, code: ErrorCode, message: str) -> PartitionResult:
+    return PartitionResult(partition.topic, partition.topic_id, partition.index, code, error_message=message or None)

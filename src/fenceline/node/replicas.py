@@ -1,0 +1,244 @@
+"""The partitions that this node leads: found by name or id on every produce and fetch, built on first use.
+
+Owns the `Replica` objects and who waits for them. An untouched partition of the image has no object at all, so ten
+thousand idle partitions cost nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import TopicPartition
+from fenceline.log.config import LogConfig
+from fenceline.log.log_dir import LogDir
+from fenceline.log.partition_log import PartitionLog
+from fenceline.node.logs import Logger
+from fenceline.replica.leader import LeaderState
+
+if TYPE_CHECKING:
+    from fenceline.metadata.delta import MetadataDelta
+    from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
+
+log = Logger("replicas")
+
+
+class Replica:
+    """One partition on this node: its log, its leader state, and who waits for its high watermark."""
+
+    __slots__ = ("config", "leader", "log", "min_insync_replicas", "offline_reason", "topic_id", "topic_id_bytes", "topic_partition", "waiters")
+
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: UUID,
+        partition_log: PartitionLog,
+        leader: LeaderState | None,
+        config: LogConfig,
+        min_insync_replicas: int,
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.topic_id_bytes = topic_id.bytes
+        self.log = partition_log
+        self.leader = leader
+        self.config = config
+        self.min_insync_replicas = min_insync_replicas
+        self.waiters: set[Callable[[], None]] = set()
+        self.offline_reason: str | None = None
+
+    @property
+    def is_leader(self) -> bool:
+        return self.leader is not None
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.leader.leader_epoch if self.leader is not None else -1
+
+    @property
+    def high_watermark(self) -> int:
+        return self.log.high_watermark
+
+    def appended(self) -> None:
+        """The log grew: move the high watermark and wake who waits for it."""
+        leader = self.leader
+        if leader is not None and leader.on_append(self.log.log_end_offset, self.min_insync_replicas):
+            self.log.advance_high_watermark(leader.high_watermark)
+            self.wake()
+
+    def wake(self) -> None:
+        """Call everybody who waits for a change of this partition; they take themselves off."""
+        if self.waiters:
+            for callback in tuple(self.waiters):
+                callback()
+
+    def end_leadership(self) -> None:
+        self.leader = None
+        self.wake()
+
+
+class Replicas:
+    """Lookup of replicas, in step with the metadata image."""
+
+    def __init__(
+        self,
+        node_id: int,
+        log_dirs: list[LogDir],
+        image: Callable[[], MetadataImage],
+        topic_config: Callable[[str], dict[str, str]],
+    ) -> None:
+        self._node_id = node_id
+        self._log_dirs = log_dirs
+        self._image = image
+        self._topic_config = topic_config
+        self._by_name: dict[tuple[str, int], Replica] = {}
+        self._by_id: dict[tuple[bytes, int], Replica] = {}
+        self._configs: dict[str, tuple[LogConfig, int]] = {}
+        self.offline: dict[TopicPartition, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[Replica]:
+        """The replicas in use; a snapshot, safe against changes."""
+        return iter(list(self._by_name.values()))
+
+    def get(self, topic: str, index: int) -> Replica | None:
+        """The replica of a partition on this node, or None when this node has none."""
+        replica = self._by_name.get((topic, index))
+        if replica is None:
+            image = self._image().topics_by_name.get(topic)
+            replica = self._open(image, index) if image is not None else None
+        return replica
+
+    def by_id(self, topic_id: bytes, index: int) -> Replica | None:
+        """As `get`, by the topic id's 16 bytes."""
+        replica = self._by_id.get((topic_id, index))
+        if replica is None:
+            image = self._image().topics_by_id.get(UUID(bytes=topic_id))
+            replica = self._open(image, index) if image is not None else None
+        return replica
+
+    def leader(self, topic: str | None, topic_id: bytes | None, index: int) -> Replica:
+        """The replica that leads the partition here.
+
+        Raises PeerError in the order of `epochs.md E4`: 56 offline, 100 or 3 unknown, 6 not leader.
+        """
+        replica = self.by_id(topic_id, index) if topic_id is not None else self.get(topic or "", index)
+        if replica is None:
+            self._raise_missing(topic, topic_id, index)
+            raise AssertionError("unreachable")
+        if replica.leader is None:
+            raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return replica
+
+    def _raise_missing(self, topic: str | None, topic_id: bytes | None, index: int) -> None:
+        image = self._image()
+        found = image.topics_by_id.get(UUID(bytes=topic_id)) if topic_id else image.topics_by_name.get(topic or "")
+        if found is None:
+            raise PeerError(ErrorCode.UNKNOWN_TOPIC_ID if topic_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if TopicPartition(found.name, index) in self.offline:
+            raise PeerError(ErrorCode.KAFKA_STORAGE_ERROR, self.offline[TopicPartition(found.name, index)])
+        if not 0 <= index < len(found.partitions):
+            raise PeerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    # --- following the image --------------------------------------------------------------------------------------
+
+    def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        """Bring the open replicas in step with a new image; cost follows what changed."""
+        for topic in delta.deleted_topics:
+            self._drop(topic)
+        for name in delta.changed_topic_configs:
+            self.reload_config(name)
+        for topic, index in delta.changed_partitions:
+            replica = self._by_name.get((topic.name, index))
+            if replica is not None and index < len(topic.partitions):
+                self._follow(replica, topic.partitions[index])
+
+    def reload_config(self, topic: str | None = None) -> None:
+        """Take over changed settings of one topic, or of all topics when the node's own settings changed."""
+        if topic is None:
+            self._configs.clear()
+        else:
+            self._configs.pop(topic, None)
+        for replica in self:
+            if topic is None or replica.topic_partition.topic == topic:
+                replica.config, replica.min_insync_replicas = self._config_of(replica.topic_partition.topic)
+                replica.log.reconfigure(replica.config)
+
+    def _config_of(self, topic: str) -> tuple[LogConfig, int]:
+        cached = self._configs.get(topic)
+        if cached is None:
+            settings = self._topic_config(topic)
+            cached = LogConfig.from_mapping(settings), int(settings["min.insync.replicas"])
+            self._configs[topic] = cached
+        return cached
+
+    def _open(self, topic: TopicImage, index: int) -> Replica | None:
+        if not 0 <= index < len(topic.partitions):
+            return None
+        partition = topic.partitions[index]
+        if self._node_id not in partition.replicas:
+            return None
+        topic_partition = TopicPartition(topic.name, index)
+        if topic_partition in self.offline:
+            return None
+        config, min_insync_replicas = self._config_of(topic.name)
+        try:
+            partition_log = self._log_dirs[0].partition(topic_partition, topic.id, config)
+        except PeerError as error:
+            self.set_offline(topic_partition, error.message)
+            return None
+        replica = Replica(topic_partition, topic.id, partition_log, None, config, min_insync_replicas)
+        self._follow(replica, partition)
+        self._by_name[topic_partition.topic, index] = replica
+        self._by_id[topic.id.bytes, index] = replica
+        return replica
+
+    def _follow(self, replica: Replica, partition: PartitionImage) -> None:
+        if partition.leader != self._node_id:
+            replica.end_leadership()
+            return
+        leader = replica.leader
+        isr = frozenset(partition.isr)
+        if leader is not None and leader.leader_epoch == partition.leader_epoch:
+            if leader.on_isr_change(isr, partition.partition_epoch, replica.min_insync_replicas):
+                replica.log.advance_high_watermark(leader.high_watermark)
+                replica.wake()
+            return
+        replica.log.assign_epoch(partition.leader_epoch)
+        replica.leader = LeaderState(
+            node_id=self._node_id,
+            leader_epoch=partition.leader_epoch,
+            partition_epoch=partition.partition_epoch,
+            isr=isr,
+            replica_count=len(partition.replicas),
+            epoch_start_offset=replica.log.log_end_offset,
+            high_watermark=replica.log.high_watermark,
+        )
+        replica.appended()
+        replica.wake()
+
+    def set_offline(self, topic_partition: TopicPartition, reason: str) -> None:
+        """Take one partition out of service; the others go on. The operator reads why and what to do."""
+        self.offline[topic_partition] = reason
+        log.error("partition offline", partition=str(topic_partition), reason=reason)
+        replica = self._by_name.pop(topic_partition, None)
+        if replica is not None:
+            self._by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
+            replica.offline_reason = reason
+            replica.end_leadership()
+
+    def _drop(self, topic: TopicImage) -> None:
+        self._configs.pop(topic.name, None)
+        for index in range(len(topic.partitions)):
+            topic_partition = TopicPartition(topic.name, index)
+            self.offline.pop(topic_partition, None)
+            replica = self._by_name.pop(topic_partition, None)
+            if replica is not None:
+                self._by_id.pop((replica.topic_id_bytes, index), None)
+                replica.end_leadership()
+            self._log_dirs[0].delete_partition(topic_partition)
