@@ -1,0 +1,19 @@
+"""The `fenceline` command. Owns words and tables on the terminal; every command calls the room that does the work.
+
+`fenceline start` is dispatched before typer is imported, because a node's start is measured from its spawn.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    if sys.argv[1:2] == ["start"]:
+        from fenceline.cli.start import main as start
+
+        sys.exit(start(sys.argv[2:]))
+    from fenceline.cli.app import run
+
+    run()

@@ -1,0 +1,62 @@
+"""`fenceline start`: run one node in the foreground until SIGTERM or Ctrl-C.
+
+Owns the command's options and exit codes: 0 after a clean stop, 1 when the operator has to mend something, 2 for wrong
+options, 130 after a second signal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fenceline.errors import OperatorError
+
+EXAMPLES = """\
+examples:
+  fenceline start                                   one node, data in your data folder, port 9092
+  fenceline start --data-dir ./data --listen :19092
+  fenceline start --config server.properties --override log.retention.ms=3600000
+
+Every property of Kafka's server.properties that Fenceline supports can come from the file, from --override, or from the
+environment as FENCELINE_<KEY> (dots become underscores). docs/configuration.md lists them.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `fenceline start`."""
+    options = argparse.ArgumentParser(
+        prog="fenceline start",
+        description="Run one Fenceline node: a broker and a controller in one process.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options.add_argument("--config", type=Path, metavar="FILE", help="a server.properties file, as Kafka's")
+    options.add_argument("--data-dir", type=Path, metavar="DIR", help="where the log lives; formatted when it is new")
+    options.add_argument("--listen", metavar="HOST:PORT", help="address for clients (default 127.0.0.1:9092; port 0: any)")
+    options.add_argument(
+        "--override", action="append", default=[], metavar="KEY=VALUE", help="set one property; may be repeated"
+    )
+    options.add_argument(
+        "--log-format", choices=("auto", "json", "console"), default="auto", help="form of the log lines on stderr"
+    )
+    options.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    return options
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse options, run the node, return the exit code."""
+    options = parser().parse_args(arguments)
+    from fenceline.node.logs import configure
+    from fenceline.node.run import run_node, settings_from_options
+
+    configure(log_format=options.log_format, level=options.log_level)
+    try:
+        overrides = settings_from_options(options.override, options.data_dir, options.listen)
+        return run_node(options.config, overrides)
+    except OperatorError as error:
+        print(f"fenceline: {error.message}", file=sys.stderr)
+        if error.advice:
+            print(f"  {error.advice}", file=sys.stderr)
+        return 1

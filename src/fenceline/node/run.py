@@ -1,0 +1,80 @@
+"""A node as a process: event loop, signals, ready line.
+
+Owns nothing of the broker but its life. The first SIGTERM or SIGINT stops cleanly, a second one at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fenceline.config.node import NodeConfig
+from fenceline.errors import OperatorError
+from fenceline.node.logs import Logger
+
+log = Logger("node")
+
+_EXIT_SECOND_SIGNAL = 130
+
+
+def settings_from_options(overrides: Sequence[str], data_dir: Path | None, listen: str | None) -> dict[str, str]:
+    """Kafka properties from command-line options. Raises OperatorError on `--override` without `=`."""
+    settings: dict[str, str] = {}
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip():
+            raise OperatorError(f"--override {text!r} has no value", "Write it as --override key=value.")
+        settings[key.strip()] = value.strip()
+    if data_dir is not None:
+        settings["log.dirs"] = str(data_dir.absolute())
+    if listen is not None:
+        host, separator, port = listen.rpartition(":")
+        if not separator or not port.isdigit() or int(port) > 65535:
+            raise OperatorError(f"--listen {listen!r} is not an address", "Write it as HOST:PORT, for example :9092.")
+        settings["listeners"] = f"PLAINTEXT://{host}:{port}"
+    return settings
+
+
+def run_node(config_file: Path | None, overrides: Mapping[str, str]) -> int:
+    """Run a node until it is told to stop; the process's exit code. Raises OperatorError."""
+    config = NodeConfig.load(config_file, overrides, os.environ)
+    for warning in config.warnings:
+        log.warning("configuration", detail=warning)
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(_serve(config))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config))
+
+
+async def _serve(config: NodeConfig) -> int:
+    from fenceline.node.broker import Broker
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(_EXIT_SECOND_SIGNAL)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    broker = Broker(config)
+    try:
+        await broker.start()
+        # What was imported and replayed stays for good: keep the collector from looking at it again and again.
+        gc.collect()
+        gc.freeze()
+        print(broker.ready_line, flush=True)
+        await broker.run_until(stop)
+    finally:
+        await broker.stop()
+    sys.stdout.flush()
+    return 0

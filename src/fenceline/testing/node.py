@@ -1,0 +1,153 @@
+"""A Fenceline node as a child process, for tests, benchmarks and the demo.
+
+Owns the process and, where none was given, its data directory; both go when the node is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+
+class NodeFailed(RuntimeError):
+    """The process ended before it was ready, or did not become ready in time; carries what it printed."""
+
+
+class EmbeddedNode:
+    """One node in a process of its own. Use as a context manager.
+
+    `data_dir` is kept when given. `port` 0 takes a free one, and the same one again at a restart.
+    """
+
+    def __init__(
+        self,
+        *,
+        data_dir: Path | None = None,
+        port: int = 0,
+        overrides: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        log_level: str = "warning",
+    ) -> None:
+        self._own_dir = Path(tempfile.mkdtemp(prefix="fenceline-")) if data_dir is None else None
+        self.root = data_dir or self._own_dir or Path()
+        self.port = port
+        self._overrides = dict(overrides or {})
+        self._environment = dict(environment or {})
+        self._log_level = log_level
+        self._process: subprocess.Popen[str] | None = None
+        self._errors: list[str] = []
+        self._reader: threading.Thread | None = None
+
+    def __enter__(self) -> EmbeddedNode:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the node is not started"
+        return self._process.pid
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the node keeps its partitions."""
+        return self.root / "data"
+
+    @property
+    def errors(self) -> str:
+        """What the node wrote to stderr so far."""
+        return "".join(self._errors)
+
+    def command(self) -> list[str]:
+        command = [sys.executable, "-m", "fenceline", "start", "--data-dir", str(self.log_dir)]
+        command += ["--listen", f"127.0.0.1:{self.port}", "--log-level", self._log_level]
+        for key, value in self._overrides.items():
+            command += ["--override", f"{key}={value}"]
+        return command
+
+    def start(self, *, wait_s: float = 60) -> str:
+        """Spawn the process and wait for its ready line, which is returned. Raises NodeFailed."""
+        self._process = process = subprocess.Popen(
+            self.command(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **self._environment},
+            # Ctrl-C in a test run goes to the tests, which then close the node themselves.
+            start_new_session=True,
+        )
+        self._errors = []
+        self._reader = threading.Thread(target=self._read_errors, args=(process,), daemon=True)
+        self._reader.start()
+        watchdog = threading.Timer(wait_s, process.kill)
+        watchdog.start()
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+        finally:
+            watchdog.cancel()
+        if not line:
+            process.wait()
+            self._reader.join()
+            self._process = None
+            raise NodeFailed(f"the node ended with {process.returncode} before it was ready:\n{self.errors}")
+        self.port = int(line.rsplit(":", 1)[1].split()[0])
+        return line.strip()
+
+    def stop(self, *, wait_s: float = 30) -> int:
+        """Stop cleanly (SIGTERM); the exit code. The data directory stays."""
+        return self._end(signal.SIGTERM, wait_s)
+
+    def kill(self) -> None:
+        """kill -9; the data directory stays as it is."""
+        self._end(signal.SIGKILL, 30)
+
+    def close(self) -> None:
+        self.kill()
+        if self._own_dir is not None:
+            shutil.rmtree(self._own_dir, ignore_errors=True)
+
+    def _end(self, number: signal.Signals, wait_s: float) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            code = process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            if self._reader is not None:
+                self._reader.join(5)
+            if process.stdout is not None:
+                process.stdout.close()
+            if process.stderr is not None:
+                process.stderr.close()
+        return code
+
+    def _read_errors(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            self._errors.append(line)
