@@ -1,0 +1,276 @@
+"""What a config key is: its type, default, bounds, and how text becomes a value and back.
+
+Owns parsing and checking of one value. Knows no particular key (see `config.topic`, `config.broker`, `config.group`).
+
+Text is read as Kafka reads it: surrounding blanks do not count, numbers may carry a sign but neither underscores nor
+another base, lists are split at commas. The messages of `InvalidConfig` are those of Kafka 4.3.1, because clients and
+their tests look at them. Rules: since_4_0.md "Defaults", controller.md C36; facts asked from a running 4.3.1.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from types import MappingProxyType
+from typing import Final, Protocol, TypeAlias
+
+from fenceline.errors import ErrorCode, PeerError
+
+ConfigValue: TypeAlias = bool | int | float | str | tuple[str, ...] | None
+"""A parsed value: LIST is a tuple, CLASS and PASSWORD are str; None is "not set"."""
+
+
+class ConfigType(IntEnum):
+    """Types with the numbers they have in DescribeConfigs."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+    CLASS = 8
+    PASSWORD = 9
+
+
+class Importance(Enum):
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+class UpdateMode(Enum):
+    """How a running broker takes a new value of a broker key."""
+
+    READ_ONLY = "read-only"
+    PER_BROKER = "per-broker"
+    CLUSTER_WIDE = "cluster-wide"
+
+
+class InvalidConfig(PeerError):
+    """A config that can not be taken (error 40)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.INVALID_CONFIG, message)
+
+
+def invalid_value(name: str, shown: object, reason: str) -> InvalidConfig:
+    """The error for one bad value, worded as Kafka does."""
+    return InvalidConfig(f"Invalid value {shown} for configuration {name}: {reason}")
+
+
+class Validator(Protocol):
+    """Checks a parsed value; raises InvalidConfig."""
+
+    def check(self, name: str, value: ConfigValue) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A number with inclusive bounds; None is open."""
+
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+
+    def check(self, name: str, value: ConfigValue) -> None:
+        if value is None:
+            raise invalid_value(name, "null", "Value must be non-null")
+        assert isinstance(value, (int, float)), f"{name} is no number"
+        if self.minimum is not None and value < self.minimum:
+            raise invalid_value(name, render(value), f"Value must be at least {self.minimum}")
+        if self.maximum is not None and value > self.maximum:
+            raise invalid_value(name, render(value), f"Value must be no more than {self.maximum}")
+
+
+@dataclass(frozen=True, slots=True)
+class RangeOr:
+    """A number within bounds, or one special value outside of them."""
+
+    minimum: int
+    maximum: int
+    special: int
+
+    def check(self, name: str, value: ConfigValue) -> None:
+        assert isinstance(value, int), f"{name} is no integer"
+        if not (self.minimum <= value <= self.maximum or value == self.special):
+            raise invalid_value(
+                name, value, f"Value must be between {self.minimum} and {self.maximum} or equal to {self.special}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of some words."""
+
+    words: tuple[str, ...]
+    ignore_case: bool = False
+
+    def check(self, name: str, value: ConfigValue) -> None:
+        shown = ", ".join(self.words)
+        if self.ignore_case:
+            if value is None or str(value).upper() not in self.words:
+                raise invalid_value(name, value, f"String must be one of (case insensitive): {shown}")
+        elif value not in self.words:
+            raise invalid_value(name, value, f"String must be one of: {shown}")
+
+
+@dataclass(frozen=True, slots=True)
+class ListRules:
+    """What a list may hold: only some words, blank items never, the empty list where allowed."""
+
+    words: tuple[str, ...] = ()
+    allow_empty: bool = True
+
+    def check(self, name: str, value: ConfigValue) -> None:
+        if value is None:
+            return
+        assert isinstance(value, tuple), f"{name} is no list"
+        if not value and not self.allow_empty:
+            raise InvalidConfig(f"Configuration '{name}' must not be empty. Valid values include: any non-empty value")
+        for item in value:
+            if not item:
+                raise InvalidConfig(f"Configuration '{name}' values must not be empty.")
+            if self.words and item not in self.words:
+                raise invalid_value(name, item, f"String must be one of: {', '.join(self.words)}")
+
+
+@dataclass(frozen=True, slots=True)
+class NonEmpty:
+    """A string that, when set, has at least one character."""
+
+    def check(self, name: str, value: ConfigValue) -> None:
+        if value == "":
+            raise invalid_value(name, "", "String must be non-empty")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A list of items of one shape, or the lone item `*`."""
+
+    item: re.Pattern[str]
+    form: str
+
+    def check(self, name: str, value: ConfigValue) -> None:
+        items = value if isinstance(value, tuple) else ()
+        if items == ("*",) or all(self.item.fullmatch(item) for item in items):
+            return
+        reason = f"{name} must be the literal '*' or a list of replicas in the following format: {self.form}"
+        raise invalid_value(name, f"[{', '.join(items)}]", reason)
+
+
+class Required(Enum):
+    """Marks a key without default."""
+
+    REQUIRED = "required"
+
+
+REQUIRED: Final = Required.REQUIRED
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """One config key as Kafka 4.3.1 defines it, with what Fenceline makes of it.
+
+    `default` is text as in a properties file (None: not set). `unsupported` is the reason why any other value than
+    the default refuses to start; `inert` marks keys that are taken, told back and change nothing here.
+    """
+
+    name: str
+    type: ConfigType
+    default: str | None | Required
+    doc: str
+    importance: Importance = Importance.MEDIUM
+    validator: Validator | None = None
+    update_mode: UpdateMode = UpdateMode.READ_ONLY
+    internal: bool = False
+    inert: bool = False
+    unsupported: str | None = None
+
+    @property
+    def is_sensitive(self) -> bool:
+        """Its value is never told to anybody."""
+        return self.type is ConfigType.PASSWORD
+
+    @property
+    def default_value(self) -> ConfigValue:
+        """The parsed default; None for a key without one."""
+        return None if isinstance(self.default, Required) else parse_type(self.name, self.type, self.default)
+
+    def parse(self, text: str | None) -> ConfigValue:
+        """Text to a checked value. Raises InvalidConfig."""
+        value = parse_type(self.name, self.type, text)
+        if self.validator is not None:
+            self.validator.check(self.name, value)
+        return value
+
+
+def table(keys: Iterable[ConfigKey]) -> Mapping[str, ConfigKey]:
+    """Keys by name, in the order given."""
+    return MappingProxyType({key.name: key for key in keys})
+
+
+# --- text to value and back ---------------------------------------------------------------------------------------
+
+_BLANK: Final = "".join(map(chr, range(0x21)))
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+_DOUBLE: Final = re.compile(r"[+-]?(NaN|Infinity|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[fFdD]?)")
+_COMMA: Final = re.compile(r"\s*,\s*")
+_BITS: Final = {ConfigType.SHORT: 16, ConfigType.INT: 32, ConfigType.LONG: 64}
+
+
+def parse_type(name: str, config_type: ConfigType, text: str | None) -> ConfigValue:
+    """Text to a value of a type, bounds not looked at. Raises InvalidConfig."""
+    if text is None:
+        return None
+    trimmed = text.strip(_BLANK)
+    match config_type:
+        case ConfigType.BOOLEAN:
+            if (word := trimmed.lower()) not in ("true", "false"):
+                raise invalid_value(name, text, "Expected value to be either true or false")
+            return word == "true"
+        case ConfigType.INT | ConfigType.SHORT | ConfigType.LONG:
+            bound = 1 << (_BITS[config_type] - 1)
+            if _INTEGER.fullmatch(trimmed) is None or not -bound <= int(trimmed) < bound:
+                raise invalid_value(name, text, f"Not a number of type {config_type.name}")
+            return int(trimmed)
+        case ConfigType.DOUBLE:
+            if _DOUBLE.fullmatch(trimmed) is None:
+                raise invalid_value(name, text, "Not a number of type DOUBLE")
+            return float(trimmed if trimmed.endswith(("NaN", "Infinity")) else trimmed.rstrip("fFdD"))
+        case ConfigType.LIST:
+            return tuple(_COMMA.split(trimmed)) if trimmed else ()
+        case ConfigType.STRING | ConfigType.CLASS | ConfigType.PASSWORD:
+            return trimmed
+
+
+def render(value: ConfigValue) -> str | None:
+    """A value as DescribeConfigs tells it."""
+    match value:
+        case None:
+            return None
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return _render_double(value)
+        case tuple():
+            return ",".join(value)
+        case _:
+            return str(value)
+
+
+def _render_double(value: float) -> str:
+    """As the JVM prints a double: plain between 10^-3 and 10^7, else one digit, point, digits, E, exponent."""
+    if math.isnan(value) or math.isinf(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return repr(value)
+    mantissa, _, exponent = f"{value!r}".partition("e")
+    if not exponent:  # repr stays plain up to 10^16
+        digits = f"{value:.17g}".rstrip("0").lstrip("-").replace(".", "")
+        power = math.floor(math.log10(abs(value)))
+        mantissa, exponent = f"{'-' if value < 0 else ''}{digits[0]}.{digits[1:] or '0'}", str(power)
+    return f"{mantissa if '.' in mantissa else mantissa + '.0'}E{int(exponent)}"
