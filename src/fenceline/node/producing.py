@@ -86,10 +86,10 @@ class Producing:
                     ErrorCode.INVALID_TOPIC_EXCEPTION,
                     f"Records can not be written to the internal topic {replica.topic_partition.topic}",
                 )
-            if acks == -1 and not leader.has_enough_replicas(replica.min_insync_replicas):
+            if acks == -1 and not leader.has_enough_replicas(replica.config.min_insync_replicas):
                 raise PeerError(
                     ErrorCode.NOT_ENOUGH_REPLICAS,
-                    f"{len(leader.isr)} replicas in sync, min.insync.replicas is {replica.min_insync_replicas}",
+                    f"{len(leader.isr)} replicas in sync, min.insync.replicas is {replica.config.min_insync_replicas}",
                 )
             if records is None:
                 raise PeerError(ErrorCode.INVALID_RECORD, "The request has no records for this partition")

@@ -6,7 +6,7 @@ thousand idle partitions cost nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -15,11 +15,12 @@ from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.log_dir import LogDir
 from fenceline.log.partition_log import PartitionLog
+from fenceline.metadata.image import ConfigResourceType
 from fenceline.node.logs import Logger
 from fenceline.replica.leader import LeaderState
 
 if TYPE_CHECKING:
-    from fenceline.metadata.delta import MetadataDelta
+    from fenceline.metadata.delta import Delta
     from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
 
 log = Logger("replicas")
@@ -28,7 +29,15 @@ log = Logger("replicas")
 class Replica:
     """One partition on this node: its log, its leader state, and who waits for its high watermark."""
 
-    __slots__ = ("config", "leader", "log", "min_insync_replicas", "offline_reason", "topic_id", "topic_id_bytes", "topic_partition", "waiters")
+    __slots__ = (
+        "config",
+        "leader",
+        "log",
+        "topic_id",
+        "topic_id_bytes",
+        "topic_partition",
+        "waiters",
+    )
 
     def __init__(
         self,
@@ -37,7 +46,6 @@ class Replica:
         partition_log: PartitionLog,
         leader: LeaderState | None,
         config: LogConfig,
-        min_insync_replicas: int,
     ) -> None:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
@@ -45,9 +53,7 @@ class Replica:
         self.log = partition_log
         self.leader = leader
         self.config = config
-        self.min_insync_replicas = min_insync_replicas
         self.waiters: set[Callable[[], None]] = set()
-        self.offline_reason: str | None = None
 
     @property
     def is_leader(self) -> bool:
@@ -64,7 +70,7 @@ class Replica:
     def appended(self) -> None:
         """The log grew: move the high watermark and wake who waits for it."""
         leader = self.leader
-        if leader is not None and leader.on_append(self.log.log_end_offset, self.min_insync_replicas):
+        if leader is not None and leader.on_append(self.log.log_end_offset, self.config.min_insync_replicas):
             self.log.advance_high_watermark(leader.high_watermark)
             self.wake()
 
@@ -87,7 +93,7 @@ class Replicas:
         node_id: int,
         log_dirs: list[LogDir],
         image: Callable[[], MetadataImage],
-        topic_config: Callable[[str], dict[str, str]],
+        topic_config: Callable[[str], Mapping[str, str]],
     ) -> None:
         self._node_id = node_id
         self._log_dirs = log_dirs
@@ -95,7 +101,7 @@ class Replicas:
         self._topic_config = topic_config
         self._by_name: dict[tuple[str, int], Replica] = {}
         self._by_id: dict[tuple[bytes, int], Replica] = {}
-        self._configs: dict[str, tuple[LogConfig, int]] = {}
+        self._configs: dict[str, LogConfig] = {}
         self.offline: dict[TopicPartition, str] = {}
 
     def __len__(self) -> int:
@@ -147,16 +153,19 @@ class Replicas:
 
     # --- following the image --------------------------------------------------------------------------------------
 
-    def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
+    def apply(self, delta: Delta) -> None:
         """Bring the open replicas in step with a new image; cost follows what changed."""
         for topic in delta.deleted_topics:
             self._drop(topic)
-        for name in delta.changed_topic_configs:
-            self.reload_config(name)
-        for topic, index in delta.changed_partitions:
-            replica = self._by_name.get((topic.name, index))
-            if replica is not None and index < len(topic.partitions):
-                self._follow(replica, topic.partitions[index])
+        for resource in delta.changed_configs:
+            if resource.type is ConfigResourceType.TOPIC:
+                self.reload_config(resource.name)
+            elif resource.type is ConfigResourceType.BROKER:
+                self.reload_config()
+        for changed in delta.changed_partitions:
+            replica = self._by_name.get((changed.topic, changed.index))
+            if replica is not None:
+                self._follow(replica, changed.after)
 
     def reload_config(self, topic: str | None = None) -> None:
         """Take over changed settings of one topic, or of all topics when the node's own settings changed."""
@@ -166,15 +175,13 @@ class Replicas:
             self._configs.pop(topic, None)
         for replica in self:
             if topic is None or replica.topic_partition.topic == topic:
-                replica.config, replica.min_insync_replicas = self._config_of(replica.topic_partition.topic)
+                replica.config = self._config_of(replica.topic_partition.topic)
                 replica.log.reconfigure(replica.config)
 
-    def _config_of(self, topic: str) -> tuple[LogConfig, int]:
+    def _config_of(self, topic: str) -> LogConfig:
         cached = self._configs.get(topic)
         if cached is None:
-            settings = self._topic_config(topic)
-            cached = LogConfig.from_mapping(settings), int(settings["min.insync.replicas"])
-            self._configs[topic] = cached
+            cached = self._configs[topic] = LogConfig.from_mapping(self._topic_config(topic))
         return cached
 
     def _open(self, topic: TopicImage, index: int) -> Replica | None:
@@ -186,13 +193,13 @@ class Replicas:
         topic_partition = TopicPartition(topic.name, index)
         if topic_partition in self.offline:
             return None
-        config, min_insync_replicas = self._config_of(topic.name)
+        config = self._config_of(topic.name)
         try:
             partition_log = self._log_dirs[0].partition(topic_partition, topic.id, config)
         except PeerError as error:
             self.set_offline(topic_partition, error.message)
             return None
-        replica = Replica(topic_partition, topic.id, partition_log, None, config, min_insync_replicas)
+        replica = Replica(topic_partition, topic.id, partition_log, None, config)
         self._follow(replica, partition)
         self._by_name[topic_partition.topic, index] = replica
         self._by_id[topic.id.bytes, index] = replica
@@ -205,7 +212,7 @@ class Replicas:
         leader = replica.leader
         isr = frozenset(partition.isr)
         if leader is not None and leader.leader_epoch == partition.leader_epoch:
-            if leader.on_isr_change(isr, partition.partition_epoch, replica.min_insync_replicas):
+            if leader.on_isr_change(isr, partition.partition_epoch, replica.config.min_insync_replicas):
                 replica.log.advance_high_watermark(leader.high_watermark)
                 replica.wake()
             return
@@ -229,7 +236,6 @@ class Replicas:
         replica = self._by_name.pop(topic_partition, None)
         if replica is not None:
             self._by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
-            replica.offline_reason = reason
             replica.end_leadership()
 
     def _drop(self, topic: TopicImage) -> None:

@@ -35,9 +35,7 @@ class ProducerIds:
                     block = await self._broker.controller.submit(
                         AllocateProducerIds(broker_id=self._broker.node_id, broker_epoch=self._broker.broker_epoch)
                     )
-                    if block.error_code is not ErrorCode.NONE:
-                        raise PeerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-                    self._next, self._end_exclusive = block.first_id, block.first_id + block.count
+                    self._next, self._end_exclusive = block.first, block.first + block.size
         taken = self._next
         self._next += 1
         return taken

@@ -1,0 +1,211 @@
+"""Subjects, clocks and result files. Owns how a figure is taken and written; measures nothing itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from fenceline.testing.apache_kafka import KAFKA_VERSION, ApacheKafka
+from fenceline.testing.node import EmbeddedNode
+
+RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parent.parent
+
+
+class Subject(Protocol):
+    """A broker under measurement."""
+
+    @property
+    def bootstrap(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    def close(self) -> None: ...
+
+
+def start_fenceline(**options: Any) -> EmbeddedNode:
+    node = EmbeddedNode(**options)
+    node.start()
+    return node
+
+
+def start_kafka(**options: Any) -> ApacheKafka:
+    kafka = ApacheKafka(**options)
+    kafka.start()
+    return kafka
+
+
+STARTERS: dict[str, Callable[..., Any]] = {"fenceline": start_fenceline, "kafka": start_kafka}
+
+
+@contextmanager
+def both(**options: Any) -> Iterator[dict[str, Subject]]:
+    """Fenceline and Apache Kafka, both running, with the same broker properties in `overrides`."""
+    running: dict[str, Subject] = {}
+    try:
+        for name, start in STARTERS.items():
+            running[name] = start(**options)
+        yield running
+    finally:
+        for subject in running.values():
+            subject.close()
+
+
+@dataclass(slots=True)
+class Series:
+    """Repeats of one figure on one side."""
+
+    unit: str
+    values: list[float] = field(default_factory=list)
+
+    def add(self, value: float) -> None:
+        self.values.append(value)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "unit": self.unit,
+            "minimum": min(self.values),
+            "median": statistics.median(self.values),
+            "maximum": max(self.values),
+            "runs": len(self.values),
+        }
+
+
+class Figures:
+    """What one benchmark found: figure name -> side -> series."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.series: dict[str, dict[str, Series]] = {}
+        self.notes: list[str] = []
+
+    def add(self, figure: str, side: str, value: float, unit: str) -> None:
+        self.series.setdefault(figure, {}).setdefault(side, Series(unit)).add(value)
+        print(f"  {self.name}: {figure} [{side}] {value:,.4g} {unit}", flush=True)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        print(f"  {self.name}: {text}", flush=True)
+
+    def as_json(self) -> dict[str, Any]:
+        figures = {}
+        for figure, sides in self.series.items():
+            entry: dict[str, Any] = {side: series.summary() for side, series in sides.items()}
+            medians = {side: series.summary()["median"] for side, series in sides.items()}
+            reference = next((s for s in ("kafka", "connector", "confluent-kafka") if s in medians), None)
+            if "fenceline" in medians and reference is not None and medians[reference]:
+                entry["ratio"] = round(medians["fenceline"] / medians[reference], 3)
+            figures[figure] = entry
+        return {"figures": figures, "notes": self.notes}
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system CPU seconds of a process and its children so far."""
+    process = psutil.Process(pid)
+    total = 0.0
+    for each in (process, *process.children(recursive=True)):
+        times = each.cpu_times()
+        total += times.user + times.system
+    return total
+
+
+def resident_mb(pid: int) -> float:
+    process = psutil.Process(pid)
+    return sum(each.memory_info().rss for each in (process, *process.children(recursive=True))) / 1e6
+
+
+@contextmanager
+def cpu_of(pid: int) -> Iterator[Callable[[], float]]:
+    """CPU seconds that the process used since the block was entered."""
+    before = cpu_seconds(pid)
+    yield lambda: cpu_seconds(pid) - before
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float, step_s: float = 0.005) -> float:
+    """Seconds until the condition holds. Raises TimeoutError."""
+    started = time.perf_counter()
+    while not condition():
+        if time.perf_counter() - started > timeout_s:
+            raise TimeoutError(f"not within {timeout_s} s")
+        time.sleep(step_s)
+    return time.perf_counter() - started
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="fenceline-bench-") as path:
+        yield Path(path)
+
+
+def machine() -> dict[str, Any]:
+    model = next(
+        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "kafka": KAFKA_VERSION,
+    }
+
+
+def commit() -> str:
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", "src") else "")
+
+
+def write_results(results: Mapping[str, Figures]) -> Path:
+    """Merge into `results/<date>-<commit>.json` and render the table beside it."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-{commit()}.json"
+    known = json.loads(path.read_text()) if path.exists() else {"machine": machine(), "commit": commit(), "results": {}}
+    for name, figures in results.items():
+        known["results"][name] = figures.as_json()
+    path.write_text(json.dumps(known, indent=2) + "\n")
+    path.with_suffix(".md").write_text(render(known))
+    return path
+
+
+def render(known: Mapping[str, Any]) -> str:
+    lines = [
+        f"# Figures of commit {known['commit']}",
+        "",
+        ", ".join(f"{key} {value}" for key, value in known["machine"].items()),
+        "",
+        "Median (minimum to maximum); ratio is Fenceline over the other side.",
+        "",
+        "| Benchmark | Figure | Fenceline | Other side | Ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for name, result in known["results"].items():
+        for figure, entry in result["figures"].items():
+            sides = {key: value for key, value in entry.items() if key != "ratio"}
+            ours = sides.pop("fenceline", None)
+            others = "; ".join(f"{side}: {_cell(summary)}" for side, summary in sides.items())
+            lines.append(f"| {name} | {figure} | {_cell(ours)} | {others or '-'} | {entry.get('ratio', '-')} |")
+    for name, result in known["results"].items():
+        lines += [f"\n{name}: {note}" for note in result["notes"]]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(summary: Mapping[str, Any] | None) -> str:
+    if summary is None:
+        return "-"
+    return f"{summary['median']:,.4g} {summary['unit']} ({summary['minimum']:,.4g} to {summary['maximum']:,.4g})"
