@@ -1,0 +1,282 @@
+"""The records of a batch, in pure Python: twin of the Cython kernel (`_kernel.pyx`), slower and equal.
+
+Owns the layout of a record (varints, key, value, headers) and of the columns that records become. Every length is
+checked against the end of its record and of the batch before a byte is read. Whatever the bytes are, the outcome is a
+result or RecordsError(CORRUPT_MESSAGE); a `ColumnBuilder` that raised is as it was before the call.
+
+Both twins give equal results for equal input, errors included; change them together and run the same tests on both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
+
+from fenceline.records.errors import corrupt
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+ABI: Final = 1
+"""Raised with every change of this interface, so that a stale build of the other twin is noticed."""
+IS_NATIVE: Final = False
+
+_INT64_MAX: Final = (1 << 63) - 1
+_INT64_MIN: Final = -(1 << 63)
+_MASK64: Final = (1 << 64) - 1
+_MAX_COLUMN_BYTES: Final = (1 << 31) - 1
+
+T = TypeVar("T")
+Row = tuple[int, "bytes | None", "bytes | None", Sequence[tuple[str, "bytes | None"]]]
+
+
+class Walk(NamedTuple):
+    """What a leader needs to know of the records of one batch."""
+
+    contiguous: bool
+    """The offset deltas are 0, 1, 2, ..."""
+    min_timestamp: int
+    max_timestamp: int
+    first_without_key: int
+    """Index of the first record without a key, -1 when all have one."""
+
+
+def _fail(index: int, what: str) -> NoReturn:
+    raise corrupt(f"record {index} of the batch is corrupt: {what}")
+
+
+def _varint(view: bytes, position: int, end: int, index: int) -> tuple[int, int]:
+    """A zigzag varint of at most 5 bytes (32 bits) and the position behind it."""
+    raw = shift = 0
+    while True:
+        if position >= end:
+            _fail(index, "a number goes past its end")
+        byte = view[position]
+        position += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            raw &= 0xFFFFFFFF
+            return (raw >> 1) ^ -(raw & 1), position
+        shift += 7
+        if shift > 28:
+            _fail(index, "a number is too long")
+
+
+def _varlong(view: bytes, position: int, end: int, index: int) -> tuple[int, int]:
+    """A zigzag varint of at most 10 bytes (64 bits) and the position behind it."""
+    raw = shift = 0
+    while True:
+        if position >= end:
+            _fail(index, "a number goes past its end")
+        byte = view[position]
+        position += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            raw &= _MASK64
+            return (raw >> 1) ^ -(raw & 1), position
+        shift += 7
+        if shift > 63:
+            _fail(index, "a number is too long")
+
+
+def _wrap64(value: int) -> int:
+    return ((value - _INT64_MIN) & _MASK64) + _INT64_MIN
+
+
+class _Parsed(NamedTuple):
+    timestamp_delta: int
+    offset_delta: int
+    key: tuple[int, int] | None
+    """Start and end in the buffer."""
+    value: tuple[int, int] | None
+    headers: list[tuple[int, int, tuple[int, int] | None]]
+    """Start and end of the name, start and end of the value."""
+
+
+def _parse(view: bytes, position: int, end: int, index: int) -> tuple[_Parsed, int]:
+    """The record at `position` and the position behind it."""
+    length, position = _varint(view, position, end, index)
+    if length < 0 or length > end - position:
+        _fail(index, "its length goes past the end of the batch")
+    end = position + length
+    if position >= end:
+        _fail(index, "a number goes past its end")
+    timestamp_delta, position = _varlong(view, position + 1, end, index)
+    offset_delta, position = _varint(view, position, end, index)
+    key, position = _span(view, position, end, index)
+    value, position = _span(view, position, end, index)
+    count, position = _varint(view, position, end, index)
+    if count < 0 or count > end - position:
+        _fail(index, "the number of headers can not be")
+    headers: list[tuple[int, int, tuple[int, int] | None]] = []
+    for _ in range(count):
+        name, position = _span(view, position, end, index)
+        if name is None:
+            _fail(index, "a header has no name")
+        content, position = _span(view, position, end, index)
+        headers.append((*name, content))
+    if position != end:
+        _fail(index, "its length differs from its content")
+    return _Parsed(timestamp_delta, offset_delta, key, value, headers), position
+
+
+def _span(view: bytes, position: int, end: int, index: int) -> tuple[tuple[int, int] | None, int]:
+    length, position = _varint(view, position, end, index)
+    if length < 0:
+        return None, position
+    if length > end - position:
+        _fail(index, "a field goes past its end")
+    return (position, position + length), position + length
+
+
+def _slice(buf: Buffer, start: int, end: int, count: int) -> bytes:
+    with memoryview(buf) as view:
+        size = view.nbytes
+        if start < 0 or start > end or end > size:
+            raise corrupt(f"records from {start} to {end} do not lie in a buffer of {size} bytes")
+        if count < 0:
+            raise corrupt(f"a batch can not hold {count} records")
+        return bytes(view[start:end])
+
+
+def _check_end(position: int, end: int, count: int) -> None:
+    if position != end:
+        raise corrupt(f"{end - position} bytes are left behind the {count} records of the batch")
+
+
+def _check_delta(delta: int, previous: int, last_offset_delta: int, index: int) -> None:
+    if delta <= previous or delta > last_offset_delta:
+        _fail(index, "its offset lies outside of the batch or not behind the one before")
+
+
+def walk(buf: Buffer, start: int, end: int, count: int, base_timestamp: int) -> Walk:
+    """Check the `count` records in `buf[start:end]`, which they must fill exactly.
+
+    Raises RecordsError(CORRUPT_MESSAGE) on any structure that is not a record's.
+    """
+    view = _slice(buf, start, end, count)
+    position, contiguous, without_key = 0, True, -1
+    low, high = _INT64_MAX, _INT64_MIN
+    for index in range(count):
+        record, position = _parse(view, position, len(view), index)
+        timestamp = _wrap64(base_timestamp + record.timestamp_delta)
+        low, high = min(low, timestamp), max(high, timestamp)
+        contiguous = contiguous and record.offset_delta == index
+        if record.key is None and without_key < 0:
+            without_key = index
+    _check_end(position, len(view), count)
+    return Walk(contiguous, low if count else -1, high if count else -1, without_key)
+
+
+def decode(
+    buf: Buffer,
+    start: int,
+    end: int,
+    count: int,
+    base_offset: int,
+    last_offset_delta: int,
+    base_timestamp: int,
+    fixed_timestamp: int | None,
+    make: Callable[..., T],
+    check_deltas: bool = True,
+) -> list[T]:
+    """`make(offset, timestamp, key, value, headers)` for each of the `count` records in `buf[start:end]`.
+
+    `fixed_timestamp` replaces the records' own (log append time). Raises RecordsError(CORRUPT_MESSAGE), also when the
+    offsets do not rise or go past `last_offset_delta` unless `check_deltas` is off.
+    """
+    view = _slice(buf, start, end, count)
+    position, previous = 0, -1
+    records: list[T] = []
+    for index in range(count):
+        record, position = _parse(view, position, len(view), index)
+        delta = record.offset_delta
+        if check_deltas:
+            _check_delta(delta, previous, last_offset_delta, index)
+        previous = delta
+        timestamp = fixed_timestamp
+        if timestamp is None:
+            timestamp = _wrap64(base_timestamp + record.timestamp_delta)
+        headers = tuple(
+            (_text(view[a:b], index), None if content is None else view[slice(*content)])
+            for a, b, content in record.headers
+        )
+        key = None if record.key is None else view[slice(*record.key)]
+        value = None if record.value is None else view[slice(*record.value)]
+        records.append(make(base_offset + delta, timestamp, key, value, headers))
+    _check_end(position, len(view), count)
+    return records
+
+
+def _text(raw: bytes, index: int) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        _fail(index, "a header's name is not UTF-8")
+
+
+def _put_varlong(out: bytearray, value: int) -> None:
+    raw = ((value << 1) ^ (value >> 63)) & _MASK64
+    while raw > 0x7F:
+        out.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    out.append(raw)
+
+
+def _put_bytes(out: bytearray, content: bytes | None) -> None:
+    if content is None:
+        out.append(1)
+    else:
+        _put_varlong(out, len(content))
+        out += content
+
+
+def append_record(
+    out: bytearray,
+    offset_delta: int,
+    timestamp_delta: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes | None]],
+) -> None:
+    """Append one encoded record to `out`."""
+    body = bytearray(1)
+    _put_varlong(body, _wrap64(timestamp_delta))
+    _put_varlong(body, offset_delta)
+    _put_bytes(body, key)
+    _put_bytes(body, value)
+    _put_varlong(body, len(headers))
+    for name, content in headers:
+        _put_bytes(body, name.encode())
+        _put_bytes(body, content)
+    _put_varlong(out, len(body))
+    out += body
+
+
+def encode(out: bytearray, rows: Sequence[Row], base_timestamp: int, first_delta: int = 0) -> tuple[int, int]:
+    """Append all `rows` (timestamp, key, value, headers) to `out`; give the lowest and highest timestamp.
+
+    `rows` must not be empty.
+    """
+    low, high = _INT64_MAX, _INT64_MIN
+    for delta, (timestamp, key, value, headers) in enumerate(rows, first_delta):
+        append_record(out, delta, timestamp - base_timestamp, key, value, headers)
+        low, high = min(low, timestamp), max(high, timestamp)
+    return low, high
+
+
+def murmur2(key: Buffer) -> int:
+    """Kafka's hash of a key, not negative: `murmur2(key) & 0x7fffffff`."""
+    content = bytes(key)
+    size = len(content)
+    mixed = (0x9747B28C ^ size) & 0xFFFFFFFF
+    for (word,) in struct.iter_unpack("<I", content[: size & ~3]):
+        word = word * 0x5BD1E995 & 0xFFFFFFFF
+        word = (word ^ (word >> 24)) * 0x5BD1E995 & 0xFFFFFFFF
+        mixed = (mixed * 0x5BD1E995 & 0xFFFFFFFF) ^ word
+    if size & 3:
+        mixed ^= int.from_bytes(content[size & ~3 :], "little")
+        mixed = mixed * 0x5BD1E995 & 0xFFFFFFFF
+    mixed = (mixed ^ (mixed >> 13)) * 0x5BD1E995 & 0xFFFFFFFF
+    return (mixed ^ (mixed >> 15)) & 0x7FFFFFFF

@@ -1,0 +1,282 @@
+"""Record batch v2 as a view: header, CRC, and the changes a leader makes in place.
+
+Owns the layout of the 61 bytes in front of the records. Never looks at the records themselves and never copies them:
+every function takes the buffer and a position in it. What lies before the CRC (base offset, length, leader epoch,
+magic) can be changed without touching it; everything from the attributes on is covered by it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from crc32c import crc32c
+
+from fenceline.errors import ErrorCode
+from fenceline.records.errors import RecordsError, corrupt
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+BATCH_OVERHEAD: Final = 61
+"""Bytes of an empty batch: the header up to and including the record count."""
+LENGTH_PREFIX: Final = 12
+"""Base offset and length field: the bytes that the length field does not count."""
+MAGIC: Final = 2
+CRC_COVERS_FROM: Final = 21
+"""Where the bytes under the CRC start, counted from the batch's start."""
+NO_TIMESTAMP: Final = -1
+NO_PRODUCER_ID: Final = -1
+NO_SEQUENCE: Final = -1
+
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_ATTRIBUTES: Final = struct.Struct(">h")
+_CRC: Final = struct.Struct(">I")
+_OFFSET: Final = struct.Struct(">q")
+_INT32: Final = struct.Struct(">i")
+_LAST_OFFSET_DELTA_AT: Final = 23
+_MAX_TIMESTAMP_AT: Final = 35
+
+_CODEC_MASK: Final = 0x07
+_LOG_APPEND_TIME_BIT: Final = 0x08
+_TRANSACTIONAL_BIT: Final = 0x10
+_CONTROL_BIT: Final = 0x20
+_DELETE_HORIZON_BIT: Final = 0x40
+
+
+class Codec(IntEnum):
+    """How the records of a batch are compressed; the value is that of the attribute bits."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+    @classmethod
+    def from_name(cls, name: str) -> Codec:
+        """The codec of a `compression.type` value ("none", "uncompressed", "gzip", ...). Raises ValueError."""
+        if name == "uncompressed":
+            return cls.NONE
+        try:
+            return cls[name.upper()]
+        except KeyError:
+            raise ValueError(f"unknown compression type {name!r}") from None
+
+
+class TimestampType(IntEnum):
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+_CODECS: Final[dict[int, Codec]] = {codec.value: codec for codec in Codec}
+
+
+class BatchHeader(NamedTuple):
+    """The header of one batch that starts at `position` of some buffer. Offsets and timestamps as stored.
+
+    Only structure has been checked (length, magic): counts, deltas and codec are what the bytes say.
+    """
+
+    position: int
+    base_offset: int
+    size_bytes: int
+    """The whole batch, the 12 bytes of base offset and length included."""
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def codec(self) -> Codec:
+        """Raises RecordsError(CORRUPT_MESSAGE) for the ids 5 to 7, which mean nothing."""
+        codec = _CODECS.get(self.attributes & _CODEC_MASK)
+        if codec is None:
+            raise corrupt(f"unknown compression codec {self.attributes & _CODEC_MASK}")
+        return codec
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType.LOG_APPEND_TIME if self.attributes & _LOG_APPEND_TIME_BIT else TimestampType.CREATE_TIME
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.attributes & _TRANSACTIONAL_BIT != 0
+
+    @property
+    def is_control(self) -> bool:
+        return self.attributes & _CONTROL_BIT != 0
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        """The base timestamp is not the first record's but the time after which tombstones may go (KIP-534)."""
+        return self.attributes & _DELETE_HORIZON_BIT != 0
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def end_position(self) -> int:
+        """The position just behind the batch in its buffer."""
+        return self.position + self.size_bytes
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record; wraps to 0 after 2^31 - 1. -1 when the batch has no sequence."""
+        if self.base_sequence < 0:
+            return NO_SEQUENCE
+        return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
+
+
+def read_header(buf: Buffer, position: int = 0) -> BatchHeader:
+    """The header of the batch at `position`, which must lie in `buf` whole.
+
+    Raises RecordsError(CORRUPT_MESSAGE) when it does not, or when the length or the magic can not be a batch's.
+    The CRC is not checked: `crc_is_valid`.
+    """
+    available = memoryview(buf).nbytes - position
+    if position < 0 or available < BATCH_OVERHEAD:
+        raise corrupt(f"batch at {position} is cut short: {max(available, 0)} of at least {BATCH_OVERHEAD} bytes")
+    header = _unpack(buf, position)
+    if header.size_bytes > available:
+        raise corrupt(f"batch at {position} is cut short: {available} of {header.size_bytes} bytes")
+    return header
+
+
+def peek_header(buf: Buffer, position: int = 0) -> BatchHeader:
+    """As `read_header`, but only the 61 bytes of the header itself need to lie in `buf` (the log's headers-only scans).
+
+    Raises RecordsError(CORRUPT_MESSAGE).
+    """
+    available = memoryview(buf).nbytes - position
+    if position < 0 or available < BATCH_OVERHEAD:
+        raise corrupt(f"batch at {position} is cut short: {max(available, 0)} of at least {BATCH_OVERHEAD} bytes")
+    return _unpack(buf, position)
+
+
+def _unpack(buf: Buffer, position: int) -> BatchHeader:
+    base_offset, length, epoch, magic, *rest = _HEADER.unpack_from(buf, position)
+    if magic != MAGIC:
+        raise corrupt(f"batch at {position} has magic {magic}, only {MAGIC} is supported")
+    size_bytes = length + LENGTH_PREFIX
+    if size_bytes < BATCH_OVERHEAD:
+        raise corrupt(f"batch at {position} claims {size_bytes} bytes, less than its header")
+    return BatchHeader(position, base_offset, size_bytes, epoch, magic, *rest)
+
+
+def iter_headers(
+    buf: Buffer, position: int = 0, end: int | None = None, *, allow_partial_tail: bool = False
+) -> Iterator[BatchHeader]:
+    """The headers of the batches that lie one behind the other in `buf[position:end]`.
+
+    A batch that goes past the end raises RecordsError(CORRUPT_MESSAGE), or with `allow_partial_tail` ends the
+    iteration: fetch answers and files after a crash may stop in the middle of a batch. A batch that is there but
+    nonsense raises in both cases.
+    """
+    size = memoryview(buf).nbytes
+    end = size if end is None else min(end, size)
+    while position < end:
+        if end - position < BATCH_OVERHEAD:
+            if allow_partial_tail:
+                return
+            raise corrupt(f"batch at {position} is cut short: {end - position} of at least {BATCH_OVERHEAD} bytes")
+        header = _unpack(buf, position)
+        if position + header.size_bytes > end:
+            if allow_partial_tail:
+                return
+            raise corrupt(f"batch at {position} is cut short: {end - position} of {header.size_bytes} bytes")
+        yield header
+        position += header.size_bytes
+
+
+def compute_crc(buf: Buffer, position: int, size_bytes: int) -> int:
+    """CRC-32C over attributes to end of the batch of `size_bytes` at `position`."""
+    with memoryview(buf) as view:
+        return crc32c(view[position + CRC_COVERS_FROM : position + size_bytes])
+
+
+def crc_is_valid(buf: Buffer, header: BatchHeader) -> bool:
+    """Whether the batch's bytes are those that its CRC was made of."""
+    return compute_crc(buf, header.position, header.size_bytes) == header.crc
+
+
+def check_crc(buf: Buffer, header: BatchHeader) -> None:
+    """Raise RecordsError(CORRUPT_MESSAGE) unless the CRC fits."""
+    computed = compute_crc(buf, header.position, header.size_bytes)
+    if computed != header.crc:
+        raise corrupt(
+            f"batch at offset {header.base_offset} is corrupt: stored CRC {header.crc:#010x}, computed {computed:#010x}"
+        )
+
+
+def assign_in_place(buf: Buffer, position: int, base_offset: int, leader_epoch: int) -> None:
+    """Write what the leader decides; both fields lie before the CRC, which stays true."""
+    _OFFSET.pack_into(buf, position, base_offset)
+    _INT32.pack_into(buf, position + LENGTH_PREFIX, leader_epoch)
+
+
+def set_log_append_time(buf: Buffer, position: int, timestamp_ms: int) -> None:
+    """Make `timestamp_ms` the timestamp of every record of the batch; renews the CRC."""
+    _set_times(buf, position, timestamp_ms, TimestampType.LOG_APPEND_TIME)
+
+
+def set_create_time(buf: Buffer, position: int, max_timestamp_ms: int) -> None:
+    """Keep the records' own timestamps and correct the header's maximum; renews the CRC."""
+    _set_times(buf, position, max_timestamp_ms, TimestampType.CREATE_TIME)
+
+
+def _set_times(buf: Buffer, position: int, max_timestamp_ms: int, timestamp_type: TimestampType) -> None:
+    header = read_header(buf, position)
+    attributes = header.attributes & ~_LOG_APPEND_TIME_BIT
+    if timestamp_type is TimestampType.LOG_APPEND_TIME:
+        attributes |= _LOG_APPEND_TIME_BIT
+    _ATTRIBUTES.pack_into(buf, position + CRC_COVERS_FROM, attributes)
+    _OFFSET.pack_into(buf, position + _MAX_TIMESTAMP_AT, max_timestamp_ms)
+    _CRC.pack_into(buf, position + 17, compute_crc(buf, position, header.size_bytes))
+
+
+def write_header(
+    buf: Buffer,
+    position: int = 0,
+    *,
+    size_bytes: int,
+    base_offset: int,
+    leader_epoch: int,
+    codec: Codec,
+    timestamp_type: TimestampType,
+    transactional: bool,
+    control: bool,
+    last_offset_delta: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    record_count: int,
+) -> None:
+    """Write the 61 bytes in front of the records that already lie at `position + 61`, then the CRC over all.
+
+    Raises RecordsError(MESSAGE_TOO_LARGE) when the length does not fit an int32.
+    """
+    if size_bytes - LENGTH_PREFIX > 0x7FFFFFFF:
+        raise RecordsError(ErrorCode.MESSAGE_TOO_LARGE, f"a batch can not have {size_bytes} bytes")
+    attributes = codec | (timestamp_type << 3) | (transactional << 4) | (control << 5)
+    _HEADER.pack_into(
+        buf, position, base_offset, size_bytes - LENGTH_PREFIX, leader_epoch, MAGIC, 0, attributes, last_offset_delta,
+        base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, record_count,
+    )  # fmt: skip
+    _CRC.pack_into(buf, position + 17, compute_crc(buf, position, size_bytes))

@@ -1,0 +1,58 @@
+"""Reading the records of batches as Python values.
+
+Owns the way from a batch's bytes to `Record`s; for columns see `arrow.py`. Never guesses: what can not be read raises
+RecordsError(CORRUPT_MESSAGE). The CRC is the caller's to check (`batch.check_crc`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fenceline.records import kernel
+from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, Codec, TimestampType, iter_headers
+from fenceline.records.build import Record
+from fenceline.records.compression import DEFAULT_MAX_SIZE_BYTES, decompress_view
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+def records_of(
+    buf: Buffer, header: BatchHeader, max_size_bytes: int = DEFAULT_MAX_SIZE_BYTES
+) -> tuple[Buffer, int, int]:
+    """Where the uncompressed records of a batch lie: (buffer, start, end). Decompresses when needed, bounded."""
+    start = header.position + BATCH_OVERHEAD
+    codec = header.codec
+    if codec is Codec.NONE:
+        return buf, start, header.end_position
+    payload = decompress_view(codec, memoryview(buf)[start : header.end_position], max_size_bytes)
+    return payload, 0, payload.nbytes
+
+
+def decode_batch(buf: Buffer, header: BatchHeader, max_size_bytes: int = DEFAULT_MAX_SIZE_BYTES) -> list[Record]:
+    """The records of one batch, control records included, with absolute offsets.
+
+    With log append time every record has the batch's maximum timestamp. Raises RecordsError.
+    """
+    payload, start, end = records_of(buf, header, max_size_bytes)
+    fixed = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
+    return kernel.decode(
+        payload,
+        start,
+        end,
+        header.record_count,
+        header.base_offset,
+        header.last_offset_delta,
+        header.base_timestamp,
+        fixed,
+        Record,
+    )
+
+
+def decode_all(
+    buf: Buffer, *, allow_partial_tail: bool = False, max_size_bytes: int = DEFAULT_MAX_SIZE_BYTES
+) -> Iterator[tuple[BatchHeader, list[Record]]]:
+    """Every batch of `buf` in order with its records."""
+    for header in iter_headers(buf, allow_partial_tail=allow_partial_tail):
+        yield header, decode_batch(buf, header, max_size_bytes)

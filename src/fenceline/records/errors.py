@@ -1,0 +1,27 @@
+"""The one exception of the `records` room.
+
+Owns the shape of a refusal: a Kafka error code, a sentence, and where it applies the records that are to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fenceline.errors import ErrorCode, PeerError
+
+
+class RecordsError(PeerError):
+    """Bytes that are not an acceptable record batch.
+
+    `record_errors` holds (index of the record in its batch, reason) as the Produce response (version 8 and later)
+    carries them; it is empty when the batch as a whole is refused.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, record_errors: Sequence[tuple[int, str | None]] = ()) -> None:
+        super().__init__(code, message)
+        self.record_errors: tuple[tuple[int, str | None], ...] = tuple(record_errors)
+
+
+def corrupt(message: str) -> RecordsError:
+    """A `RecordsError` with CORRUPT_MESSAGE: the bytes contradict themselves."""
+    return RecordsError(ErrorCode.CORRUPT_MESSAGE, message)

@@ -1,0 +1,301 @@
+"""What a leader accepts from a producer: the rules and error codes of Apache Kafka 4.3.1.
+
+Owns the checks between a Produce request and the log, in Kafka's order, since the first failure decides the code:
+one batch and its magic (`since_4_0.md K31`), base offset, size, CRC, header, records. Never assigns offsets; it may
+set log append time, correct the header's maximum timestamp, or rebuild the batch for another codec.
+
+Uncompressed records are walked once, as Kafka does. Compressed ones stay closed (hot path: records are opaque) unless
+the topic is compacted, the codec changes, the topic bounds old timestamps, or the header itself looks broken; a caller
+that wants Kafka's full check of every compressed batch passes `check_compressed=True`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fenceline.errors import ErrorCode
+from fenceline.records import kernel
+from fenceline.records.batch import (
+    BATCH_OVERHEAD,
+    LENGTH_PREFIX,
+    MAGIC,
+    NO_TIMESTAMP,
+    BatchHeader,
+    Codec,
+    TimestampType,
+    check_crc,
+    read_header,
+    set_create_time,
+    set_log_append_time,
+)
+from fenceline.records.build import Record, finish_batch
+from fenceline.records.compression import DEFAULT_MAX_SIZE_BYTES
+from fenceline.records.decode import records_of
+from fenceline.records.errors import RecordsError, corrupt
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+NO_LIMIT_MS: Final = (1 << 63) - 1
+_MIN_LENGTH: Final = 14  # the smallest length field Kafka lets through to the checks of a batch
+_UP_TO_MAGIC: Final = 17
+_MAX_RECORD_ERRORS_IN_MESSAGE: Final = 3
+_LENGTH: Final = struct.Struct(">i")
+_ZSTD_SINCE_VERSION: Final = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """A batch that may be appended once its offset and epoch are assigned (`batch.assign_in_place`)."""
+
+    records: memoryview
+    """Exactly one batch, writable. The given bytes, changed in place where needed, or a new buffer."""
+    header: BatchHeader
+    """Of `records`, at position 0."""
+    log_append_time_ms: int
+    """The time set on the batch, -1 with create time: what the Produce response carries."""
+    rebuilt: bool
+    """The batch was encoded anew (other codec, or offsets inside that did not count up)."""
+
+
+def validate_produced(
+    records: memoryview,
+    *,
+    version: int,
+    max_message_bytes: int,
+    timestamp_type: TimestampType,
+    target_codec: Codec | None,
+    compression_level: int | None = None,
+    now_ms: int,
+    timestamp_before_max_ms: int = NO_LIMIT_MS,
+    timestamp_after_max_ms: int = NO_LIMIT_MS,
+    compacted: bool = False,
+    from_client: bool = True,
+    check_compressed: bool = False,
+    max_decompressed_bytes: int = DEFAULT_MAX_SIZE_BYTES,
+) -> Validated:
+    """Check what a Produce request of `version` carries for one partition.
+
+    `target_codec` None keeps the producer's codec. `from_client` False leaves out what only clients must not do
+    (control records, other base offsets), for batches that a coordinator of this node writes. Raises RecordsError with
+    Kafka's code.
+    """
+    header = _single_batch(records, version)
+    if from_client and header.base_offset != 0:
+        raise _invalid(f"the base offset of a produced batch must be 0, not {header.base_offset}")
+    _check_size(header.size_bytes, max_message_bytes)
+    check_crc(records, header)
+    _check_header(header, from_client)
+    source_codec = header.codec
+    codec = source_codec if target_codec is None or header.is_control else target_codec
+    view = records[: header.size_bytes]
+    if (
+        codec is source_codec
+        and source_codec is not Codec.NONE
+        and not compacted
+        and not check_compressed
+        and _header_decides(header, timestamp_type, now_ms, timestamp_before_max_ms, timestamp_after_max_ms)
+    ):
+        return _stamp(view, header, timestamp_type, header.max_timestamp, now_ms)
+    payload, start, end = records_of(view, header, max_decompressed_bytes)
+    found = _walk(payload, start, end, header)
+    low, high = found.min_timestamp, found.max_timestamp
+    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        low = high = header.max_timestamp
+    limits = _Limits(timestamp_type, now_ms, timestamp_before_max_ms, timestamp_after_max_ms)
+    if (compacted and found.first_without_key >= 0) or limits.may_refuse(header, low, high):
+        _raise_record_errors(_decode(payload, start, end, header), header, limits, compacted)
+    if codec is source_codec and found.contiguous:
+        return _stamp(view, header, timestamp_type, high, now_ms)
+    return _rebuild(payload, start, end, header, codec, compression_level, limits, max_message_bytes)
+
+
+def _invalid(message: str) -> RecordsError:
+    return RecordsError(ErrorCode.INVALID_RECORD, message)
+
+
+def _single_batch(records: memoryview, version: int) -> BatchHeader:
+    """The header of the only batch. A second one is refused; a torn rest behind the first is left out, as in Kafka."""
+    size = _batch_size(records, 0)
+    if size is None:
+        raise _invalid("a partition of a Produce request must hold one record batch, found none")
+    if records[16] != MAGIC:
+        raise _invalid(f"batches of magic {records[16]} can not be produced, only of magic {MAGIC}")
+    if size < BATCH_OVERHEAD:
+        raise corrupt(f"the batch claims {size} bytes, less than its header")
+    header = read_header(records[:size])
+    if version < _ZSTD_SINCE_VERSION and header.attributes & 7 == Codec.ZSTD:
+        raise RecordsError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"zstd needs Produce version {_ZSTD_SINCE_VERSION} or later, this was version {version}",
+        )
+    if size < records.nbytes and _batch_size(records, size) is not None:
+        raise _invalid("a partition of a Produce request must hold exactly one record batch, found more")
+    return header
+
+
+def _batch_size(records: memoryview, position: int) -> int | None:
+    """Size of the batch at `position`, None when there is none in full."""
+    remaining = records.nbytes - position
+    if remaining < LENGTH_PREFIX:
+        return None
+    (length,) = _LENGTH.unpack_from(records, position + 8)
+    if length < _MIN_LENGTH:
+        raise corrupt(f"the batch claims a length of {length}, less than the smallest of {_MIN_LENGTH}")
+    if remaining < _UP_TO_MAGIC:
+        return None
+    if records[position + 16] > MAGIC:
+        raise corrupt(f"the batch has magic {records[position + 16]}")
+    return length + LENGTH_PREFIX if remaining >= length + LENGTH_PREFIX else None
+
+
+def _check_size(size_bytes: int, max_message_bytes: int) -> None:
+    if size_bytes > max_message_bytes:
+        raise RecordsError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"the batch has {size_bytes} bytes, the limit of the topic (max.message.bytes) is {max_message_bytes}",
+        )
+
+
+def _check_header(header: BatchHeader, from_client: bool) -> None:
+    if not from_client:
+        return
+    if header.last_offset_delta < 0:
+        raise _invalid(f"the offsets of the batch end before they start (last delta {header.last_offset_delta})")
+    if header.record_count <= 0:
+        raise _invalid(f"the batch claims to hold {header.record_count} records")
+    if header.record_count != header.last_offset_delta + 1:
+        raise _invalid(f"the batch spans {header.last_offset_delta + 1} offsets with {header.record_count} records")
+    if header.is_control:
+        raise _invalid("clients must not write control records")
+    if header.producer_id >= 0 and header.base_sequence < 0:
+        raise _invalid(f"producer {header.producer_id} sent the sequence {header.base_sequence}")
+
+
+class _Limits(NamedTuple):
+    timestamp_type: TimestampType
+    now_ms: int
+    before_max_ms: int
+    after_max_ms: int
+
+    def may_refuse(self, header: BatchHeader, low: int, high: int) -> bool:
+        """Whether a record of a batch whose timestamps lie from `low` to `high` can be refused for its timestamp."""
+        if self.timestamp_type is TimestampType.LOG_APPEND_TIME or low == NO_TIMESTAMP:
+            if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+                return True
+            if self.timestamp_type is TimestampType.LOG_APPEND_TIME:
+                return False
+        return self.out_of_range(low) or self.out_of_range(high)
+
+    def out_of_range(self, timestamp: int) -> bool:
+        return self.now_ms - timestamp > self.before_max_ms or timestamp - self.now_ms > self.after_max_ms
+
+    def refusal(self, header: BatchHeader, timestamp: int, offset: int) -> str | None:
+        """Why a record of this timestamp is refused, None when it is not."""
+        if self.timestamp_type is TimestampType.CREATE_TIME and timestamp != NO_TIMESTAMP:
+            if self.out_of_range(timestamp):
+                low, high = self.now_ms - self.before_max_ms, self.now_ms + self.after_max_ms
+                return f"timestamp {timestamp} of the record at offset {offset} is not within [{low}, {high}]"
+        elif header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            return f"the record at offset {offset} has log append time, which only the broker may set"
+        return None
+
+
+def _header_decides(
+    header: BatchHeader, timestamp_type: TimestampType, now_ms: int, before_max_ms: int, after_max_ms: int
+) -> bool:
+    """Whether a compressed batch can be taken unopened: its header is plausible and settles the timestamp rules."""
+    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        return False
+    if timestamp_type is TimestampType.LOG_APPEND_TIME:
+        return True
+    if before_max_ms < now_ms or header.max_timestamp < header.base_timestamp:
+        return False
+    return header.max_timestamp - now_ms <= after_max_ms
+
+
+def _walk(payload: Buffer, start: int, end: int, header: BatchHeader) -> kernel.Walk:
+    try:
+        return kernel.walk(payload, start, end, header.record_count, header.base_timestamp)
+    except RecordsError as error:
+        raise _invalid(error.message) from error
+
+
+def _decode(payload: Buffer, start: int, end: int, header: BatchHeader) -> list[Record]:
+    fixed = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
+    return kernel.decode(
+        payload, start, end, header.record_count, header.base_offset, header.last_offset_delta,
+        header.base_timestamp, fixed, Record, False,
+    )  # fmt: skip
+
+
+def _raise_record_errors(records: list[Record], header: BatchHeader, limits: _Limits, compacted: bool) -> None:
+    """Raise when a record is refused: INVALID_TIMESTAMP if any is for its timestamp, else INVALID_RECORD."""
+    errors: list[tuple[int, str]] = []
+    code = ErrorCode.INVALID_RECORD
+    for index, record in enumerate(records):
+        if compacted and record.key is None:
+            errors.append((index, "a compacted topic takes no record without a key"))
+            continue
+        reason = limits.refusal(header, record.timestamp, record.offset)
+        if reason is not None:
+            code = ErrorCode.INVALID_TIMESTAMP
+            errors.append((index, reason))
+    if errors:
+        shown = "; ".join(f"record {index}: {reason}" for index, reason in errors[:_MAX_RECORD_ERRORS_IN_MESSAGE])
+        raise RecordsError(code, f"{len(errors)} of {len(records)} records are refused: {shown}", errors)
+
+
+def _stamp(
+    view: memoryview, header: BatchHeader, timestamp_type: TimestampType, max_timestamp: int, now_ms: int
+) -> Validated:
+    """Give the batch its timestamp type and maximum, in place where the header says otherwise."""
+    log_append = timestamp_type is TimestampType.LOG_APPEND_TIME
+    changes = log_append or header.timestamp_type is not timestamp_type or header.max_timestamp != max_timestamp
+    if view.readonly:
+        view = memoryview(bytearray(view))
+    if changes:
+        if log_append:
+            set_log_append_time(view, 0, now_ms)
+        else:
+            set_create_time(view, 0, max_timestamp)
+        header = read_header(view)
+    return Validated(view, header, now_ms if log_append else -1, rebuilt=False)
+
+
+def _rebuild(
+    payload: Buffer,
+    start: int,
+    end: int,
+    header: BatchHeader,
+    codec: Codec,
+    level: int | None,
+    limits: _Limits,
+    max_message_bytes: int,
+) -> Validated:
+    """The batch anew, under `codec` and with offsets that count up."""
+    records = _decode(payload, start, end, header)
+    log_append = limits.timestamp_type is TimestampType.LOG_APPEND_TIME
+    out = bytearray(BATCH_OVERHEAD)
+    base_timestamp = records[0].timestamp
+    _, high = kernel.encode(out, [record[1:] for record in records], base_timestamp)
+    batch = finish_batch(
+        out,
+        base_offset=header.base_offset,
+        leader_epoch=header.leader_epoch,
+        codec=codec,
+        level=level,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        transactional=header.is_transactional,
+        control=header.is_control,
+        timestamp_type=limits.timestamp_type,
+        base_timestamp=base_timestamp,
+        max_timestamp=limits.now_ms if log_append else high,
+        record_count=len(records),
+    )
+    _check_size(len(batch), max_message_bytes)
+    return Validated(memoryview(batch), read_header(batch), limits.now_ms if log_append else -1, rebuilt=True)
