@@ -1,0 +1,57 @@
+"""Producer, consumer, admin and range reader for Fenceline and any Apache Kafka from 2.1 on.
+
+Import from here; nothing is loaded before it is used, so that an executor that only reads ranges stays small.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from fenceline.client.admin import Admin as Admin
+    from fenceline.client.admin import AsyncAdmin as AsyncAdmin
+    from fenceline.client.admin import NewTopic as NewTopic
+    from fenceline.client.consumer import AsyncConsumer as AsyncConsumer
+    from fenceline.client.consumer_face import Consumer as Consumer
+    from fenceline.client.errors import EpochMismatchError as EpochMismatchError
+    from fenceline.client.errors import LogTruncationError as LogTruncationError
+    from fenceline.client.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
+    from fenceline.client.errors import TopicReplacedError as TopicReplacedError
+    from fenceline.client.fetched import ConsumerRecord as ConsumerRecord
+    from fenceline.client.offsets import CommittedOffset as CommittedOffset
+    from fenceline.client.offsets import OffsetAndEpoch as OffsetAndEpoch
+    from fenceline.client.producer import AsyncProducer as AsyncProducer
+    from fenceline.client.producer import Producer as Producer
+    from fenceline.client.reader import AsyncRangeReader as AsyncRangeReader
+    from fenceline.client.reader import OffsetRange as OffsetRange
+    from fenceline.client.reader import RangeReader as RangeReader
+    from fenceline.ids import TopicPartition as TopicPartition
+
+_HOMES: Final = {
+    "Admin": "admin",
+    "AsyncAdmin": "admin",
+    "AsyncConsumer": "consumer",
+    "AsyncProducer": "producer",
+    "AsyncRangeReader": "reader",
+    "CommittedOffset": "offsets",
+    "Consumer": "consumer_face",
+    "ConsumerRecord": "fetched",
+    "EpochMismatchError": "errors",
+    "LogTruncationError": "errors",
+    "NewTopic": "admin",
+    "OffsetAndEpoch": "offsets",
+    "OffsetOutOfRangeError": "errors",
+    "OffsetRange": "reader",
+    "Producer": "producer",
+    "RangeReader": "reader",
+    "TopicPartition": "offsets",
+    "TopicReplacedError": "errors",
+}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"fenceline.client.{_HOMES[name]}"), name)

@@ -1,0 +1,403 @@
+"""The client's view of a cluster in motion: links to brokers, fresh metadata, and requests that find their broker.
+
+Owns connections (one a broker and purpose), reconnection with backoff, the metadata refresh and coordinator look-ups. A
+Fetch waits on the broker and a JoinGroup may wait for minutes, and a broker serves a connection's requests one by one, so
+`Purpose` gives each of them its own connection. Runs on one event loop; nothing here is thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from enum import Enum
+from typing import Any, TypeVar
+
+from fenceline.client.config import ClientConfig
+from fenceline.client.connection import Connection, open_connection
+from fenceline.client.errors import (
+    COORDINATOR_MOVED,
+    RETRIABLE,
+    BrokersUnreachable,
+    ClientError,
+    ConnectionLost,
+    TimedOut,
+    broker_error,
+    error_code,
+)
+from fenceline.client.metadata import ClusterMetadata, LeaderAndEpoch, MetadataCache, parse_metadata
+from fenceline.client.security import tls_context
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import TopicPartition
+from fenceline.wire.apis import ApiKey
+
+_log = logging.getLogger("fenceline.client")
+T = TypeVar("T")
+
+_UNKNOWN_TOPIC_PATIENCE_MS = 5_000
+"""A topic may be younger than a broker's view of it for a moment; a misspelt one should not take a minute to say so."""
+
+
+class Purpose(Enum):
+    CONTROL = "control"
+    FETCH = "fetch"
+    PRODUCE = "produce"
+    GROUP = "group"
+
+
+class Link:
+    """At most one connection to one address, made when needed, made again with growing pauses (`reconnect.backoff.*`)."""
+
+    def __init__(self, host: str, port: int, config: ClientConfig, tls: Any) -> None:
+        self.host, self.port = host, port
+        self._config, self._tls = config, tls
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Lock = asyncio.Lock()
+        self._failures = 0
+        self._not_before_s = 0.0
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def in_flight(self) -> int:
+        return 0 if self._connection is None else self._connection.in_flight
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and self._connection.is_open
+
+    @property
+    def backs_off(self) -> bool:
+        return self._failures > 0 and asyncio.get_running_loop().time() < self._not_before_s
+
+    async def connection(self) -> Connection:
+        """The open connection. Raises ConnectionLost or TimedOut when it can not be made."""
+        if self._connection is not None and self._connection.is_open:
+            return self._connection
+        async with self._connecting:
+            if self._connection is not None and self._connection.is_open:
+                return self._connection
+            loop = asyncio.get_running_loop()
+            pause_s = self._not_before_s - loop.time()
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
+            try:
+                self._connection = await open_connection(self.host, self.port, self._config, self._tls)
+            except (ConnectionLost, TimedOut):
+                self._failures += 1
+                pause_ms = backoff_ms(
+                    self._failures, self._config["reconnect.backoff.ms"], self._config["reconnect.backoff.max.ms"]
+                )
+                self._not_before_s = loop.time() + pause_ms / 1000
+                raise
+            self._failures = 0
+            return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def backoff_ms(attempt: int, base_ms: int, max_ms: int) -> float:
+    """Exponential, with a fifth of jitter so that clients do not march in step; attempt counts from 1."""
+    return float(min(base_ms * 2 ** min(attempt - 1, 16), max_ms)) * random.uniform(0.8, 1.2)
+
+
+class Deadline:
+    """When a call's time is over. `trouble` keeps the last reason for a retry, for the message of the final TimedOut."""
+
+    def __init__(self, timeout_ms: float) -> None:
+        self.timeout_ms = timeout_ms
+        self._loop = asyncio.get_running_loop()
+        self._end_s = self._loop.time() + timeout_ms / 1000
+        self.trouble: BaseException | None = None
+        self.attempt = 0
+
+    @property
+    def left_ms(self) -> float:
+        return max(0.0, (self._end_s - self._loop.time()) * 1000)
+
+    @property
+    def is_over(self) -> bool:
+        return self._loop.time() >= self._end_s
+
+
+class Cluster:
+    """Everything the producer, the consumer, the admin and the reader share. Make it on the loop that runs it."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self.metadata = MetadataCache()
+        self.tracked: set[str] | None = set()
+        """Topics that a refresh asks for; None means all."""
+        self.on_update: list[Callable[[], None]] = []
+        self._tls = tls_context(config)
+        self._seeds = [Link(host, port, config, self._tls) for host, port in config.bootstrap]
+        self._links: dict[tuple[int, Purpose], Link] = {}
+        self._coordinators: dict[str, int] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_wanted = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in (self._keeper, self._refreshing):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+        for link in [*self._seeds, *self._links.values()]:
+            link.close()
+        self._links.clear()
+
+    # -- finding brokers
+
+    def link(self, node_id: int, purpose: Purpose = Purpose.CONTROL) -> Link:
+        """The link to a known node. Raises ConnectionLost for a node that metadata does not name (any more)."""
+        endpoint = self.metadata.brokers.get(node_id)
+        if endpoint is None:
+            raise ConnectionLost(f"broker {node_id} is not known (any more)")
+        key = (node_id, purpose)
+        link = self._links.get(key)
+        if link is None or (link.host, link.port) != (endpoint.host, endpoint.port):
+            if link is not None:
+                link.close()
+            link = self._links[key] = Link(endpoint.host, endpoint.port, self.config, self._tls)
+        return link
+
+    async def any_connection(self, deadline: Deadline) -> Connection:
+        """A connection to whichever broker answers. Raises BrokersUnreachable when none does in time."""
+        while True:
+            trouble: list[str] = []
+            for link in self._candidates():
+                try:
+                    return await link.connection()
+                except (ConnectionLost, TimedOut) as error:
+                    deadline.trouble = error
+                    trouble.append(str(error))
+                if deadline.is_over:
+                    break
+            if deadline.is_over:
+                named = ", ".join(f"{host}:{port}" for host, port in self.config.bootstrap)
+                raise BrokersUnreachable(
+                    f"No broker answered within {deadline.timeout_ms:.0f} ms (bootstrap.servers={named}): "
+                    + "; ".join(dict.fromkeys(trouble)),
+                    "Check that the broker runs, the address, and that its advertised.listeners can be reached from here.",
+                )
+            await self.pause(deadline)
+
+    def _candidates(self) -> list[Link]:
+        known = [self.link(node_id) for node_id in self.metadata.brokers]
+        random.shuffle(known)
+        known.sort(key=lambda link: (link.backs_off, not link.is_open, link.in_flight))
+        seeds = list(self._seeds)
+        random.shuffle(seeds)
+        # A seed that is connected already serves the first requests; after metadata, nodes go first.
+        seeds.sort(key=lambda link: (link.backs_off, not link.is_open))
+        return known + seeds
+
+    # -- requests
+
+    async def call(
+        self,
+        node_id: int | None,
+        api_key: ApiKey,
+        fields: dict[str, Any],
+        *,
+        deadline: Deadline,
+        purpose: Purpose = Purpose.CONTROL,
+        extra_ms: float = 0,
+        min_version: int = 0,
+    ) -> Any:
+        """One request to one node (None: any), one answer. `extra_ms` is how long the broker may wait on purpose."""
+        connection = await (
+            self.any_connection(deadline) if node_id is None else self.link(node_id, purpose).connection()
+        )
+        version = connection.version_for(api_key)
+        if version < min_version:
+            raise broker_error(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"{connection.peer} speaks {api_key.name} only up to version {version}, {min_version} is needed",
+            )
+        timeout_ms = int(min(self.config["request.timeout.ms"], max(1.0, deadline.left_ms)) + extra_ms)
+        return await connection.call(api_key, version, fields, timeout_ms=timeout_ms)
+
+    async def retrying(self, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Run `attempt` until it succeeds, fails for good, or the time is over (then TimedOut with the last trouble)."""
+        while True:
+            try:
+                return await attempt()
+            except PeerError as error:
+                if error.code not in RETRIABLE:
+                    raise
+                deadline.trouble = error
+                if error.code in COORDINATOR_MOVED or isinstance(error, ConnectionLost | TimedOut):
+                    self._coordinators.clear()
+            if deadline.is_over:
+                raise self.out_of_time(deadline)
+            if not isinstance(deadline.trouble, ClientError) or deadline.trouble.code is not ErrorCode.NOT_COORDINATOR:
+                self.request_refresh()
+            await self.pause(deadline)
+
+    @staticmethod
+    def out_of_time(deadline: Deadline) -> Exception:
+        """The error of a call whose time is over: an unambiguous last refusal as it is, anything else as TimedOut."""
+        trouble = deadline.trouble
+        if isinstance(trouble, ClientError) and trouble.code in (
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ErrorCode.UNKNOWN_TOPIC_ID,
+        ):
+            return trouble
+        return TimedOut(f"gave up after {deadline.timeout_ms:.0f} ms; the last trouble was: {trouble}")
+
+    async def pause(self, deadline: Deadline) -> None:
+        """Wait before another attempt (`retry.backoff.*`), not beyond the deadline."""
+        deadline.attempt += 1
+        pause = backoff_ms(deadline.attempt, self.config["retry.backoff.ms"], self.config["retry.backoff.max.ms"])
+        await asyncio.sleep(min(pause, deadline.left_ms) / 1000)
+
+    # -- metadata
+
+    async def fetch_metadata(
+        self, topics: Collection[str] | None, deadline: Deadline, *, auto_create: bool = False
+    ) -> ClusterMetadata:
+        """Ask any broker once and take the answer in. None asks for every topic, an empty collection for brokers only."""
+
+        async def attempt() -> ClusterMetadata:
+            connection = await self.any_connection(deadline)
+            version = connection.version_for(ApiKey.METADATA)
+            fields: dict[str, Any] = {
+                "topics": None if topics is None else [{"name": name, "topic_id": None} for name in topics],
+                "allow_auto_topic_creation": auto_create,
+            }
+            timeout_ms = int(min(self.config["request.timeout.ms"], max(1.0, deadline.left_ms)))
+            response = await connection.call(ApiKey.METADATA, version, fields, timeout_ms=timeout_ms)
+            code = error_code(getattr(response, "error_code", 0))
+            if code is not ErrorCode.NONE:
+                raise broker_error(code, f"{connection.peer} refused Metadata")
+            answer = parse_metadata(version, response)
+            self.metadata.apply(answer, complete=topics is None, asked=topics or ())
+            return answer
+
+        answer = await self.retrying(deadline, attempt)
+        for callback in self.on_update:
+            callback()
+        return answer
+
+    async def refresh(self, deadline: Deadline | None = None) -> None:
+        """Ask for the tracked topics; callers at the same time share one request."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.ensure_future(self._refresh())
+        waiting = asyncio.shield(self._refreshing)
+        if deadline is None:
+            await waiting
+            return
+        try:
+            async with asyncio.timeout(deadline.left_ms / 1000):
+                await waiting
+        except TimeoutError:
+            raise self.out_of_time(deadline) from None
+
+    async def _refresh(self) -> None:
+        topics = None if self.tracked is None else sorted(self.tracked)
+        auto_create = bool(self.config["allow.auto.create.topics"]) and self.config.kind in ("producer", "consumer")
+        deadline = Deadline(self.config["default.api.timeout.ms"])
+        await self.fetch_metadata(topics, deadline, auto_create=auto_create)
+
+    def request_refresh(self) -> None:
+        """Metadata is stale: have it refreshed soon, in the background, at most once each `retry.backoff.ms`."""
+        self._refresh_wanted.set()
+        if self._keeper is None and not self._closed:
+            self._keeper = asyncio.ensure_future(self._keep_fresh())
+
+    async def _keep_fresh(self) -> None:
+        while not self._closed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.config["metadata.max.age.ms"] / 1000):
+                    await self._refresh_wanted.wait()
+            self._refresh_wanted.clear()
+            try:
+                await self.refresh()
+            except Exception as error:
+                _log.warning("metadata could not be refreshed: %s", error)
+            await asyncio.sleep(self.config["retry.backoff.ms"] / 1000)
+
+    async def leader(self, tp: TopicPartition, deadline: Deadline) -> LeaderAndEpoch:
+        """The partition's leader, asking for metadata until one is known.
+
+        Raises PeerError(UNKNOWN_TOPIC_OR_PARTITION) for a topic or partition that still does not exist at the deadline.
+        """
+        patience_s = asyncio.get_running_loop().time() + _UNKNOWN_TOPIC_PATIENCE_MS / 1000
+        asked = False
+        while True:
+            found = self.metadata.leader(tp)
+            if found.leader >= 0:
+                return found
+            topic = self.metadata.topics.get(tp.topic)
+            is_unknown = topic is None or tp.partition not in topic.partitions
+            if topic is not None and topic.error is not ErrorCode.NONE and topic.error not in RETRIABLE:
+                raise broker_error(topic.error, f"topic {tp.topic}")
+            trouble = broker_error(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_unknown else ErrorCode.LEADER_NOT_AVAILABLE, str(tp)
+            )
+            deadline.trouble = trouble
+            if asked:
+                if is_unknown and asyncio.get_running_loop().time() > patience_s:
+                    raise trouble
+                if deadline.is_over:
+                    raise self.out_of_time(deadline)
+                await self.pause(deadline)
+            asked = True
+            await self.fetch_metadata([tp.topic], deadline)
+
+    async def by_leader(
+        self, partitions: Iterable[TopicPartition], deadline: Deadline
+    ) -> dict[int, list[tuple[TopicPartition, LeaderAndEpoch]]]:
+        """The partitions grouped by the node that leads them now."""
+        wanted = list(partitions)
+        missing = {tp.topic for tp in wanted if self.metadata.leader(tp).leader < 0}
+        if missing:
+            await self.fetch_metadata(sorted(missing), deadline)
+        grouped: dict[int, list[tuple[TopicPartition, LeaderAndEpoch]]] = {}
+        for tp in wanted:
+            found = await self.leader(tp, deadline)
+            grouped.setdefault(found.leader, []).append((tp, found))
+        return grouped
+
+    # -- coordinators
+
+    async def coordinator(self, group_id: str, deadline: Deadline) -> int:
+        """The node that coordinates a group. Raises PeerError; COORDINATOR_NOT_AVAILABLE is worth a retry."""
+        known = self._coordinators.get(group_id)
+        if known is not None and known in self.metadata.brokers:
+            return known
+        fields: dict[str, Any] = {"key": group_id, "key_type": 0, "coordinator_keys": [group_id]}
+        response = await self.call(None, ApiKey.FIND_COORDINATOR, fields, deadline=deadline)
+        found = response.coordinators[0] if hasattr(response, "coordinators") else response
+        code = error_code(found.error_code)
+        if code is not ErrorCode.NONE:
+            raise broker_error(code, f"coordinator of group {group_id}", getattr(found, "error_message", None))
+        node_id = int(found.node_id)
+        if node_id not in self.metadata.brokers:
+            await self.fetch_metadata([], deadline)
+        self._coordinators[group_id] = node_id
+        return node_id
+
+    def forget_coordinator(self, group_id: str) -> None:
+        self._coordinators.pop(group_id, None)
+
+
+@contextlib.asynccontextmanager
+async def open_cluster(config: ClientConfig) -> AsyncIterator[Cluster]:
+    """A cluster for the length of a block."""
+    cluster = Cluster(config)
+    try:
+        yield cluster
+    finally:
+        await cluster.close()

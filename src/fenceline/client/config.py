@@ -1,0 +1,306 @@
+"""Client configuration by Kafka's and librdkafka's property names.
+
+Owns names, defaults, parsing and refusals. Keyword arguments may be spelled with underscores (`linger_ms=5`). A known name
+with a value that is not supported is refused with the reason; an unknown name is logged and otherwise ignored, as Kafka's
+clients do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from fenceline.errors import OperatorError
+
+_log = logging.getLogger("fenceline.client")
+
+
+class Property(NamedTuple):
+    default: Any
+    parse: Callable[[Any], Any]
+
+
+def _integer(low: int, high: int = 2**31 - 1) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        number = int(value)
+        if not low <= number <= high:
+            raise ValueError(f"must lie between {low} and {high}")
+        return number
+
+    return parse
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    match str(value).strip().lower():
+        case "true" | "1" | "yes" | "on":
+            return True
+        case "false" | "0" | "no" | "off":
+            return False
+    raise ValueError("must be true or false")
+
+
+def _one_of(*allowed: str, fold: bool = True) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        text = str(value).strip()
+        text = text.lower() if fold else text.upper()
+        if text not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def _acks(value: Any) -> int:
+    text = str(value).strip().lower()
+    if text in ("all", "-1"):
+        return -1
+    if text in ("0", "1"):
+        return int(text)
+    raise ValueError("must be all, 1 or 0")
+
+
+def _text(value: Any) -> str:
+    return str(value)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else list(value)
+    return tuple(str(part).strip() for part in parts if str(part).strip())
+
+
+def _reset(value: Any) -> str:
+    text = str(value).strip().lower()
+    text = {"smallest": "earliest", "beginning": "earliest", "largest": "latest", "end": "latest", "error": "none"}.get(
+        text, text
+    )
+    if text not in ("earliest", "latest", "none"):
+        raise ValueError("must be earliest, latest or none")
+    return text
+
+
+def _isolation(value: Any) -> str:
+    return _one_of("read_uncommitted", "read_committed")(value)
+
+
+def _refused(reason: str) -> Callable[[Any], Any]:
+    def parse(value: Any) -> Any:
+        raise ValueError(reason)
+
+    return parse
+
+
+_COMMON: Final[dict[str, Property]] = {
+    "bootstrap.servers": Property((), _names),
+    "client.id": Property("fenceline", _text),
+    "client.rack": Property("", _text),
+    "request.timeout.ms": Property(30_000, _integer(1)),
+    "default.api.timeout.ms": Property(60_000, _integer(1)),
+    "metadata.max.age.ms": Property(300_000, _integer(1)),
+    "retry.backoff.ms": Property(100, _integer(0)),
+    "retry.backoff.max.ms": Property(1_000, _integer(0)),
+    "reconnect.backoff.ms": Property(50, _integer(0)),
+    "reconnect.backoff.max.ms": Property(1_000, _integer(0)),
+    "connections.max.idle.ms": Property(540_000, _integer(-1)),
+    "socket.connection.setup.timeout.ms": Property(10_000, _integer(1)),
+    "send.buffer.bytes": Property(-1, _integer(-1)),
+    "receive.buffer.bytes": Property(-1, _integer(-1)),
+    "receive.message.max.bytes": Property(1_000_000_000, _integer(1_000)),
+    "security.protocol": Property("PLAINTEXT", _one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL", fold=False)),
+    "ssl.ca.location": Property(None, _text),
+    "ssl.certificate.location": Property(None, _text),
+    "ssl.key.location": Property(None, _text),
+    "ssl.key.password": Property(None, _text),
+    "ssl.endpoint.identification.algorithm": Property("https", _one_of("https", "none", "")),
+    "sasl.mechanism": Property("PLAIN", _one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", fold=False)),
+    "sasl.username": Property(None, _text),
+    "sasl.password": Property(None, _text),
+    "allow.auto.create.topics": Property(True, _boolean),
+}
+_PRODUCER: Final[dict[str, Property]] = {
+    "acks": Property(-1, _acks),
+    "enable.idempotence": Property(None, _boolean),
+    "linger.ms": Property(5, _integer(0)),
+    "batch.size": Property(131_072, _integer(0)),
+    "buffer.memory": Property(64 * 1024 * 1024, _integer(1)),
+    "max.request.size": Property(1_048_576, _integer(1)),
+    "max.block.ms": Property(60_000, _integer(0)),
+    "delivery.timeout.ms": Property(120_000, _integer(0)),
+    "max.in.flight.requests.per.connection": Property(5, _integer(1)),
+    "retries": Property(2**31 - 1, _integer(0)),
+    "compression.type": Property("none", _one_of("none", "gzip", "snappy", "lz4", "zstd")),
+    "compression.level": Property(None, _integer(-131_072)),
+    "partitioner": Property(
+        "default", _one_of("default", "murmur2", "murmur2_random", "consistent_murmur2", "round_robin")
+    ),
+    "transactional.id": Property(
+        None,
+        _refused("transactional producers are not built yet: leave it out; the producer is idempotent without it"),
+    ),
+}
+_CONSUMER: Final[dict[str, Property]] = {
+    "group.id": Property(None, _text),
+    "group.instance.id": Property(None, _text),
+    "group.protocol": Property("classic", _one_of("classic")),
+    "session.timeout.ms": Property(45_000, _integer(1)),
+    "heartbeat.interval.ms": Property(3_000, _integer(1)),
+    "max.poll.interval.ms": Property(300_000, _integer(1)),
+    "max.poll.records": Property(500, _integer(1)),
+    "partition.assignment.strategy": Property(("range", "cooperative-sticky"), _names),
+    "enable.auto.commit": Property(True, _boolean),
+    "auto.commit.interval.ms": Property(5_000, _integer(1)),
+    "auto.offset.reset": Property("latest", _reset),
+    "isolation.level": Property("read_uncommitted", _isolation),
+    "fetch.min.bytes": Property(1, _integer(0)),
+    "fetch.max.bytes": Property(50 * 1024 * 1024, _integer(0)),
+    "fetch.max.wait.ms": Property(500, _integer(0)),
+    "max.partition.fetch.bytes": Property(1024 * 1024, _integer(0)),
+    "queued.max.bytes": Property(64 * 1024 * 1024, _integer(1024)),
+    "check.crcs": Property(True, _boolean),
+    "exclude.internal.topics": Property(True, _boolean),
+}
+
+_ALIASES: Final[Mapping[str, str]] = {
+    "metadata.broker.list": "bootstrap.servers",
+    "socket.timeout.ms": "request.timeout.ms",
+    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+    "sasl.mechanisms": "sasl.mechanism",
+    "request.required.acks": "acks",
+    "queue.buffering.max.ms": "linger.ms",
+    "compression.codec": "compression.type",
+    "message.max.bytes": "max.request.size",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "delivery.timeout": "delivery.timeout.ms",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.send.max.retries": "retries",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+}
+_JAVA_ONLY: Final[Mapping[str, str]] = {
+    "ssl.truststore.location": "use ssl.ca.location with a PEM file (keytool -exportcert -rfc writes one)",
+    "ssl.keystore.location": "use ssl.certificate.location and ssl.key.location with PEM files",
+    "key.serializer": "keys are bytes here: encode them before send",
+    "value.serializer": "values are bytes here: encode them before send",
+    "key.deserializer": "keys are bytes here: decode them after poll",
+    "value.deserializer": "values are bytes here: decode them after poll",
+    "interceptor.classes": "interceptors do not exist here",
+}
+_KINDS: Final[Mapping[str, Mapping[str, Property]]] = {
+    "producer": {**_COMMON, **_PRODUCER},
+    "consumer": {**_COMMON, **_CONSUMER},
+    "admin": {**_COMMON, "request.timeout.ms": Property(30_000, _integer(1))},
+    "reader": {
+        **_COMMON,
+        **_CONSUMER,
+        # A reader drains known ranges: larger pieces cost less a row, and the memory stays bounded by queued.max.bytes.
+        "max.partition.fetch.bytes": Property(4 * 1024 * 1024, _integer(0)),
+        "queued.max.bytes": Property(32 * 1024 * 1024, _integer(1024)),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Parsed settings of one client. `values` holds every property of its kind under Kafka's name."""
+
+    kind: str
+    bootstrap: tuple[tuple[str, int], ...]
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    @classmethod
+    def parse(
+        cls, kind: str, bootstrap: str | Sequence[str] | Mapping[str, Any] | None, settings: Mapping[str, Any]
+    ) -> ClientConfig:
+        """Settings for `kind` (producer, consumer, admin, reader).
+
+        `bootstrap` is "host:port,host:port", a list of such, or a whole mapping as confluent-kafka takes it.
+        Raises OperatorError for a value that cannot work.
+        """
+        merged: dict[str, Any] = {}
+        if isinstance(bootstrap, Mapping):
+            merged.update(bootstrap)
+        elif bootstrap is not None:
+            merged["bootstrap.servers"] = bootstrap
+        merged.update(settings)
+        known = _KINDS[kind]
+        values: dict[str, Any] = {name: prop.default for name, prop in known.items()}
+        elsewhere = {name for other in _KINDS.values() for name in other}
+        for spelled, value in merged.items():
+            dotted = spelled.replace("_", ".") if "." not in spelled else spelled
+            name = _ALIASES.get(dotted, dotted)
+            if name == "sasl.jaas.config":
+                values.update(_jaas(str(value)))
+                continue
+            if name in _JAVA_ONLY:
+                raise OperatorError(f"The property {spelled} is of Java's clients", _JAVA_ONLY[name])
+            prop = known.get(name)
+            if prop is None:
+                if name not in elsewhere:
+                    _log.warning("unknown client property %s is ignored", spelled)
+                continue
+            if value is None:
+                continue
+            try:
+                values[name] = prop.parse(value)
+            except (TypeError, ValueError) as error:
+                raise OperatorError(f"The property {spelled}={value!r} can not be used", str(error)) from None
+        _check_together(kind, values, merged)
+        return cls(kind, _addresses(values["bootstrap.servers"]), values)
+
+
+def _addresses(servers: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    found = []
+    for server in servers:
+        text = server.split("://", 1)[-1]
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isdigit():
+            host, port = text, "9092"
+        found.append((host.strip("[]"), int(port)))
+    if not found:
+        raise OperatorError("No broker is named", 'Pass bootstrap servers, for example "localhost:9092".')
+    return tuple(found)
+
+
+def _check_together(kind: str, values: dict[str, Any], given: Mapping[str, Any]) -> None:
+    if kind == "producer":
+        if values["enable.idempotence"] is None:
+            # As Kafka's producer: on unless a setting that contradicts it was chosen.
+            values["enable.idempotence"] = (
+                values["acks"] == -1 and values["max.in.flight.requests.per.connection"] <= 5 and values["retries"] > 0
+            )
+        elif values["enable.idempotence"]:
+            if values["acks"] != -1:
+                raise OperatorError("enable.idempotence=true needs acks=all", "Remove acks, or switch idempotence off.")
+            if values["max.in.flight.requests.per.connection"] > 5:
+                raise OperatorError(
+                    "enable.idempotence=true allows at most 5 requests in flight a connection",
+                    "Lower max.in.flight.requests.per.connection to 5.",
+                )
+    if kind == "consumer" and values["heartbeat.interval.ms"] >= values["session.timeout.ms"]:
+        raise OperatorError(
+            "heartbeat.interval.ms must be below session.timeout.ms", "A third of session.timeout.ms is usual."
+        )
+    if "SASL" in values["security.protocol"] and (values["sasl.username"] is None or values["sasl.password"] is None):
+        raise OperatorError(
+            f"security.protocol={values['security.protocol']} needs a user", "Set sasl.username and sasl.password."
+        )
+
+
+def _jaas(text: str) -> dict[str, Any]:
+    """User and password out of Java's `sasl.jaas.config`, for notebooks that come from Spark's connector."""
+    import re
+
+    if "PlainLoginModule" not in text and "ScramLoginModule" not in text:
+        raise OperatorError(
+            "sasl.jaas.config names a login module that is not supported", "PlainLoginModule and ScramLoginModule are."
+        )
+    fields = dict(re.findall(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"', text))
+    return {f"sasl.{name}": fields[name] for name in ("username", "password") if name in fields}

@@ -1,0 +1,342 @@
+"""One TCP connection to a broker: framing, pipelining, timeouts. Knows no topics and retries nothing.
+
+Answers come in the order of the requests (Kafka's promise), so the requests in flight are a queue and a correlation id that
+does not match its head ends the connection. A large answer is received straight into its own buffer, so that the records of
+a Fetch are never copied between socket and decoder. A request without answer in time ends the connection, because every
+later answer stands behind the missing one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from fenceline.client.config import ClientConfig
+from fenceline.client.errors import ConnectionLost, TimedOut, broker_error, error_code
+from fenceline.client.security import sasl_exchange
+from fenceline.client.versions import SUPPORTED, client_software, negotiate
+from fenceline.errors import ErrorCode, OperatorError
+from fenceline.wire import entities, frame
+from fenceline.wire.apis import ApiKey
+
+if TYPE_CHECKING:
+    import ssl
+
+Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+_SCRATCH_BYTES: Final = 64 * 1024
+_DIRECT_BYTES: Final = 16 * 1024
+"""Answers at least this large, and not yet whole in the scratch buffer, get a buffer of their own."""
+
+
+class _Pending(NamedTuple):
+    correlation_id: int
+    api_key: ApiKey
+    version: int
+    answer: asyncio.Future[memoryview]
+    timer: asyncio.TimerHandle
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Made by `open_connection`. All methods run on the loop's thread."""
+
+    def __init__(self, peer: str, client_id: str, max_answer_bytes: int) -> None:
+        self.peer = peer
+        self.versions: dict[int, tuple[int, int]] = {}
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.last_used_s = 0.0
+        self._client_id = client_id
+        self._max_answer_bytes = max_answer_bytes
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._pending: deque[_Pending] = deque()
+        self._next_correlation_id = 0
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._scratch_view = memoryview(self._scratch)
+        self._held = 0
+        self._body: bytearray | None = None
+        self._body_filled = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._reason: Exception | None = None
+
+    # -- requests
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._pending)
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and self._reason is None
+
+    def post(
+        self, api_key: ApiKey, version: int, body: Sequence[Buffer], *, timeout_ms: int
+    ) -> asyncio.Future[memoryview]:
+        """Send a request at once and return the future of its answer's body (a view that owns its memory)."""
+        self._check_open()
+        correlation_id = self._take_correlation_id()
+        answer: asyncio.Future[memoryview] = self._loop.create_future()
+        timer = self._loop.call_later(timeout_ms / 1000, self._expire, api_key, timeout_ms)
+        self._pending.append(_Pending(correlation_id, api_key, version, answer, timer))
+        self._write(api_key, version, correlation_id, body)
+        return answer
+
+    def post_unanswered(self, api_key: ApiKey, version: int, body: Sequence[Buffer]) -> None:
+        """Send a request that the broker never answers (Produce with acks=0)."""
+        self._check_open()
+        self._write(api_key, version, self._take_correlation_id(), body)
+
+    async def drained(self) -> None:
+        """Wait until the socket takes more, or the connection is gone."""
+        if not self._writable.is_set():
+            await self._writable.wait()
+
+    async def exchange(
+        self,
+        api_key: ApiKey,
+        version: int,
+        body: Sequence[Buffer],
+        decode: Callable[[int, memoryview], T],
+        *,
+        timeout_ms: int,
+    ) -> T:
+        """Send, wait, decode. Raises ConnectionLost or TimedOut."""
+        return decode(version, await self.post(api_key, version, body, timeout_ms=timeout_ms))
+
+    async def call(self, api_key: ApiKey, version: int, fields: dict[str, Any], *, timeout_ms: int) -> Any:
+        """`exchange` for an API that goes through the generated entities."""
+        body = entities.write_request(api_key, version, fields)
+        answer = await self.post(api_key, version, (body,), timeout_ms=timeout_ms)
+        return entities.read_response(api_key, version, answer)
+
+    def version_for(self, api_key: ApiKey) -> int:
+        """The newest version both sides speak. Raises PeerError(UNSUPPORTED_VERSION) when there is none."""
+        return negotiate(api_key, self.versions.get(api_key), self.peer)
+
+    def max_version(self, api_key: ApiKey) -> int:
+        """The broker's newest version of an API, -1 when it has none."""
+        return self.versions.get(api_key, (0, -1))[1]
+
+    def close(self, reason: Exception | None = None) -> None:
+        """End the connection; requests in flight fail with `reason`."""
+        if self._reason is None:
+            self._reason = reason or ConnectionLost(f"the connection to {self.peer} was closed by this client")
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            self._fail_pending()
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
+        self._transport = transport  # type: ignore[assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._reason is None:
+            detail = f": {exc}" if exc else " (the broker closed it)"
+            self._reason = ConnectionLost(f"the connection to {self.peer} broke{detail}")
+        self._writable.set()
+        self._fail_pending()
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._body is not None:
+            return memoryview(self._body)[self._body_filled :]
+        return self._scratch_view[self._held :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._body is not None:
+            self._body_filled += nbytes
+            if self._body_filled == len(self._body):
+                whole, self._body = self._body, None
+                self._answered(memoryview(whole))
+            return
+        self._held += nbytes
+        self._cut_frames()
+
+    # -- inside
+
+    def _cut_frames(self) -> None:
+        position, held, view = 0, self._held, self._scratch_view
+        while held - position >= 4:
+            size = int.from_bytes(view[position : position + 4], "big", signed=True)
+            if not 0 < size <= self._max_answer_bytes:
+                self.close(
+                    ConnectionLost(
+                        f"{self.peer} sent an answer of {size} bytes (receive.message.max.bytes={self._max_answer_bytes}): "
+                        "is this a Kafka listener, and is security.protocol that of the listener?"
+                    )
+                )
+                return
+            available = held - position - 4
+            if available >= size:
+                self._answered(memoryview(bytes(view[position + 4 : position + 4 + size])))
+                position += 4 + size
+                if self._reason is not None:
+                    return
+                continue
+            if size >= _DIRECT_BYTES or 4 + size > _SCRATCH_BYTES:
+                self._body = bytearray(size)
+                self._body[:available] = view[position + 4 : held]
+                self._body_filled = available
+                position = held
+            break
+        if position:
+            rest = held - position
+            self._scratch[:rest] = self._scratch[position:held]
+            self._held = rest
+
+    def _answered(self, answer: memoryview) -> None:
+        if not self._pending:
+            self.close(ConnectionLost(f"{self.peer} sent an answer that nobody asked for"))
+            return
+        pending = self._pending.popleft()
+        pending.timer.cancel()
+        correlation_id, body_position = frame.parse_response_header(pending.api_key, pending.version, answer)
+        if correlation_id != pending.correlation_id:
+            trouble = ConnectionLost(
+                f"{self.peer} answered out of order (correlation {correlation_id} instead of {pending.correlation_id})"
+            )
+            if not pending.answer.done():
+                pending.answer.set_exception(trouble)
+            self.close(trouble)
+            return
+        self.last_used_s = self._loop.time()
+        if not pending.answer.done():
+            pending.answer.set_result(answer[body_position:])
+
+    def _write(self, api_key: ApiKey, version: int, correlation_id: int, body: Sequence[Buffer]) -> None:
+        assert self._transport is not None
+        self.last_used_s = self._loop.time()
+        self._transport.writelines(frame.encode_request_frame(api_key, version, correlation_id, self._client_id, body))
+
+    def _take_correlation_id(self) -> int:
+        taken = self._next_correlation_id
+        self._next_correlation_id = (taken + 1) & 0x7FFFFFFF
+        return taken
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise self._reason or ConnectionLost(f"not connected to {self.peer}")
+
+    def _expire(self, api_key: ApiKey, timeout_ms: int) -> None:
+        self.close(TimedOut(f"{self.peer} did not answer {api_key.name} within {timeout_ms} ms"))
+
+    def _fail_pending(self) -> None:
+        while self._pending:
+            pending = self._pending.popleft()
+            pending.timer.cancel()
+            if not pending.answer.done():
+                assert self._reason is not None
+                pending.answer.set_exception(self._reason)
+
+
+async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None) -> Connection:
+    """Connect, authenticate and learn the broker's versions.
+
+    Raises ConnectionLost when the broker can not be reached or hangs up, TimedOut when it is silent, PeerError for a refused
+    login and OperatorError for a peer that can not be one of ours (TLS trouble).
+    """
+    peer = f"{host}:{port}"
+    loop = asyncio.get_running_loop()
+    timeout_ms = int(config["socket.connection.setup.timeout.ms"])
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            transport, connection = await loop.create_connection(
+                lambda: Connection(peer, config["client.id"], config["receive.message.max.bytes"]),
+                host,
+                port,
+                ssl=tls,
+                server_hostname=host if tls is not None else None,
+            )
+    except TimeoutError:
+        raise TimedOut(f"{peer} did not accept a connection within {timeout_ms} ms") from None
+    except OSError as error:
+        if type(error).__module__ == "ssl":
+            raise OperatorError(
+                f"{peer}: the TLS handshake failed: {error}",
+                "Check security.protocol, ssl.ca.location and that the certificate names this host.",
+            ) from None
+        raise ConnectionLost(f"no connection to {peer}: {error}") from None
+    _tune(transport, config)
+    try:
+        await _learn_versions(connection, config)
+        if config["security.protocol"].startswith("SASL"):
+            await _authenticate(connection, config)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _tune(transport: asyncio.Transport, config: ClientConfig) -> None:
+    transport.set_write_buffer_limits(high=4 * 1024 * 1024)
+    plain: socket.socket | None = transport.get_extra_info("socket")
+    if plain is None:
+        return
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, option in (("send.buffer.bytes", socket.SO_SNDBUF), ("receive.buffer.bytes", socket.SO_RCVBUF)):
+        if config[name] > 0:
+            plain.setsockopt(socket.SOL_SOCKET, option, config[name])
+
+
+async def _learn_versions(connection: Connection, config: ClientConfig) -> None:
+    timeout_ms = int(config["request.timeout.ms"])
+    version = SUPPORTED[ApiKey.API_VERSIONS][1]
+    name, software_version = client_software()
+    for _attempt in range(2):
+        fields = {"client_software_name": name, "client_software_version": software_version}
+        body = entities.write_request(ApiKey.API_VERSIONS, version, fields)
+        answer = await connection.post(ApiKey.API_VERSIONS, version, (body,), timeout_ms=timeout_ms)
+        # A broker that does not know our version answers in version 0 and names its own newest one.
+        if version > 0 and int.from_bytes(answer[:2], "big", signed=True) == ErrorCode.UNSUPPORTED_VERSION:
+            refusal = entities.read_response(ApiKey.API_VERSIONS, 0, answer)
+            offered = next((k for k in refusal.api_keys if int(k.api_key) == ApiKey.API_VERSIONS), None)
+            version = min(version - 1, int(offered.max_version)) if offered is not None else 0
+            continue
+        response = entities.read_response(ApiKey.API_VERSIONS, version, answer)
+        code = error_code(response.error_code)
+        if code is not ErrorCode.NONE:
+            raise broker_error(code, f"{connection.peer} refused ApiVersions")
+        connection.versions = {int(k.api_key): (int(k.min_version), int(k.max_version)) for k in response.api_keys}
+        return
+    raise broker_error(ErrorCode.UNSUPPORTED_VERSION, f"{connection.peer} speaks no version of ApiVersions that we do")
+
+
+async def _authenticate(connection: Connection, config: ClientConfig) -> None:
+    timeout_ms, mechanism = int(config["request.timeout.ms"]), config["sasl.mechanism"]
+    key = ApiKey.SASL_HANDSHAKE
+    shaken = await connection.call(key, connection.version_for(key), {"mechanism": mechanism}, timeout_ms=timeout_ms)
+    code = error_code(shaken.error_code)
+    if code is not ErrorCode.NONE:
+        raise broker_error(code, f"{connection.peer} offers {', '.join(shaken.mechanisms)}, not {mechanism}")
+    exchange = sasl_exchange(mechanism, config["sasl.username"], config["sasl.password"])
+    key, message = ApiKey.SASL_AUTHENTICATE, next(exchange)
+    while True:
+        version = connection.version_for(key)
+        reply = await connection.call(key, version, {"auth_bytes": message}, timeout_ms=timeout_ms)
+        code = error_code(reply.error_code)
+        if code is not ErrorCode.NONE:
+            raise broker_error(code, f"{connection.peer} refused the login", reply.error_message)
+        try:
+            message = exchange.send(bytes(reply.auth_bytes))
+        except StopIteration:
+            return

@@ -1,0 +1,300 @@
+"""What the client raises, and which answers of a broker are worth another try.
+
+Owns the client's exceptions. All belong to the three families of `fenceline.errors`: a broker's answer is a `PeerError`
+with its code, a thing only the caller's configuration or network can mend is an `OperatorError`. Every one says what to
+do, can be pickled (Spark workers send them home) and carries its facts as attributes.
+
+Rules: `epochs.md` E48-E52, `list_offsets.md` L29.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.ids import TopicPartition
+
+STALE_METADATA: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.LISTENER_NOT_FOUND,
+        ErrorCode.NETWORK_EXCEPTION,
+    }
+)
+"""Answers that mean: look the leader up again, then ask again (E51, E52)."""
+
+RETRIABLE: Final = STALE_METADATA | {
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.BROKER_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    ErrorCode.NOT_CONTROLLER,
+    ErrorCode.CORRUPT_MESSAGE,
+    ErrorCode.UNSTABLE_OFFSET_COMMIT,
+    ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+    ErrorCode.CONCURRENT_TRANSACTIONS,
+    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+}
+COORDINATOR_MOVED: Final = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
+
+_ADVICE: Final[Mapping[ErrorCode, str]] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "Check the topic's name, or create the topic first.",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "This user may not use the topic: ask for an ACL.",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "This user may not use the group: ask for an ACL.",
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "This user lacks a permission on the cluster.",
+    ErrorCode.MESSAGE_TOO_LARGE: "Raise the topic's max.message.bytes, or lower batch.size.",
+    ErrorCode.RECORD_LIST_TOO_LARGE: "Lower batch.size below the topic's segment.bytes.",
+    ErrorCode.NOT_ENOUGH_REPLICAS: "Fewer replicas are in sync than min.insync.replicas asks for: bring brokers back.",
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: "Records of this producer were lost on the way or on the broker.",
+    ErrorCode.INVALID_PRODUCER_EPOCH: "Another producer took over this one's id.",
+    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "The topic or the broker's version does not take this compression.type.",
+    ErrorCode.UNSUPPORTED_VERSION: "The broker is too old for this call.",
+    ErrorCode.SASL_AUTHENTICATION_FAILED: "Check sasl.mechanism, sasl.username and sasl.password.",
+    ErrorCode.ILLEGAL_GENERATION: "The group moved on without this member: poll more often or raise max.poll.interval.ms.",
+    ErrorCode.UNKNOWN_MEMBER_ID: "The group forgot this member: poll more often or raise session.timeout.ms.",
+    ErrorCode.FENCED_INSTANCE_ID: "Another consumer runs with the same group.instance.id: give each its own.",
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
+        "The group's members share no assignor: use the same partition.assignment.strategy."
+    ),
+    ErrorCode.INVALID_SESSION_TIMEOUT: "session.timeout.ms is outside of what the broker allows (group.min/max.session.timeout.ms).",
+}
+
+
+class ClientError(PeerError):
+    """A `PeerError` whose facts survive pickling: `facts` are the keyword arguments it was made from."""
+
+    def __init__(self, code: ErrorCode, message: str, **facts: Any) -> None:
+        super().__init__(code, message)
+        self.facts = facts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.code, self.message, self.facts)
+
+
+def _rebuild(kind: type[ClientError], code: ErrorCode, message: str, facts: dict[str, Any]) -> ClientError:
+    made = kind.__new__(kind)
+    ClientError.__init__(made, code, message, **facts)
+    made.__dict__.update(facts)
+    return made
+
+
+class ConnectionLost(ClientError):
+    """A broker's connection broke or could not be made. Retried inside a call while its time lasts."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.NETWORK_EXCEPTION, message)
+
+
+class TimedOut(ClientError):
+    """No answer in time, or a call's retries used up its time; the message names the last trouble."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.REQUEST_TIMED_OUT, message)
+
+
+class BrokersUnreachable(OperatorError):
+    """None of `bootstrap.servers` (or of the brokers they named) could be reached in time."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.advice)
+
+
+class OffsetOutOfRangeError(ClientError):
+    """The log does not hold `offset`. Attributes: topic, partition, offset, leader_epoch, log_start_offset, log_end_offset
+    (-1 where unknown)."""
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int
+    log_start_offset: int
+    log_end_offset: int
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        leader_epoch: int = -1,
+        log_start_offset: int = -1,
+        log_end_offset: int = -1,
+        detail: str = "",
+    ) -> None:
+        facts = {
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "leader_epoch": leader_epoch,
+            "log_start_offset": log_start_offset,
+            "log_end_offset": log_end_offset,
+        }
+        known = f"it holds {log_start_offset} to {log_end_offset}" if log_end_offset >= 0 else "its range is unknown"
+        message = (
+            f"{topic}-{partition}: offset {offset} is not in the log ({known}). {detail or 'Retention or a truncation removed it'}: "
+            "seek to an offset that exists, or set auto.offset.reset."
+        )
+        super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, message, **facts)
+        self.__dict__.update(facts)
+
+
+class LogTruncationError(ClientError):
+    """The log was cut below a position that had been read, so records seen before no longer exist (KIP-320, E48-E50).
+
+    Attributes: topic, partition, offset and leader_epoch (the position: next offset and epoch of the record before it),
+    divergent_offset and divergent_epoch (where the histories part; -1 when the leader could not tell).
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int
+    divergent_offset: int
+    divergent_epoch: int
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        leader_epoch: int,
+        *,
+        divergent_offset: int = -1,
+        divergent_epoch: int = -1,
+    ) -> None:
+        facts = {
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "leader_epoch": leader_epoch,
+            "divergent_offset": divergent_offset,
+            "divergent_epoch": divergent_epoch,
+        }
+        if divergent_offset >= 0:
+            where = (
+                f"the histories part at offset {divergent_offset} (epoch {divergent_epoch}): "
+                f"records {divergent_offset} to {offset - 1} as read before are gone"
+            )
+            advice = f"undo what was derived from them, then seek to {divergent_offset}"
+        else:
+            where = "the leader no longer knows that epoch, so the point where the histories part is unknown"
+            advice = "compare what was read with the log, then seek to an offset you trust"
+        message = (
+            f"{topic}-{partition}: the log was truncated under offset {offset} (read in leader epoch {leader_epoch}); {where}. "
+            f"To go on, {advice}."
+        )
+        super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, message, **facts)
+        self.__dict__.update(facts)
+
+
+class EpochMismatchError(ClientError):
+    """A record inside a planned range carries a newer leader epoch than the plan knew: the range was rewritten.
+
+    Attributes: topic, partition, offset (of the first such batch), leader_epoch (found), expected_epoch (highest allowed).
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int
+    expected_epoch: int
+
+    def __init__(self, topic: str, partition: int, offset: int, leader_epoch: int, expected_epoch: int) -> None:
+        facts = {
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "leader_epoch": leader_epoch,
+            "expected_epoch": expected_epoch,
+        }
+        message = (
+            f"{topic}-{partition}: offset {offset} was written in leader epoch {leader_epoch}, but the range was planned when "
+            f"the log ended in epoch {expected_epoch}. The log was truncated and rewritten since: plan the range again."
+        )
+        super().__init__(ErrorCode.FENCED_LEADER_EPOCH, message, **facts)
+        self.__dict__.update(facts)
+
+
+class TopicReplacedError(ClientError):
+    """A topic of that name exists, but it is not the one that was asked for (its id differs).
+
+    Attributes: topic, expected_id, found_id.
+    """
+
+    topic: str
+
+    def __init__(self, topic: str, expected_id: object, found_id: object) -> None:
+        facts = {"topic": topic, "expected_id": expected_id, "found_id": found_id}
+        super().__init__(
+            ErrorCode.INCONSISTENT_TOPIC_ID,
+            f"{topic}: the topic was deleted and created anew (id {expected_id} was expected, {found_id} found). "
+            "Offsets of the old one mean nothing here: start over.",
+            **facts,
+        )
+        self.__dict__.update(facts)
+
+
+class NoOffsetError(ClientError):
+    """A partition has neither a committed offset nor a reset policy. Attributes: topic, partition."""
+
+    topic: str
+    partition: int
+
+    def __init__(self, topic: str, partition: int) -> None:
+        facts = {"topic": topic, "partition": partition}
+        super().__init__(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"{topic}-{partition} has no committed offset and auto.offset.reset=none: seek to an offset or set the policy.",
+            **facts,
+        )
+        self.__dict__.update(facts)
+
+
+class CommitFailedError(ClientError):
+    """The group moved on before a commit: other members own the partitions now. Records since may be read twice."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(code, message)
+
+
+class BufferFull(ClientError):
+    """The producer's buffer.memory stayed full for max.block.ms."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.REQUEST_TIMED_OUT, message)
+
+
+def error_code(value: int) -> ErrorCode:
+    """The code for a number from the wire; a number newer than this client reads as UNKNOWN_SERVER_ERROR."""
+    try:
+        return ErrorCode(int(value))
+    except ValueError:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def broker_error(code: ErrorCode, subject: str, message: str | None = None) -> ClientError:
+    """A broker's refusal in words: what it was about, the broker's own message, and what to do."""
+    text = f"{subject}: {code.name}"
+    if message:
+        text += f" ({message.rstrip('.')})"
+    advice = _ADVICE.get(code)
+    return ClientError(code, f"{text}. {advice}" if advice else text)
+
+
+def describe(tp: TopicPartition, error: BaseException | str) -> str:
+    return f"{tp.topic}-{tp.partition}: {error}"

@@ -1,0 +1,101 @@
+"""The bridge between the asyncio core and blocking callers: one event loop on one daemon thread a client.
+
+Owns the thread and its end. A client belongs to the process that made it: after a fork (a PySpark worker) the thread does
+not exist, so use is refused with advice instead of hanging.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from fenceline.errors import OperatorError
+
+T = TypeVar("T")
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop where there is one, else the standard library's."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class LoopThread:
+    """Runs coroutines for other threads. `close` is idempotent and may be called from any thread but its own."""
+
+    def __init__(self, name: str) -> None:
+        self._owner_pid = os.getpid()
+        self._closed = False
+        self.loop = new_event_loop()
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._main, args=(started,), name=name, daemon=True)
+        self._thread.start()
+        started.wait()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to the end and return its result; an interrupt of the caller cancels the work."""
+        try:
+            self.check_usable()
+        except OperatorError:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise OperatorError("The client was closed during the call", "Make a new client.") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    @property
+    def is_closed(self) -> bool:
+        """Also True in a process that was forked from the owner's: there is nothing to close there."""
+        return self._closed or os.getpid() != self._owner_pid
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Have the loop call something soon; ignored once closed."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(callback, *args)
+
+    def check_usable(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise OperatorError(
+                "This client was made in another process", "A client does not survive fork: make one in each process."
+            )
+        if self._closed:
+            raise OperatorError("The client is closed", "Make a new one.")
+        if threading.current_thread() is self._thread:
+            raise OperatorError(
+                "A blocking call was made from the client's own thread (a callback?)",
+                "Do the work in another thread, or use the Async client.",
+            )
+
+    def close(self) -> None:
+        if self._closed or os.getpid() != self._owner_pid:
+            return
+        self._closed = True
+        self.call_soon(self.loop.stop)
+        self._thread.join(timeout=10)
+
+    def _main(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(started.set)
+        try:
+            self.loop.run_forever()
+        finally:
+            leftovers = asyncio.all_tasks(self.loop)
+            for task in leftovers:
+                task.cancel()
+            if leftovers:
+                self.loop.run_until_complete(asyncio.gather(*leftovers, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()

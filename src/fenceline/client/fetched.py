@@ -1,0 +1,174 @@
+"""From the bytes of a Fetch answer to what a reader may see: whole batches, from an offset on, without control records.
+
+Owns the scan that consumer and range reader share: it checks CRCs, drops what lies before the position or beyond the end,
+control batches and (read_committed) aborted transactions, and tells where to go on and in which leader epoch. Records are
+decoded later and elsewhere, straight out of the answer's buffer. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fenceline.client.errors import ClientError
+from fenceline.errors import ErrorCode
+from fenceline.ids import TopicPartition
+from fenceline.records.batch import BatchHeader, crc_is_valid, iter_headers
+from fenceline.records.decode import decode_batch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ABORT_MARKER: Final = 0
+
+
+class ConsumerRecord(NamedTuple):
+    """One record. timestamp in ms since 1970; timestamp_type 0 create time, 1 log append time."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    leader_epoch: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class Run(NamedTuple):
+    """Batches that lie one behind the other in `records`; only offsets in [start_offset, end_offset_exclusive) count."""
+
+    records: memoryview
+    start_offset: int
+    end_offset_exclusive: int
+
+
+class Fetched(NamedTuple):
+    """What one partition's part of an answer holds. `next_offset` and `last_epoch`: where to go on, and the epoch so far."""
+
+    topic: str
+    partition: int
+    runs: tuple[Run, ...]
+    start_offset: int
+    next_offset: int
+    last_epoch: int
+    size_bytes: int
+    record_count: int
+    """Upper bound: counts of whole batches, also where the first or last one is cut."""
+
+
+class Aborted:
+    """Aborted transactions of one answer, consumed in offset order (read_committed)."""
+
+    def __init__(self, transactions: Iterable[tuple[int, int]] | None) -> None:
+        self._waiting = sorted(transactions or (), key=lambda t: t[1], reverse=True)
+        self._open: set[int] = set()
+
+    def hides(self, header: BatchHeader, buf: memoryview) -> bool:
+        """Whether the batch belongs to an aborted transaction; must be asked for every batch, in order."""
+        while self._waiting and self._waiting[-1][1] <= header.last_offset:
+            self._open.add(self._waiting.pop()[0])
+        if header.is_control:
+            if header.producer_id in self._open and _control_type(buf, header) == _ABORT_MARKER:
+                self._open.discard(header.producer_id)
+            return True
+        return header.is_transactional and header.producer_id in self._open
+
+
+def scan(
+    tp: TopicPartition,
+    buf: memoryview,
+    from_offset: int,
+    epoch: int,
+    *,
+    end_offset_exclusive: int = 2**63 - 1,
+    aborted: Aborted | None = None,
+    check_crcs: bool = True,
+    max_leader_epoch: int = -1,
+) -> tuple[Fetched, BatchHeader | None]:
+    """Cut `buf` (the records of a Fetch answer, maybe with a torn tail) into runs a reader may see.
+
+    The second value is the first batch whose epoch is above `max_leader_epoch` (-1: any is fine), where the scan stopped.
+    Raises ClientError(CORRUPT_MESSAGE) when a CRC is wrong, RecordsError for bytes that are no batches.
+    """
+    runs: list[Run] = []
+    run_start = run_end = -1
+    run_first_offset = run_next_offset = from_offset
+    next_offset, size_bytes, record_count = from_offset, 0, 0
+    newer: BatchHeader | None = None
+    for header in iter_headers(buf, allow_partial_tail=True):
+        if header.last_offset < from_offset:
+            continue
+        if header.base_offset >= end_offset_exclusive:
+            next_offset = max(next_offset, end_offset_exclusive)
+            break
+        if 0 <= max_leader_epoch < header.leader_epoch:
+            newer = header
+            break
+        if check_crcs and not crc_is_valid(buf, header):
+            raise ClientError(
+                ErrorCode.CORRUPT_MESSAGE,
+                f"{tp}: the batch at offset {header.base_offset} arrived with a wrong checksum. Read again; if it stays so, "
+                "the broker's segment is damaged.",
+            )
+        hidden = aborted.hides(header, buf) if aborted is not None else header.is_control
+        if hidden or header.position != run_end:
+            if run_end > run_start >= 0:
+                runs.append(Run(buf[run_start:run_end], run_first_offset, run_next_offset))
+            run_start = run_end = header.position
+            run_first_offset = max(from_offset, header.base_offset)
+        next_offset = min(header.next_offset, end_offset_exclusive)
+        if hidden:
+            run_start = run_end = -1
+        else:
+            run_end = header.end_position
+            run_next_offset = next_offset
+            size_bytes += header.size_bytes
+            record_count += header.record_count
+        epoch = header.leader_epoch
+    if run_end > run_start >= 0:
+        runs.append(Run(buf[run_start:run_end], run_first_offset, run_next_offset))
+    fetched = Fetched(tp.topic, tp.partition, tuple(runs), from_offset, next_offset, epoch, size_bytes, record_count)
+    return fetched, newer
+
+
+def to_records(fetched: Fetched) -> list[ConsumerRecord]:
+    """The records as tuples, in offset order."""
+    found: list[ConsumerRecord] = []
+    for run in fetched.runs:
+        for header in iter_headers(run.records):
+            kind = int(header.timestamp_type)
+            for record in decode_batch(run.records, header):
+                if run.start_offset <= record.offset < run.end_offset_exclusive:
+                    found.append(
+                        ConsumerRecord(
+                            fetched.topic,
+                            fetched.partition,
+                            record.offset,
+                            record.timestamp,
+                            kind,
+                            header.leader_epoch,
+                            record.key,
+                            record.value,
+                            record.headers,
+                        )
+                    )
+    return found
+
+
+def _control_type(buf: memoryview, header: BatchHeader) -> int:
+    """0 abort, 1 commit: the second int16 of the control record's key; -1 when there is none."""
+    records = decode_batch(buf, header)
+    key = records[0].key if records else None
+    return int.from_bytes(key[2:4], "big", signed=True) if key is not None and len(key) >= 4 else -1
+
+
+def to_arrow(pieces: Sequence[Fetched], **options: Any) -> pa.RecordBatch:
+    """All pieces as one RecordBatch, in the order given; `options` and columns as in `fenceline.records.arrow`."""
+    from fenceline.records.arrow import batches_to_arrow
+
+    chunks = [(piece.topic, piece.partition, run.records) for piece in pieces for run in piece.runs]
+    starts = [run.start_offset for piece in pieces for run in piece.runs]
+    ends = [run.end_offset_exclusive for piece in pieces for run in piece.runs]
+    return batches_to_arrow(chunks, start_offsets=starts, end_offsets_exclusive=ends, **options)

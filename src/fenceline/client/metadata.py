@@ -1,0 +1,210 @@
+"""What the client knows of the cluster: brokers, topics, leaders, and the newest leader epoch seen of each partition.
+
+Owns the rules that keep an old answer from replacing a newer one. Pure: no sockets, no clock. A leader is given out only
+while its epoch is the newest that was seen anywhere; otherwise it counts as unknown until metadata catches up.
+
+Rules: `epochs.md` E57-E60.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from fenceline.client.errors import error_code
+from fenceline.errors import ErrorCode
+from fenceline.ids import NO_EPOCH, ZERO_UUID, TopicPartition
+
+TRUSTED_EPOCHS_VERSION: Final = 9
+"""Metadata answers below this version carry no leader epochs that may be trusted (E57)."""
+
+
+class BrokerEndpoint(NamedTuple):
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+class PartitionMetadata(NamedTuple):
+    """One partition as the brokers tell it; leader -1 means that there is none now."""
+
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    error: ErrorCode = ErrorCode.NONE
+    offline_replicas: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    name: str
+    id: UUID
+    partitions: Mapping[int, PartitionMetadata]
+    is_internal: bool = False
+    error: ErrorCode = ErrorCode.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMetadata:
+    """One answer (or the cache's whole): brokers by id, topics by name."""
+
+    cluster_id: str | None
+    controller_id: int
+    brokers: Mapping[int, BrokerEndpoint]
+    topics: Mapping[str, TopicMetadata]
+
+
+class LeaderAndEpoch(NamedTuple):
+    """leader -1: unknown. epoch -1: unknown (an old broker)."""
+
+    leader: int
+    epoch: int
+
+
+UNKNOWN_LEADER: Final = LeaderAndEpoch(-1, NO_EPOCH)
+
+
+def parse_metadata(version: int, response: Any) -> ClusterMetadata:
+    """A Metadata answer as values; epochs of versions that may not be trusted read as -1 (E57)."""
+    topics: dict[str, TopicMetadata] = {}
+    for topic in response.topics:
+        if topic.name is None:
+            continue
+        partitions = {
+            int(p.partition_index): PartitionMetadata(
+                int(p.leader_id),
+                int(p.leader_epoch) if version >= TRUSTED_EPOCHS_VERSION else NO_EPOCH,
+                tuple(map(int, p.replica_nodes)),
+                tuple(map(int, p.isr_nodes)),
+                error_code(p.error_code),
+                tuple(map(int, getattr(p, "offline_replicas", ()))),
+            )
+            for p in topic.partitions
+        }
+        name = str(topic.name)
+        topics[name] = TopicMetadata(
+            name,
+            getattr(topic, "topic_id", None) or ZERO_UUID,
+            dict(sorted(partitions.items())),
+            bool(topic.is_internal),
+            error_code(topic.error_code),
+        )
+    brokers = {int(b.node_id): BrokerEndpoint(int(b.node_id), b.host, int(b.port), b.rack) for b in response.brokers}
+    return ClusterMetadata(response.cluster_id, int(response.controller_id), brokers, topics)
+
+
+class MetadataCache:
+    """The newest known state. `update_version` counts answers taken in, so that users can do work once for each (E46)."""
+
+    def __init__(self) -> None:
+        self.cluster_id: str | None = None
+        self.controller_id = -1
+        self.brokers: dict[int, BrokerEndpoint] = {}
+        self.topics: dict[str, TopicMetadata] = {}
+        self.update_version = 0
+        self._last_seen: dict[TopicPartition, int] = {}
+
+    def snapshot(self) -> ClusterMetadata:
+        return ClusterMetadata(self.cluster_id, self.controller_id, dict(self.brokers), dict(self.topics))
+
+    def apply(self, answer: ClusterMetadata, *, complete: bool = False, asked: Iterable[str] = ()) -> None:
+        """Take in an answer. `complete`: it names every topic, so topics that it lacks are gone.
+
+        `asked` names the topics that were asked for: those that the answer refuses as unknown are forgotten.
+        """
+        self.update_version += 1
+        self.cluster_id = answer.cluster_id or self.cluster_id
+        self.controller_id = answer.controller_id
+        if answer.brokers:
+            self.brokers = dict(answer.brokers)
+        if complete:
+            for name in self.topics.keys() - answer.topics.keys():
+                self._forget(name)
+        for name in asked:
+            if name not in answer.topics:
+                self._forget(name)
+        for name, topic in answer.topics.items():
+            known = self.topics.get(name)
+            if topic.error is not ErrorCode.NONE and not topic.partitions:
+                if topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    self._forget(name)
+                # Any other error says nothing about the topic: what was known stays, or the error is kept to be told.
+                self.topics.setdefault(name, topic)
+                continue
+            self.topics[name] = self._merged(topic, known)
+
+    def last_seen_epoch(self, tp: TopicPartition) -> int:
+        return self._last_seen.get(tp, NO_EPOCH)
+
+    def note_epoch(self, tp: TopicPartition, epoch: int) -> bool:
+        """A partition's epoch was seen outside of metadata; True when it is newer, so metadata must be asked anew (E58)."""
+        known = self._last_seen.get(tp)
+        if known is None or epoch <= known:
+            return False
+        self._last_seen[tp] = epoch
+        return True
+
+    def leader(self, tp: TopicPartition) -> LeaderAndEpoch:
+        """Leader and epoch, the leader -1 while metadata is older than the newest epoch seen (E58)."""
+        topic = self.topics.get(tp.topic)
+        partition = None if topic is None else topic.partitions.get(tp.partition)
+        last_seen = self._last_seen.get(tp, NO_EPOCH)
+        if partition is None:
+            return LeaderAndEpoch(-1, last_seen)
+        if partition.leader_epoch < last_seen:
+            return LeaderAndEpoch(-1, last_seen)
+        leader = partition.leader if partition.leader in self.brokers else -1
+        return LeaderAndEpoch(leader, partition.leader_epoch)
+
+    def accept_hint(
+        self, tp: TopicPartition, leader: int, epoch: int, endpoints: Mapping[int, BrokerEndpoint] | None = None
+    ) -> bool:
+        """The leader that a Fetch or Produce answer names; taken only when newer, known and resolvable (E59)."""
+        topic = self.topics.get(tp.topic)
+        partition = None if topic is None else topic.partitions.get(tp.partition)
+        if topic is None or partition is None or epoch <= max(partition.leader_epoch, self._last_seen.get(tp, -1)):
+            return False
+        endpoint = (endpoints or {}).get(leader) or self.brokers.get(leader)
+        if endpoint is None:
+            return False
+        self.brokers[leader] = endpoint
+        changed = partition._replace(leader=leader, leader_epoch=epoch, error=ErrorCode.NONE)
+        self.topics[tp.topic] = TopicMetadata(
+            topic.name, topic.id, {**topic.partitions, tp.partition: changed}, topic.is_internal, topic.error
+        )
+        self._last_seen[tp] = epoch
+        self.update_version += 1
+        return True
+
+    def topic_id(self, topic: str) -> UUID:
+        """The topic's id, all zero when unknown or the broker has none."""
+        known = self.topics.get(topic)
+        return ZERO_UUID if known is None else known.id
+
+    def _merged(self, topic: TopicMetadata, known: TopicMetadata | None) -> TopicMetadata:
+        same_topic = known is not None and known.id != ZERO_UUID and known.id == topic.id
+        nameless = known is not None and known.id == ZERO_UUID and topic.id == ZERO_UUID
+        partitions: dict[int, PartitionMetadata] = {}
+        for index, partition in topic.partitions.items():
+            tp = TopicPartition(topic.name, index)
+            last_seen = self._last_seen.get(tp)
+            if partition.leader_epoch < 0:
+                self._last_seen.pop(tp, None)
+            elif (same_topic or nameless) and last_seen is not None and partition.leader_epoch < last_seen:
+                kept = known.partitions.get(index) if known is not None else None
+                if kept is not None:
+                    partitions[index] = kept
+                    continue
+            else:
+                self._last_seen[tp] = partition.leader_epoch
+            partitions[index] = partition
+        return TopicMetadata(topic.name, topic.id, partitions, topic.is_internal, topic.error)
+
+    def _forget(self, topic: str) -> None:
+        self.topics.pop(topic, None)
+        for tp in [tp for tp in self._last_seen if tp.topic == topic]:
+            del self._last_seen[tp]

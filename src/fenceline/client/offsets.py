@@ -1,0 +1,201 @@
+"""Looking offsets up: ListOffsets and OffsetForLeaderEpoch, grouped by leader, fenced by epoch, retried.
+
+Owns the two look-ups that admin, consumer and reader share. Every request carries the leader epoch known from metadata, so
+an answer of a deposed leader can not be mistaken for the truth.
+
+Rules: `list_offsets.md` L29-L33, `epochs.md` E46-E51.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from fenceline.client.cluster import Cluster, Deadline
+from fenceline.client.errors import RETRIABLE, ConnectionLost, TimedOut, broker_error, error_code
+from fenceline.client.metadata import LeaderAndEpoch
+from fenceline.errors import ErrorCode, OperatorError
+from fenceline.ids import NO_EPOCH, TopicPartition
+from fenceline.wire.apis import ApiKey
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+_MIN_VERSION: Final[Mapping[int, int]] = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+_NAMES: Final[Mapping[str, int]] = {
+    "latest": LATEST,
+    "earliest": EARLIEST,
+    "max_timestamp": MAX_TIMESTAMP,
+    "earliest_local": EARLIEST_LOCAL,
+    "latest_tiered": LATEST_TIERED,
+}
+
+OffsetSpec = int | str
+"""A time in ms since 1970, one of the special timestamps (-1 to -5), or their names ("latest", "earliest", ...)."""
+
+
+class OffsetAndEpoch(NamedTuple):
+    """offset -1: nothing was found. leader_epoch -1: the broker did not say. timestamp -1: none belongs to the offset."""
+
+    offset: int
+    leader_epoch: int = NO_EPOCH
+    timestamp: int = -1
+
+
+class CommittedOffset(NamedTuple):
+    """The next offset to read and the leader epoch of the record before it (-1: unknown), as a group keeps it (E56, E61)."""
+
+    offset: int
+    leader_epoch: int = NO_EPOCH
+    metadata: str = ""
+
+
+class EpochEnd(NamedTuple):
+    """Answer of OffsetForLeaderEpoch: the largest epoch not above the one asked for, and where it ends (E13); -1 unknown."""
+
+    leader_epoch: int
+    end_offset: int
+
+
+def timestamp_of(spec: OffsetSpec) -> int:
+    """The wire's timestamp of a spec. Raises OperatorError for a spec that means nothing."""
+    if isinstance(spec, int):
+        if spec < LATEST_TIERED:
+            raise OperatorError(
+                f"{spec} is not a timestamp", "Use milliseconds since 1970, or a name such as 'latest'."
+            )
+        return spec
+    known = _NAMES.get(spec.lower().replace("-", "_"))
+    if known is None:
+        raise OperatorError(f"{spec!r} is not an offset", f"Use a time in milliseconds or one of {', '.join(_NAMES)}.")
+    return known
+
+
+async def list_offsets(
+    cluster: Cluster,
+    wanted: Mapping[TopicPartition, OffsetSpec],
+    *,
+    deadline: Deadline,
+    isolation_level: int = 0,
+) -> dict[TopicPartition, OffsetAndEpoch]:
+    """One answer for each partition asked for. Raises the first refusal that no retry mends, or TimedOut."""
+    timestamps = {tp: timestamp_of(spec) for tp, spec in wanted.items()}
+    found: dict[TopicPartition, OffsetAndEpoch] = {}
+
+    async def ask(node_id: int, partitions: list[tuple[TopicPartition, LeaderAndEpoch]]) -> None:
+        by_topic: dict[str, list[dict[str, int]]] = {}
+        for tp, leader in partitions:
+            by_topic.setdefault(tp.topic, []).append(
+                {
+                    "partition_index": tp.partition,
+                    "current_leader_epoch": leader.epoch,
+                    "timestamp": timestamps[tp],
+                    "max_num_offsets": 1,
+                }
+            )
+        fields = {
+            "replica_id": -1,
+            "isolation_level": isolation_level,
+            "topics": [{"name": name, "partitions": listed} for name, listed in by_topic.items()],
+            "timeout": int(deadline.left_ms),
+        }
+        needed = max((_MIN_VERSION.get(timestamps[tp], 0) for tp, _ in partitions), default=0)
+        response = await cluster.call(node_id, ApiKey.LIST_OFFSETS, fields, deadline=deadline, min_version=needed)
+        for topic in response.topics:
+            for answer in topic.partitions:
+                tp = TopicPartition(str(topic.name), int(answer.partition_index))
+                code = error_code(answer.error_code)
+                epoch = int(getattr(answer, "leader_epoch", NO_EPOCH))
+                if code is ErrorCode.NONE:
+                    cluster.metadata.note_epoch(tp, epoch)
+                    found[tp] = OffsetAndEpoch(int(answer.offset), epoch, int(answer.timestamp))
+                elif code is ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT:
+                    found[tp] = OffsetAndEpoch(-1)
+                else:
+                    _note_refusal(cluster, code, tp, "ListOffsets", deadline)
+
+    await _ask_leaders(cluster, set(timestamps), found, ask, deadline)
+    return {tp: found[tp] for tp in wanted}
+
+
+async def offsets_for_leader_epoch(
+    cluster: Cluster,
+    wanted: Mapping[TopicPartition, tuple[int, int]],
+    *,
+    deadline: Deadline,
+) -> dict[TopicPartition, EpochEnd]:
+    """Where epochs end on the leaders. `wanted`: partition -> (epoch asked for, current leader epoch or -1 for metadata's).
+
+    A current epoch above what metadata knows makes metadata catch up first; one below is told to the leader, which fences it.
+    """
+    found: dict[TopicPartition, EpochEnd] = {}
+    for tp, (_, current) in wanted.items():
+        if cluster.metadata.note_epoch(tp, current):
+            cluster.request_refresh()
+
+    async def ask(node_id: int, partitions: list[tuple[TopicPartition, LeaderAndEpoch]]) -> None:
+        by_topic: dict[str, list[dict[str, int]]] = {}
+        for tp, leader in partitions:
+            epoch, current = wanted[tp]
+            by_topic.setdefault(tp.topic, []).append(
+                {
+                    "partition": tp.partition,
+                    "current_leader_epoch": leader.epoch if current < 0 else current,
+                    "leader_epoch": epoch,
+                }
+            )
+        fields = {
+            "replica_id": -1,
+            "topics": [{"topic": name, "partitions": listed} for name, listed in by_topic.items()],
+        }
+        response = await cluster.call(node_id, ApiKey.OFFSET_FOR_LEADER_EPOCH, fields, deadline=deadline)
+        for topic in response.topics:
+            for answer in topic.partitions:
+                tp = TopicPartition(str(topic.topic), int(answer.partition))
+                code = error_code(answer.error_code)
+                if code is ErrorCode.NONE:
+                    found[tp] = EpochEnd(int(answer.leader_epoch), int(answer.end_offset))
+                else:
+                    fatal = code is ErrorCode.FENCED_LEADER_EPOCH and wanted[tp][1] >= 0
+                    _note_refusal(cluster, code, tp, "OffsetForLeaderEpoch", deadline, fatal=fatal)
+
+    await _ask_leaders(cluster, set(wanted), found, ask, deadline)
+    return {tp: found[tp] for tp in wanted}
+
+
+def _note_refusal(
+    cluster: Cluster, code: ErrorCode, tp: TopicPartition, what: str, deadline: Deadline, *, fatal: bool = False
+) -> None:
+    error = broker_error(code, f"{what} of {tp}")
+    if fatal or code not in RETRIABLE:
+        raise error
+    deadline.trouble = error
+
+
+async def _ask_leaders(
+    cluster: Cluster, wanted: set[TopicPartition], found: Mapping[TopicPartition, Any], ask: Any, deadline: Deadline
+) -> None:
+    """Run `ask(node, partitions)` for each leader, again for whatever is missing in `found`, until all is there."""
+    while True:
+        missing = sorted(wanted - found.keys())
+        if not missing:
+            return
+        grouped = await cluster.by_leader(missing, deadline)
+        outcomes = await asyncio.gather(
+            *(ask(node_id, partitions) for node_id, partitions in grouped.items()), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, ConnectionLost | TimedOut):
+                deadline.trouble = outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        missing = sorted(wanted - found.keys())
+        if not missing:
+            return
+        if deadline.is_over:
+            raise cluster.out_of_time(deadline)
+        await cluster.pause(deadline)
+        await cluster.fetch_metadata({tp.topic for tp in missing}, deadline)

@@ -1,0 +1,471 @@
+"""RangeReader: exactly the records of given offset ranges, or an error that says why not.
+
+Owns the bulk path that Spark executors use. Every Fetch carries the leader epoch known from metadata and the epoch of the
+last record read, so a broker of another history answers with the point of divergence instead of with other records
+(KIP-320, `epochs.md` E8-E10); every batch's epoch is held against the one that the range was planned with. Memory is
+bounded by `queued.max.bytes`; the next Fetch of a broker is under way while the caller decodes the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from uuid import UUID
+
+from fenceline.client.cluster import Cluster, Deadline, Purpose
+from fenceline.client.config import ClientConfig
+from fenceline.client.errors import (
+    RETRIABLE,
+    ConnectionLost,
+    EpochMismatchError,
+    LogTruncationError,
+    OffsetOutOfRangeError,
+    TimedOut,
+    TopicReplacedError,
+    broker_error,
+    error_code,
+)
+from fenceline.client.face import LoopThread
+from fenceline.client.fetch_wire import PartitionFetch, fetch_once
+from fenceline.client.fetched import Aborted, ConsumerRecord, Fetched, scan, to_arrow, to_records
+from fenceline.client.offsets import EARLIEST, LATEST, list_offsets, offsets_for_leader_epoch
+from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
+from fenceline.ids import NO_EPOCH, ZERO_UUID, TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fenceline.wire.fetch import FetchedPartition
+
+_FIRST_VALIDATING_FETCH = 12
+"""The first Fetch version in which the broker itself checks the last fetched epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets [start_offset, end_offset_exclusive) of one partition, and what was known when the range was planned.
+
+    leader_epoch: epoch of the position start_offset, as a checkpoint, a committed offset or ListOffsets gives it (-1: not
+    known, then nothing is checked at the start). max_leader_epoch: epoch of the position end_offset_exclusive; a record
+    inside the range with a newer one means that the log was rewritten since (-1: any). topic_id: the topic must have it.
+    """
+
+    start_offset: int
+    end_offset_exclusive: int
+    leader_epoch: int = NO_EPOCH
+    max_leader_epoch: int = NO_EPOCH
+    topic_id: UUID | None = None
+
+
+RangeSpec = OffsetRange | tuple[int, int] | tuple[int, int, int] | tuple[int, int, int, int]
+
+
+class _Cursor:
+    """How far one range is read."""
+
+    __slots__ = ("epoch", "offset", "range", "stalled_since_s", "tp", "validated")
+
+    def __init__(self, tp: TopicPartition, wanted: OffsetRange) -> None:
+        self.tp = tp
+        self.range = wanted
+        self.offset = wanted.start_offset
+        self.epoch = wanted.leader_epoch
+        self.stalled_since_s: float | None = None
+        self.validated = wanted.leader_epoch < 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.offset >= self.range.end_offset_exclusive
+
+
+class _Budget:
+    """Bytes that were fetched and not yet taken by the caller."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def wait_for_room(self) -> None:
+        await self._room.wait()
+
+    def take(self, size_bytes: int) -> None:
+        self._held_bytes += size_bytes
+        if self._held_bytes >= self._limit_bytes:
+            self._room.clear()
+
+    def give_back(self, size_bytes: int) -> None:
+        self._held_bytes -= size_bytes
+        if self._held_bytes < self._limit_bytes:
+            self._room.set()
+
+
+class AsyncRangeReader:
+    """Make it inside a running loop. `stall_timeout_ms`: how long a log may end before the end of a range."""
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None,
+        *,
+        stall_timeout_ms: int = 15_000,
+        **config: Any,
+    ) -> None:
+        self.config = ClientConfig.parse("reader", bootstrap, config)
+        self.cluster = Cluster(self.config)
+        self._stall_timeout_ms = stall_timeout_ms
+
+    async def close(self) -> None:
+        await self.cluster.close()
+
+    async def fetch(self, ranges: Mapping[TopicPartition, RangeSpec]) -> AsyncIterator[Fetched]:
+        """Pieces of the ranges as they come, each partition's in order. The caller need not give back memory."""
+        pieces: asyncio.Queue[Fetched | BaseException | None] = asyncio.Queue()
+        budget = _Budget(self.config["queued.max.bytes"])
+        task = asyncio.ensure_future(self.pump(ranges, pieces.put_nowait, budget))
+        try:
+            while True:
+                piece = await pieces.get()
+                if piece is None:
+                    return
+                if isinstance(piece, BaseException):
+                    raise piece
+                budget.give_back(piece.size_bytes)
+                yield piece
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def pump(self, ranges: Mapping[TopicPartition, RangeSpec], deliver: Any, budget: _Budget) -> None:
+        """Fetch all ranges; hand each piece to `deliver`, at last None, or the exception that ended it."""
+        try:
+            cursors = self._cursors(ranges)
+            await self._check_ids(cursors)
+            await self._read_all([c for c in cursors if not c.is_done], deliver, budget)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            deliver(error)
+        else:
+            deliver(None)
+
+    @staticmethod
+    def _cursors(ranges: Mapping[TopicPartition, RangeSpec]) -> list[_Cursor]:
+        cursors = []
+        for tp, given in ranges.items():
+            wanted = given if isinstance(given, OffsetRange) else OffsetRange(*given)
+            if not 0 <= wanted.start_offset <= wanted.end_offset_exclusive:
+                raise OperatorError(
+                    f"{tp[0]}-{tp[1]}: {wanted.start_offset} to {wanted.end_offset_exclusive} is not a range of offsets",
+                    "A range starts at 0 or above and ends at or after its start.",
+                )
+            cursors.append(_Cursor(TopicPartition(*tp), wanted))
+        return cursors
+
+    async def _check_ids(self, cursors: list[_Cursor]) -> None:
+        expected = {c.tp.topic: c.range.topic_id for c in cursors if c.range.topic_id is not None}
+        if not cursors:
+            return
+        deadline = self._deadline()
+        await self.cluster.fetch_metadata(sorted({c.tp.topic for c in cursors}), deadline)
+        for topic, topic_id in expected.items():
+            found = self.cluster.metadata.topic_id(topic)
+            if found not in (ZERO_UUID, topic_id):
+                raise TopicReplacedError(topic, topic_id, found)
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self.config["default.api.timeout.ms"])
+
+    async def _read_all(self, waiting: list[_Cursor], deliver: Any, budget: _Budget) -> None:
+        """One pump a leader; cursors whose leader moved come back and are handed to the next one."""
+        pumps: set[asyncio.Task[list[_Cursor]]] = set()
+        deadline = self._deadline()
+        try:
+            while waiting or pumps:
+                if waiting:
+                    grouped = await self.cluster.by_leader([c.tp for c in waiting], deadline)
+                    by_tp = {c.tp: c for c in waiting}
+                    waiting = []
+                    for node_id, led in grouped.items():
+                        cursors = [by_tp[tp] for tp, _ in led]
+                        pumps.add(asyncio.ensure_future(self._read_from(node_id, cursors, deliver, budget)))
+                done, pumps = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+                for pump in done:
+                    unfinished = pump.result()
+                    if not unfinished:
+                        deadline = self._deadline()
+                        continue
+                    waiting.extend(unfinished)
+                if waiting:
+                    if deadline.is_over:
+                        raise self.cluster.out_of_time(deadline)
+                    await self.cluster.pause(deadline)
+                    await self.cluster.fetch_metadata(sorted({c.tp.topic for c in waiting}), deadline)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _read_from(self, node_id: int, cursors: list[_Cursor], deliver: Any, budget: _Budget) -> list[_Cursor]:
+        """Read from one leader until all is read or the leader is not (any more) the right one for some."""
+        loop = asyncio.get_running_loop()
+        moved: list[_Cursor] = []
+        active = list(cursors)
+        while active:
+            await budget.wait_for_room()
+            try:
+                connection = await self.cluster.link(node_id, Purpose.FETCH).connection()
+                if connection.max_version(1) < _FIRST_VALIDATING_FETCH:
+                    await self._validate(active)
+                answers = await fetch_once(
+                    self.cluster, connection, [self._request(cursor) for cursor in active], self.config
+                )
+            except (ConnectionLost, TimedOut):
+                return moved + active
+            still: list[_Cursor] = []
+            for cursor in active:
+                answer = answers.get(cursor.tp)
+                if answer is None:
+                    still.append(cursor)
+                elif await self._take(cursor, answer, deliver, budget, loop.time()):
+                    if not cursor.is_done:
+                        still.append(cursor)
+                else:
+                    moved.append(cursor)
+            # The partition that was answered first comes last: a full answer must not starve the others.
+            active = still[1:] + still[:1]
+        return moved
+
+    def _request(self, cursor: _Cursor) -> PartitionFetch:
+        return PartitionFetch(
+            cursor.tp,
+            cursor.offset,
+            cursor.epoch,
+            self.cluster.metadata.leader(cursor.tp).epoch,
+            self.config["max.partition.fetch.bytes"],
+        )
+
+    async def _take(
+        self, cursor: _Cursor, answer: FetchedPartition, deliver: Any, budget: _Budget, now_s: float
+    ) -> bool:
+        """Take one partition's answer; False when the leader has to be looked up again."""
+        code = error_code(answer.error_code)
+        tp = cursor.tp
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise await self._explain_out_of_range(cursor)
+        if code is not ErrorCode.NONE:
+            if code not in RETRIABLE:
+                raise broker_error(code, f"reading {tp} at offset {cursor.offset}")
+            return False
+        if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
+            epoch, end_offset = answer.diverging_epoch
+            raise LogTruncationError(
+                tp.topic, tp.partition, cursor.offset, cursor.epoch, divergent_offset=end_offset, divergent_epoch=epoch
+            )
+        if answer.records:
+            committed = self.config["isolation.level"] == "read_committed"
+            piece, newer = scan(
+                tp,
+                memoryview(answer.records),
+                cursor.offset,
+                cursor.epoch,
+                end_offset_exclusive=cursor.range.end_offset_exclusive,
+                aborted=Aborted(answer.aborted_transactions) if committed else None,
+                check_crcs=self.config["check.crcs"],
+                max_leader_epoch=cursor.range.max_leader_epoch,
+            )
+            if newer is not None:
+                raise EpochMismatchError(
+                    tp.topic,
+                    tp.partition,
+                    max(newer.base_offset, cursor.offset),
+                    newer.leader_epoch,
+                    cursor.range.max_leader_epoch,
+                )
+            if piece.next_offset > cursor.offset:
+                cursor.offset, cursor.epoch, cursor.stalled_since_s = piece.next_offset, piece.last_epoch, None
+                if piece.runs:
+                    budget.take(piece.size_bytes)
+                    deliver(piece)
+                return True
+        self._check_stall(cursor, answer, now_s)
+        return True
+
+    def _check_stall(self, cursor: _Cursor, answer: FetchedPartition, now_s: float) -> None:
+        end = answer.last_stable_offset if self.config["isolation.level"] == "read_committed" else answer.high_watermark
+        if not 0 <= end <= cursor.offset:
+            cursor.stalled_since_s = None
+            return
+        if cursor.stalled_since_s is None:
+            cursor.stalled_since_s = now_s
+        elif (now_s - cursor.stalled_since_s) * 1000 >= self._stall_timeout_ms:
+            raise OffsetOutOfRangeError(
+                cursor.tp.topic,
+                cursor.tp.partition,
+                cursor.offset,
+                leader_epoch=cursor.epoch,
+                log_start_offset=answer.log_start_offset,
+                log_end_offset=end,
+                detail=(
+                    f"The range was to end at {cursor.range.end_offset_exclusive}, but the readable log ends at {end} "
+                    f"since {self._stall_timeout_ms} ms: it was truncated, or its in-sync replicas are behind"
+                ),
+            )
+
+    async def _explain_out_of_range(self, cursor: _Cursor) -> PeerError:
+        """Why an offset is out of range, as exactly as the cluster can tell."""
+        tp, deadline = cursor.tp, self._deadline()
+        start = (await list_offsets(self.cluster, {tp: EARLIEST}, deadline=deadline))[tp]
+        end = (await list_offsets(self.cluster, {tp: LATEST}, deadline=deadline))[tp]
+        if cursor.epoch >= 0 and cursor.offset >= start.offset:
+            known = (await offsets_for_leader_epoch(self.cluster, {tp: (cursor.epoch, -1)}, deadline=deadline))[tp]
+            if known.end_offset < cursor.offset:
+                return LogTruncationError(
+                    tp.topic,
+                    tp.partition,
+                    cursor.offset,
+                    cursor.epoch,
+                    divergent_offset=known.end_offset,
+                    divergent_epoch=known.leader_epoch,
+                )
+        return OffsetOutOfRangeError(
+            tp.topic,
+            tp.partition,
+            cursor.offset,
+            leader_epoch=cursor.epoch,
+            log_start_offset=start.offset,
+            log_end_offset=end.offset,
+        )
+
+    async def _validate(self, cursors: list[_Cursor]) -> None:
+        """The check that brokers before Fetch 12 do not make themselves (E47-E49)."""
+        unchecked = {c.tp: c for c in cursors if not c.validated}
+        if not unchecked:
+            return
+        ends = await offsets_for_leader_epoch(
+            self.cluster, {tp: (c.epoch, -1) for tp, c in unchecked.items()}, deadline=self._deadline()
+        )
+        for tp, cursor in unchecked.items():
+            if ends[tp].end_offset < cursor.offset or ends[tp].leader_epoch < 0:
+                raise LogTruncationError(
+                    tp.topic,
+                    tp.partition,
+                    cursor.offset,
+                    cursor.epoch,
+                    divergent_offset=ends[tp].end_offset,
+                    divergent_epoch=ends[tp].leader_epoch,
+                )
+            cursor.validated = True
+
+
+class RangeReader:
+    """Blocking face: `for batch in reader.read({tp: (start, end_exclusive, leader_epoch)}): ...`.
+
+    One reader serves one `read` after another (or several at once) over the same connections. Not for use after a fork.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None,
+        *,
+        stall_timeout_ms: int = 15_000,
+        **config: Any,
+    ) -> None:
+        self.config = ClientConfig.parse("reader", bootstrap, config)
+        self._face = LoopThread("fenceline-reader")
+
+        async def construct() -> AsyncRangeReader:
+            return AsyncRangeReader(bootstrap, stall_timeout_ms=stall_timeout_ms, **config)
+
+        try:
+            self._core = self._face.run(construct())
+        except BaseException:
+            self._face.close()
+            raise
+
+    def close(self) -> None:
+        if not self._face.is_closed:
+            self._face.run(self._core.close())
+            self._face.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @overload
+    def read(
+        self, ranges: Mapping[TopicPartition, RangeSpec], *, arrow: Literal[True] = True, **options: Any
+    ) -> Iterator[pa.RecordBatch]: ...
+    @overload
+    def read(
+        self, ranges: Mapping[TopicPartition, RangeSpec], *, arrow: Literal[False]
+    ) -> Iterator[list[ConsumerRecord]]: ...
+    def read(self, ranges: Mapping[TopicPartition, RangeSpec], *, arrow: bool = True, **options: Any) -> Iterator[Any]:
+        """Every record of the ranges, each partition in offset order, partitions interleaved as they arrive.
+
+        Yields pyarrow.RecordBatch (columns and `options` as in `fenceline.records.arrow.batches_to_arrow`), or lists of
+        ConsumerRecord. A range is `OffsetRange` or its first two to four fields. Offsets that compaction or transactions
+        left empty are skipped. Raises LogTruncationError, EpochMismatchError, OffsetOutOfRangeError, TopicReplacedError,
+        or what the brokers refuse; nothing is skipped in silence.
+        """
+        for pieces in self._pieces(ranges):
+            if arrow:
+                batch = to_arrow(pieces, **options)
+                if batch.num_rows:
+                    yield batch
+            else:
+                for piece in pieces:
+                    yield to_records(piece)
+
+    def _pieces(self, ranges: Mapping[TopicPartition, RangeSpec]) -> Iterator[list[Fetched]]:
+        """What has arrived, a few megabytes at a time, so that many small partitions become few batches."""
+        arrived: queue.SimpleQueue[Fetched | BaseException | None] = queue.SimpleQueue()
+        limit_bytes = self.config["max.partition.fetch.bytes"]
+
+        async def construct() -> _Budget:
+            return _Budget(self.config["queued.max.bytes"])
+
+        budget = self._face.run(construct())
+        self._face.check_usable()
+        task = asyncio.run_coroutine_threadsafe(self._core.pump(ranges, arrived.put, budget), self._face.loop)
+        try:
+            while True:
+                piece = _wait(arrived, self._face)
+                pieces: list[Fetched] = []
+                size_bytes = 0
+                while isinstance(piece, Fetched):
+                    pieces.append(piece)
+                    size_bytes += piece.size_bytes
+                    if size_bytes >= limit_bytes or arrived.empty():
+                        break
+                    piece = arrived.get()
+                if pieces:
+                    self._face.call_soon(budget.give_back, size_bytes)
+                    yield pieces
+                if isinstance(piece, BaseException):
+                    raise piece
+                if piece is None:
+                    return
+        finally:
+            task.cancel()
+
+
+def _wait(arrived: queue.SimpleQueue[Any], face: LoopThread) -> Fetched | BaseException | None:
+    """The next piece; notices when the client is closed under the caller."""
+    while True:
+        try:
+            piece: Fetched | BaseException | None = arrived.get(timeout=1.0)
+        except queue.Empty:
+            face.check_usable()
+            continue
+        if piece is not None and not isinstance(piece, Fetched | BaseException):
+            raise InternalError(f"a piece of type {type(piece)} arrived")
+        return piece
