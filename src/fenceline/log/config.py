@@ -1,0 +1,94 @@
+"""What a topic's configuration means to one log. Owns the typed view and its defaults (Kafka 4.3.1); validates nothing.
+
+Validation of names and values is the configuration room's; what arrives here was accepted by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fenceline.records.batch import Codec, TimestampType
+
+MAX_INT64: Final = (1 << 63) - 1
+DAY_MS: Final = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Per-topic settings by Kafka's names (`segment.bytes` is `segment_bytes`). -1 means without limit."""
+
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * DAY_MS
+    segment_jitter_ms: int = 0
+    segment_index_bytes: int = 10 << 20
+    index_interval_bytes: int = 4096
+    retention_bytes: int = -1
+    retention_ms: int = 7 * DAY_MS
+    flush_messages: int = MAX_INT64
+    flush_ms: int = MAX_INT64
+    file_delete_delay_ms: int = 60_000
+    max_message_bytes: int = 1_048_588
+    compression_type: Codec | None = None
+    """The codec to store with; None is `producer`: as it came."""
+    compression_level: int | None = None
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME
+    timestamp_before_max_ms: int = MAX_INT64
+    timestamp_after_max_ms: int = 3_600_000
+    cleanup_policy: frozenset[str] = frozenset({"delete"})
+    min_insync_replicas: int = 1
+    unclean_leader_election: bool = False
+    producer_id_expiration_ms: int = DAY_MS
+
+    @property
+    def compacted(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def deletes(self) -> bool:
+        return "delete" in self.cleanup_policy
+
+    @classmethod
+    def from_mapping(cls, topic: Mapping[str, str | None]) -> LogConfig:
+        """From a topic's effective settings (text by Kafka's topic names); absent names take Kafka's defaults."""
+        found: dict[str, object] = {}
+        for name, field in _INTEGERS.items():
+            text = topic.get(name)
+            if text is not None:
+                found[field] = int(text)
+        codec = topic.get("compression.type")
+        if codec not in (None, "producer"):
+            target = Codec.NONE if codec == "uncompressed" else Codec.from_name(str(codec))
+            found["compression_type"] = target
+            level = topic.get(f"compression.{codec}.level")
+            if level is not None:
+                found["compression_level"] = int(level)
+        if topic.get("message.timestamp.type") == "LogAppendTime":
+            found["timestamp_type"] = TimestampType.LOG_APPEND_TIME
+        policy = topic.get("cleanup.policy")
+        if policy is not None:
+            found["cleanup_policy"] = frozenset(part.strip() for part in policy.split(",") if part.strip())
+        unclean = topic.get("unclean.leader.election.enable")
+        if unclean is not None:
+            found["unclean_leader_election"] = unclean.strip().lower() == "true"
+        return cls(**found)  # type: ignore[arg-type]
+
+
+_INTEGERS: Final = {
+    "segment.bytes": "segment_bytes",
+    "segment.ms": "segment_ms",
+    "segment.jitter.ms": "segment_jitter_ms",
+    "segment.index.bytes": "segment_index_bytes",
+    "index.interval.bytes": "index_interval_bytes",
+    "retention.bytes": "retention_bytes",
+    "retention.ms": "retention_ms",
+    "flush.messages": "flush_messages",
+    "flush.ms": "flush_ms",
+    "file.delete.delay.ms": "file_delete_delay_ms",
+    "max.message.bytes": "max_message_bytes",
+    "message.timestamp.before.max.ms": "timestamp_before_max_ms",
+    "message.timestamp.after.max.ms": "timestamp_after_max_ms",
+    "min.insync.replicas": "min_insync_replicas",
+    "producer.id.expiration.ms": "producer_id_expiration_ms",
+}

@@ -1,0 +1,286 @@
+"""The one door to the disk: a small interface, and the operating system behind it.
+
+Owns every write, fsync, rename, unlink and mapping of the log. Never decides what to write. Simulation replaces it
+(`fenceline.testing.sim_disk`) and can stop the world between any two calls (design.md section 5).
+
+Files are plain descriptors, so that the hot path is `os.write` itself. Mappings may reach past the end of their file:
+only bytes that were appended are ever sliced from them, and no file here ever shrinks below bytes that were handed out
+(truncation writes a new file), so a slice stays valid for as long as somebody holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import stat as stat_module
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+_PROT_READ: Final = 1
+_MAP_SHARED: Final = 1
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+_NOT_SUPPORTED: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+class FileStat(NamedTuple):
+    size_bytes: int
+    modified_ms: int
+    is_directory: bool
+
+
+class Mapping(Protocol):
+    """A readable window of a file. Slices outlive the window: the memory goes when the last slice does."""
+
+    size_bytes: int
+
+    def slice(self, start: int, end: int) -> memoryview: ...
+
+    def is_resident(self, start: int, end: int) -> bool:
+        """Whether touching these bytes waits for no disk."""
+        ...
+
+
+class Disk(Protocol):
+    """All calls may raise OSError. `fd` is what `open_append` or `open_read` gave. Paths are absolute."""
+
+    def open_append(self, path: str) -> int:
+        """Open for reading and appending; the file is made when it is missing."""
+        ...
+
+    def open_read(self, path: str) -> int: ...
+    def duplicate(self, fd: int) -> int: ...
+    def close(self, fd: int) -> None: ...
+    def write(self, fd: int, content: Buffer, /) -> int:
+        """Append; may write less than asked for. Returns the number of bytes."""
+        ...
+
+    def pread(self, fd: int, size_bytes: int, position: int, /) -> bytes: ...
+    def pread_resident(self, fd: int, size_bytes: int, position: int) -> bytes | bytearray | None:
+        """As `pread` but None when it would have to wait for the disk."""
+        ...
+
+    def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
+        """Map from a page boundary; None where mapping is not to be had (the caller reads instead)."""
+        ...
+
+    def truncate(self, fd: int, size_bytes: int) -> None: ...
+    def fsync(self, fd: int) -> None: ...
+    def fsync_dir(self, path: str) -> None: ...
+    def rename(self, source: str, target: str) -> None: ...
+    def link(self, source: str, target: str) -> None:
+        """A second name for a file."""
+        ...
+
+    def unlink(self, path: str) -> None: ...
+    def listdir(self, path: str) -> Sequence[str]: ...
+    def mkdir(self, path: str) -> None: ...
+    def rmdir(self, path: str) -> None: ...
+    def stat(self, path: str) -> FileStat | None:
+        """None when there is no such file."""
+        ...
+
+    def lock(self, path: str, note: bytes) -> int | None:
+        """Take the advisory lock of a file and write a note about the holder into it; None when somebody has it."""
+        ...
+
+
+class OsDisk:
+    """The real disk."""
+
+    close = staticmethod(os.close)
+    duplicate = staticmethod(os.dup)
+    write = staticmethod(os.write)
+    pread = staticmethod(os.pread)
+    truncate = staticmethod(os.ftruncate)
+    fsync = staticmethod(os.fsync)
+    rename = staticmethod(os.rename)
+    link = staticmethod(os.link)
+    unlink = staticmethod(os.unlink)
+    listdir = staticmethod(os.listdir)
+    rmdir = staticmethod(os.rmdir)
+
+    def __init__(self) -> None:
+        self._nowait = getattr(os, "RWF_NOWAIT", 0)
+
+    def open_append(self, path: str) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def open_read(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def pread_resident(self, fd: int, size_bytes: int, position: int) -> bytes | bytearray | None:
+        if not self._nowait:
+            return os.pread(fd, size_bytes, position)
+        buffer = bytearray(size_bytes)
+        try:
+            got = os.preadv(fd, (buffer,), position, self._nowait)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            self._nowait = 0  # a file system that can not say: from now on believe that it is fast
+            return os.pread(fd, size_bytes, position)
+        if got == size_bytes:
+            return buffer
+        if position + got >= os.fstat(fd).st_size:
+            del buffer[got:]
+            return buffer
+        return None
+
+    def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
+        return OsMapping.make(fd, position, size_bytes)
+
+    def fsync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def mkdir(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def stat(self, path: str) -> FileStat | None:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return FileStat(found.st_size, found.st_mtime_ns // 1_000_000, stat_module.S_ISDIR(found.st_mode))
+
+    def lock(self, path: str, note: bytes) -> int | None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # Kafka locks with fcntl (java.nio), so both kinds are taken: either program sees the other.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, note, 0)
+        return fd
+
+
+class OsMapping:
+    """A read-only shared mapping that may be longer than its file."""
+
+    __slots__ = ("__weakref__", "_address", "_view", "size_bytes")
+
+    _libc: ctypes.CDLL | None = None
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        memory = (ctypes.c_ubyte * size_bytes).from_address(address)
+        weakref.finalize(memory, OsMapping._unmap, address, size_bytes).atexit = False
+        self._address = address
+        self._view = memoryview(memory).cast("B").toreadonly()
+        self.size_bytes = size_bytes
+
+    @classmethod
+    def _library(cls) -> ctypes.CDLL:
+        if cls._libc is None:
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.mmap.restype = ctypes.c_void_p
+            libc.mmap.argtypes = (
+                ctypes.c_void_p,
+                ctypes.c_size_t,
+                ctypes.c_int,
+                ctypes.c_int,
+                ctypes.c_int,
+                ctypes.c_int64,
+            )
+            libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+            libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+            cls._libc = libc
+        return cls._libc
+
+    @staticmethod
+    def _unmap(address: int, size_bytes: int) -> None:
+        OsMapping._library().munmap(address, size_bytes)
+
+    @classmethod
+    def make(cls, fd: int, position: int, size_bytes: int) -> OsMapping | None:
+        assert position % PAGE_BYTES == 0, "a mapping starts at a page"
+        try:
+            address = cls._library().mmap(None, size_bytes, _PROT_READ, _MAP_SHARED, fd, position)
+        except (AttributeError, OSError):
+            return None
+        if address is None or address == _MAP_FAILED:
+            return None
+        return cls(address, size_bytes)
+
+    def slice(self, start: int, end: int) -> memoryview:
+        return self._view[start:end]
+
+    def is_resident(self, start: int, end: int) -> bool:
+        first = start - start % PAGE_BYTES
+        pages = (end - first + PAGE_BYTES - 1) // PAGE_BYTES
+        vector = ctypes.create_string_buffer(pages)
+        if OsMapping._library().mincore(self._address + first, end - first, vector) != 0:
+            return False
+        return not vector.raw.translate(None, _RESIDENT)
+
+
+_RESIDENT: Final = bytes(value for value in range(256) if value & 1)
+
+
+def read_file(disk: Disk, path: str) -> bytes | None:
+    """The whole of a small file, or None when there is none."""
+    try:
+        fd = disk.open_read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        chunks: list[bytes] = []
+        position = 0
+        while chunk := disk.pread(fd, 1 << 20, position):
+            chunks.append(chunk)
+            position += len(chunk)
+        return b"".join(chunks)
+    finally:
+        disk.close(fd)
+
+
+def write_all(disk: Disk, fd: int, content: Buffer) -> None:
+    """Append all of `content`; raises OSError with part of it written."""
+    view = memoryview(content).cast("B")
+    while view:
+        view = view[disk.write(fd, view) :]
+
+
+def replace_file(disk: Disk, path: str, content: Buffer, *, durable: bool = True) -> None:
+    """Write-temp, fsync, rename, fsync of the directory (design.md section 5). Never leaves half a file at `path`."""
+    temporary = path + ".tmp"
+    with contextlib.suppress(FileNotFoundError):
+        disk.unlink(temporary)
+    fd = disk.open_append(temporary)
+    try:
+        write_all(disk, fd, content)
+        if durable:
+            disk.fsync(fd)
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.unlink(temporary)
+        raise
+    finally:
+        disk.close(fd)
+    disk.rename(temporary, path)
+    if durable:
+        disk.fsync_dir(os.path.dirname(path))
+
+
+def fsync_path(disk: Disk, path: str) -> None:
+    fd = disk.open_read(path)
+    try:
+        disk.fsync(fd)
+    finally:
+        disk.close(fd)

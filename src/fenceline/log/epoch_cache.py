@@ -1,0 +1,108 @@
+"""Which leader epoch starts at which offset, for one log (`epochs.md E13`-`E20`).
+
+Owns the ordered entries, nothing else: no file, no lock. `changed` tells the log that the checkpoint is behind. Entries
+that carry no batch yet may be lost in a crash; every other one can be read back from the batches themselves, so the
+checkpoint is written with the next flush and not at each assignment.
+
+Invariant: epochs and start offsets both rise strictly from entry to entry.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+
+UNDEFINED = (-1, -1)
+
+
+class EpochCache:
+    __slots__ = ("_epochs", "_starts", "changed")
+
+    def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+        self.changed = False
+        for epoch, start in entries:
+            self.assign(epoch, start)
+        self.changed = False
+
+    def __len__(self) -> int:
+        return len(self._epochs)
+
+    @property
+    def entries(self) -> tuple[tuple[int, int], ...]:
+        """(epoch, start offset), oldest first."""
+        return tuple(zip(self._epochs, self._starts, strict=True))
+
+    @property
+    def latest_epoch(self) -> int:
+        """-1 when the cache is empty."""
+        return self._epochs[-1] if self._epochs else -1
+
+    @property
+    def latest_start(self) -> int:
+        return self._starts[-1] if self._starts else -1
+
+    @property
+    def earliest(self) -> tuple[int, int] | None:
+        return (self._epochs[0], self._starts[0]) if self._epochs else None
+
+    def assign(self, epoch: int, start_offset: int) -> bool:
+        """Epoch `epoch` starts at `start_offset` (E14). Whether anything changed. Raises ValueError on negatives."""
+        if epoch < 0 or start_offset < 0:
+            raise ValueError(f"leader epoch {epoch} at offset {start_offset}: neither may be negative")
+        epochs, starts = self._epochs, self._starts
+        if epochs and epoch == epochs[-1] and start_offset >= starts[-1]:
+            return False
+        while epochs and (epochs[-1] >= epoch or starts[-1] >= start_offset):
+            epochs.pop()
+            starts.pop()
+        epochs.append(epoch)
+        starts.append(start_offset)
+        self.changed = True
+        return True
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """(epoch, end offset) for an OffsetForLeaderEpoch look-up (E13); (-1, -1) when undefined."""
+        epochs = self._epochs
+        if epoch == -1:
+            return UNDEFINED
+        if not epochs:
+            return UNDEFINED
+        if epoch == epochs[-1]:
+            return (epoch, log_end_offset)
+        above = bisect_right(epochs, epoch)
+        if above == len(epochs):
+            return UNDEFINED
+        if above == 0:
+            return (epoch, self._starts[0])
+        return (epochs[above - 1], self._starts[above])
+
+    def epoch_for_offset(self, offset: int) -> int:
+        """Epoch of the last entry that starts at or before `offset` (E20); -1 when there is none."""
+        found = bisect_right(self._starts, offset)
+        return self._epochs[found - 1] if found else -1
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """Drop what starts at or after `end_offset` (E15); negative: nothing happens."""
+        if end_offset < 0:
+            return
+        keep = bisect_left(self._starts, end_offset)
+        if keep < len(self._starts):
+            del self._starts[keep:], self._epochs[keep:]
+            self.changed = True
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """Entries at or before `start_offset` merge into one that starts there (E15)."""
+        before = bisect_right(self._starts, start_offset)
+        if before == 0 or (before == 1 and self._starts[0] == start_offset):
+            return
+        del self._starts[: before - 1], self._epochs[: before - 1]
+        self._starts[0] = start_offset
+        self.changed = True
+
+    def clear(self) -> None:
+        if self._epochs:
+            self._epochs.clear()
+            self._starts.clear()
+            self.changed = True

@@ -1,0 +1,40 @@
+"""What can go wrong between a log and its disk. Owns the two error types of this room; decides nothing.
+
+`StorageError` goes to the peer (code 56) and leaves the log consistent. `CorruptLog` is the operator's: one partition is
+offline until somebody acts, and its message names the file, the position and the choices.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+
+
+class StorageError(PeerError):
+    """The disk refused (`KAFKA_STORAGE_ERROR`). `errno` is the system's number, or 0 when the log was offline before."""
+
+    def __init__(self, message: str, number: int = 0) -> None:
+        super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
+        self.errno = number
+
+    @classmethod
+    def of(cls, what: str, error: OSError) -> StorageError:
+        """The storage error for a system error met while doing `what`."""
+        number = error.errno or 0
+        reason = "no space left on the device" if number == errno.ENOSPC else error.strerror or str(error)
+        return cls(f"{what}: {reason}", number)
+
+    @property
+    def disk_full(self) -> bool:
+        return self.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class CorruptLog(OperatorError):
+    """Bytes that had been safe on disk are gone or damaged, or a file can not be read. The partition stays offline."""
+
+    def __init__(self, path: str, position: int, reason: str, advice: str) -> None:
+        super().__init__(f"{path}: at byte {position}: {reason}", advice)
+        self.path = path
+        self.position = position
+        self.reason = reason

@@ -1,0 +1,75 @@
+"""A flush as an object: made on the loop, run in a thread, completed on the loop.
+
+Owns what must be safe on the disk before a recovery point may move, and the order of it: batches, then what was derived
+from them (indexes and producer snapshots of sealed segments, the epoch checkpoint), then the directories. Never touches
+the log itself while it runs: everything it needs was copied or is sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fenceline.log.disk import Disk, replace_file
+from fenceline.log.errors import StorageError
+from fenceline.log.segment import Segment
+
+
+@dataclass(slots=True)
+class FlushWork:
+    """Call it in a thread, then `done()` on the loop; when it raised StorageError, `failed(error)` on the loop."""
+
+    disk: Disk
+    up_to_offset: int
+    descriptors: list[int]
+    """Duplicates, closed by the run."""
+    sealed: list[Segment]
+    files: list[tuple[str, bytes]]
+    directories: list[str]
+    on_done: Callable[[FlushWork], None]
+    on_failed: Callable[[FlushWork, StorageError], None]
+    generation: int = 0
+    _finished: bool = field(default=False)
+
+    def __call__(self) -> None:
+        """Blocks until everything is on the disk. Raises StorageError; the log must then be told by `failed`."""
+        try:
+            while self.descriptors:
+                fd = self.descriptors[-1]
+                try:
+                    self.disk.fsync(fd)
+                finally:
+                    self.descriptors.pop()
+                    self.disk.close(fd)
+            for segment in self.sealed:
+                segment.save_indexes(durable=True)
+            for path, content in self.files:
+                replace_file(self.disk, path, content)
+            for directory in self.directories:
+                self.disk.fsync_dir(directory)
+        except OSError as error:
+            raise StorageError.of(f"flushing up to offset {self.up_to_offset}", error) from error
+        finally:
+            while self.descriptors:
+                self.disk.close(self.descriptors.pop())
+
+    def done(self) -> None:
+        """The recovery point moves up to `up_to_offset`."""
+        assert not self._finished, "a flush ends once"
+        self._finished = True
+        self.on_done(self)
+
+    def failed(self, error: StorageError) -> None:
+        """The log goes offline: after a failed fsync nobody knows what the disk holds."""
+        assert not self._finished, "a flush ends once"
+        self._finished = True
+        self.on_failed(self, error)
+
+    def run(self) -> None:
+        """All of it here and now (blocks). Raises StorageError."""
+        try:
+            self()
+        except StorageError as error:
+            self.failed(error)
+            raise
+        self.done()

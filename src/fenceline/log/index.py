@@ -1,0 +1,194 @@
+"""The sparse indexes of one segment: offsets to positions, timestamps to offsets, aborted transactions.
+
+Owns their entries and their bytes on disk (`formats.md F4`); never reads a batch. An offset entry is (last offset of a
+batch, position where that batch starts), as Kafka writes it, so a look-up gives a position at or before the batch.
+Offsets are relative to the segment's base. Entries live in flat arrays; files are written whole, by slices in C.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import Final, NamedTuple
+
+OFFSET_ENTRY_BYTES: Final = 8
+TIME_ENTRY_BYTES: Final = 12
+_LITTLE: Final = sys.byteorder == "little"
+_ABORTED: Final = struct.Struct(">hqqqq")
+
+
+class OffsetIndex:
+    """Relative last offsets and positions, both strictly rising."""
+
+    __slots__ = ("offsets", "positions")
+
+    def __init__(self) -> None:
+        self.offsets = array("i")
+        self.positions = array("i")
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.offsets) * OFFSET_ENTRY_BYTES
+
+    def append(self, relative_offset: int, position: int) -> None:
+        self.offsets.append(relative_offset)
+        self.positions.append(position)
+
+    def floor(self, relative_offset: int) -> int:
+        """Position of the last indexed batch that ends at or before this offset, else 0."""
+        found = bisect_right(self.offsets, relative_offset)
+        return self.positions[found - 1] if found else 0
+
+    def around(self, relative_offset: int) -> tuple[int, int]:
+        """(position of the last indexed batch that ends before the offset or 0, position of the next one or -1)."""
+        found = bisect_left(self.offsets, relative_offset)
+        return (
+            self.positions[found - 1] if found else 0,
+            self.positions[found] if found < len(self.positions) else -1,
+        )
+
+    def boundary_at_or_before(self, position: int) -> int:
+        """The last indexed batch boundary that is not past `position`, else 0."""
+        found = bisect_right(self.positions, position)
+        return self.positions[found - 1] if found else 0
+
+    def truncate_to_position(self, position: int) -> None:
+        """Forget batches that start at or after `position`."""
+        keep = bisect_left(self.positions, position)
+        del self.offsets[keep:], self.positions[keep:]
+
+    def encode(self) -> bytes:
+        words = array("i", bytes(8 * len(self.offsets)))
+        words[0::2] = self.offsets
+        words[1::2] = self.positions
+        if _LITTLE:
+            words.byteswap()
+        return words.tobytes()
+
+    @classmethod
+    def decode(cls, content: bytes) -> OffsetIndex | None:
+        """None when the bytes are no index (wrong size, or entries that do not rise)."""
+        if len(content) % OFFSET_ENTRY_BYTES:
+            return None
+        words = array("i")
+        words.frombytes(_without_zero_entries(content, OFFSET_ENTRY_BYTES))
+        if _LITTLE:
+            words.byteswap()
+        index = cls()
+        index.offsets, index.positions = words[0::2], words[1::2]
+        return index if _rises(index.offsets) and _rises(index.positions) else None
+
+
+class TimeIndex:
+    """Largest timestamp so far and the relative offset where it is; timestamps rise strictly."""
+
+    __slots__ = ("offsets", "timestamps")
+
+    def __init__(self) -> None:
+        self.timestamps = array("q")
+        self.offsets = array("i")
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.offsets) * TIME_ENTRY_BYTES
+
+    def maybe_append(self, timestamp_ms: int, relative_offset: int) -> None:
+        """Kafka's rule: only a timestamp above the last one is worth an entry, and only with a later offset."""
+        if timestamp_ms < 0 or (self.timestamps and timestamp_ms <= self.timestamps[-1]):
+            return
+        if self.offsets and relative_offset < self.offsets[-1]:
+            return
+        self.timestamps.append(timestamp_ms)
+        self.offsets.append(relative_offset)
+
+    def floor(self, timestamp_ms: int) -> int:
+        """Relative offset of the last entry with a timestamp not above this one, else 0."""
+        found = bisect_right(self.timestamps, timestamp_ms)
+        return self.offsets[found - 1] if found else 0
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """(timestamp, relative offset) of the last entry, (-1, 0) when empty."""
+        return (self.timestamps[-1], self.offsets[-1]) if self.offsets else (-1, 0)
+
+    def truncate_to_offset(self, relative_offset: int) -> None:
+        """Forget entries at or after this offset."""
+        keep = bisect_left(self.offsets, relative_offset)
+        del self.offsets[keep:], self.timestamps[keep:]
+
+    def encode(self) -> bytes:
+        count = len(self.offsets)
+        halves = array("i")
+        stamps = self.timestamps[:]
+        offsets = self.offsets[:]
+        if _LITTLE:
+            stamps.byteswap()
+            offsets.byteswap()
+        halves.frombytes(stamps.tobytes())
+        words = array("i", bytes(TIME_ENTRY_BYTES * count))
+        words[0::3] = halves[0::2]
+        words[1::3] = halves[1::2]
+        words[2::3] = offsets
+        return words.tobytes()
+
+    @classmethod
+    def decode(cls, content: bytes) -> TimeIndex | None:
+        """None when the bytes are no time index."""
+        if len(content) % TIME_ENTRY_BYTES:
+            return None
+        words = array("i")
+        words.frombytes(_without_zero_entries(content, TIME_ENTRY_BYTES))
+        halves = array("i", bytes(8 * (len(words) // 3)))
+        halves[0::2] = words[0::3]
+        halves[1::2] = words[1::3]
+        index = cls()
+        index.timestamps.frombytes(halves.tobytes())
+        index.offsets = words[2::3]
+        if _LITTLE:
+            index.timestamps.byteswap()
+            index.offsets.byteswap()
+        ordered = all(a <= b for a, b in zip(index.offsets, index.offsets[1:], strict=False))
+        return index if ordered and _rises(index.timestamps) else None
+
+
+class AbortedTransaction(NamedTuple):
+    """One entry of `.txnindex`: offsets of the transaction's first record and of its marker, and the LSO after it."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+def encode_aborted(entries: list[AbortedTransaction]) -> bytes:
+    return b"".join(_ABORTED.pack(0, *entry) for entry in entries)
+
+
+def decode_aborted(content: bytes) -> list[AbortedTransaction] | None:
+    """None when the bytes are no transaction index."""
+    if len(content) % _ABORTED.size:
+        return None
+    found: list[AbortedTransaction] = []
+    for version, *fields in _ABORTED.iter_unpack(content):
+        if version != 0:
+            return None
+        found.append(AbortedTransaction(*fields))
+    return found
+
+
+def _without_zero_entries(content: bytes, entry_bytes: int) -> bytes:
+    """A preallocated file that was never trimmed ends in zeros: they are no entries."""
+    entries = -(-len(content.rstrip(b"\0")) // entry_bytes)
+    return content[: entries * entry_bytes]
+
+
+def _rises(values: array[int]) -> bool:
+    return all(a < b for a, b in zip(values, values[1:], strict=False))

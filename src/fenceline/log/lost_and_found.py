@@ -1,0 +1,91 @@
+"""Keeps bytes that leave a log: `lost+found` inside of the partition's directory (design.md section 3).
+
+Owns names and moves of evidence. Never reads, judges or deletes it: that is the losses room's. It lies inside of the
+partition's directory because Apache Kafka refuses a data directory with a folder that is no partition, but ignores
+folders inside of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Final
+
+from fenceline.log.disk import Disk
+
+EVIDENCE_DIR: Final = "lost+found"
+COPY_CHUNK_BYTES: Final = 1 << 20
+
+
+def keep_file(disk: Disk, directory: str, path: str) -> list[str]:
+    """Move a whole file there; returns its new path (none for an empty file, which is removed). Raises OSError."""
+    found = disk.stat(path)
+    if found is None:
+        return []
+    if found.size_bytes == 0:
+        disk.unlink(path)
+        return []
+    target = _place(disk, directory, os.path.basename(path))
+    disk.rename(path, target)
+    _sync(disk, directory)
+    return [target]
+
+
+def keep_link(disk: Disk, directory: str, path: str) -> list[str]:
+    """Give a file a second name there; the first may then be replaced. Raises OSError."""
+    target = _place(disk, directory, os.path.basename(path))
+    disk.link(path, target)
+    _sync(disk, directory)
+    return [target]
+
+
+def keep_tail(disk: Disk, directory: str, path: str, position: int) -> list[str]:
+    """Copy a file's end there. A disk too full for evidence goes without it: service comes first. Returns its path."""
+    try:
+        target = _place(disk, directory, f"{os.path.basename(path)}.from-{position}")
+        copy_range(disk, path, target, position, None)
+        _sync(disk, directory)
+    except OSError:
+        return []
+    return [target]
+
+
+def copy_range(disk: Disk, source: str, target: str, start: int, end: int | None) -> None:
+    """Copy bytes of one file to a new one and fsync it; nothing is left of the target on an error. Raises OSError."""
+    reader = disk.open_read(source)
+    try:
+        writer = disk.open_append(target)
+        try:
+            position = start
+            while end is None or position < end:
+                size = COPY_CHUNK_BYTES if end is None else min(COPY_CHUNK_BYTES, end - position)
+                chunk = memoryview(disk.pread(reader, size, position))
+                if not chunk:
+                    break
+                position += len(chunk)
+                while chunk:
+                    chunk = chunk[disk.write(writer, chunk) :]
+            disk.fsync(writer)
+        except OSError:
+            with contextlib.suppress(OSError):
+                disk.unlink(target)
+            raise
+        finally:
+            disk.close(writer)
+    finally:
+        disk.close(reader)
+
+
+def _place(disk: Disk, directory: str, name: str) -> str:
+    folder = f"{directory}/{EVIDENCE_DIR}"
+    disk.mkdir(folder)
+    taken = set(disk.listdir(folder))
+    number = 0
+    while f"{name}.{number}" in taken:
+        number += 1
+    return f"{folder}/{name}.{number}"
+
+
+def _sync(disk: Disk, directory: str) -> None:
+    disk.fsync_dir(f"{directory}/{EVIDENCE_DIR}")
+    disk.fsync_dir(directory)

@@ -1,0 +1,107 @@
+"""What all logs of a node keep open together: descriptors, mapped windows, big indexes. Bounded, least recently used out.
+
+Owns the limits and the windows. Never closes what a slice or a running piece of work still needs: slices keep their
+mapping alive by themselves, work holds a duplicate of its descriptor. Belongs to the loop; other threads open their own.
+
+Reads of some size are slices of mapped windows: aligned stretches of a segment that overlap, so that a read of up to
+`WINDOW_OVERLAP_BYTES` never meets a window's end. Windows are small and few because mapped pages count as resident
+memory of the process, and mapping one again is cheap next to copying what is read through it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from fenceline.log.disk import Disk, Mapping
+
+WINDOW_BYTES: Final = 4 << 20
+WINDOW_OVERLAP_BYTES: Final = 2 << 20
+
+
+class Releasable(Protocol):
+    """A segment as seen from here."""
+
+    fd: int
+    path: str
+    recently_used: bool
+
+    def release(self) -> None:
+        """Close the descriptor and let go of what can be read again."""
+        ...
+
+
+class OpenFiles:
+    """`max_files` descriptors, `max_mapped_bytes` of windows."""
+
+    def __init__(self, disk: Disk, *, max_files: int = 1024, max_mapped_bytes: int = 128 << 20) -> None:
+        assert max_files >= 1, "at least one segment must be open to be written"
+        self.disk = disk
+        self._max_files = max_files
+        self._max_windows = max(1, max_mapped_bytes // (WINDOW_BYTES + WINDOW_OVERLAP_BYTES))
+        self._open: dict[Releasable, None] = {}
+        self._windows: dict[tuple[Releasable, int], Mapping] = {}
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    @property
+    def window_count(self) -> int:
+        return len(self._windows)
+
+    def open(self, segment: Releasable, *, create: bool = False) -> int:
+        """The segment's descriptor, opened when it is not; another one may be closed for it. Raises OSError."""
+        if segment.fd >= 0:
+            segment.recently_used = True
+            return segment.fd
+        fd = self.disk.open_append(segment.path) if create else _open_existing(self.disk, segment.path)
+        segment.fd = fd
+        segment.recently_used = True
+        self._open[segment] = None
+        # Second chance: whoever was used since the last round goes to the end of the queue once.
+        rounds = 2 * len(self._open)
+        while len(self._open) > self._max_files and rounds:
+            rounds -= 1
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            if oldest is segment or oldest.recently_used:
+                oldest.recently_used = False
+                self._open[oldest] = None
+                continue
+            self._drop_windows(oldest)
+            oldest.release()
+        segment.recently_used = True
+        return fd
+
+    def close(self, segment: Releasable) -> None:
+        """Forget a segment: closed, deleted or replaced by another file."""
+        self._open.pop(segment, None)
+        self._drop_windows(segment)
+        if segment.fd >= 0:
+            self.disk.close(segment.fd)
+            segment.fd = -1
+
+    def window(self, segment: Releasable, position: int) -> tuple[Mapping, int] | None:
+        """The window that holds this position and its own start; None where nothing can be mapped. Raises OSError."""
+        number = position // WINDOW_BYTES
+        key = (segment, number)
+        found = self._windows.pop(key, None)
+        if found is None:
+            fd = segment.fd if segment.fd >= 0 else self.open(segment)
+            found = self.disk.map(fd, number * WINDOW_BYTES, WINDOW_BYTES + WINDOW_OVERLAP_BYTES)
+            if found is None:
+                return None
+            while len(self._windows) >= self._max_windows:
+                del self._windows[next(iter(self._windows))]
+        self._windows[key] = found
+        return found, number * WINDOW_BYTES
+
+    def _drop_windows(self, segment: Releasable) -> None:
+        for key in [key for key in self._windows if key[0] is segment]:
+            del self._windows[key]
+
+
+def _open_existing(disk: Disk, path: str) -> int:
+    if disk.stat(path) is None:
+        raise FileNotFoundError(2, "segment is missing", path)
+    return disk.open_append(path)

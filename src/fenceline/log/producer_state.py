@@ -1,0 +1,318 @@
+"""What one log knows of the producers that wrote to it: sequences, epochs, open transactions.
+
+Owns the checks of idempotent and transactional appends as Kafka 4.3.1 makes them, and the snapshot bytes of
+`formats.md F4`. Never touches a file and never changes on a batch that was refused: `check` looks, `record` applies what
+has been written. State always belongs to the log end offset.
+
+What a batch of a producer id meets, in this order (origin CLIENT):
+- the same first and last sequence as one of its last five batches in this epoch: a duplicate, answered with the old offset
+- an epoch below the last one seen: 47
+- a new epoch that does not start at sequence 0: 45
+- a sequence that does not follow the last one (2^31-1 is followed by 0): 45
+- no transaction flag while its transaction is open: 48
+A producer that is not known may start with any sequence: its history was deleted or expired (Kafka 4.3.1 no longer
+answers 59 here). Coordinator appends carry no sequence, replicated ones were checked by the leader.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.records.batch import BatchHeader
+
+MAX_SEQUENCE: Final = (1 << 31) - 1
+BATCHES_KEPT: Final = 5
+SNAPSHOT_VERSION: Final = 1
+_HEAD: Final = struct.Struct(">hI")
+_COUNT: Final = struct.Struct(">i")
+_ENTRY: Final = struct.Struct(">qhiqiqiq")
+
+
+class Origin(Enum):
+    """Who asks for an append, and so how much of it is checked."""
+
+    CLIENT = "client"
+    COORDINATOR = "coordinator"
+    REPLICATION = "replication"
+
+
+class BatchSeen(NamedTuple):
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+    timestamp_ms: int
+
+
+class EndMarker(NamedTuple):
+    """A control record that ends a transaction."""
+
+    commit: bool
+    coordinator_epoch: int
+    timestamp_ms: int
+
+
+class CompletedTransaction(NamedTuple):
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    aborted: bool
+    last_stable_offset: int
+
+
+@dataclass(slots=True)
+class Producer:
+    """One producer id. `transaction_first_offset` is -1 when none is open."""
+
+    producer_id: int
+    epoch: int
+    coordinator_epoch: int
+    last_timestamp_ms: int
+    transaction_first_offset: int
+    batches: list[BatchSeen]
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else -1
+
+    @property
+    def last_offset(self) -> int:
+        return self.batches[-1].last_offset if self.batches else -1
+
+
+class BadSnapshot(Exception):
+    """A producer snapshot's bytes are not what F4 says; the log replays its batches instead."""
+
+
+class ProducerStates:
+    """All producers of one log, with the first offsets of undecided transactions."""
+
+    __slots__ = ("_ongoing", "_producers", "_unreplicated", "snapshot_offset")
+
+    def __init__(self) -> None:
+        self._producers: dict[int, Producer] = {}
+        # first offset -> producer id, rising: transactions are entered at the log's end
+        self._ongoing: dict[int, int] = {}
+        # first offset -> offset of the marker; decided, but the marker may not be replicated yet
+        self._unreplicated: dict[int, int] = {}
+        self.snapshot_offset = -1
+        """End offset of the newest snapshot on disk; -1 when there is none."""
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def __iter__(self) -> Iterator[Producer]:
+        return iter(self._producers.values())
+
+    def get(self, producer_id: int) -> Producer | None:
+        return self._producers.get(producer_id)
+
+    # -- checks -------------------------------------------------------------------------------------------------
+
+    def check(self, header: BatchHeader, origin: Origin, where: str, end_offset: int) -> BatchSeen | None:
+        """Whether a data batch may be appended at `end_offset`; a batch seen before when it is a duplicate.
+
+        `where` names the partition in messages. Raises PeerError 45, 47, 48.
+        """
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
+            return None
+        epoch = header.producer_epoch
+        if origin is Origin.CLIENT and epoch == producer.epoch:
+            last_sequence = header.last_sequence
+            for seen in producer.batches:
+                if seen.last_sequence == last_sequence and seen.first_sequence == header.base_sequence:
+                    return seen
+        self._check_epoch(producer, epoch, where, end_offset, strictly_newer=False)
+        if origin is Origin.CLIENT:
+            first = header.base_sequence
+            if epoch != producer.epoch:
+                if first != 0:
+                    raise PeerError(
+                        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                        f"Producer {producer.producer_id} starts epoch {epoch} in {where} at offset {end_offset} with "
+                        f"sequence {first} instead of 0 (last known epoch {producer.epoch})",
+                    )
+            elif not (first == producer.last_sequence + 1 or (first == 0 and producer.last_sequence == MAX_SEQUENCE)):
+                raise PeerError(
+                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                    f"Producer {producer.producer_id} sent sequence {first} for {where} at offset {end_offset}, "
+                    f"but the last one was {producer.last_sequence}",
+                )
+        if producer.transaction_first_offset >= 0 and not header.is_transactional:
+            raise PeerError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"Producer {producer.producer_id} wrote outside of its open transaction in {where} at {end_offset}",
+            )
+        return None
+
+    def check_marker(
+        self, header: BatchHeader, marker: EndMarker, where: str, end_offset: int, transaction_version: int
+    ) -> None:
+        """Whether an end marker of the coordinator may be appended. Raises PeerError 47, 52.
+
+        With transaction version 2 its epoch must be above the producer's, but for the repeat of a marker that has
+        ended the transaction already.
+        """
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
+            return
+        repeated = header.producer_epoch == producer.epoch and producer.transaction_first_offset < 0
+        strictly = transaction_version >= 2 and not repeated
+        self._check_epoch(producer, header.producer_epoch, where, end_offset, strictly_newer=strictly)
+        if producer.coordinator_epoch > marker.coordinator_epoch:
+            raise PeerError(
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                f"Marker for producer {producer.producer_id} in {where} at offset {end_offset} comes from coordinator "
+                f"epoch {marker.coordinator_epoch}, but {producer.coordinator_epoch} has been seen",
+            )
+
+    @staticmethod
+    def _check_epoch(producer: Producer, epoch: int, where: str, end_offset: int, *, strictly_newer: bool) -> None:
+        if epoch < producer.epoch or (strictly_newer and epoch == producer.epoch):
+            raise PeerError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"Epoch {epoch} of producer {producer.producer_id} in {where} at offset {end_offset} is older than "
+                f"the last one seen, {producer.epoch}",
+            )
+
+    # -- what has been written ----------------------------------------------------------------------------------
+
+    def record(self, header: BatchHeader, base_offset: int) -> None:
+        """A data batch of a producer id is in the log, its first record at `base_offset`."""
+        last_offset = base_offset + header.last_offset_delta
+        seen = BatchSeen(header.base_sequence, header.last_sequence, base_offset, last_offset, header.max_timestamp)
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
+            producer = Producer(header.producer_id, header.producer_epoch, -1, header.max_timestamp, -1, [seen])
+            self._producers[header.producer_id] = producer
+        else:
+            batches = producer.batches
+            if producer.epoch != header.producer_epoch:
+                producer.epoch = header.producer_epoch
+                batches.clear()
+            elif len(batches) >= BATCHES_KEPT:
+                del batches[0]
+            batches.append(seen)
+            producer.last_timestamp_ms = header.max_timestamp
+        if header.is_transactional and producer.transaction_first_offset < 0:
+            producer.transaction_first_offset = base_offset
+            self._ongoing[base_offset] = producer.producer_id
+
+    def record_marker(self, header: BatchHeader, marker: EndMarker, offset: int) -> CompletedTransaction | None:
+        """An end marker is in the log at `offset`; None when it ended nothing."""
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
+            producer = Producer(header.producer_id, header.producer_epoch, -1, marker.timestamp_ms, -1, [])
+            self._producers[header.producer_id] = producer
+        first = producer.transaction_first_offset
+        if producer.epoch != header.producer_epoch:
+            producer.epoch = header.producer_epoch
+            producer.batches.clear()
+        producer.coordinator_epoch = marker.coordinator_epoch
+        producer.last_timestamp_ms = marker.timestamp_ms
+        producer.transaction_first_offset = -1
+        if first < 0:
+            return None
+        self._ongoing.pop(first, None)
+        self._unreplicated[first] = offset
+        stable = next(iter(self._ongoing), offset + 1)
+        return CompletedTransaction(header.producer_id, first, offset, not marker.commit, stable)
+
+    @property
+    def first_unstable_offset(self) -> int:
+        """First offset of a transaction that is open, or decided by a marker that may not be replicated; -1: none."""
+        ongoing, decided = self._ongoing, self._unreplicated
+        if not ongoing and not decided:
+            return -1
+        return min([*decided, *([next(iter(ongoing))] if ongoing else [])])
+
+    @property
+    def oldest_ongoing_offset(self) -> int:
+        """First offset of the oldest open transaction; -1: none is open."""
+        return next(iter(self._ongoing), -1)
+
+    def high_watermark_moved(self, high_watermark: int) -> None:
+        """Markers below the high watermark decide their transactions for readers too."""
+        if self._unreplicated:
+            self._unreplicated = {first: at for first, at in self._unreplicated.items() if at >= high_watermark}
+
+    def expire(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget producers that wrote nothing for so long and have no open transaction. Returns how many."""
+        gone = [
+            producer.producer_id
+            for producer in self._producers.values()
+            if producer.transaction_first_offset < 0 and now_ms - producer.last_timestamp_ms >= expiration_ms
+        ]
+        for producer_id in gone:
+            del self._producers[producer_id]
+        return len(gone)
+
+    def clear(self) -> None:
+        self._producers.clear()
+        self._ongoing.clear()
+        self._unreplicated.clear()
+
+    # -- snapshots ----------------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        """Snapshot version 1. Only the last batch of each producer survives in it, as in Kafka."""
+        parts = [_COUNT.pack(len(self._producers))]
+        for producer in self._producers.values():
+            last = producer.batches[-1] if producer.batches else BatchSeen(-1, -1, -1, -1, -1)
+            parts.append(
+                _ENTRY.pack(
+                    producer.producer_id,
+                    producer.epoch,
+                    last.last_sequence,
+                    last.last_offset,
+                    last.last_offset - last.first_offset,
+                    producer.last_timestamp_ms,
+                    producer.coordinator_epoch,
+                    producer.transaction_first_offset,
+                )
+            )
+        body = b"".join(parts)
+        return _HEAD.pack(SNAPSHOT_VERSION, crc32c(body)) + body
+
+    def load(self, content: bytes, *, now_ms: int, expiration_ms: int) -> None:
+        """Replace everything by a snapshot. Raises BadSnapshot with nothing changed."""
+        try:
+            version, crc = _HEAD.unpack_from(content)
+            (count,) = _COUNT.unpack_from(content, _HEAD.size)
+            rows = list(_ENTRY.iter_unpack(content[_HEAD.size + _COUNT.size :]))
+        except struct.error as error:
+            raise BadSnapshot(str(error)) from None
+        if version != SNAPSHOT_VERSION:
+            raise BadSnapshot(f"version {version}")
+        if crc != crc32c(content[_HEAD.size :]) or count != len(rows):
+            raise BadSnapshot("checksum or count do not fit")
+        self.clear()
+        for producer_id, epoch, last_sequence, last_offset, delta, timestamp_ms, coordinator_epoch, first in rows:
+            if first < 0 and now_ms - timestamp_ms >= expiration_ms:
+                continue
+            first_sequence = (last_sequence - delta) & MAX_SEQUENCE if last_sequence >= 0 else -1
+            seen = BatchSeen(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp_ms)
+            self._producers[producer_id] = Producer(
+                producer_id, epoch, coordinator_epoch, timestamp_ms, first, [seen] if last_offset >= 0 else []
+            )
+            if first >= 0:
+                self._ongoing[first] = producer_id
+        self._ongoing = dict(sorted(self._ongoing.items()))
+
+
+def decode_end_marker(key: bytes | None, value: bytes | None, timestamp_ms: int) -> EndMarker | None:
+    """The end marker in a control record; None for control records of another kind (leader changes, ...)."""
+    if key is None or len(key) < 4 or value is None or len(value) < 6:
+        return None
+    kind = int.from_bytes(key[2:4], "big", signed=True)
+    if kind not in (0, 1):
+        return None
+    return EndMarker(kind == 1, int.from_bytes(value[2:6], "big", signed=True), timestamp_ms)

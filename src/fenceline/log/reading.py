@@ -1,0 +1,317 @@
+"""Finds and reads batches of a log without ever waiting for the disk on the loop.
+
+Owns positions, sizes and residency of one read. Never changes the log but for its memory of where recent reads ended.
+What is in the page cache comes back at once: slices of mapped windows from `MAP_FROM_BYTES` on, small copies below.
+What is not comes back as a `LogRead` that is not resident: its `load` does the whole look-up again in a thread, with a
+descriptor of its own, so that deletion and truncation meanwhile do it no harm (`design.md` section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from fenceline.errors import PeerError
+from fenceline.log.disk import Disk
+from fenceline.log.errors import StorageError
+from fenceline.log.index import OffsetIndex
+from fenceline.log.open_files import OpenFiles
+from fenceline.log.scan import BadBatch, scan
+from fenceline.log.segment import Segment
+from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
+from fenceline.records.decode import decode_batch
+
+MAP_FROM_BYTES: Final = 64 << 10
+PEEK_BYTES: Final = 8 << 10
+EMPTY: Final = memoryview(b"")
+
+
+class NotResident(Exception):
+    """The bytes are not in the page cache: a thread must fetch them."""
+
+
+class FoundOffset(NamedTuple):
+    """Answer to a look-up by time; `leader_epoch` is the batch's, -1 when it has none (`list_offsets.md L20`, `L22`)."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+class LogRead:
+    """Whole batches from the one that holds the asked offset on.
+
+    When `resident` is False, `records` is empty and `load()` must be called once, in a thread; it returns the records.
+    `close()` a read that will not be loaded.
+    """
+
+    __slots__ = ("_loader", "offset", "position", "records", "resident", "segment_base_offset")
+
+    def __init__(
+        self,
+        offset: int,
+        records: memoryview = EMPTY,
+        *,
+        position: int = -1,
+        segment_base_offset: int = -1,
+        loader: _Loader | None = None,
+    ) -> None:
+        self.offset = offset
+        self.records = records
+        self.position = position
+        self.segment_base_offset = segment_base_offset
+        self.resident = loader is None
+        self._loader = loader
+
+    def load(self) -> memoryview:
+        """Read from the disk (blocks). Raises StorageError."""
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            self.records, self.position = loader.run()
+            self.resident = True
+        return self.records
+
+    def close(self) -> None:
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            loader.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The readable part of one segment, as it was when the read began."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    last_batch_offset: int
+    last_batch_position: int
+
+
+Read = Callable[[int, int], "memoryview | bytes | bytearray"]
+
+
+def headers_from(read: Read, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+    """Headers of the batches from a boundary on, with their positions. `read(position, size)` may raise NotResident."""
+    chunk: memoryview = EMPTY
+    chunk_start = position
+    while position < end:
+        at = position - chunk_start
+        if at + BATCH_OVERHEAD > len(chunk):
+            chunk, chunk_start, at = memoryview(read(position, min(PEEK_BYTES, end - position))), position, 0
+        header = peek_header(chunk, at)
+        yield position, header
+        position += header.size_bytes
+
+
+def find(read: Read, index: OffsetIndex, extent: Extent, offset: int) -> int:
+    """Position of the first batch that ends at or after `offset`; the extent's end when there is none."""
+    if offset >= extent.next_offset:
+        return extent.size_bytes
+    if offset == extent.last_batch_offset:
+        return extent.last_batch_position
+    before, indexed = index.around(offset - extent.base_offset)
+    end = extent.size_bytes
+    if 0 <= indexed < end:
+        header = peek_header(memoryview(read(indexed, BATCH_OVERHEAD)))
+        if header.base_offset <= offset:
+            return indexed
+        end = indexed
+    for position, header in headers_from(read, before, end):
+        if header.last_offset >= offset:
+            return position
+    return end
+
+
+def fit(read: Read, index: OffsetIndex, position: int, end: int, max_bytes: int, at_least_one: bool) -> int:
+    """How many bytes of whole batches from `position` fit; the first batch whole in any case if `at_least_one`."""
+    if end - position <= max_bytes:
+        return end - position
+    boundary = min(index.boundary_at_or_before(position + max_bytes), end)
+    if boundary > position:
+        return boundary - position
+    taken = 0
+    for _, header in headers_from(read, position, end):
+        if taken + header.size_bytes > max_bytes:
+            if taken == 0 and at_least_one:
+                return header.size_bytes
+            break
+        taken += header.size_bytes
+    return taken
+
+
+def extent_of(segment: Segment) -> Extent:
+    return Extent(
+        segment.base_offset,
+        segment.next_offset,
+        segment.size_bytes,
+        segment.last_batch_offset,
+        segment.last_batch_position,
+    )
+
+
+class Request(NamedTuple):
+    """One read of one segment; `position` is -1 when it must be looked up."""
+
+    offset: int
+    end_offset: int
+    max_bytes: int
+    at_least_one: bool
+    position: int
+
+
+def read_now(files: OpenFiles, segment: Segment, request: Request) -> tuple[memoryview, int, bool]:
+    """(records, position, whether they reach the end bound) from the page cache. Raises NotResident, StorageError."""
+    disk = files.disk
+    index = segment.index
+    if index is None:
+        raise NotResident
+    fd = segment.fd if segment.fd >= 0 else files.open(segment)
+    segment.recently_used = True
+
+    def read(position: int, size_bytes: int) -> bytes | bytearray:
+        found = disk.pread_resident(fd, size_bytes, position)
+        if found is None:
+            raise NotResident
+        return found
+
+    extent = extent_of(segment)
+    position, size, whole = _locate(read, index, extent, request)
+    if size == 0:
+        return EMPTY, position, whole
+    if size >= MAP_FROM_BYTES:
+        mapped = files.window(segment, position)
+        if mapped is not None:
+            window, start = mapped
+            room = start + window.size_bytes - position
+            if size > room:
+                size, whole = fit(read, index, position, position + size, room, at_least_one=True), False
+            if size <= room:
+                if not window.is_resident(position - start, position - start + size):
+                    raise NotResident
+                return window.slice(position - start, position - start + size), position, whole
+    return memoryview(read(position, size)), position, whole
+
+
+def _locate(read: Read, index: OffsetIndex, extent: Extent, request: Request) -> tuple[int, int, bool]:
+    """(position, size, whether the size reaches the end bound)."""
+    position = request.position
+    if position < 0:
+        position = find(read, index, extent, request.offset)
+    end = find(read, index, extent, request.end_offset)
+    if end <= position:
+        return position, 0, False
+    size = fit(read, index, position, end, request.max_bytes, request.at_least_one)
+    return position, size, position + size == end
+
+
+class _Loader:
+    """A read that goes on in a thread. Holds a descriptor of its own."""
+
+    __slots__ = ("_disk", "_extent", "_fd", "_request", "_segment")
+
+    def __init__(self, disk: Disk, segment: Segment, fd: int, request: Request) -> None:
+        self._disk = disk
+        self._segment = segment
+        self._extent = extent_of(segment)
+        self._fd = disk.duplicate(fd)
+        self._request = request
+
+    def run(self) -> tuple[memoryview, int]:
+        disk, fd = self._disk, self._fd
+
+        def read(position: int, size_bytes: int) -> bytes:
+            found = disk.pread(fd, size_bytes, position)
+            while 0 < len(found) < size_bytes:
+                more = disk.pread(fd, size_bytes - len(found), position + len(found))
+                if not more:
+                    break
+                found += more
+            return found
+
+        try:
+            index, _ = self._segment.indexes()
+            position, size, _ = _locate(read, index, self._extent, self._request)
+            return (memoryview(read(position, size)) if size else EMPTY), position
+        except OSError as error:
+            raise StorageError.of(f"reading {self._segment.path}", error) from error
+        except (BadBatch, PeerError) as error:
+            raise StorageError(f"{self._segment.path} is damaged near offset {self._request.offset}: {error}") from None
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._disk.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def loader(files: OpenFiles, segment: Segment, request: Request) -> _Loader:
+    fd = segment.fd if segment.fd >= 0 else files.open(segment)
+    return _Loader(files.disk, segment, fd, request)
+
+
+# -- look-ups by time; all of them may wait for the disk and belong into a thread --------------------------------
+
+
+def find_by_timestamp(
+    disk: Disk, segments: Sequence[Segment], timestamp_ms: int, start_offset: int, end_offset: int
+) -> FoundOffset | None:
+    """First record at or after `timestamp_ms` within the offsets (L22, L23). Raises StorageError."""
+    for segment in segments:
+        if segment.next_offset <= start_offset or not segment.size_bytes:
+            continue
+        if segment.base_offset >= end_offset:
+            return None
+        try:
+            if segment.largest_timestamp_ms() < timestamp_ms:
+                continue
+            index, time_index = segment.indexes()
+            relative = max(time_index.floor(timestamp_ms), start_offset - segment.base_offset)
+            found = _first_record(disk, segment, index.floor(relative), timestamp_ms, start_offset)
+        except OSError as error:
+            raise StorageError.of(f"searching {segment.path}", error) from error
+        except BadBatch as error:
+            raise StorageError(f"{segment.path} is damaged at byte {error.position}: {error.reason}") from None
+        if found is not None:
+            return found if found.offset < end_offset else None
+    return None
+
+
+def _first_record(
+    disk: Disk, segment: Segment, position: int, timestamp_ms: int, start_offset: int
+) -> FoundOffset | None:
+    fd = disk.open_read(segment.path)
+    try:
+        batches = scan(disk, fd, position, segment.size_bytes, next_offset=segment.base_offset, crc_from_offset=None)
+        for found in batches:
+            header = found.header
+            if header.max_timestamp < timestamp_ms or header.last_offset < start_offset:
+                continue
+            content = memoryview(disk.pread(fd, header.size_bytes, found.position))
+            for record in decode_batch(content, header._replace(position=0)):
+                if record.timestamp >= timestamp_ms and record.offset >= start_offset:
+                    return FoundOffset(record.offset, record.timestamp, header.leader_epoch)
+    finally:
+        disk.close(fd)
+    return None
+
+
+def find_max_timestamp(disk: Disk, segments: Sequence[Segment], start_offset: int) -> FoundOffset | None:
+    """First record that has the largest timestamp of all (L20); None when no record has one. Raises StorageError."""
+    best: Segment | None = None
+    for segment in segments:
+        try:
+            if segment.size_bytes and segment.next_offset > start_offset:
+                segment.largest_timestamp_ms()
+                if segment.max_timestamp_ms >= 0 and (best is None or segment.max_timestamp_ms > best.max_timestamp_ms):
+                    best = segment
+        except OSError as error:
+            raise StorageError.of(f"searching {segment.path}", error) from error
+    if best is None:
+        return None
+    return find_by_timestamp(disk, [best], best.max_timestamp_ms, start_offset, best.next_offset)

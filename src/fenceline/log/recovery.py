@@ -1,0 +1,389 @@
+"""Opens what is on the disk: finds the log's end, rebuilds what is derived, cuts what a crash tore.
+
+Owns the decision what to trust. Never decides that damaged data is acceptable: bytes below the recovery point (or all
+of them after a clean stop) had been safe on the disk, so damage there is `CorruptLog` and the partition stays offline.
+Past the recovery point every CRC is checked, and the log ends before the first batch that is not whole: what is cut
+there goes into the partition's `lost+found` unless it is the torn end of one write.
+
+- Trusted: sealed segments that end at or below the recovery point. Their indexes are read when they are needed.
+- Scanned: from the newest producer snapshot that can be trusted or the recovery point, whichever is lower; headers
+  below the recovery point, whole batches above. Scanning starts at an index entry where the index proves itself.
+- Epoch cache: entries at or past the recovery point are dropped and read back from the batches (E15, E17).
+
+Blocks on the disk: run it in a thread, or at start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from fenceline.errors import PeerError
+from fenceline.log.checkpoints import BadCheckpoint, read_epochs
+from fenceline.log.config import LogConfig
+from fenceline.log.disk import Disk, read_file
+from fenceline.log.epoch_cache import EpochCache
+from fenceline.log.errors import CorruptLog
+from fenceline.log.index import AbortedTransaction, OffsetIndex, TimeIndex
+from fenceline.log.lost_and_found import keep_file, keep_tail
+from fenceline.log.producer_state import BadSnapshot, EndMarker, ProducerStates, decode_end_marker
+from fenceline.log.scan import BadBatch, Found, scan
+from fenceline.log.segment import DELETED_SUFFIX, INDEX_SUFFIXES, Segment, stem
+from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
+from fenceline.records.decode import decode_batch
+
+EPOCH_FILE: Final = "leader-epoch-checkpoint"
+METADATA_FILE: Final = "partition.metadata"
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+_BASE_DIGITS: Final = 20
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening a log did. `evidence` are the files that now hold what was cut."""
+
+    clean: bool
+    scanned_bytes: int = 0
+    torn_bytes: int = 0
+    cut_bytes: int = 0
+    reason: str = ""
+    evidence: list[str] = field(default_factory=list)
+
+    @property
+    def lost_something(self) -> bool:
+        """Whether more than the torn end of one write was cut."""
+        return self.cut_bytes > 0
+
+
+@dataclass(slots=True)
+class Loaded:
+    segments: list[Segment]
+    log_start_offset: int
+    log_end_offset: int
+    epochs: EpochCache
+    producers: ProducerStates
+    report: RecoveryReport
+
+
+def read_end_marker(header: BatchHeader, content: memoryview) -> EndMarker | None:
+    """The end marker of a control batch; None when it has another kind of control record, or none."""
+    records = decode_batch(content, header._replace(position=0))
+    if not records:
+        return None
+    return decode_end_marker(records[0].key, records[0].value, records[0].timestamp)
+
+
+def apply_to_producers(producers: ProducerStates, segment: Segment, found: Found) -> None:
+    """A batch that is in the log changes its producer's state and the segment's aborted transactions."""
+    header = found.header
+    if header.producer_id < 0:
+        return
+    if not header.is_control:
+        producers.record(header, header.base_offset)
+        return
+    marker = read_end_marker(header, found.content)
+    if marker is None:
+        return
+    completed = producers.record_marker(header, marker, header.base_offset)
+    if completed is not None and completed.aborted:
+        entry = AbortedTransaction(
+            completed.producer_id, completed.first_offset, completed.last_offset, completed.last_stable_offset
+        )
+        aborted = segment.aborted_transactions()
+        if entry not in aborted:
+            aborted.append(entry)
+
+
+def load(
+    disk: Disk,
+    directory: str,
+    *,
+    config: LogConfig,
+    recovery_point: int,
+    clean: bool,
+    log_start_offset: int,
+    now_ms: int,
+) -> Loaded:
+    """Open the files of one partition. `clean`: a clean stop was the last thing that happened to them.
+
+    Raises CorruptLog; any OSError on the way becomes one.
+    """
+    try:
+        return _Loader(disk, directory, config, recovery_point, clean, now_ms).load(log_start_offset)
+    except OSError as error:
+        raise CorruptLog(
+            error.filename or directory,
+            0,
+            f"can not be read: {error.strerror or error}",
+            "Check the disk and the file's permissions, then restart the node. Other partitions are not affected.",
+        ) from error
+
+
+class _Loader:
+    def __init__(
+        self, disk: Disk, directory: str, config: LogConfig, recovery_point: int, clean: bool, now_ms: int
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._config = config
+        self._recovery_point = recovery_point
+        self._clean = clean
+        self._now_ms = now_ms
+        self._report = RecoveryReport(clean)
+        self._producers = ProducerStates()
+        self._epochs = EpochCache()
+        self._end = 0  # where the batches that were found good end
+
+    def load(self, log_start_offset: int) -> Loaded:
+        names = self._tidy(self._disk.listdir(self._directory))
+        segments = self._segments(names)
+        if segments:
+            log_start_offset = max(log_start_offset, segments[0].base_offset)
+        epochs_known = self._load_epochs()
+        end = log_start_offset
+        if segments:
+            end = self._scan(segments, self._load_snapshot(names, log_start_offset), log_start_offset, epochs_known)
+        if end < log_start_offset:
+            # Deleted further than what survived: nothing of it may be shown again (DeleteRecords, then a crash).
+            for segment in segments:
+                self._report.cut_bytes += segment.size_bytes
+                self._report.evidence += keep_file(self._disk, self._directory, segment.path)
+                segment.delete_index_files()
+            segments = []
+            self._producers.clear()
+            end = log_start_offset
+        self._epochs.truncate_from_end(end)
+        self._epochs.truncate_from_start(log_start_offset)
+        self._drop_snapshots_past(names, end)
+        if not self._clean:
+            self._epochs.changed = True
+        return Loaded(segments, log_start_offset, end, self._epochs, self._producers, self._report)
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def _tidy(self, names: Sequence[str]) -> set[str]:
+        kept: set[str] = set()
+        for name in names:
+            path = f"{self._directory}/{name}"
+            if name.endswith(".swap"):
+                raise CorruptLog(
+                    path,
+                    0,
+                    "a compaction by Apache Kafka was interrupted here and is not finished",
+                    "Start Apache Kafka once on this directory and stop it cleanly; then Fenceline can open it.",
+                )
+            if name.endswith((DELETED_SUFFIX, ".cleaned", ".tmp")):
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(path)
+            else:
+                kept.add(name)
+        for name in [name for name in kept if name.endswith(INDEX_SUFFIXES) and name[:_BASE_DIGITS].isdigit()]:
+            if name[:_BASE_DIGITS] + ".log" not in kept:
+                kept.discard(name)
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(f"{self._directory}/{name}")
+        return kept
+
+    def _segments(self, names: set[str]) -> list[Segment]:
+        bases = sorted(
+            int(name[:_BASE_DIGITS]) for name in names if name.endswith(".log") and name[:_BASE_DIGITS].isdigit()
+        )
+        segments: list[Segment] = []
+        for base in bases:
+            segment = Segment(self._disk, self._directory, base, self._now_ms)
+            found = self._disk.stat(segment.path)
+            if found is None:
+                raise FileNotFoundError(2, "segment vanished", segment.path)
+            segment.size_bytes = found.size_bytes
+            segment.created_ms = min(found.modified_ms, self._now_ms)
+            segment.index = segment.time_index = None
+            segment.aborted = None if f"{base:0{_BASE_DIGITS}d}.txnindex" in names else []
+            segment.indexes_saved = True
+            if segments:
+                segments[-1].next_offset = base
+                segments[-1].sealed = True
+            segments.append(segment)
+        return segments
+
+    def _load_epochs(self) -> bool:
+        try:
+            entries = read_epochs(self._disk, f"{self._directory}/{EPOCH_FILE}")
+            self._epochs = EpochCache(entries)
+        except (BadCheckpoint, ValueError):
+            return False
+        if not self._clean:
+            self._epochs.truncate_from_end(self._recovery_point)
+        return bool(entries)
+
+    def _load_snapshot(self, names: set[str], log_start_offset: int) -> int:
+        """Producer state from the newest good snapshot; returns the offset from which batches must be replayed."""
+        offsets = sorted((int(name[:_BASE_DIGITS]) for name in names if _is_snapshot(name)), reverse=True)
+        for offset in offsets:
+            if not self._clean and offset > self._recovery_point:
+                continue
+            content = read_file(self._disk, stem(self._directory, offset) + SNAPSHOT_SUFFIX)
+            if content is None:
+                continue
+            try:
+                self._producers.load(content, now_ms=self._now_ms, expiration_ms=self._config.producer_id_expiration_ms)
+            except BadSnapshot:
+                continue
+            self._producers.snapshot_offset = offset
+            return max(offset, log_start_offset)
+        return log_start_offset
+
+    def _drop_snapshots_past(self, names: set[str], end: int) -> None:
+        for name in [name for name in names if _is_snapshot(name)]:
+            if int(name[:_BASE_DIGITS]) > end:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(f"{self._directory}/{name}")
+
+    # -- batches ------------------------------------------------------------------------------------------------
+
+    def _scan(self, segments: list[Segment], replay_from: int, log_start_offset: int, epochs_known: bool) -> int:
+        """Walk what can not be trusted; returns the log end offset. Cuts `segments` where the log ends early."""
+        start_offset = replay_from if self._clean else min(replay_from, self._recovery_point)
+        if not epochs_known:
+            start_offset = log_start_offset
+        first = max(0, bisect_right([segment.base_offset for segment in segments], start_offset) - 1)
+        self._end = segments[first].base_offset
+        for number in range(first, len(segments)):
+            segment = segments[number]
+            if segment.base_offset < self._end:
+                raise CorruptLog(
+                    segment.path,
+                    0,
+                    f"the segment starts below offset {self._end}, where the one before it ends",
+                    _restore_advice("segment"),
+                )
+            self._end = segment.base_offset
+            try:
+                self._scan_segment(segment, start_offset, replay_from, last=number == len(segments) - 1)
+            except BadBatch as bad:
+                self._cut(segments, number, bad)
+                break
+        return self._end
+
+    def _scan_segment(self, segment: Segment, start_offset: int, replay_from: int, *, last: bool) -> None:
+        """Walk one segment. On BadBatch the segment's `size_bytes` and `next_offset` are those of its good part."""
+        file_bytes = segment.size_bytes
+        trusted = self._clean or (segment.sealed and segment.next_offset <= self._recovery_point)
+        keep_indexes = trusted and not last
+        start, next_offset = 0, segment.base_offset
+        if not keep_indexes:
+            start, next_offset = self._resume(segment, start_offset)
+            if not trusted:
+                segment.aborted = [] if start == 0 and replay_from <= segment.base_offset else segment.aborted
+        interval = self._config.index_interval_bytes
+        fd = self._disk.open_read(segment.path)
+        try:
+            if start:
+                segment.first_timestamp_ms = peek_header(self._disk.pread(fd, BATCH_OVERHEAD, 0)).max_timestamp
+            if not keep_indexes:
+                segment.size_bytes, segment.next_offset = start, next_offset
+            self._end = next_offset
+            crc_from = None if self._clean else self._recovery_point
+            for found in scan(self._disk, fd, start, file_bytes, next_offset=next_offset, crc_from_offset=crc_from):
+                header = found.header
+                self._end = header.next_offset
+                if header.leader_epoch >= 0 and header.leader_epoch > self._epochs.latest_epoch:
+                    self._epochs.assign(header.leader_epoch, header.base_offset)
+                if not keep_indexes:
+                    segment.appended(
+                        header.base_offset, header.last_offset, header.max_timestamp, header.size_bytes, interval
+                    )
+                if header.base_offset >= replay_from:
+                    apply_to_producers(self._producers, segment, found)
+        finally:
+            self._disk.close(fd)
+            self._report.scanned_bytes += max(0, segment.size_bytes - start)
+        if not keep_indexes:
+            if segment.sealed:
+                segment.seal()
+            segment.indexes_saved = self._clean
+
+    def _resume(self, segment: Segment, start_offset: int) -> tuple[int, int]:
+        """Where scanning may start inside of a segment: (position, offset of the batch there). Loads the index so far.
+
+        Only an index whose last kept entry meets the very batch that it names is believed.
+        """
+        segment.index, segment.time_index = OffsetIndex(), TimeIndex()
+        segment.bytes_since_index = 0
+        content = read_file(self._disk, segment.stem + ".index")
+        times = read_file(self._disk, segment.stem + ".timeindex")
+        index = OffsetIndex.decode(content) if content else None
+        time_index = TimeIndex.decode(times) if times is not None else None
+        if index is None or time_index is None:
+            return 0, segment.base_offset
+        keep = bisect_left(index.offsets, min(start_offset - segment.base_offset, (1 << 31) - 1))
+        keep = min(keep, bisect_left(index.positions, max(0, segment.size_bytes - BATCH_OVERHEAD)))
+        if keep == 0:
+            return 0, segment.base_offset
+        relative, position = index.offsets[keep - 1], index.positions[keep - 1]
+        fd = self._disk.open_read(segment.path)
+        try:
+            header = peek_header(self._disk.pread(fd, BATCH_OVERHEAD, position))
+        except PeerError:
+            return 0, segment.base_offset
+        finally:
+            self._disk.close(fd)
+        if header.last_offset != segment.base_offset + relative or header.base_offset < segment.base_offset:
+            return 0, segment.base_offset
+        del index.offsets[keep:], index.positions[keep:]
+        time_index.truncate_to_offset(relative + 1)
+        segment.index, segment.time_index = index, time_index
+        segment.max_timestamp_ms, at = time_index.last
+        segment.max_timestamp_offset = segment.base_offset + at if segment.max_timestamp_ms >= 0 else -1
+        return position, header.base_offset
+
+    def _cut(self, segments: list[Segment], number: int, bad: BadBatch) -> None:
+        """The log ends inside of segment `number`: keep the evidence, drop what follows. Raises CorruptLog."""
+        segment, end = segments[number], self._end
+        if self._clean or end < self._recovery_point:
+            known = "after a clean stop" if self._clean else f"below the recovery point {self._recovery_point}"
+            raise CorruptLog(
+                segment.path,
+                bad.position,
+                f"{bad.reason} (offset {end}, {known}: these bytes had been safe on the disk)",
+                _restore_advice("partition"),
+            )
+        following = segments[number + 1 :]
+        report = self._report
+        report.reason = f"{segment.path}: at byte {bad.position}: {bad.reason}"
+        found = self._disk.stat(segment.path)
+        tail_bytes = (found.size_bytes if found is not None else bad.position) - bad.position
+        if bad.torn and not any(later.size_bytes for later in following):
+            report.torn_bytes += tail_bytes
+        else:
+            report.cut_bytes += tail_bytes
+            report.evidence += keep_tail(self._disk, self._directory, segment.path, bad.position)
+        for later in following:
+            report.cut_bytes += later.size_bytes
+            report.evidence += keep_file(self._disk, self._directory, later.path)
+            later.delete_index_files()
+        del segments[number + 1 :]
+        fd = self._disk.open_append(segment.path)
+        try:
+            self._disk.truncate(fd, bad.position)
+            self._disk.fsync(fd)
+        finally:
+            self._disk.close(fd)
+        self._disk.fsync_dir(self._directory)
+        segment.size_bytes = bad.position
+        segment.sealed = False
+        segment.indexes_saved = False
+
+
+def _is_snapshot(name: str) -> bool:
+    return name.endswith(SNAPSHOT_SUFFIX) and name[:_BASE_DIGITS].isdigit()
+
+
+def _restore_advice(what: str) -> str:
+    return (
+        f"This partition is offline, the others are served. Restore the {what} from another replica or a backup; or, "
+        "to go on without the damaged part, stop the node, move the partition's directory away and start again: "
+        "what it holds is then lost to this node."
+    )

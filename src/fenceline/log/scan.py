@@ -1,0 +1,104 @@
+"""Walks the batches of a segment file, one after the other. Owns the walk and its checks; changes nothing.
+
+Used by recovery (every CRC), by look-ups (headers only) and by whoever rebuilds an index. Reads in chunks, so a segment
+of any size costs a bounded buffer. Blocks on the disk: not for the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from fenceline.errors import FencelineError, PeerError
+from fenceline.log.disk import Disk
+from fenceline.records.batch import BATCH_OVERHEAD, LENGTH_PREFIX, BatchHeader, crc_is_valid, peek_header
+
+CHUNK_BYTES: Final = 1 << 20
+
+MAGIC_POSITION: Final = 16
+
+
+class BadBatch(FencelineError):
+    """The bytes at `position` of the file are no valid batch. `torn`: the file ends within what a write began."""
+
+    def __init__(self, position: int, reason: str, *, torn: bool) -> None:
+        super().__init__(reason)
+        self.position = position
+        self.reason = reason
+        self.torn = torn
+
+
+class Found(NamedTuple):
+    """A batch in a file. `content` is the whole batch when it was asked for, else its header only."""
+
+    position: int
+    header: BatchHeader
+    content: memoryview
+
+
+def scan(
+    disk: Disk, fd: int, start: int, end: int, *, next_offset: int, crc_from_offset: int | None, whole: bool = False
+) -> Iterator[Found]:
+    """Batches between two positions of a segment; `start` must be a batch boundary.
+
+    `next_offset` is the lowest offset that the first batch may have. Batches that end at or after `crc_from_offset` are
+    read whole and their CRC is checked (None: no CRC at all). Control batches always come whole.
+    Raises BadBatch, OSError.
+    """
+    position = start
+    buffer = memoryview(b"")
+    buffer_start = start
+    while position < end:
+        at = position - buffer_start
+        if len(buffer) - at < min(BATCH_OVERHEAD, end - position):
+            buffer, buffer_start, at = _fill(disk, fd, position, min(CHUNK_BYTES, end - position)), position, 0
+        if len(buffer) - at < BATCH_OVERHEAD:
+            raise BadBatch(position, f"{end - position} bytes are too few for a batch", torn=True)
+        header = _header(buffer, at, position, end)
+        if header.base_offset < next_offset or header.last_offset_delta < 0:
+            raise BadBatch(position, f"offset {header.base_offset} where {next_offset} is due", torn=False)
+        size = header.size_bytes
+        check = crc_from_offset is not None and header.last_offset >= crc_from_offset
+        if (check or whole or header.is_control) and len(buffer) - at < size:
+            buffer, buffer_start, at = (
+                _fill(disk, fd, position, max(size, min(CHUNK_BYTES, end - position))),
+                position,
+                0,
+            )
+            if len(buffer) < size:
+                raise BadBatch(position, f"the file ends inside of a batch of {size} bytes", torn=True)
+            header = _header(buffer, at, position, end)
+        content = buffer[at : at + size]
+        if check and not crc_is_valid(buffer, header):
+            raise BadBatch(position, f"the checksum of the batch at offset {header.base_offset} is wrong", torn=False)
+        yield Found(position, header, content)
+        next_offset = header.next_offset
+        position += size
+
+
+def _fill(disk: Disk, fd: int, position: int, size_bytes: int) -> memoryview:
+    content = disk.pread(fd, size_bytes, position)
+    while len(content) < size_bytes:
+        more = disk.pread(fd, size_bytes - len(content), position + len(content))
+        if not more:
+            break
+        content += more
+    return memoryview(content)
+
+
+def _header(buffer: memoryview, at: int, position: int, end: int) -> BatchHeader:
+    length = int.from_bytes(buffer[at + 8 : at + LENGTH_PREFIX], "big", signed=True)
+    magic = buffer[at + MAGIC_POSITION]
+    size = length + LENGTH_PREFIX
+    if length == 0 and not any(buffer[at : at + BATCH_OVERHEAD]):
+        raise BadBatch(position, "zeros instead of a batch", torn=True)
+    if magic in (0, 1) and length > 0 and position + size <= end:
+        raise BadBatch(position, f"message format v{magic}, which Kafka 4 can not be asked for any more", torn=False)
+    if magic != 2 or size < BATCH_OVERHEAD:
+        raise BadBatch(position, f"no batch: length {length}, magic {magic}", torn=False)
+    if position + size > end:
+        raise BadBatch(position, f"the file ends inside of a batch of {size} bytes", torn=True)
+    try:
+        return peek_header(buffer, at)
+    except PeerError as error:
+        raise BadBatch(position, error.message, torn=False) from None

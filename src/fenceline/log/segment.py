@@ -1,0 +1,214 @@
+"""One segment: its `.log` file, its sparse indexes, and what is known of its end.
+
+Owns names and bytes of a segment's files (`formats.md F4`) and the moment an index entry is due. Never decides when to
+roll, delete or recover. The indexes of a segment that is being written live in memory and reach the disk when it is
+sealed or closed; a crash before that costs a rebuild, never data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+from fenceline.log.disk import Disk, read_file, replace_file
+from fenceline.log.index import (
+    AbortedTransaction,
+    OffsetIndex,
+    TimeIndex,
+    decode_aborted,
+    encode_aborted,
+)
+from fenceline.log.scan import scan
+
+MAX_RELATIVE_OFFSET: Final = (1 << 31) - 1
+SMALL_INDEX_BYTES: Final = 512
+INDEX_SUFFIXES: Final = (".index", ".timeindex", ".txnindex")
+DELETED_SUFFIX: Final = ".deleted"
+
+
+def stem(directory: str, base_offset: int) -> str:
+    """Path of a segment's files without their suffix: the base offset in 20 digits."""
+    return f"{directory}/{base_offset:020d}"
+
+
+class Segment:
+    """Offsets `base_offset` up to `next_offset`, bytes 0 up to `size_bytes`.
+
+    `next_offset` of a sealed segment that was not read since the start is the base of the one after it.
+    Invariant: the file has at least `size_bytes` bytes, and they are whole batches.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "aborted",
+        "base_offset",
+        "bytes_since_index",
+        "created_ms",
+        "disk",
+        "fd",
+        "first_timestamp_ms",
+        "index",
+        "indexes_saved",
+        "jitter_ms",
+        "last_batch_offset",
+        "last_batch_position",
+        "max_timestamp_ms",
+        "max_timestamp_offset",
+        "next_offset",
+        "path",
+        "recently_used",
+        "sealed",
+        "size_bytes",
+        "time_index",
+    )
+
+    def __init__(self, disk: Disk, directory: str, base_offset: int, created_ms: int) -> None:
+        self.disk = disk
+        self.path = stem(directory, base_offset) + ".log"
+        self.base_offset = base_offset
+        self.next_offset = base_offset
+        self.size_bytes = 0
+        self.created_ms = created_ms
+        self.jitter_ms = 0
+        self.first_timestamp_ms: int | None = None
+        self.max_timestamp_ms = -1
+        self.max_timestamp_offset = -1
+        self.bytes_since_index = 0
+        self.last_batch_offset = -1
+        self.last_batch_position = -1
+        self.index: OffsetIndex | None = OffsetIndex()
+        self.time_index: TimeIndex | None = TimeIndex()
+        self.aborted: list[AbortedTransaction] | None = []
+        self.indexes_saved = False
+        self.sealed = False
+        self.fd = -1
+        self.recently_used = False
+
+    @property
+    def stem(self) -> str:
+        return self.path[: -len(".log")]
+
+    def release(self) -> None:
+        """Close the descriptor; indexes that are worth it go too, onto the disk if they are not there (OpenFiles)."""
+        if self.fd >= 0:
+            self.disk.close(self.fd)
+            self.fd = -1
+        if self.index is not None and self.index.size_bytes > SMALL_INDEX_BYTES:
+            if not self.indexes_saved:
+                try:
+                    self.save_indexes(durable=False)
+                except OSError:
+                    return  # a full disk: the index stays in memory
+            self.index = None
+            self.time_index = None
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def appended(
+        self, base_offset: int, last_offset: int, max_timestamp_ms: int, size_bytes: int, interval_bytes: int
+    ) -> None:
+        """A batch was written at the end of the file."""
+        position = self.size_bytes
+        if position == 0:
+            self.first_timestamp_ms = max_timestamp_ms
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = max_timestamp_ms
+            self.max_timestamp_offset = last_offset
+        if self.bytes_since_index > interval_bytes:
+            index, time_index = self.indexes()
+            index.append(last_offset - self.base_offset, position)
+            time_index.maybe_append(self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset)
+            self.bytes_since_index = 0
+        self.bytes_since_index += size_bytes
+        self.size_bytes = position + size_bytes
+        self.next_offset = last_offset + 1
+        self.last_batch_offset = base_offset
+        self.last_batch_position = position
+        self.indexes_saved = False
+
+    def seal(self) -> None:
+        """No more appends: the time index gets its last entry. `save_indexes` is due, in a thread."""
+        _, time_index = self.indexes()
+        if self.max_timestamp_ms >= 0:
+            time_index.maybe_append(self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset)
+        self.sealed = True
+
+    def indexes(self) -> tuple[OffsetIndex, TimeIndex]:
+        """Both indexes, read or rebuilt when they are not in memory. May wait for the disk then. Raises OSError."""
+        index, time_index = self.index, self.time_index
+        if index is None or time_index is None:
+            index, time_index = self.load_indexes()
+            self.index, self.time_index = index, time_index
+        return index, time_index
+
+    def load_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
+        """Read both index files, or rebuild them from the batches when one is missing or no index. For a thread."""
+        content = read_file(self.disk, self.stem + ".index")
+        times = read_file(self.disk, self.stem + ".timeindex")
+        if content is not None and times is not None:
+            index, time_index = OffsetIndex.decode(content), TimeIndex.decode(times)
+            if index is not None and time_index is not None:
+                index.truncate_to_position(self.size_bytes)
+                return index, time_index
+        return self.rebuild_indexes()
+
+    def rebuild_indexes(self, interval_bytes: int = 4096) -> tuple[OffsetIndex, TimeIndex]:
+        """Both indexes from the headers of all batches. For a thread. Raises OSError, BadBatch."""
+        index, time_index = OffsetIndex(), TimeIndex()
+        highest, highest_at, since = -1, 0, 0
+        fd = self.disk.open_read(self.path)
+        try:
+            batches = scan(self.disk, fd, 0, self.size_bytes, next_offset=self.base_offset, crc_from_offset=None)
+            for found in batches:
+                header = found.header
+                if header.max_timestamp > highest:
+                    highest, highest_at = header.max_timestamp, header.last_offset - self.base_offset
+                if since > interval_bytes:
+                    index.append(header.last_offset - self.base_offset, found.position)
+                    time_index.maybe_append(highest, highest_at)
+                    since = 0
+                since += header.size_bytes
+        finally:
+            self.disk.close(fd)
+        time_index.maybe_append(highest, highest_at)
+        return index, time_index
+
+    def save_indexes(self, *, durable: bool) -> None:
+        """Write the index files beside the log. Raises OSError."""
+        index, time_index = self.indexes()
+        times = time_index
+        if not self.sealed and self.max_timestamp_ms >= 0:
+            # The file of a segment that goes on gets the closing entry, the copy in memory does not.
+            times = TimeIndex()
+            times.timestamps, times.offsets = time_index.timestamps[:], time_index.offsets[:]
+            times.maybe_append(self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset)
+        replace_file(self.disk, self.stem + ".index", index.encode(), durable=durable)
+        replace_file(self.disk, self.stem + ".timeindex", times.encode(), durable=durable)
+        if self.aborted:
+            replace_file(self.disk, self.stem + ".txnindex", encode_aborted(self.aborted), durable=durable)
+        self.indexes_saved = True
+
+    def aborted_transactions(self) -> list[AbortedTransaction]:
+        """Aborted transactions that ended here; read from the disk once. Raises OSError."""
+        if self.aborted is None:
+            content = read_file(self.disk, self.stem + ".txnindex")
+            self.aborted = (decode_aborted(content) if content else []) or []
+        return self.aborted
+
+    def delete_index_files(self) -> None:
+        for suffix in INDEX_SUFFIXES:
+            with contextlib.suppress(FileNotFoundError):
+                self.disk.unlink(self.stem + suffix)
+
+    # -- facts --------------------------------------------------------------------------------------------------
+
+    def largest_timestamp_ms(self) -> int:
+        """Of the records, or of the file where they have none: what retention by time goes by. May read an index."""
+        if self.max_timestamp_ms < 0 and self.size_bytes:
+            _, time_index = self.indexes()
+            self.max_timestamp_ms, relative = time_index.last
+            self.max_timestamp_offset = self.base_offset + relative
+        if self.max_timestamp_ms >= 0:
+            return self.max_timestamp_ms
+        found = self.disk.stat(self.path)
+        return found.modified_ms if found is not None else self.created_ms
