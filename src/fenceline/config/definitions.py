@@ -181,7 +181,7 @@ class ConfigKey:
 
     name: str
     type: ConfigType
-    default: str | None | Required
+    default: str | Required | None
     doc: str
     importance: Importance = Importance.MEDIUM
     validator: Validator | None = None
@@ -268,9 +268,10 @@ def _render_double(value: float) -> str:
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if value == 0 or 1e-3 <= abs(value) < 1e7:
         return repr(value)
-    mantissa, _, exponent = f"{value!r}".partition("e")
-    if not exponent:  # repr stays plain up to 10^16
-        digits = f"{value:.17g}".rstrip("0").lstrip("-").replace(".", "")
-        power = math.floor(math.log10(abs(value)))
-        mantissa, exponent = f"{'-' if value < 0 else ''}{digits[0]}.{digits[1:] or '0'}", str(power)
-    return f"{mantissa if '.' in mantissa else mantissa + '.0'}E{int(exponent)}"
+    from decimal import Decimal
+
+    sign, digits, exponent = Decimal(repr(value)).as_tuple()
+    assert isinstance(exponent, int), "finite"
+    figures = "".join(map(str, digits)).rstrip("0")
+    power = len(digits) + exponent - 1
+    return f"{'-' if sign else ''}{figures[0]}.{figures[1:] or '0'}E{power}"

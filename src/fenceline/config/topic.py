@@ -140,7 +140,7 @@ TOPIC_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "cleanup.policy",
             ConfigType.LIST,
             "delete",
-            "What happens to old segments: delete them, compact them to the newest record of each key, both, or nothing.",
+            "What happens to old segments: delete, compact (keep the newest record of each key), both, or nothing.",
             validator=ListRules(("compact", "delete")),
         ),
         ConfigKey(
@@ -345,7 +345,8 @@ def validate_topic_configs(configs: Mapping[str, str | None], defaults: Mapping[
         )
     if values["remote.storage.enable"]:
         raise InvalidConfig(
-            "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage."
+            "Tiered Storage functionality is disabled in the broker. "
+            "Topic cannot be configured with remote log storage."
         )
 
 

@@ -1,0 +1,84 @@
+"""Every broker config of Kafka 4.3.1 and Fenceline's own few, with their synonyms.
+
+Owns the union of the tables. Never reads a file (see `config.node`).
+
+Rules: controller.md C36, C37; since_4_0.md "Defaults"; design.md section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from types import MappingProxyType
+from typing import Final
+
+from fenceline.config import broker_coordinators, broker_node, broker_security
+from fenceline.config.definitions import ConfigKey, ConfigType, Importance, Range, UpdateMode, table
+from fenceline.config.key_table import read_table
+
+BROKER_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
+    chain.from_iterable(read_table(part.TABLE) for part in (broker_node, broker_coordinators, broker_security))
+)
+"""All keys of Kafka's own, internal ones too (`ConfigKey.internal`: not told by DescribeConfigs)."""
+
+OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
+    (
+        ConfigKey(
+            "fenceline.metrics.address",
+            ConfigType.STRING,
+            None,
+            "host:port where Prometheus metrics are served; not set, nothing is served.",
+            Importance.LOW,
+        ),
+        ConfigKey(
+            "fenceline.shutdown.timeout.ms",
+            ConfigType.LONG,
+            "5000",
+            "Milliseconds that a clean stop gives answers in work before their connections are closed.",
+            Importance.LOW,
+            Range(0),
+        ),
+    )
+)
+"""Keys that Kafka does not have. Their names start with `fenceline.`, so that Kafka only warns of them."""
+
+ALL_CONFIGS: Final[Mapping[str, ConfigKey]] = MappingProxyType({**BROKER_CONFIGS, **OWN_CONFIGS})
+
+_SYNONYM_GROUPS: Final = (
+    ("log.roll.ms", "log.roll.hours"),
+    ("log.roll.jitter.ms", "log.roll.jitter.hours"),
+    ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
+)
+_SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        **{name: group for group in _SYNONYM_GROUPS for name in group},
+        "log.flush.interval.ms": ("log.flush.interval.ms", "log.flush.scheduler.interval.ms"),
+    }
+)
+
+DYNAMIC_ONLY_CONFIGS: Final = frozenset(
+    {
+        "leader.replication.throttled.rate",
+        "follower.replication.throttled.rate",
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+    }
+)
+"""Broker configs that exist in the metadata log only, never in a file."""
+
+
+def broker_synonyms(name: str) -> tuple[str, ...]:
+    """The key and those that stand in for it when it is not set, the strongest first."""
+    return _SYNONYMS.get(name, (name,))
+
+
+def update_mode(name: str) -> UpdateMode:
+    """How a running broker takes a new value of the key."""
+    if name in DYNAMIC_ONLY_CONFIGS:
+        return UpdateMode.CLUSTER_WIDE
+    key = BROKER_CONFIGS.get(name)
+    return key.update_mode if key is not None else UpdateMode.READ_ONLY
+
+
+def is_dynamic(name: str) -> bool:
+    """Whether the key can be changed while the broker runs."""
+    return update_mode(name) is not UpdateMode.READ_ONLY

@@ -1,0 +1,161 @@
+"""Which value counts: topic override, broker override, cluster default, static file, default (C37).
+
+Owns the order of the layers and the account of where a value came from. Never changes anything.
+
+`configs` is the image's map of overrides: (resource type, name) -> {key: text}; types 2 TOPIC and 4 BROKER, broker
+name "" for the default of all brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from fenceline.config.broker import ALL_CONFIGS, BROKER_CONFIGS, broker_synonyms
+from fenceline.config.definitions import ConfigKey
+from fenceline.config.topic import TOPIC_CONFIGS, TOPIC_SYNONYMS
+
+if TYPE_CHECKING:
+    from fenceline.config.node import NodeConfig
+
+Overrides: TypeAlias = Mapping[Any, Mapping[str, str]]
+
+_TOPIC: Final = 2
+_BROKER: Final = 4
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class ConfigSource(IntEnum):
+    """Where a value came from, with the numbers of DescribeConfigs."""
+
+    UNKNOWN = 0
+    DYNAMIC_TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    DYNAMIC_BROKER_LOGGER = 6
+    CLIENT_METRICS = 7
+    GROUP = 8
+
+
+class Layer(NamedTuple):
+    """One value that a key has somewhere, whether it counts or not."""
+
+    name: str
+    value: str
+    source: ConfigSource
+
+
+class Effective(NamedTuple):
+    """A value that counts, its source, and every layer below it, the strongest first."""
+
+    value: str | None
+    source: ConfigSource
+    layers: tuple[Layer, ...]
+
+
+def effective_topic_config(configs: Overrides, topic: str, node: NodeConfig) -> Mapping[str, str]:
+    """Every topic config that has a value, as text. Cheap to call for many topics."""
+    defaults = _topic_defaults(node, *_broker_overrides(configs, node))
+    own = configs.get((_TOPIC, topic))
+    return {**defaults, **own} if own else defaults
+
+
+def describe_topic_config(configs: Overrides, topic: str, node: NodeConfig, name: str) -> Effective:
+    """One topic config with its account, as DescribeConfigs gives it.
+
+    The account begins at the first broker key that stands in for the topic's (`log.roll.ms` for `segment.ms`); where
+    only a weaker one is set it is empty, though that one's value counts.
+    """
+    own = configs.get((_TOPIC, topic), _NOTHING)
+    layers = [Layer(name, own[name], ConfigSource.DYNAMIC_TOPIC)] if name in own else []
+    if name in TOPIC_SYNONYMS:
+        layers += _layers(configs, node, TOPIC_SYNONYMS[name][0].name)
+    value = own[name] if name in own else _topic_defaults(node, *_broker_overrides(configs, node)).get(name)
+    return Effective(value, layers[0].source if layers else ConfigSource.DEFAULT, tuple(layers))
+
+
+def describe_broker_config(configs: Overrides, node: NodeConfig, name: str, *, cluster_default: bool) -> Effective:
+    """One broker config with its account; for the default of all brokers only the layer that belongs to it."""
+    layers = _layers(configs, node, name)
+    if cluster_default:
+        layers = [layer for layer in layers if layer.source is ConfigSource.DYNAMIC_DEFAULT_BROKER]
+    own = [layer for layer in layers if layer.name == name]
+    value = own[0].value if own else None
+    return Effective(value, layers[0].source if layers else ConfigSource.DEFAULT, tuple(layers))
+
+
+def effective_broker_config(configs: Overrides, node: NodeConfig, name: str) -> str | None:
+    """The value of one broker key with the dynamic overrides of this broker and of all brokers on top."""
+    for override in reversed(_broker_overrides(configs, node)):
+        for key, value in override:
+            if key == name:
+                return value
+    return node.text(name)
+
+
+def static_topic_defaults(raw: Mapping[str, str]) -> dict[str, str]:
+    """What the given broker settings make of the topic configs; keys without value are left out."""
+    return dict(_defaults_of(raw))
+
+
+# --- layers -------------------------------------------------------------------------------------------------------
+
+_Pairs: TypeAlias = tuple[tuple[str, str], ...]
+
+
+def _broker_overrides(configs: Overrides, node: NodeConfig) -> tuple[_Pairs, _Pairs]:
+    """Overrides of all brokers, then of this one."""
+    every = configs.get((_BROKER, ""), _NOTHING)
+    this = configs.get((_BROKER, str(node.node_id)), _NOTHING)
+    return tuple(every.items()) if every else (), tuple(this.items()) if this else ()
+
+
+@lru_cache(maxsize=8)
+def _topic_defaults(node: NodeConfig, every: _Pairs, this: _Pairs) -> Mapping[str, str]:
+    return MappingProxyType(dict(_defaults_of({**node.raw, **dict(every), **dict(this)})))
+
+
+def _defaults_of(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, key in TOPIC_CONFIGS.items():
+        value = key.default if isinstance(key.default, str) else None
+        for synonym in TOPIC_SYNONYMS.get(name, ()):
+            text = settings.get(synonym.name)
+            if text is None:
+                default = BROKER_CONFIGS[synonym.name].default
+                text = default if isinstance(default, str) else None
+            if text is not None:
+                # A negative time means "no limit", whatever its unit.
+                value = text if synonym.factor == 1 else str(max(-1, int(text) * synonym.factor))
+                break
+        if value is not None:
+            yield name, value.strip()
+
+
+def _layers(configs: Overrides, node: NodeConfig, name: str) -> list[Layer]:
+    names = broker_synonyms(name)
+    every, this = _broker_overrides(configs, node)
+    found: list[Layer] = []
+    for values, source in (
+        (dict(this), ConfigSource.DYNAMIC_BROKER),
+        (dict(every), ConfigSource.DYNAMIC_DEFAULT_BROKER),
+        (node.raw, ConfigSource.STATIC_BROKER),
+        (_DEFAULTS, ConfigSource.DEFAULT),
+    ):
+        found += [Layer(one, values[one], source) for one in names if one in values]
+    while found and found[0].name != name:
+        del found[0]
+    return found
+
+
+def _default_text(key: ConfigKey) -> str | None:
+    return key.default if isinstance(key.default, str) else None
+
+
+_DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
+    {name: text for name, key in ALL_CONFIGS.items() if (text := _default_text(key)) is not None}
+)

@@ -1,0 +1,82 @@
+"""Listener addresses as `listeners` and `advertised.listeners` write them.
+
+Owns their syntax and the check of their security protocol. Opens nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from fenceline.errors import OperatorError
+
+SECURITY_PROTOCOLS: Final[Mapping[str, int]] = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
+"""Names and the numbers they have on the wire and in broker registrations."""
+
+_ADDRESS: Final = re.compile(
+    r"(?P<name>[^:/]+)://(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]+)"
+)
+_ANY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})
+
+
+class Listener(NamedTuple):
+    """`host` is "" for all interfaces; `port` 0 lets the system choose."""
+
+    name: str
+    host: str
+    port: int
+    security_protocol: str = "PLAINTEXT"
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.name}://{host}:{self.port}"
+
+
+def parse_protocol_map(text: str) -> dict[str, str]:
+    """`NAME:PROTOCOL` pairs. Raises OperatorError."""
+    pairs: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, separator, protocol = item.rpartition(":")
+        if not separator or protocol.strip().upper() not in SECURITY_PROTOCOLS:
+            raise OperatorError(
+                f"listener.security.protocol.map has {item!r}, which is no NAME:PROTOCOL pair",
+                f"Protocols are {', '.join(SECURITY_PROTOCOLS)}.",
+            )
+        pairs[name.strip().upper()] = protocol.strip().upper()
+    return pairs
+
+
+def parse_listeners(key: str, items: Sequence[str], protocols: Mapping[str, str]) -> tuple[Listener, ...]:
+    """The addresses of one property. Raises OperatorError: bad syntax, a name twice, a port twice, no protocol."""
+    found: list[Listener] = []
+    for item in items:
+        match = _ADDRESS.fullmatch(item.strip())
+        if match is None or int(match["port"]) > 65535:
+            raise OperatorError(f"{key} has {item!r}, which is no listener", "Write it as NAME://host:port.")
+        name = match["name"].upper()
+        if name not in protocols:
+            raise OperatorError(
+                f"{key} names {name}, which listener.security.protocol.map does not know",
+                f"Add {name}:PLAINTEXT to listener.security.protocol.map.",
+            )
+        found.append(Listener(name, match["v6"] or match["host"] or "", int(match["port"]), protocols[name]))
+    for what, values in (("name", [one.name for one in found]), ("port", [one.port for one in found if one.port])):
+        if len(set(values)) != len(values) and (what == "name" or key == "listeners"):
+            raise OperatorError(f"Each {what} in {key} must be different, it has {', '.join(items)}")
+    return tuple(found)
+
+
+def refuse_unbuilt_security(listeners: Sequence[Listener]) -> None:
+    """Raises OperatorError for a listener whose protocol is not spoken yet, rather than serve it unprotected."""
+    for listener in listeners:
+        if listener.security_protocol != "PLAINTEXT":
+            raise OperatorError(
+                f"Listener {listener} asks for {listener.security_protocol}, which is not built yet",
+                "Use PLAINTEXT within a trusted network, or put a TLS proxy in front.",
+            )
+
+
+def is_any_address(host: str) -> bool:
+    """Whether the host stands for all interfaces, which clients can not connect to."""
+    return host in _ANY_ADDRESS

@@ -1,0 +1,359 @@
+"""What one node was told: the properties file, the environment and the overrides, checked and typed.
+
+Owns the order of the sources and every refusal at start. Never looks at the metadata log (dynamic configs are merged
+by `config.effective`), and touches no file but the one it is given.
+
+A value comes from the first of these that has it: `--override key=value`, environment `FENCELINE_<KEY>` (dots are
+underscores, case does not count), the file, Kafka's default. With no file, what a cluster of one needs differs from
+Kafka's defaults (`WITHOUT_FILE`), as in the server.properties that Kafka ships. `log.dirs` defaults to the XDG data
+folder instead of /tmp. Unknown keys warn; values that are not built refuse with the reason.
+
+Rules: design.md section 9; since_4_0.md "Defaults".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS
+from fenceline.config.definitions import ConfigType, ConfigValue, InvalidConfig, parse_type
+from fenceline.config.listeners import (
+    Listener,
+    is_any_address,
+    parse_listeners,
+    parse_protocol_map,
+    refuse_unbuilt_security,
+)
+from fenceline.config.properties import read_properties
+from fenceline.config.topic import validate_topic_configs
+from fenceline.errors import OperatorError
+from fenceline.ids import NodeId
+
+ENVIRONMENT_PREFIX: Final = "FENCELINE_"
+_ENVIRONMENT_NOT_CONFIG: Final = frozenset({"FENCELINE_PURE_PYTHON"})
+_FREE_PREFIXES: Final = ("listener.name.", "rsm.config.", "rlmm.config.", "controller.quorum.voter.")
+_CONTROLLER_LISTENER: Final = "CONTROLLER"
+
+WITHOUT_FILE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+    }
+)
+"""Values that a node without a file starts from, because a cluster of one can not have three replicas."""
+
+_ALWAYS: Final[Mapping[str, str]] = MappingProxyType(
+    {"node.id": "1", "process.roles": "broker,controller", "controller.listener.names": _CONTROLLER_LISTENER}
+)
+"""For the keys that Kafka requires and Fenceline does not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeConfig:
+    """A node's static configuration.
+
+    `raw` holds what was set somewhere (text), `origins` where, `warnings` sentences for the log. `listeners` are
+    the broker's; `advertised_listeners` what clients are told, a port 0 still open; directories are absolute.
+    """
+
+    raw: Mapping[str, str]
+    origins: Mapping[str, str]
+    warnings: tuple[str, ...]
+    node_id: NodeId
+    process_roles: frozenset[str]
+    listeners: tuple[Listener, ...]
+    controller_listeners: tuple[Listener, ...]
+    advertised_listeners: tuple[Listener, ...]
+    log_dirs: tuple[Path, ...]
+    metadata_log_dir: Path
+    rack: str | None
+
+    @classmethod
+    def load(
+        cls, path: Path | None, overrides: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
+    ) -> NodeConfig:
+        """Read and check all sources. Raises OperatorError with what is wrong and where it was set."""
+        raw: dict[str, str] = dict(WITHOUT_FILE) if path is None else {}
+        origins: dict[str, str] = {}
+        warnings: list[str] = []
+        environ = environ or {}
+        file_values = read_properties(path) if path is not None else {}
+        for origin, values in (
+            (str(path), file_values),
+            ("environment", _from_environment(environ, warnings)),
+            ("--override", overrides or {}),
+        ):
+            raw.update(values)
+            origins.update(dict.fromkeys(values, origin))
+        warnings += _unknown_keys(raw, origins)
+        _check_values(raw, origins)
+        return _typed(cls, raw, origins, warnings, environ)
+
+    def get(self, name: str) -> ConfigValue:
+        """The parsed value of a broker key: set, or default. Raises KeyError for a key that does not exist."""
+        key = ALL_CONFIGS[name]
+        text = self.text(name)
+        return parse_type(name, key.type, text)
+
+    def text(self, name: str) -> str | None:
+        """The value of a broker key as text, or None where it is not set and has no default."""
+        if (value := self.raw.get(name)) is not None:
+            return value
+        default = ALL_CONFIGS[name].default
+        return default if isinstance(default, str) else _ALWAYS.get(name)
+
+    def get_int(self, name: str) -> int:
+        """An INT, SHORT or LONG that always has a value."""
+        value = self.get(name)
+        assert isinstance(value, int), f"{name} is no integer or not set"
+        return value
+
+    def get_float(self, name: str) -> float:
+        value = self.get(name)
+        assert isinstance(value, float), f"{name} is no number or not set"
+        return value
+
+    def get_bool(self, name: str) -> bool:
+        value = self.get(name)
+        assert isinstance(value, bool), f"{name} is neither true nor false"
+        return value
+
+    def get_list(self, name: str) -> tuple[str, ...]:
+        """A LIST; empty where it is not set."""
+        value = self.get(name)
+        assert value is None or isinstance(value, tuple), f"{name} is no list"
+        return value or ()
+
+    def get_str(self, name: str) -> str | None:
+        value = self.get(name)
+        assert value is None or isinstance(value, str), f"{name} is no string"
+        return value
+
+    def is_set(self, name: str) -> bool:
+        """Whether the key was given a value by file, environment, override or `WITHOUT_FILE`."""
+        return name in self.raw
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Keys that were set and that this node takes without doing anything with them."""
+        return tuple(name for name in self.origins if name in ALL_CONFIGS and ALL_CONFIGS[name].inert)
+
+
+# --- sources ------------------------------------------------------------------------------------------------------
+
+
+def default_data_dir(environ: Mapping[str, str]) -> Path:
+    """`fenceline` in the XDG data folder."""
+    base = environ.get("XDG_DATA_HOME", "")
+    if not base.startswith("/"):
+        base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "share")
+    return Path(base) / "fenceline"
+
+
+def environment_name(key: str) -> str:
+    """The environment variable of a key."""
+    return ENVIRONMENT_PREFIX + key.upper().replace(".", "_")
+
+
+def _from_environment(environ: Mapping[str, str], warnings: list[str]) -> dict[str, str]:
+    ours = {name: value for name, value in environ.items() if name.upper().startswith(ENVIRONMENT_PREFIX)}
+    if not ours:
+        return {}
+    keys = {environment_name(key): key for key in ALL_CONFIGS}
+    found: dict[str, str] = {}
+    for name, value in ours.items():
+        if (key := keys.get(name.upper())) is not None:
+            found[key] = value
+        elif name not in _ENVIRONMENT_NOT_CONFIG:
+            warnings.append(f"Environment variable {name} is no configuration key and changes nothing")
+    return found
+
+
+def _unknown_keys(raw: Mapping[str, str], origins: Mapping[str, str]) -> Iterator[str]:
+    for name in raw:
+        if name in ALL_CONFIGS or name.startswith(_FREE_PREFIXES):
+            continue
+        if name in DYNAMIC_ONLY_CONFIGS:
+            yield f"{name} ({origins[name]}) can only be set while the node runs, and changes nothing here"
+            continue
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, ALL_CONFIGS, n=1, cutoff=0.85)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        yield f"Unknown configuration key {name} ({origins[name]}) changes nothing{hint}"
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+def _check_values(raw: Mapping[str, str], origins: Mapping[str, str]) -> None:
+    for name, text in raw.items():
+        key = ALL_CONFIGS.get(name)
+        if key is None:
+            continue
+        where = f" ({origins[name]})" if name in origins else ""
+        try:
+            value = key.parse(text)
+        except InvalidConfig as error:
+            raise OperatorError(f"{error.message}{where}", f"{name}: {key.doc}") from error
+        if key.unsupported is not None and value != key.default_value:
+            shown = "..." if key.is_sensitive else text
+            raise OperatorError(f"{name}={shown}{where} is not supported: {key.unsupported}", "Take the key out.")
+
+
+def _typed(
+    cls: type[NodeConfig],
+    raw: dict[str, str],
+    origins: dict[str, str],
+    warnings: list[str],
+    environ: Mapping[str, str],
+) -> NodeConfig:
+    if "log.dirs" not in raw and "log.dir" not in raw:
+        raw["log.dirs"] = str(default_data_dir(environ))
+
+    def value(name: str) -> ConfigValue:
+        return parse_type(name, ALL_CONFIGS[name].type, _text(raw, name))
+
+    def items(name: str) -> tuple[str, ...]:
+        found = value(name)
+        return found if isinstance(found, tuple) else ()
+
+    node_id = _node_id(raw)
+    roles = frozenset(items("process.roles"))
+    if roles != {"broker", "controller"}:
+        raise OperatorError(
+            f"process.roles={_text(raw, 'process.roles')} is not supported: a node is broker and controller in one",
+            "Set process.roles=broker,controller.",
+        )
+    _check_voters(items("controller.quorum.voters"), node_id)
+    protocols = parse_protocol_map(str(value("listener.security.protocol.map") or ""))
+    controller_names = {name.upper() for name in items("controller.listener.names")}
+    for name in controller_names:
+        protocols.setdefault(name, "PLAINTEXT")
+    everything = parse_listeners("listeners", items("listeners"), protocols)
+    refuse_unbuilt_security(everything)
+    listeners = tuple(one for one in everything if one.name not in controller_names)
+    if not listeners:
+        raise OperatorError("listeners has no listener for clients", "Add one, for example PLAINTEXT://:9092.")
+    if value("security.inter.broker.protocol") != "PLAINTEXT":
+        raise OperatorError("security.inter.broker.protocol must be PLAINTEXT: no other is built yet", "Take it out.")
+    log_dirs = tuple(Path(item).expanduser().absolute() for item in items("log.dirs") or items("log.dir"))
+    if not log_dirs or len(set(log_dirs)) != len(log_dirs):
+        raise OperatorError("log.dirs must name at least one directory, and none twice")
+    if len(log_dirs) > 1:
+        raise OperatorError(
+            f"log.dirs={','.join(map(str, log_dirs))} is not supported: a node has one data directory",
+            "Name one directory; join disks with RAID or a file system that spans them.",
+        )
+    metadata_dir = value("metadata.log.dir")
+    _check_relations(raw)
+    return cls(
+        raw=MappingProxyType(raw),
+        origins=MappingProxyType(origins),
+        warnings=tuple(warnings),
+        node_id=node_id,
+        process_roles=roles,
+        listeners=listeners,
+        controller_listeners=tuple(one for one in everything if one.name in controller_names),
+        advertised_listeners=_advertised(items("advertised.listeners"), listeners, protocols, controller_names),
+        log_dirs=log_dirs,
+        metadata_log_dir=Path(str(metadata_dir)).expanduser().absolute() if metadata_dir else log_dirs[0],
+        rack=str(rack) if (rack := value("broker.rack")) else None,
+    )
+
+
+def _text(raw: Mapping[str, str], name: str) -> str | None:
+    default = ALL_CONFIGS[name].default
+    return raw.get(name, default if isinstance(default, str) else _ALWAYS.get(name))
+
+
+def _node_id(raw: Mapping[str, str]) -> NodeId:
+    node_id, broker_id = raw.get("node.id"), raw.get("broker.id")
+    if node_id is not None and broker_id is not None and int(node_id) != int(broker_id):
+        raise OperatorError(f"node.id={node_id} and broker.id={broker_id} differ", "Take broker.id out.")
+    chosen = int(node_id or broker_id or _ALWAYS["node.id"])
+    if chosen < 0:
+        raise OperatorError(f"A node's id can not be {chosen}", "Set node.id to 0 or more.")
+    return NodeId(chosen)
+
+
+def _check_voters(voters: tuple[str, ...], node_id: int) -> None:
+    if voters and (len(voters) > 1 or voters[0].partition("@")[0] != str(node_id)):
+        raise OperatorError(
+            f"controller.quorum.voters={','.join(voters)} is not supported: the quorum has one voter, node {node_id}",
+            f"Take the key out, or name only {node_id}@host:port.",
+        )
+
+
+def _advertised(
+    items: tuple[str, ...],
+    listeners: tuple[Listener, ...],
+    protocols: Mapping[str, str],
+    controller_names: set[str],
+) -> tuple[Listener, ...]:
+    told = parse_listeners("advertised.listeners", items, protocols) if items else listeners
+    told = tuple(one for one in told if one.name not in controller_names)
+    known = {one.name for one in listeners}
+    for one in told:
+        if one.name not in known:
+            raise OperatorError(f"advertised.listeners has {one}, but listeners has no {one.name}")
+        if is_any_address(one.host):
+            raise OperatorError(
+                f"Clients can not connect to {one.host}",
+                "Set advertised.listeners to an address that clients reach, or leave the host of `listeners` empty.",
+            )
+    if all(one.host for one in told):
+        return told
+    host = own_host_name()
+    return tuple(one if one.host else one._replace(host=host) for one in told)
+
+
+def own_host_name() -> str:
+    """The name that other machines know this one by; `localhost` where the name it has leads nowhere."""
+    import socket
+
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return "localhost"
+    return name
+
+
+def _check_relations(raw: Mapping[str, str]) -> None:
+    """Values that only make sense together."""
+    from fenceline.config.effective import static_topic_defaults
+
+    def number(name: str) -> int | None:
+        found = parse_type(name, ConfigType.LONG, _text(raw, name))
+        return found if isinstance(found, int) else None
+
+    for name in ("log.retention.ms", "log.retention.minutes", "log.retention.hours"):
+        if (retention := number(name)) is not None and (retention == 0 or retention < -1):
+            raise OperatorError(f"{name}={retention}: retention is -1 (for ever) or at least 1")
+    for shorter, longer in (
+        ("replica.fetch.wait.max.ms", "replica.lag.time.max.ms"),
+        ("replica.fetch.wait.max.ms", "replica.socket.timeout.ms"),
+        ("broker.heartbeat.interval.ms", "broker.session.timeout.ms"),
+        ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),
+    ):
+        low, high = number(shorter), number(longer)
+        if low is not None and high is not None and low > high:
+            raise OperatorError(f"{shorter}={low} must not be more than {longer}={high}")
+    queued, largest = number("queued.max.request.bytes"), number("socket.request.max.bytes")
+    if queued is not None and largest is not None and 0 < queued < largest:
+        raise OperatorError(
+            f"queued.max.request.bytes={queued} must be -1 or at least socket.request.max.bytes={largest}"
+        )
+    try:
+        validate_topic_configs({}, static_topic_defaults(raw))
+    except InvalidConfig as error:
+        raise OperatorError(f"The defaults for topics do not fit together: {error.message}") from error
