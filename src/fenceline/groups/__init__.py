@@ -1,0 +1,12 @@
+"""The classic group coordinator, sans-I/O: members, generations, assignments and committed offsets.
+
+Owns the rules. Never does I/O, reads a clock or draws randomness by itself: `now_ms` and `rng` come in, duties go out
+(`messages.Append`, `messages.Answer`); `node.groups_driver` carries them out. State lives in `__consumer_offsets`
+(`formats.md F7`), so a coordinator is rebuilt by replaying one partition of that topic.
+
+    coordinator.GroupCoordinator   every partition this broker coordinates, the timers, the funnel for requests
+      shard.Shard                  one partition: its groups, its writes that are under way, replay
+        membership.Membership      JoinGroup, SyncGroup, Heartbeat, LeaveGroup, time
+        offsets.OffsetStore        what was committed, by whom, for which topic id
+          model.Group, states      data of a group, the transition table
+"""

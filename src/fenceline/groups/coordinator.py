@@ -1,0 +1,291 @@
+"""The funnel: every request, timer and answer of the log for the groups of this broker goes through here.
+
+Owns which partitions of `__consumer_offsets` are coordinated here and in what phase (loading, active, failed), the one
+heap of deadlines, and the turning of `PeerError` into the answer of each API. Sans-I/O: every call returns duties.
+
+| phase of the partition | answer to a request                                                    |
+|------------------------|------------------------------------------------------------------------|
+| not ours, failed       | NOT_COORDINATOR (16)                                                   |
+| loading                | COORDINATOR_LOAD_IN_PROGRESS (14); a heartbeat counts as good (0)      |
+| active                 | what `Shard` and `Membership` say                                      |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.groups.clock import Now
+from fenceline.groups.messages import (
+    Answer,
+    CommitAnswer,
+    CommitRequest,
+    DeleteGroupsAnswer,
+    DeleteOffsetsAnswer,
+    DeleteOffsetsRequest,
+    DescribedGroup,
+    Duty,
+    FetchOffsetsAnswer,
+    FetchOffsetsRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    JoinAnswer,
+    JoinRequest,
+    LeaveAnswer,
+    LeaveRequest,
+    ListedGroup,
+    SyncAnswer,
+    SyncRequest,
+    Ticket,
+)
+from fenceline.groups.partitioning import partition_for
+from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
+from fenceline.groups.shard import Shard
+from fenceline.groups.timers import Timers
+
+
+class GroupCoordinator:
+    def __init__(self, settings: GroupSettings, rng: Random, partition_count: int = DEFAULT_PARTITION_COUNT) -> None:
+        self.settings = settings
+        self.partition_count = partition_count
+        """Of `__consumer_offsets`; fixed once a group exists."""
+        self._rng = rng
+        self._timers = Timers()
+        self._active: dict[int, Shard] = {}
+        self._loading: dict[int, Shard] = {}
+        self._last_write_id = 0
+
+    # --- which partitions -----------------------------------------------------------------------------------------
+
+    def partition_of(self, group_id: str) -> int:
+        return partition_for(group_id, self.partition_count)
+
+    @property
+    def active_partitions(self) -> frozenset[int]:
+        return frozenset(self._active)
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loading)
+
+    def group_count(self) -> int:
+        return sum(len(shard.groups) for shard in self._active.values())
+
+    def begin_load(self, partition: int, epoch: int, now: Now) -> tuple[Shard | None, list[Duty]]:
+        """This broker leads the partition from `epoch` on. Returns the shard to replay into; None for an old epoch."""
+        for known in (self._active.get(partition), self._loading.get(partition)):
+            if known is not None and known.epoch >= epoch:
+                return None, []
+        duties = self.resign(partition, now)
+        shard = Shard(partition, epoch, self.settings, self._timers, self._rng, self._take_write_id)
+        self._loading[partition] = shard
+        return shard, duties
+
+    def is_current(self, shard: Shard) -> bool:
+        """Whether a load still goes on for this shard; False once it was superseded or resigned."""
+        return self._loading.get(shard.partition) is shard
+
+    def finish_load(self, shard: Shard, now: Now) -> list[Duty]:
+        """Everything is replayed: requests are served from now on."""
+        if not self.is_current(shard):
+            return []
+        del self._loading[shard.partition]
+        self._active[shard.partition] = shard
+        shard.resume(now)
+        return _take_duties(shard)
+
+    def fail_load(self, shard: Shard) -> None:
+        """The partition can not be read: it stays uncoordinated until it is led anew."""
+        if self.is_current(shard):
+            del self._loading[shard.partition]
+
+    def resign(self, partition: int, now: Now) -> list[Duty]:
+        """The partition is led elsewhere. Everybody who waits is told."""
+        self._loading.pop(partition, None)
+        shard = self._active.pop(partition, None)
+        if shard is None:
+            return []
+        shard.give_up(now)
+        return _take_duties(shard)
+
+    # --- requests that are answered by a duty -----------------------------------------------------------------------
+
+    def join(self, ticket: Ticket, request: JoinRequest, now: Now) -> list[Duty]:
+        def refuse(code: ErrorCode) -> JoinAnswer:
+            return JoinAnswer(code, request.member_id)
+
+        if not request.group_id:
+            return [Answer(ticket, refuse(ErrorCode.INVALID_GROUP_ID))]
+        if (
+            not self.settings.min_session_timeout_ms
+            <= request.session_timeout_ms
+            <= self.settings.max_session_timeout_ms
+        ):
+            return [Answer(ticket, refuse(ErrorCode.INVALID_SESSION_TIMEOUT))]
+        try:
+            shard = self._shard(request.group_id)
+        except PeerError as error:
+            return [Answer(ticket, JoinAnswer(error.code))]
+        try:
+            shard.membership.join(ticket, request, now)
+        except PeerError as error:
+            shard.answer(ticket, refuse(error.code))
+        return _take_duties(shard)
+
+    def sync(self, ticket: Ticket, request: SyncRequest, now: Now) -> list[Duty]:
+        try:
+            shard = self._named_shard(request.group_id)
+        except PeerError as error:
+            return [Answer(ticket, SyncAnswer(error.code))]
+        try:
+            shard.membership.sync(ticket, request, now)
+        except PeerError as error:
+            shard.answer(ticket, SyncAnswer(error.code))
+        return _take_duties(shard)
+
+    def heartbeat(self, ticket: Ticket, request: HeartbeatRequest, now: Now) -> list[Duty]:
+        try:
+            shard = self._named_shard(request.group_id)
+            return [Answer(ticket, shard.membership.heartbeat(request, now))]
+        except PeerError as error:
+            # While the group is loaded nobody can say whether the member is one: let it stay calm.
+            calm = error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            return [Answer(ticket, HeartbeatAnswer(ErrorCode.NONE if calm else error.code))]
+
+    def leave(self, ticket: Ticket, request: LeaveRequest, now: Now) -> list[Duty]:
+        try:
+            shard = self._named_shard(request.group_id)
+        except PeerError as error:
+            return [Answer(ticket, LeaveAnswer(error.code))]
+        try:
+            writes_before = shard.write_count
+            outcome = shard.membership.leave(request, now)
+            if shard.write_count == writes_before:
+                shard.answer(ticket, outcome)
+            else:
+                # The last member left: the empty generation is stored first.
+                shard.answer_with_last_write(ticket, outcome, LeaveAnswer)
+        except PeerError as error:
+            shard.answer(ticket, LeaveAnswer(error.code))
+        return _take_duties(shard)
+
+    def commit(self, ticket: Ticket, request: CommitRequest, now: Now) -> list[Duty]:
+        def refuse(code: ErrorCode) -> Answer:
+            return Answer(ticket, CommitAnswer((code,) * len(request.offsets)))
+
+        try:
+            shard = self._shard(request.group_id)
+        except PeerError as error:
+            return [refuse(error.code)]
+        try:
+            shard.commit(ticket, request, now)
+        except PeerError as error:
+            return [*_take_duties(shard), refuse(error.code)]
+        return _take_duties(shard)
+
+    def fetch_offsets(self, ticket: Ticket, request: FetchOffsetsRequest) -> list[Duty]:
+        try:
+            shard = self._shard(request.group_id)
+        except PeerError as error:
+            return [Answer(ticket, FetchOffsetsAnswer(error.code))]
+        shard.fetch_offsets(ticket, request)
+        return _take_duties(shard)
+
+    def delete_offsets(self, ticket: Ticket, request: DeleteOffsetsRequest, now: Now) -> list[Duty]:
+        try:
+            shard = self._named_shard(request.group_id)
+            shard.delete_offsets(ticket, request, now)
+        except PeerError as error:
+            return [Answer(ticket, DeleteOffsetsAnswer(error.code))]
+        return _take_duties(shard)
+
+    def delete_groups(self, ticket: Ticket, group_ids: Sequence[str], now: Now) -> list[Duty]:
+        """All of them must be of one partition: see `by_partition`."""
+        try:
+            shard = self._shard(group_ids[0])
+        except PeerError as error:
+            return [Answer(ticket, DeleteGroupsAnswer(tuple((name, error.code) for name in group_ids)))]
+        shard.delete_groups(ticket, group_ids, now)
+        return _take_duties(shard)
+
+    def by_partition(self, group_ids: Iterable[str]) -> Mapping[int, list[str]]:
+        """The distinct groups, by the partition that coordinates them."""
+        found: dict[int, list[str]] = {}
+        for group_id in dict.fromkeys(group_ids):
+            found.setdefault(self.partition_of(group_id), []).append(group_id)
+        return found
+
+    # --- requests that are answered at once -------------------------------------------------------------------------
+
+    def list_groups(self, states: frozenset[str], types: frozenset[str]) -> list[ListedGroup]:
+        """Every group coordinated here. Raises PeerError while any of its partitions is loading."""
+        if self._loading:
+            raise PeerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return [listed for shard in self._active.values() for listed in shard.list_groups(states, types)]
+
+    def describe(self, group_id: str) -> DescribedGroup:
+        """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""
+        return self._shard(group_id).describe(group_id)
+
+    # --- the log, the metadata, time --------------------------------------------------------------------------------
+
+    def appended(self, partition: int, write_id: int, now: Now) -> list[Duty]:
+        return self._settle(partition, lambda shard: shard.appended(write_id, now))
+
+    def append_failed(self, partition: int, write_id: int, code: ErrorCode, now: Now) -> list[Duty]:
+        return self._settle(partition, lambda shard: shard.append_failed(write_id, code, now))
+
+    def on_partitions_deleted(self, partitions: Sequence[tuple[str, int]], now: Now) -> list[Duty]:
+        """Topic partitions are gone: so are the offsets committed for them."""
+        duties: list[Duty] = []
+        for shard in self._active.values():
+            shard.on_partitions_deleted(partitions, now)
+            duties.extend(_take_duties(shard))
+        return duties
+
+    def next_deadline_ms(self) -> int | None:
+        """Monotonic time at which `on_time` has something to do."""
+        return self._timers.next_deadline_ms()
+
+    def on_time(self, now: Now) -> list[Duty]:
+        """Everything that is due."""
+        duties: list[Duty] = []
+        while (key := self._timers.pop_due(now.monotonic_ms)) is not None:
+            shard = self._active.get(key.partition)
+            if shard is not None:
+                shard.on_timer(key, now)
+                duties.extend(_take_duties(shard))
+        return duties
+
+    # --- small parts ------------------------------------------------------------------------------------------------
+
+    def _settle(self, partition: int, settle: Callable[[Shard], None]) -> list[Duty]:
+        shard = self._active.get(partition)
+        if shard is None:
+            return []
+        settle(shard)
+        return _take_duties(shard)
+
+    def _named_shard(self, group_id: str) -> Shard:
+        if not group_id:
+            raise PeerError(ErrorCode.INVALID_GROUP_ID)
+        return self._shard(group_id)
+
+    def _shard(self, group_id: str) -> Shard:
+        partition = self.partition_of(group_id)
+        shard = self._active.get(partition)
+        if shard is not None:
+            return shard
+        if partition in self._loading:
+            raise PeerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        raise PeerError(ErrorCode.NOT_COORDINATOR)
+
+    def _take_write_id(self) -> int:
+        self._last_write_id += 1
+        return self._last_write_id
+
+
+def _take_duties(shard: Shard) -> list[Duty]:
+    duties, shard.duties = shard.duties, []
+    return duties

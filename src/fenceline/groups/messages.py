@@ -1,0 +1,259 @@
+"""What goes into the coordinator and what comes out: requests, answers, duties. Data only.
+
+A ticket is whatever the driver wants to get back with the answer; the machine never looks at it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+from uuid import UUID
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import ZERO_UUID
+
+Ticket: TypeAlias = object
+Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
+"""Name and metadata of each protocol, in the member's order of preference."""
+
+NO_MEMBER_ID: Final = ""
+NO_GENERATION: Final = -1
+NO_OFFSET: Final = -1
+ALL_OPERATIONS_UNKNOWN: Final = -(1 << 31)
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    group_id: str
+    member_id: str
+    group_instance_id: str | None
+    protocol_type: str
+    protocols: Protocols
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    client_id: str = ""
+    client_host: str = ""
+    must_know_member_id: bool = True
+    """From JoinGroup v4 a new dynamic member is told its id first and joins with it (KIP-394)."""
+    may_skip_assignment: bool = True
+    """From JoinGroup v9 a static leader that comes back can be told not to assign (KIP-814)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    group_id: str
+    generation: int
+    member_id: str
+    group_instance_id: str | None = None
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    assignments: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRequest:
+    group_id: str
+    generation: int
+    member_id: str
+    group_instance_id: str | None = None
+
+
+class MemberIdentity(NamedTuple):
+    member_id: str
+    group_instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRequest:
+    group_id: str
+    members: tuple[MemberIdentity, ...]
+
+
+class OffsetToCommit(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str | None = None
+    topic_id: UUID = ZERO_UUID
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequest:
+    group_id: str
+    generation: int
+    member_id: str
+    group_instance_id: str | None
+    offsets: tuple[OffsetToCommit, ...]
+    retention_ms: int = -1
+    """Versions 2-4 only; -1 leaves it to the broker."""
+    knows_group_not_found: bool = True
+    """From OffsetCommit v9 an unknown group answers 69, before that 22."""
+
+
+class TopicToFetch(NamedTuple):
+    topic: str
+    partitions: tuple[int, ...]
+    topic_id: UUID = ZERO_UUID
+    """The id the topic has now; ZERO_UUID when it is not known. Offsets of another id are not shown (K32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOffsetsRequest:
+    group_id: str
+    topics: tuple[TopicToFetch, ...] | None
+    """None asks for every topic of the group."""
+    require_stable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOffsetsRequest:
+    group_id: str
+    partitions: tuple[tuple[str, int], ...]
+
+
+# --- answers --------------------------------------------------------------------------------------------------------
+
+
+class JoinedMember(NamedTuple):
+    member_id: str
+    group_instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAnswer:
+    error: ErrorCode = ErrorCode.NONE
+    member_id: str = NO_MEMBER_ID
+    generation: int = NO_GENERATION
+    protocol_type: str | None = None
+    protocol_name: str | None = ""
+    leader: str = NO_MEMBER_ID
+    skip_assignment: bool = False
+    members: tuple[JoinedMember, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncAnswer:
+    error: ErrorCode = ErrorCode.NONE
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    assignment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    error: ErrorCode = ErrorCode.NONE
+
+
+class LeftMember(NamedTuple):
+    member_id: str
+    group_instance_id: str | None
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAnswer:
+    error: ErrorCode = ErrorCode.NONE
+    members: tuple[LeftMember, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAnswer:
+    """One code for each offset of the request, in its order."""
+
+    errors: tuple[ErrorCode, ...]
+
+
+class FetchedOffset(NamedTuple):
+    partition: int
+    offset: int = NO_OFFSET
+    leader_epoch: int = -1
+    metadata: str = ""
+    error: ErrorCode = ErrorCode.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOffsetsAnswer:
+    error: ErrorCode = ErrorCode.NONE
+    topics: tuple[tuple[str, tuple[FetchedOffset, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOffsetsAnswer:
+    """`errors` has one code for each partition of the request, in its order; empty with a top-level error."""
+
+    error: ErrorCode = ErrorCode.NONE
+    errors: tuple[ErrorCode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroupsAnswer:
+    """A code for each group of the request, in its order."""
+
+    errors: tuple[tuple[str, ErrorCode], ...]
+
+
+class ListedGroup(NamedTuple):
+    group_id: str
+    protocol_type: str
+    state: str
+    group_type: str
+
+
+class DescribedMember(NamedTuple):
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedGroup:
+    group_id: str
+    error: ErrorCode = ErrorCode.NONE
+    error_message: str | None = None
+    state: str = ""
+    protocol_type: str = ""
+    protocol_data: str = ""
+    members: tuple[DescribedMember, ...] = ()
+
+
+Outcome: TypeAlias = (
+    JoinAnswer
+    | SyncAnswer
+    | HeartbeatAnswer
+    | LeaveAnswer
+    | CommitAnswer
+    | FetchOffsetsAnswer
+    | DeleteOffsetsAnswer
+    | DeleteGroupsAnswer
+)
+
+
+# --- duties ---------------------------------------------------------------------------------------------------------
+
+KeyValue: TypeAlias = tuple[bytes, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append these records as one batch; then tell `appended` or `append_failed` with the write id."""
+
+    partition: int
+    write_id: int
+    records: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    ticket: Ticket
+    outcome: Outcome
+
+
+Duty: TypeAlias = Append | Answer

@@ -1,0 +1,217 @@
+"""The records of `__consumer_offsets` that classic groups need: schemas, bytes, and their meaning as values.
+
+Owns `formats.md F7` for key types 0-2 and the knowledge which other key types exist. Decides nothing.
+
+A key is an int16 type followed by its fields, a value an int16 version followed by its fields, no value a tombstone.
+Written as Kafka 4.3.1 does (since_4_0.md K32, checked against it in tests): offsets in version 4, or 1 when the commit
+brought its own expiry (v4 has no field for it); groups in version 3. Read: all versions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+from uuid import UUID
+
+from fenceline.errors import InternalError
+from fenceline.groups.messages import KeyValue
+from fenceline.groups.model import Group
+from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.ids import ZERO_UUID
+from fenceline.wire.message import codec, kafka
+
+LEGACY_OFFSET_KEY: Final = 0
+OFFSET_KEY: Final = 1
+GROUP_KEY: Final = 2
+FOREIGN_GROUP_KEYS: Final = frozenset({3, 11, 17})
+"""Metadata of consumer, share and streams groups: says that a group of another kind exists."""
+OFFSET_VERSION: Final = 4
+OFFSET_VERSION_WITH_EXPIRY: Final = 1
+GROUP_VERSION: Final = 3
+
+_INT16: Final = struct.Struct(">h")
+_MARKER_KEY: Final = struct.Struct(">hh")
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommitKey:
+    group: str = kafka("string", versions="0+", default="")
+    topic: str = kafka("string", versions="0+", default="")
+    partition: int = kafka("int32", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommitValue:
+    offset: int = kafka("int64", versions="0+", default=0)
+    leader_epoch: int = kafka("int32", versions="3+", default=-1)
+    metadata: str = kafka("string", versions="0+", default="")
+    commit_timestamp: int = kafka("int64", versions="0+", default=0)
+    expire_timestamp: int = kafka("int64", versions="1", default=-1)
+    topic_id: UUID = kafka("uuid", versions="4+", tag=0, tagged_versions="4+", default=ZERO_UUID)  # noqa: RUF009
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadataKey:
+    group: str = kafka("string", versions="0+", default="")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberMetadata:
+    member_id: str = kafka("string", versions="0+", default="")
+    group_instance_id: str | None = kafka("string", versions="3+", nullable="3+", default=None)
+    client_id: str = kafka("string", versions="0+", default="")
+    client_host: str = kafka("string", versions="0+", default="")
+    rebalance_timeout: int = kafka("int32", versions="1+", default=-1)
+    session_timeout: int = kafka("int32", versions="0+", default=0)
+    subscription: bytes = kafka("bytes", versions="0+", default=b"")
+    assignment: bytes = kafka("bytes", versions="0+", default=b"")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadataValue:
+    protocol_type: str = kafka("string", versions="0+", default="")
+    generation: int = kafka("int32", versions="0+", default=0)
+    protocol: str | None = kafka("string", versions="0+", nullable="0+", default=None)
+    leader: str | None = kafka("string", versions="0+", nullable="0+", default=None)
+    current_state_timestamp: int = kafka("int64", versions="2+", default=-1)
+    members: tuple[MemberMetadata, ...] = kafka("[]MemberMetadata", versions="0+", default=())
+
+
+_OFFSET_KEY: Final = codec(OffsetCommitKey, versions=(0, 0), flexible=None)
+_OFFSET_VALUE: Final = codec(OffsetCommitValue, versions=(0, 4), flexible="4+")
+_GROUP_KEY: Final = codec(GroupMetadataKey, versions=(0, 0), flexible=None)
+_GROUP_VALUE: Final = codec(GroupMetadataValue, versions=(0, 4), flexible="4+")
+
+
+# --- what a record means --------------------------------------------------------------------------------------------
+
+
+class OffsetCommitted(NamedTuple):
+    slot: OffsetSlot
+    value: CommittedOffset | None
+    """None: deleted."""
+
+
+class GroupStored(NamedTuple):
+    group_id: str
+    value: GroupMetadataValue | None
+    """None: deleted."""
+
+
+class ForeignGroup(NamedTuple):
+    group_id: str
+    exists: bool
+
+
+class Unserved(NamedTuple):
+    key_type: int
+
+
+Meaning: TypeAlias = OffsetCommitted | GroupStored | ForeignGroup | Unserved
+
+
+def decode(key: bytes | None, value: bytes | None) -> Meaning:
+    """What one record says. Raises InternalError on bytes that can not be read."""
+    if key is None:
+        raise InternalError("a record of a coordinator has no key")
+    try:
+        (key_type,) = _INT16.unpack_from(key)
+        if key_type in (LEGACY_OFFSET_KEY, OFFSET_KEY):
+            name, _ = _OFFSET_KEY.decode(0, key, 2)
+            slot = OffsetSlot(name.group, name.topic, name.partition)
+            return OffsetCommitted(slot, None if value is None else _offset_of(value))
+        if key_type == GROUP_KEY:
+            group_key, _ = _GROUP_KEY.decode(0, key, 2)
+            return GroupStored(group_key.group, None if value is None else _group_of(value))
+        if key_type in FOREIGN_GROUP_KEYS:
+            group_key, _ = _GROUP_KEY.decode(0, key, 2)
+            return ForeignGroup(group_key.group, value is not None)
+    except (struct.error, ValueError, IndexError, KeyError) as error:
+        raise InternalError(f"a record of a coordinator can not be read: {error} (key {key.hex()})") from error
+    return Unserved(key_type)
+
+
+def _offset_of(value: bytes) -> CommittedOffset:
+    (version,) = _INT16.unpack_from(value)
+    stored, _ = _OFFSET_VALUE.decode(version, value, 2)
+    return CommittedOffset(
+        stored.offset,
+        stored.leader_epoch,
+        stored.metadata,
+        stored.commit_timestamp,
+        stored.expire_timestamp,
+        stored.topic_id,
+    )
+
+
+def _group_of(value: bytes) -> GroupMetadataValue:
+    (version,) = _INT16.unpack_from(value)
+    stored, _ = _GROUP_VALUE.decode(version, value, 2)
+    return stored
+
+
+def transaction_end(key: bytes | None) -> bool | None:
+    """Whether a control record commits (True) or aborts (False) its transaction; None for other control records."""
+    if key is None or len(key) < _MARKER_KEY.size:
+        return None
+    _, kind = _MARKER_KEY.unpack_from(key)
+    return {0: False, 1: True}.get(kind)
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def offset_record(slot: OffsetSlot, value: CommittedOffset) -> KeyValue:
+    version = OFFSET_VERSION if value.expire_timestamp_ms < 0 else OFFSET_VERSION_WITH_EXPIRY
+    body = OffsetCommitValue(
+        value.offset,
+        value.leader_epoch,
+        value.metadata,
+        value.commit_timestamp_ms,
+        value.expire_timestamp_ms,
+        value.topic_id,
+    )
+    return _offset_key(slot), _INT16.pack(version) + _OFFSET_VALUE.encode(version, body)
+
+
+def offset_tombstone(slot: OffsetSlot) -> KeyValue:
+    return _offset_key(slot), None
+
+
+def group_record(group: Group, assignments: Mapping[str, bytes] | None = None) -> KeyValue:
+    """The group with these assignments (missing ones are empty), or with those its members have."""
+    body = GroupMetadataValue(
+        "" if group.protocol_type is None else group.protocol_type,
+        group.generation,
+        group.protocol_name,
+        group.leader_id,
+        group.state_since_ms,
+        tuple(
+            MemberMetadata(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host,
+                member.rebalance_timeout_ms,
+                member.session_timeout_ms,
+                member.metadata(group.protocol_name),
+                member.assignment if assignments is None else assignments.get(member.member_id, b""),
+            )
+            for member in group.members.values()
+        ),
+    )
+    return _group_key(group.group_id), _INT16.pack(GROUP_VERSION) + _GROUP_VALUE.encode(GROUP_VERSION, body)
+
+
+def group_tombstone(group_id: str) -> KeyValue:
+    return _group_key(group_id), None
+
+
+def _offset_key(slot: OffsetSlot) -> bytes:
+    return _INT16.pack(OFFSET_KEY) + _OFFSET_KEY.encode(0, OffsetCommitKey(*slot))
+
+
+def _group_key(group_id: str) -> bytes:
+    return _INT16.pack(GROUP_KEY) + _GROUP_KEY.encode(0, GroupMetadataKey(group_id))

@@ -1,0 +1,95 @@
+"""The life of a classic group as a table. Owns which step is legal in which state, nothing else.
+
+Theory of operation. A group is `Empty` until a member joins; then it gathers members (`PreparingRebalance`), hands
+them to the leader and waits for its assignment (`CompletingRebalance`), and is `Stable` until membership or
+subscriptions change. `Dead` groups are gone: deleted, expired, or coordinated elsewhere.
+
+    state               rebalance           joined               emptied  assigned  removed
+    Empty               PreparingRebalance  -                    -        -         Dead
+    PreparingRebalance  -                   CompletingRebalance  Empty    -         Dead
+    CompletingRebalance PreparingRebalance  -                    -        Stable    Dead
+    Stable              PreparingRebalance  -                    -        -         Dead
+    Dead                -                   -                    -        -         Dead
+
+`tests/groups/test_states.py` holds this picture against `TRANSITIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, StrEnum
+from typing import Final
+
+from fenceline.errors import InternalError
+
+
+class GroupState(StrEnum):
+    """The value is the name that ListGroups and DescribeGroups show."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class Step(Enum):
+    REBALANCE = "rebalance"
+    """Members must (re)join."""
+    JOINED = "joined"
+    """The join phase is over and somebody is there: a new generation waits for its assignment."""
+    EMPTIED = "emptied"
+    """The join phase is over and nobody is left."""
+    ASSIGNED = "assigned"
+    """The leader's assignment is committed to the log."""
+    REMOVED = "removed"
+    """The group is deleted, or its partition is coordinated elsewhere."""
+
+
+TRANSITIONS: Final[Mapping[GroupState, Mapping[Step, GroupState]]] = {
+    GroupState.EMPTY: {
+        Step.REBALANCE: GroupState.PREPARING_REBALANCE,
+        Step.REMOVED: GroupState.DEAD,
+    },
+    GroupState.PREPARING_REBALANCE: {
+        Step.JOINED: GroupState.COMPLETING_REBALANCE,
+        Step.EMPTIED: GroupState.EMPTY,
+        Step.REMOVED: GroupState.DEAD,
+    },
+    GroupState.COMPLETING_REBALANCE: {
+        Step.REBALANCE: GroupState.PREPARING_REBALANCE,
+        Step.ASSIGNED: GroupState.STABLE,
+        Step.REMOVED: GroupState.DEAD,
+    },
+    GroupState.STABLE: {
+        Step.REBALANCE: GroupState.PREPARING_REBALANCE,
+        Step.REMOVED: GroupState.DEAD,
+    },
+    GroupState.DEAD: {
+        Step.REMOVED: GroupState.DEAD,
+    },
+}
+
+
+def next_state(state: GroupState, step: Step) -> GroupState:
+    """The state after `step`. Raises InternalError where the table has no entry: no peer can cause that."""
+    after = TRANSITIONS[state].get(step)
+    if after is None:
+        raise InternalError(f"a group in state {state.value} can not take the step {step.value!r}")
+    return after
+
+
+def transition_table() -> str:
+    """The table as text, as printed in this module's docstring."""
+    rows = [["state", *(step.value for step in Step)]]
+    for state in GroupState:
+        cells = (TRANSITIONS[state].get(step) for step in Step)
+        rows.append([state.value, *(cell.value if cell else "-" for cell in cells)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    # The first column touches the second at one space: the longest state name sets the width of both.
+    gaps = [1] + [2] * (len(widths) - 1)
+    lines = (
+        "".join(cell.ljust(width + gap) for cell, width, gap in zip(row, widths, gaps, strict=True)).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines)
