@@ -10,7 +10,7 @@ Both twins give equal results for equal input, errors included; change them toge
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
 
 from fenceline.records.errors import corrupt
@@ -25,9 +25,10 @@ IS_NATIVE: Final = False
 _INT64_MAX: Final = (1 << 63) - 1
 _INT64_MIN: Final = -(1 << 63)
 _MASK64: Final = (1 << 64) - 1
-_MAX_COLUMN_BYTES: Final = (1 << 31) - 1
+MIN_RECORD_BYTES: Final = 7
+"""Length, attributes, two deltas, two lengths and the number of headers, a byte each."""
 
-T = TypeVar("T")
+T = TypeVar("T", bound=tuple[object, ...])
 Row = tuple[int, "bytes | None", "bytes | None", Sequence[tuple[str, "bytes | None"]]]
 
 
@@ -80,11 +81,11 @@ def _varlong(view: bytes, position: int, end: int, index: int) -> tuple[int, int
             _fail(index, "a number is too long")
 
 
-def _wrap64(value: int) -> int:
+def wrap64(value: int) -> int:
     return ((value - _INT64_MIN) & _MASK64) + _INT64_MIN
 
 
-class _Parsed(NamedTuple):
+class ParsedRecord(NamedTuple):
     timestamp_delta: int
     offset_delta: int
     key: tuple[int, int] | None
@@ -94,7 +95,7 @@ class _Parsed(NamedTuple):
     """Start and end of the name, start and end of the value."""
 
 
-def _parse(view: bytes, position: int, end: int, index: int) -> tuple[_Parsed, int]:
+def parse_record(view: bytes, position: int, end: int, index: int) -> tuple[ParsedRecord, int]:
     """The record at `position` and the position behind it."""
     length, position = _varint(view, position, end, index)
     if length < 0 or length > end - position:
@@ -118,7 +119,7 @@ def _parse(view: bytes, position: int, end: int, index: int) -> tuple[_Parsed, i
         headers.append((*name, content))
     if position != end:
         _fail(index, "its length differs from its content")
-    return _Parsed(timestamp_delta, offset_delta, key, value, headers), position
+    return ParsedRecord(timestamp_delta, offset_delta, key, value, headers), position
 
 
 def _span(view: bytes, position: int, end: int, index: int) -> tuple[tuple[int, int] | None, int]:
@@ -130,22 +131,22 @@ def _span(view: bytes, position: int, end: int, index: int) -> tuple[tuple[int, 
     return (position, position + length), position + length
 
 
-def _slice(buf: Buffer, start: int, end: int, count: int) -> bytes:
+def records_slice(buf: Buffer, start: int, end: int, count: int) -> bytes:
     with memoryview(buf) as view:
         size = view.nbytes
         if start < 0 or start > end or end > size:
             raise corrupt(f"records from {start} to {end} do not lie in a buffer of {size} bytes")
-        if count < 0:
-            raise corrupt(f"a batch can not hold {count} records")
+        if count < 0 or count > (end - start) // MIN_RECORD_BYTES:
+            raise corrupt(f"{end - start} bytes can not hold {count} records")
         return bytes(view[start:end])
 
 
-def _check_end(position: int, end: int, count: int) -> None:
+def check_end(position: int, end: int, count: int) -> None:
     if position != end:
         raise corrupt(f"{end - position} bytes are left behind the {count} records of the batch")
 
 
-def _check_delta(delta: int, previous: int, last_offset_delta: int, index: int) -> None:
+def check_delta(delta: int, previous: int, last_offset_delta: int, index: int) -> None:
     if delta <= previous or delta > last_offset_delta:
         _fail(index, "its offset lies outside of the batch or not behind the one before")
 
@@ -155,17 +156,17 @@ def walk(buf: Buffer, start: int, end: int, count: int, base_timestamp: int) -> 
 
     Raises RecordsError(CORRUPT_MESSAGE) on any structure that is not a record's.
     """
-    view = _slice(buf, start, end, count)
+    view = records_slice(buf, start, end, count)
     position, contiguous, without_key = 0, True, -1
     low, high = _INT64_MAX, _INT64_MIN
     for index in range(count):
-        record, position = _parse(view, position, len(view), index)
-        timestamp = _wrap64(base_timestamp + record.timestamp_delta)
+        record, position = parse_record(view, position, len(view), index)
+        timestamp = wrap64(base_timestamp + record.timestamp_delta)
         low, high = min(low, timestamp), max(high, timestamp)
         contiguous = contiguous and record.offset_delta == index
         if record.key is None and without_key < 0:
             without_key = index
-    _check_end(position, len(view), count)
+    check_end(position, len(view), count)
     return Walk(contiguous, low if count else -1, high if count else -1, without_key)
 
 
@@ -178,42 +179,48 @@ def decode(
     last_offset_delta: int,
     base_timestamp: int,
     fixed_timestamp: int | None,
-    make: Callable[..., T],
+    record_type: type[T],
     check_deltas: bool = True,
 ) -> list[T]:
-    """`make(offset, timestamp, key, value, headers)` for each of the `count` records in `buf[start:end]`.
+    """A `record_type` (offset, timestamp, key, value, headers) for each of the `count` records in `buf[start:end]`.
 
     `fixed_timestamp` replaces the records' own (log append time). Raises RecordsError(CORRUPT_MESSAGE), also when the
     offsets do not rise or go past `last_offset_delta` unless `check_deltas` is off.
     """
-    view = _slice(buf, start, end, count)
+    view = records_slice(buf, start, end, count)
+    check_offsets(base_offset, last_offset_delta)
     position, previous = 0, -1
+    new = tuple.__new__
     records: list[T] = []
     for index in range(count):
-        record, position = _parse(view, position, len(view), index)
+        record, position = parse_record(view, position, len(view), index)
         delta = record.offset_delta
         if check_deltas:
-            _check_delta(delta, previous, last_offset_delta, index)
+            check_delta(delta, previous, last_offset_delta, index)
         previous = delta
         timestamp = fixed_timestamp
         if timestamp is None:
-            timestamp = _wrap64(base_timestamp + record.timestamp_delta)
+            timestamp = wrap64(base_timestamp + record.timestamp_delta)
         headers = tuple(
-            (_text(view[a:b], index), None if content is None else view[slice(*content)])
+            (decode_name(view[a:b]), None if content is None else view[slice(*content)])
             for a, b, content in record.headers
         )
         key = None if record.key is None else view[slice(*record.key)]
         value = None if record.value is None else view[slice(*record.value)]
-        records.append(make(base_offset + delta, timestamp, key, value, headers))
-    _check_end(position, len(view), count)
+        records.append(new(record_type, (base_offset + delta, timestamp, key, value, headers)))
+    check_end(position, len(view), count)
     return records
 
 
-def _text(raw: bytes, index: int) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        _fail(index, "a header's name is not UTF-8")
+def check_offsets(base_offset: int, last_offset_delta: int) -> None:
+    """Raise RecordsError(CORRUPT_MESSAGE) when the offsets of a batch would not be those of a log."""
+    if base_offset < 0 or last_offset_delta < 0 or base_offset > _INT64_MAX - last_offset_delta - 1:
+        raise corrupt(f"a batch can not have the base offset {base_offset} and the last delta {last_offset_delta}")
+
+
+def decode_name(raw: bytes) -> str:
+    """A header's name; what is no UTF-8 becomes U+FFFD, as in Kafka's own clients."""
+    return raw.decode("utf-8", "replace")
 
 
 def _put_varlong(out: bytearray, value: int) -> None:
@@ -242,7 +249,7 @@ def append_record(
 ) -> None:
     """Append one encoded record to `out`."""
     body = bytearray(1)
-    _put_varlong(body, _wrap64(timestamp_delta))
+    _put_varlong(body, wrap64(timestamp_delta))
     _put_varlong(body, offset_delta)
     _put_bytes(body, key)
     _put_bytes(body, value)

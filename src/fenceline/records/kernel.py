@@ -6,32 +6,50 @@
 from __future__ import annotations
 
 import os
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from fenceline.records import _kernel_py
+from fenceline.records import _columns_py, _kernel_py
 
 if TYPE_CHECKING:
+    from fenceline.records._columns_py import ColumnBuilder, Columns, encode_columns, hash_column
     from fenceline.records._kernel_py import IS_NATIVE, Walk, append_record, decode, encode, murmur2, walk
 else:
 
-    def _choose() -> ModuleType:
+    def _native():
         if os.environ.get("FENCELINE_PURE_PYTHON", "") not in ("", "0"):
-            return _kernel_py
+            return None
         try:
             from fenceline.records import _kernel
         except ImportError:
-            return _kernel_py
+            return None
         # A build left over from another version of the sources must not be mixed with this one.
-        return _kernel if getattr(_kernel, "ABI", None) == _kernel_py.ABI else _kernel_py
+        return _kernel if getattr(_kernel, "ABI", None) == _kernel_py.ABI else None
 
-    _chosen = _choose()
-    IS_NATIVE = _chosen.IS_NATIVE
+    _chosen = _native()
+    _records = _chosen or _kernel_py
+    _columns = _chosen or _columns_py
+    Columns = _columns_py.Columns
     Walk = _kernel_py.Walk
-    walk = _chosen.walk
-    decode = _chosen.decode
-    append_record = _chosen.append_record
-    encode = _chosen.encode
-    murmur2 = _chosen.murmur2
+    IS_NATIVE = _records.IS_NATIVE
+    append_record = _records.append_record
+    decode = _records.decode
+    encode = _records.encode
+    murmur2 = _records.murmur2
+    walk = _records.walk
+    ColumnBuilder = _columns.ColumnBuilder
+    encode_columns = _columns.encode_columns
+    hash_column = _columns.hash_column
 
-__all__ = ["IS_NATIVE", "Walk", "append_record", "decode", "encode", "murmur2", "walk"]
+__all__ = [
+    "IS_NATIVE",
+    "ColumnBuilder",
+    "Columns",
+    "Walk",
+    "append_record",
+    "decode",
+    "encode",
+    "encode_columns",
+    "hash_column",
+    "murmur2",
+    "walk",
+]
