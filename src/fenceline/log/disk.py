@@ -75,6 +75,10 @@ class Disk(Protocol):
     def truncate(self, fd: int, size_bytes: int) -> None: ...
     def fsync(self, fd: int) -> None: ...
     def fsync_dir(self, path: str) -> None: ...
+    def sync_all(self, path: str) -> None:
+        """Make everything on the file system of `path` durable at once."""
+        ...
+
     def rename(self, source: str, target: str) -> None: ...
     def link(self, source: str, target: str) -> None:
         """A second name for a file."""
@@ -144,6 +148,15 @@ class OsDisk:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_all(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), path)
         finally:
             os.close(fd)
 

@@ -1,7 +1,7 @@
 """What can go wrong between a log and its disk. Owns the two error types of this room; decides nothing.
 
-`StorageError` goes to the peer (code 56) and leaves the log consistent. `CorruptLog` is the operator's: one partition is
-offline until somebody acts, and its message names the file, the position and the choices.
+`StorageError` goes to the peer (code 56) and leaves the log consistent. `CorruptLog` is the operator's: one partition
+is offline until somebody acts, and its message names the file, the position and the choices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 
 
 class StorageError(PeerError):
-    """The disk refused (`KAFKA_STORAGE_ERROR`). `errno` is the system's number, or 0 when the log was offline before."""
+    """The disk refused (`KAFKA_STORAGE_ERROR`). `errno` is the system's number, 0 when the log was offline before."""
 
     def __init__(self, message: str, number: int = 0) -> None:
         super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)

@@ -11,6 +11,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 OFFSET_ENTRY_BYTES: Final = 8
@@ -155,7 +156,7 @@ class TimeIndex:
         if _LITTLE:
             index.timestamps.byteswap()
             index.offsets.byteswap()
-        ordered = all(a <= b for a, b in zip(index.offsets, index.offsets[1:], strict=False))
+        ordered = all(a <= b for a, b in pairwise(index.offsets))
         return index if ordered and _rises(index.timestamps) else None
 
 
@@ -191,4 +192,4 @@ def _without_zero_entries(content: bytes, entry_bytes: int) -> bytes:
 
 
 def _rises(values: array[int]) -> bool:
-    return all(a < b for a, b in zip(values, values[1:], strict=False))
+    return all(a < b for a, b in pairwise(values))

@@ -352,34 +352,59 @@ def _reload(log: PartitionLog, offset: int) -> None:
 # -- close ------------------------------------------------------------------------------------------------------------
 
 
+def is_dirty(log: PartitionLog) -> bool:
+    """Whether a clean close of this log has something to write."""
+    if not log.segments or log.offline is not None:
+        return False
+    return (
+        log.recovery_point != log.log_end_offset
+        or log.epochs.changed
+        or bool(log._unsaved or log._unsaved_snapshots)
+        or not log.segments[-1].indexes_saved
+        or log.producers.snapshot_offset != log.log_end_offset > log.log_start_offset
+    )
+
+
 def close(log: PartitionLog, clean: bool) -> None:
     """After a clean close the directory is as Kafka leaves one: indexes, epochs and a producer snapshot at the end."""
     try:
-        if clean and log.segments and log.offline is None:
-            work = flush_work(log, log.last_flush_ms)
-            if work is not None:
-                work.run()
-            save_active(log, durable=True)
+        if clean and is_dirty(log):
+            save_all(log, durable=True)
+            saved(log)
     finally:
         log._hints.clear()
         for segment in log.segments:
             log._files.close(segment)
 
 
-def save_active(log: PartitionLog, *, durable: bool) -> None:
-    """Write what only memory holds of the active segment. Raises StorageError."""
-    if not log.segments:
-        return
-    active = log.segments[-1]
+def save_all(log: PartitionLog, *, durable: bool) -> None:
+    """Everything that only memory or the page cache holds, on the loop's state as it is now. Raises StorageError."""
+    disk = log._disk
     try:
-        if not active.indexes_saved:
-            active.save_indexes(durable=durable)
-        if log.producers.snapshot_offset != log.log_end_offset and log.log_end_offset > log.log_start_offset:
+        if durable:
+            log._flushing = False  # one that is under way would only do the same again
+            work = flush_work(log, log.last_flush_ms)
+            if work is not None:
+                work.run()
+        for segment in log.segments:
+            if not segment.indexes_saved and (segment.sealed or segment is log.segments[-1]):
+                segment.save_indexes(durable=durable)
+        for offset, content in log._unsaved_snapshots:
+            replace_file(disk, stem(log.directory, offset) + SNAPSHOT_SUFFIX, content, durable=durable)
+        if log.producers.snapshot_offset != log.log_end_offset > log.log_start_offset:
             path = stem(log.directory, log.log_end_offset) + SNAPSHOT_SUFFIX
-            replace_file(log._disk, path, log.producers.encode(), durable=durable)
-            log.producers.snapshot_offset = log.log_end_offset
+            replace_file(disk, path, log.producers.encode(), durable=durable)
         if log.epochs.changed:
-            replace_file(log._disk, f"{log.directory}/{EPOCH_FILE}", encode_epochs(log.epochs.entries), durable=durable)
-            log.epochs.changed = False
+            epochs = encode_epochs(log.epochs.entries)
+            replace_file(disk, f"{log.directory}/{EPOCH_FILE}", epochs, durable=durable)
     except OSError as error:
         raise StorageError.of(f"closing {log.topic_partition}", error) from error
+
+
+def saved(log: PartitionLog) -> None:
+    """What `save_all` wrote is durable now."""
+    log.producers.snapshot_offset = log.log_end_offset
+    log.epochs.changed = False
+    log._unsaved, log._unsaved_snapshots = [], []
+    log._new_files = False
+    log.recovery_point = log.log_end_offset

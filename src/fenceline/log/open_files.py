@@ -1,7 +1,7 @@
-"""What all logs of a node keep open together: descriptors, mapped windows, big indexes. Bounded, least recently used out.
+"""What all logs of a node keep open together: descriptors, mapped windows, big indexes. Bounded, oldest use out first.
 
 Owns the limits and the windows. Never closes what a slice or a running piece of work still needs: slices keep their
-mapping alive by themselves, work holds a duplicate of its descriptor. Belongs to the loop; other threads open their own.
+mapping alive by themselves, work holds a duplicate of its descriptor. Belongs to the loop; threads open their own.
 
 Reads of some size are slices of mapped windows: aligned stretches of a segment that overlap, so that a read of up to
 `WINDOW_OVERLAP_BYTES` never meets a window's end. Windows are small and few because mapped pages count as resident

@@ -1,11 +1,11 @@
 """What one log knows of the producers that wrote to it: sequences, epochs, open transactions.
 
 Owns the checks of idempotent and transactional appends as Kafka 4.3.1 makes them, and the snapshot bytes of
-`formats.md F4`. Never touches a file and never changes on a batch that was refused: `check` looks, `record` applies what
-has been written. State always belongs to the log end offset.
+`formats.md F4`. Never touches a file and never changes on a batch that was refused: `check` looks, `record` applies
+what has been written. State always belongs to the log end offset.
 
 What a batch of a producer id meets, in this order (origin CLIENT):
-- the same first and last sequence as one of its last five batches in this epoch: a duplicate, answered with the old offset
+- the first and last sequence of one of its last five batches in this epoch: a duplicate, answered with the old offset
 - an epoch below the last one seen: 47
 - a new epoch that does not start at sequence 0: 45
 - a sequence that does not follow the last one (2^31-1 is followed by 0): 45

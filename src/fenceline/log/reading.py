@@ -32,7 +32,7 @@ class NotResident(Exception):
 
 
 class FoundOffset(NamedTuple):
-    """Answer to a look-up by time; `leader_epoch` is the batch's, -1 when it has none (`list_offsets.md L20`, `L22`)."""
+    """Answer to a look-up by time; `leader_epoch` is the batch's, -1: none (`list_offsets.md L20`, `L22`)."""
 
     offset: int
     timestamp: int

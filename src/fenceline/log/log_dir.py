@@ -1,0 +1,422 @@
+"""A log directory: whose it is, who holds it, and the partitions in it.
+
+Owns the lock, `meta.properties` checks, the clean-shutdown mark and the offset checkpoints (`formats.md F1`-`F3`), and
+opens partitions when they are first asked for. Never writes `meta.properties` (formatting does) and never decides which
+partitions ought to be here.
+
+One damaged partition is that partition's trouble alone: `partition` raises `CorruptLog` for it and serves the others.
+The clean mark counts for the whole session: it is removed at once, and written again only when every partition that was
+here has been opened or was clean from before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from uuid import UUID, uuid4
+
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition, decode_uuid
+from fenceline.log import maintenance
+from fenceline.log.checkpoints import (
+    BadCheckpoint,
+    read_offsets,
+    read_partition_metadata,
+    write_offsets,
+)
+from fenceline.log.config import LogConfig
+from fenceline.log.disk import Disk, read_file, replace_file
+from fenceline.log.errors import CorruptLog, StorageError
+from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.log.open_files import OpenFiles
+from fenceline.log.partition_log import PartitionLog
+from fenceline.log.recovery import METADATA_FILE
+
+META_FILE: Final = "meta.properties"
+LOCK_FILE: Final = ".lock"
+CLEAN_FILE: Final = ".kafka_cleanshutdown"
+RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
+HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
+LOG_STARTS: Final = "log-start-offset-checkpoint"
+DELETE_SUFFIX: Final = "-delete"
+STRAY_SUFFIX: Final = "-stray"
+SYNC_ALL_FROM: Final = 32
+_NAME_LIMIT: Final = 255
+_PARTITION_NAME: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d+)")
+
+
+class ExistingPartition(NamedTuple):
+    topic_partition: TopicPartition
+    topic_id: UUID | None
+    """None when `partition.metadata` is missing or damaged."""
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedPartition:
+    """A partition directory that was renamed away; `delete()` removes it, in a thread. Raises OSError."""
+
+    path: str
+    disk: Disk
+
+    def delete(self) -> None:
+        _remove_tree(self.disk, self.path)
+
+
+class LogDir:
+    """Use `LogDir.open`. One thread of control, as its logs."""
+
+    def __init__(self, disk: Disk, path: str, *, cluster_id: str, node_id: int, files: OpenFiles) -> None:
+        self.disk = disk
+        self.path = path
+        self.cluster_id = cluster_id
+        self.node_id = node_id
+        self.directory_id: UUID | None = None
+        self.files = files
+        self.clean = False
+        """Whether the last stop was clean, for partitions that were not opened since."""
+        self.previous_broker_epoch = -1
+        """The broker epoch in the clean mark that was found; -1 without one (KIP-966's hint to the controller)."""
+        self.broker_epoch = -1
+        """Goes into the clean mark; set by the node once it is registered."""
+        self.open_logs: dict[TopicPartition, PartitionLog] = {}
+        self.offline: dict[TopicPartition, CorruptLog] = {}
+        self.jitter_ms: Callable[[int], int] | None = None
+        self._lock = -1
+        self._recovery_points: dict[TopicPartition, int] = {}
+        self._log_starts: dict[TopicPartition, int] = {}
+        self._high_watermarks: dict[TopicPartition, int] = {}
+        self._written: dict[str, dict[TopicPartition, int]] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        disk: Disk,
+        *,
+        cluster_id: str | None = None,
+        node_id: int | None = None,
+        files: OpenFiles | None = None,
+    ) -> LogDir:
+        """Lock a formatted directory and read what it says of itself. None for an id means: whatever is there.
+
+        Raises OperatorError: not formatted, of another cluster or node, held by another process, not accessible.
+        """
+        path = path.rstrip("/") or "/"
+        try:
+            return cls._open(path, disk, cluster_id, node_id, files or OpenFiles(disk))
+        except OSError as error:
+            raise OperatorError(
+                f"The data directory {path} can not be used: {error.strerror or error}",
+                "Check that it exists, that this user may read and write it, and that its disk is healthy.",
+            ) from error
+
+    @classmethod
+    def _open(cls, path: str, disk: Disk, cluster_id: str | None, node_id: int | None, files: OpenFiles) -> LogDir:
+        meta = read_meta(disk, path)
+        found_cluster, found_node = meta.get("cluster.id", ""), int(meta["node.id"])
+        if cluster_id is not None and cluster_id != found_cluster:
+            raise OperatorError(
+                f"{path} belongs to cluster {found_cluster}, this node to cluster {cluster_id}",
+                "Point log.dirs at this cluster's directory, or format an empty directory with this cluster id.",
+            )
+        if node_id is not None and node_id != found_node:
+            raise OperatorError(
+                f"{path} belongs to node {found_node}, this is node {node_id}",
+                f"Set node.id={found_node}, or point log.dirs at the directory of node {node_id}.",
+            )
+        log_dir = cls(disk, path, cluster_id=found_cluster, node_id=found_node, files=files)
+        if "directory.id" in meta:
+            log_dir.directory_id = decode_uuid(meta["directory.id"])
+        log_dir._take_lock()
+        try:
+            log_dir._read_state()
+        except BaseException:
+            disk.close(log_dir._lock)
+            raise
+        return log_dir
+
+    def _take_lock(self) -> None:
+        path = f"{self.path}/{LOCK_FILE}"
+        note = f"node {self.node_id}, process {_process_id()}\n".encode()
+        fd = self.disk.lock(path, note)
+        if fd is None:
+            holder = (read_file(self.disk, path) or b"").decode(errors="replace").strip()
+            raise OperatorError(
+                f"{self.path} is in use by {holder or 'another process'}",
+                "Stop that process, or give this node a data directory of its own.",
+            )
+        self._lock = fd
+
+    def _read_state(self) -> None:
+        mark = read_file(self.disk, f"{self.path}/{CLEAN_FILE}")
+        if mark is not None:
+            self.clean = True
+            try:
+                self.previous_broker_epoch = int(json.loads(mark)["brokerEpoch"])
+            except (ValueError, KeyError, TypeError):
+                self.previous_broker_epoch = -1  # Kafka before 3.7 left an empty file
+            self.disk.unlink(f"{self.path}/{CLEAN_FILE}")
+            self.disk.fsync_dir(self.path)
+        self._recovery_points = self._read_offsets(RECOVERY_POINTS)
+        self._log_starts = self._read_offsets(LOG_STARTS)
+        self._high_watermarks = self._read_offsets(HIGH_WATERMARKS)
+
+    def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
+        try:
+            found = read_offsets(self.disk, f"{self.path}/{name}")
+        except (BadCheckpoint, UnicodeDecodeError):
+            # Without recovery points everything is checked again, without the others they are found from the log.
+            self.clean = self.clean and name != RECOVERY_POINTS
+            found = {}
+        self._written[name] = dict(found)
+        return found
+
+    # -- partitions ---------------------------------------------------------------------------------------------
+
+    def partition(
+        self, topic_partition: TopicPartition, topic_id: UUID | None, config: LogConfig, *, now_ms: int = 0
+    ) -> PartitionLog:
+        """The log of a partition, opened if it is not. In a thread when `needs_recovery`. Raises CorruptLog."""
+        log = self.open_logs.get(topic_partition)
+        if log is not None:
+            return log
+        failed = self.offline.get(topic_partition)
+        if failed is not None:
+            raise failed
+        try:
+            log = self._open_log(topic_partition, topic_id, config, now_ms)
+        except CorruptLog as error:
+            self.offline[topic_partition] = error
+            raise
+        self.open_logs[topic_partition] = log
+        return log
+
+    def _open_log(
+        self, topic_partition: TopicPartition, topic_id: UUID | None, config: LogConfig, now_ms: int
+    ) -> PartitionLog:
+        directory = self.partition_path(topic_partition)
+        if self.disk.stat(directory) is not None:
+            found = self._topic_id(directory)
+            if topic_id is not None and found is not None and found != topic_id:
+                raise CorruptLog(
+                    f"{directory}/{METADATA_FILE}",
+                    0,
+                    f"the directory is of a topic with id {found}, not {topic_id}",
+                    "An older topic of this name was not cleaned away. Stop the node, move the directory away, start.",
+                )
+        log = PartitionLog.open(
+            self.disk,
+            directory,
+            topic_partition=topic_partition,
+            topic_id=topic_id,
+            config=config,
+            recovery_point=self._recovery_points.get(topic_partition, 0),
+            clean=self.clean,
+            log_start_offset=self._log_starts.get(topic_partition, 0),
+            high_watermark=self._high_watermarks.get(topic_partition, 0),
+            now_ms=now_ms,
+            files=self.files,
+        )
+        log.jitter_ms = self.jitter_ms
+        return log
+
+    def needs_recovery(self, topic_partition: TopicPartition) -> bool:
+        """Whether opening has to check batches on the disk, so that it belongs into a thread."""
+        return (
+            not self.clean
+            and topic_partition not in self.open_logs
+            and self.disk.stat(self.partition_path(topic_partition)) is not None
+        )
+
+    def partition_path(self, topic_partition: TopicPartition) -> str:
+        return f"{self.path}/{topic_partition.topic}-{topic_partition.partition}"
+
+    def high_watermark(self, topic_partition: TopicPartition) -> int:
+        """Of an open log, else the one of the last checkpoint; 0 when there is none."""
+        log = self.open_logs.get(topic_partition)
+        return log.high_watermark if log is not None else self._high_watermarks.get(topic_partition, 0)
+
+    def existing(self) -> Iterator[ExistingPartition]:
+        """Every partition that has a directory here. Raises OSError."""
+        for name in sorted(self.disk.listdir(self.path)):
+            found = parse_partition_name(name)
+            if found is not None:
+                path = f"{self.path}/{name}"
+                yield ExistingPartition(found, self._topic_id(path), path)
+
+    def condemned(self) -> list[RemovedPartition]:
+        """Directories whose deletion was interrupted; to be deleted in a thread."""
+        return [
+            RemovedPartition(f"{self.path}/{name}", self.disk)
+            for name in self.disk.listdir(self.path)
+            if name.endswith(DELETE_SUFFIX) and "." in name
+        ]
+
+    def partition_size_bytes(self, topic_partition: TopicPartition) -> int:
+        """Bytes of a partition's segments, whether it is open or not."""
+        log = self.open_logs.get(topic_partition)
+        if log is not None:
+            return log.size_bytes
+        directory = self.partition_path(topic_partition)
+        if self.disk.stat(directory) is None:
+            return 0
+        sizes = (self.disk.stat(f"{directory}/{n}") for n in self.disk.listdir(directory) if n.endswith(".log"))
+        return sum(found.size_bytes for found in sizes if found is not None)
+
+    def _topic_id(self, directory: str) -> UUID | None:
+        try:
+            return read_partition_metadata(self.disk, f"{directory}/{METADATA_FILE}")
+        except BadCheckpoint:
+            return None
+
+    def delete_partition(self, topic_partition: TopicPartition) -> RemovedPartition | None:
+        """Take a partition out; its directory is renamed now and goes with `RemovedPartition.delete` in a thread.
+
+        None when it had no directory. Raises StorageError.
+        """
+        return self._put_away(topic_partition, DELETE_SUFFIX)
+
+    def set_aside_stray(self, topic_partition: TopicPartition) -> RemovedPartition | None:
+        """Rename a partition that the cluster does not know to `...-stray`, as Kafka does; nothing is deleted."""
+        return self._put_away(topic_partition, STRAY_SUFFIX)
+
+    def _put_away(self, topic_partition: TopicPartition, suffix: str) -> RemovedPartition | None:
+        log = self.open_logs.pop(topic_partition, None)
+        if log is not None:
+            log.close(clean=False)
+        self.offline.pop(topic_partition, None)
+        for offsets in (self._recovery_points, self._log_starts, self._high_watermarks):
+            offsets.pop(topic_partition, None)
+        source = self.partition_path(topic_partition)
+        ending = f"-{topic_partition.partition}.{uuid4().hex}{suffix}"
+        target = f"{self.path}/{topic_partition.topic[: _NAME_LIMIT - len(ending)]}{ending}"
+        try:
+            self.disk.rename(source, target)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError.of(f"removing {topic_partition}", error) from error
+        return RemovedPartition(target, self.disk)
+
+    # -- checkpoints and close ----------------------------------------------------------------------------------
+
+    def checkpoint_work(self) -> Callable[[], None]:
+        """Work for a thread that writes the checkpoints that have changed. It raises StorageError."""
+        for topic_partition, log in self.open_logs.items():
+            if not log.is_written:
+                if log.log_start_offset:
+                    self._log_starts[topic_partition] = log.log_start_offset
+                continue
+            self._recovery_points[topic_partition] = log.recovery_point
+            self._high_watermarks[topic_partition] = log.high_watermark
+            if not log.segments or log.log_start_offset > log.segments[0].base_offset:
+                self._log_starts[topic_partition] = log.log_start_offset
+            else:
+                self._log_starts.pop(topic_partition, None)
+        due = {
+            name: dict(offsets)
+            for name, offsets in (
+                (RECOVERY_POINTS, self._recovery_points),
+                (LOG_STARTS, self._log_starts),
+                (HIGH_WATERMARKS, self._high_watermarks),
+            )
+            if offsets != self._written.get(name)
+        }
+
+        def write() -> None:
+            for name, offsets in due.items():
+                try:
+                    write_offsets(self.disk, f"{self.path}/{name}", offsets)
+                except OSError as error:
+                    raise StorageError.of(f"writing {self.path}/{name}", error) from error
+                self._written[name] = offsets
+
+        return write
+
+    def close(self, clean: bool = True) -> None:
+        """Flush and close everything; a clean close leaves the mark. For a thread. Raises StorageError afterwards."""
+        failure: StorageError | None = None
+        dirty = [log for log in self.open_logs.values() if maintenance.is_dirty(log)]
+        try:
+            if clean and len(dirty) >= SYNC_ALL_FROM:
+                failure = self._save_together(dirty)
+            for log in self.open_logs.values():
+                try:
+                    log.close(clean and failure is None)
+                except StorageError as error:
+                    failure = failure or error
+            if clean and failure is None and not any(log.offline for log in self.open_logs.values()):
+                self.checkpoint_work()()
+                if self.clean or all(found.topic_partition in self.open_logs for found in self.existing()):
+                    mark = {"version": 0, "brokerEpoch": self.broker_epoch}
+                    replace_file(self.disk, f"{self.path}/{CLEAN_FILE}", json.dumps(mark).encode())
+        except OSError as error:
+            raise StorageError.of(f"closing {self.path}", error) from error
+        finally:
+            self.open_logs.clear()
+            if self._lock >= 0:
+                self.disk.close(self._lock)
+                self._lock = -1
+        if failure is not None:
+            raise failure
+
+    def _save_together(self, dirty: list[PartitionLog]) -> StorageError | None:
+        """Many logs at once: write them all, then one sync of the file system instead of several for each."""
+        try:
+            for log in dirty:
+                maintenance.save_all(log, durable=False)
+            self.disk.sync_all(self.path)
+        except StorageError as error:
+            return error
+        except OSError as error:
+            return StorageError.of(f"syncing {self.path}", error)
+        for log in dirty:
+            maintenance.saved(log)
+        return None
+
+
+def read_meta(disk: Disk, path: str) -> Mapping[str, str]:
+    """`meta.properties` (F1). Raises OperatorError when the directory is not formatted or the file is damaged."""
+    content = read_file(disk, f"{path}/{META_FILE}")
+    if content is None:
+        raise OperatorError(
+            f"{path} is not formatted: it has no {META_FILE}",
+            "Run `fenceline format` with the cluster's id, or start without a configuration for a single node.",
+        )
+    pairs = (line.split("=", 1) for line in content.decode(errors="replace").splitlines() if "=" in line)
+    meta = {key.strip(): value.strip() for key, value in pairs if not key.lstrip().startswith("#")}
+    if meta.get("version") != "1" or not meta.get("node.id", "").isdigit() or not meta.get("cluster.id"):
+        raise OperatorError(
+            f"{path}/{META_FILE} is damaged: it needs version=1, cluster.id and node.id",
+            "Restore the file from a backup; its values are those of the other nodes' logs and configuration.",
+        )
+    return meta
+
+
+def parse_partition_name(name: str) -> TopicPartition | None:
+    """The partition of a directory name; None for everything else, also for what is being deleted or stray."""
+    if name.startswith(EVIDENCE_DIR):
+        return None
+    found = _PARTITION_NAME.fullmatch(name)
+    return TopicPartition(found["topic"], int(found["partition"])) if found is not None else None
+
+
+def _remove_tree(disk: Disk, path: str) -> None:
+    for name in disk.listdir(path):
+        child = f"{path}/{name}"
+        found = disk.stat(child)
+        if found is not None and found.is_directory:
+            _remove_tree(disk, child)
+        else:
+            disk.unlink(child)
+    disk.rmdir(path)
+
+
+def _process_id() -> int:
+    import os
+
+    return os.getpid()
