@@ -1,0 +1,134 @@
+"""One bounded read: `spark.read.format("fenceline")`.
+
+Owns the resolution of both bounds when Spark plans the query, and the opt-in narrowing by pushed filters. Never reads
+records on the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.cluster import Cluster
+from pyspark_fenceline.connect import connect
+from pyspark_fenceline.errors import Loss, LossKind
+from pyspark_fenceline.filters import Narrowing, narrowing_of
+from pyspark_fenceline.history import History
+from pyspark_fenceline.options import ReadOptions
+from pyspark_fenceline.planning import OffsetRange, plan_tasks
+from pyspark_fenceline.ranges import (
+    Snapshot,
+    require_all,
+    resolve,
+    settle,
+    subscribed,
+    take_snapshot,
+    with_retries,
+)
+from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+Bounds = dict[TopicPartition, int]
+
+
+class FencelineReader(DataSourceReader):
+    """Plans on the driver (`partitions`), reads on executors (`read`)."""
+
+    def __init__(self, options: ReadOptions, plan: ReadPlan, cluster: Cluster | None = None) -> None:
+        self._options = options
+        self._plan = plan
+        self._cluster = cluster
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cluster": None}
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        cluster = self._cluster or connect(options.client)
+        ranges, topic_ids = with_retries(
+            lambda: self._ranges(cluster), attempts=options.fetch_retries, interval_ms=options.fetch_retry_interval_ms
+        )
+        tasks = plan_tasks(
+            ranges,
+            min_partitions=options.min_partitions,
+            max_partitions=options.max_partitions,
+            max_records_per_partition=options.max_records_per_partition,
+        )
+        return [RangesPartition(task, topic_ids) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_ranges(self._plan, partition)
+
+    def _ranges(self, cluster: Cluster) -> tuple[list[OffsetRange], dict[str, str | None]]:
+        options = self._options
+        found = subscribed(cluster, options.subscription)
+        require_all(options.subscription, found)
+        snapshot = take_snapshot(cluster, found)
+        starts = resolve(options.starting, snapshot, cluster, side="starting")
+        ends = resolve(options.ending, snapshot, cluster, side="ending")
+        self._check(starts, ends, snapshot)
+        starts = {tp: min(max(offset, snapshot.starts[tp]), snapshot.ends[tp].offset) for tp, offset in starts.items()}
+        ends = {tp: min(offset, snapshot.ends[tp].offset) for tp, offset in ends.items()}
+        starts, ends = self._narrow(starts, ends, cluster)
+        ends = {tp: end for tp, end in ends.items() if end > starts[tp]}
+        tagged = History(cluster).tag(ends, snapshot.starts, snapshot.ends)
+        ranges = [OffsetRange(tp, starts[tp], end.offset, -1, end.leader_epoch) for tp, end in sorted(tagged.items())]
+        return ranges, snapshot.topic_ids
+
+    def _narrow(self, starts: Bounds, ends: Bounds, cluster: Cluster) -> tuple[Bounds, Bounds]:
+        """What pushed filters leave of the ranges; without pushdown, all of it."""
+        return starts, ends
+
+    def _check(
+        self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], snapshot: Snapshot
+    ) -> None:
+        """Refuse ranges that the log can not give; with failOnDataLoss=false they are cut to what it holds."""
+        losses = []
+        beyond = []
+        for tp, start in starts.items():
+            log_start, log_end = snapshot.starts[tp], snapshot.ends[tp].offset
+            if start < log_start:
+                losses.append(
+                    Loss(
+                        LossKind.OFFSETS_EXPIRED,
+                        tp.topic,
+                        tp.partition,
+                        start,
+                        log_start_offset=log_start,
+                        log_end_offset=log_end,
+                    )
+                )
+            beyond += [f"{tp} {offset} (the log ends at {log_end})" for offset in {start, ends[tp]} if offset > log_end]
+        if beyond and self._options.fail_on_data_loss:
+            raise OperatorError(
+                f"Offsets beyond the end of the log were asked for: {', '.join(beyond)}",
+                'Choose offsets that exist, or set the option failOnDataLoss to "false" to read what there is.',
+            )
+        settle(losses, fail_on_data_loss=self._options.fail_on_data_loss)
+
+
+class FilteringReader(FencelineReader):
+    """With the option filterPushdown: filters on topic, partition, offset and timestamp narrow the ranges.
+
+    Spark refuses any reader that offers this while `spark.sql.python.filterPushdown.enabled` is false (`pyspark.md
+    S2`), so it is a class of its own. Every filter stays with Spark too: ranges are only cut where no wanted row can
+    be.
+    """
+
+    def __init__(self, options: ReadOptions, plan: ReadPlan, cluster: Cluster | None = None) -> None:
+        super().__init__(options, plan, cluster)
+        self._narrowing = Narrowing()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._narrowing = narrowing_of(filters)
+        return filters
+
+    def _narrow(self, starts: Bounds, ends: Bounds, cluster: Cluster) -> tuple[Bounds, Bounds]:
+        return self._narrowing.apply(starts, ends, cluster)

@@ -1,0 +1,44 @@
+"""Which Spark this works with.
+
+Owns the one check. Spark looks for data sources in every session, so an old Spark must not be disturbed by the
+look-up: it gets a source that says what is wrong when somebody uses it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+OLDEST_SPARK: Final = (4, 2)
+
+
+def is_supported(version: str) -> bool:
+    """Whether a PySpark version has what the sources need: Arrow writers for streams, admission control, triggers."""
+    parts = version.split(".")
+    return (
+        len(parts) >= 2 and parts[0].isdigit() and parts[1].isdigit() and (int(parts[0]), int(parts[1])) >= OLDEST_SPARK
+    )
+
+
+def stand_in(name: str) -> type[Any] | None:
+    """For a Spark that is too old, a source of that name whose use explains it; None where Spark is new enough."""
+    import pyspark
+
+    version = pyspark.__version__
+    if is_supported(version):
+        return None
+    from pyspark.sql.datasource import DataSource
+
+    from fenceline.errors import OperatorError
+
+    class TooOld(DataSource):
+        def __init__(self, options: Any) -> None:
+            raise OperatorError(
+                f"format('{name}') needs PySpark {OLDEST_SPARK[0]}.{OLDEST_SPARK[1]} or newer, this is {version}",
+                "Upgrade with: pip install -U 'pyspark[sql]>=4.2'",
+            )
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+    return TooOld

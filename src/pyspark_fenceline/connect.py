@@ -1,0 +1,131 @@
+"""Connections to brokers, kept for the life of a Python process.
+
+Owns the cache of clients and the translation between `fenceline.client` and the values this package plans with. Spark
+unpickles a reader for every task but reuses its worker processes, and a partition does not stick to a worker
+(`pyspark.md S12`): clients live in this module's globals, keyed by their settings, and are made when first needed. A
+client does not survive a fork, so the process id is part of the key.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from fenceline.client.admin import Admin
+from fenceline.client.reader import OffsetRange as ClientRange
+from fenceline.client.reader import RangeReader
+from fenceline.errors import ErrorCode
+from fenceline.ids import ZERO_UUID, TopicPartition, decode_uuid, encode_uuid
+from pyspark_fenceline.cluster import EpochEnd, LogEnd, TopicFacts
+from pyspark_fenceline.planning import OffsetRange
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fenceline.client.producer import Producer
+
+T = TypeVar("T")
+_READER_DEFAULTS: Final = {"max.partition.fetch.bytes": 8 * 1024 * 1024, "queued.max.bytes": 64 * 1024 * 1024}
+"""Pieces that make record batches of 64k rows and more at 100 bytes a row, two of each leader in flight."""
+
+_kept: dict[tuple[Any, ...], Any] = {}
+_lock = threading.Lock()
+
+
+def _keep(kind: str, properties: Mapping[str, str], make: Callable[[], T]) -> T:
+    key = (os.getpid(), kind, tuple(sorted(properties.items())))
+    with _lock:
+        found = _kept.get(key)
+        if found is None:
+            found = _kept[key] = make()
+        return cast(T, found)
+
+
+def forget(kind: str, properties: Mapping[str, str]) -> None:
+    """Close a kept client and drop it, so that the next use connects anew."""
+    with _lock:
+        found = _kept.pop((os.getpid(), kind, tuple(sorted(properties.items()))), None)
+    if found is not None:
+        found.close()
+
+
+def connect(properties: Mapping[str, str]) -> ClientCluster:
+    """The cluster that `kafka.*` properties name, for planning."""
+    return _keep("cluster", properties, lambda: ClientCluster(properties))
+
+
+def reader(properties: Mapping[str, str]) -> RangeReader:
+    """The process's reader for these properties."""
+    return _keep("reader", properties, lambda: RangeReader({**_READER_DEFAULTS, **properties}))
+
+
+def producer(properties: Mapping[str, str]) -> Producer:
+    """The process's producer for these properties."""
+    from fenceline.client.producer import Producer
+
+    return _keep("producer", properties, lambda: Producer(dict(properties)))
+
+
+def read_arrow(
+    client: RangeReader, task: Collection[OffsetRange], topic_ids: Mapping[str, str | None], **columns: Any
+) -> Iterator[pa.RecordBatch]:
+    """The records of a task's ranges. Several ranges of one partition are read one after another."""
+    waiting = list(task)
+    while waiting:
+        now: dict[TopicPartition, ClientRange] = {}
+        later: list[OffsetRange] = []
+        for one in waiting:
+            if one.topic_partition in now:
+                later.append(one)
+                continue
+            topic_id = topic_ids.get(one.topic_partition.topic)
+            now[one.topic_partition] = ClientRange(
+                one.start_offset,
+                one.end_offset_exclusive,
+                one.start_epoch,
+                one.end_epoch,
+                decode_uuid(topic_id) if topic_id else None,
+            )
+        yield from client.read(now, **columns)
+        waiting = later
+
+
+class ClientCluster:
+    """`cluster.Cluster` over the admin client."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._admin = Admin(dict(properties))
+        self._isolation_level = str(properties.get("isolation.level", "read_uncommitted"))
+
+    def close(self) -> None:
+        self._admin.close()
+
+    def topics(self, names: Collection[str] | None) -> Mapping[str, TopicFacts]:
+        found = self._admin.metadata(None if names is None else list(names)).topics
+        return {
+            name: TopicFacts(
+                id=None if topic.id == ZERO_UUID else encode_uuid(topic.id),
+                partitions=tuple(topic.partitions),
+                is_internal=topic.is_internal,
+            )
+            for name, topic in sorted(found.items())
+            if topic.error is ErrorCode.NONE and topic.partitions
+        }
+
+    def log_starts(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        found = self._admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+        return {tp: one.offset for tp, one in found.items()}
+
+    def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnd]:
+        found = self._admin.list_offsets(dict.fromkeys(partitions, "latest"), isolation_level=self._isolation_level)
+        return {tp: LogEnd(one.offset, one.leader_epoch) for tp, one in found.items()}
+
+    def offsets_at(self, timestamps_ms: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int | None]:
+        found = self._admin.list_offsets(dict(timestamps_ms), isolation_level=self._isolation_level)
+        return {tp: None if one.offset < 0 else one.offset for tp, one in found.items()}
+
+    def epoch_ends(self, epochs: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, EpochEnd]:
+        found = self._admin.offsets_for_leader_epoch(dict(epochs))
+        return {tp: EpochEnd(one.leader_epoch, one.end_offset) for tp, one in found.items()}

@@ -1,0 +1,169 @@
+"""`format("fenceline_delta")`: an append-only or complete-mode sink into a Delta table, exactly once, without a JVM
+library.
+
+Owns the Spark side: writers for batch and stream, and the facts a task sends home. How files and commits work is in
+`delta_files` and `delta_commit`. A stream's batches are known by `(query id, batch id)`; the query id is in the
+application id because a new checkpoint starts batch ids anew (`pyspark.md` S15, S23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+
+from fenceline.errors import InternalError, OperatorError
+from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pyspark_fenceline.delta_files import DataFile
+    from pyspark_fenceline.delta_schema import TableShape
+
+_QUERY_ID: Final = "sql.streaming.queryId"
+
+
+def app_id(query_id: str) -> str:
+    """The application id under which a streaming query's batches are recorded in the table."""
+    return f"fenceline:{query_id}"
+
+
+@dataclass
+class FilesWritten(WriterCommitMessage):
+    """One task's files. `query_id` is None in batch writes."""
+
+    files: list[DataFile]
+    query_id: str | None
+
+
+class DeltaDataSource(DataSource):
+    """Write only."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "fenceline_delta"
+
+    def schema(self) -> StructType:
+        raise OperatorError(
+            "format('fenceline_delta') only writes", "Read the table with deltalake.DeltaTable or Delta's own reader."
+        )
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return DeltaWriter(_TaskWriter(delta_options(self.options), schema), overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        options = delta_options(self.options)
+        if options.transaction is not None:
+            raise OperatorError(
+                "txnAppId and txnVersion are for batch writes; a stream's batches are recorded by query and batch id",
+                "Remove both options.",
+            )
+        return DeltaStreamWriter(_TaskWriter(options, schema), overwrite=overwrite)
+
+
+class _TaskWriter:
+    """What a task needs to write files: made on the driver, where the table is looked at once, then pickled."""
+
+    def __init__(self, options: DeltaOptions, schema: StructType) -> None:
+        from pyspark_fenceline.delta_commit import open_table
+        from pyspark_fenceline.delta_schema import delta_schema, fit, new_shape, required_columns
+
+        delta_schema(schema)
+        self.options = options
+        self.schema = schema
+        table = open_table(options)
+        self.shape: TableShape
+        if table is None:
+            self.shape, self.required = new_shape(schema, options.partition_by), frozenset[str]()
+        else:
+            self.shape, self.required = fit(table, schema, options.partition_by, options.path), required_columns(table)
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> FilesWritten:
+        from pyspark_fenceline.delta_files import FileWriter
+        from pyspark_fenceline.delta_schema import file_schema
+
+        context = TaskContext.get()
+        assert context is not None, "a writer runs inside a task"
+        writer = FileWriter(
+            self.options,
+            self.shape,
+            file_schema(self.schema, self.shape),
+            self.required,
+            task_number=context.partitionId(),
+        )
+        try:
+            for batch in batches:
+                writer.write(batch)
+            files = writer.finish()
+        except BaseException:
+            writer.discard()
+            raise
+        return FilesWritten(files, context.getLocalProperty(_QUERY_ID))
+
+    def commit(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        *,
+        transaction: AppTransaction | None,
+        overwrite: bool,
+    ) -> None:
+        from pyspark_fenceline.delta_commit import commit_files
+
+        files = [file for message in _written(messages) for file in message.files]
+        commit_files(self.options, self.schema, files, transaction=transaction, overwrite=overwrite)
+
+
+def _written(messages: Sequence[WriterCommitMessage | None]) -> list[FilesWritten]:
+    return [message for message in messages if isinstance(message, FilesWritten)]
+
+
+class DeltaWriter(DataSourceArrowWriter):
+    """One batch write; idempotent when `txnAppId` and `txnVersion` are given."""
+
+    def __init__(self, tasks: _TaskWriter, *, overwrite: bool) -> None:
+        self._tasks = tasks
+        self._overwrite = overwrite
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._tasks.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._tasks.commit(messages, transaction=self._tasks.options.transaction, overwrite=self._overwrite)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Spark also aborts after a failed commit, which may have landed: files are left to Delta's vacuum."""
+
+
+class DeltaStreamWriter(DataSourceStreamArrowWriter):
+    """One query's writes. Complete mode (`overwrite`) replaces all rows with every batch."""
+
+    def __init__(self, tasks: _TaskWriter, *, overwrite: bool) -> None:
+        self._tasks = tasks
+        self._overwrite = overwrite
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._tasks.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        query_ids = {message.query_id for message in _written(messages)}
+        if not query_ids:
+            return
+        query_id = query_ids.pop()
+        if query_id is None or query_ids:
+            raise InternalError(f"the tasks of batch {batchId} do not agree on their query's id")
+        self._tasks.commit(messages, transaction=AppTransaction(app_id(query_id), batchId), overwrite=self._overwrite)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """As in `DeltaWriter.abort`: nothing is removed."""

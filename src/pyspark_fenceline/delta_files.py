@@ -1,0 +1,290 @@
+"""Parquet files of a Delta table, written by one task.
+
+Owns file names, the split by partition values, and the statistics that go into each AddAction (`pyspark.md S22`). A
+file that is written is not in the table yet: only the driver's commit puts it there, so a task may die at any point.
+Names are unique for every attempt; what a dead attempt leaves is removed by Delta's vacuum.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.errors import OperatorError
+from pyspark_fenceline.delta_options import DeltaOptions
+from pyspark_fenceline.delta_schema import TableShape
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_STATISTICS_COLUMNS: Final = 32
+_LONGEST_TEXT: Final = 256
+_OPEN_FILES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A finished file. `path` is relative to the table; `statistics` is the AddAction's JSON."""
+
+    path: str
+    size_bytes: int
+    partition_values: Mapping[str, str | None]
+    modified_ms: int
+    record_count: int
+    statistics: str
+
+
+def file_system(options: DeltaOptions) -> Any:
+    """A pyarrow file system whose root is the table."""
+    from pyarrow import fs
+
+    if "://" not in options.path:
+        local = fs.LocalFileSystem()
+        local.create_dir(options.path, recursive=True)
+        return fs.SubTreeFileSystem(options.path, local)
+    from deltalake.fs import DeltaStorageHandler
+
+    return fs.PyFileSystem(DeltaStorageHandler(options.path, dict(options.storage or {})))
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    path: str
+    sink: Any
+    writer: Any
+    partition_values: Mapping[str, str | None]
+    metadata: list[Any]
+    record_count: int = 0
+    columns_with_nan: set[str] = field(default_factory=set)
+
+
+class FileWriter:
+    """Takes record batches of one task, in any order of partition values."""
+
+    def __init__(
+        self,
+        options: DeltaOptions,
+        shape: TableShape,
+        schema: pa.Schema,
+        required: Iterable[str],
+        *,
+        task_number: int,
+    ) -> None:
+        """`schema`: of the files (see `delta_schema.file_schema`). `required`: columns that must not be null."""
+        self._options = options
+        self._shape = shape
+        self._schema = schema
+        self._required = frozenset(required)
+        self._task_number = task_number
+        self._files: dict[tuple[str | None, ...], _OpenFile] = {}
+        self._finished: list[DataFile] = []
+        self._file_system = file_system(options)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows. `batch` has the DataFrame's columns, in its order."""
+        import pyarrow as pa
+
+        if batch.num_rows == 0:
+            return
+        by_name = dict(zip(self._shape.column_names, batch.columns, strict=True))
+        for name in self._required & by_name.keys():
+            if by_name[name].null_count:
+                raise OperatorError(
+                    f"Column {name} must not be null in the Delta table at {self._options.path}, but has nulls here"
+                )
+        columns = [
+            column if column.type == wanted.type else column.cast(wanted.type)
+            for wanted, column in ((wanted, by_name[wanted.name]) for wanted in self._schema)
+        ]
+        rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        if not self._shape.partition_by:
+            self._write_to((), rows)
+            return
+        values = [_partition_texts(by_name[name]) for name in self._shape.partition_by]
+        for key, indices in _groups(values):
+            self._write_to(key, rows if indices is None else rows.take(indices))
+
+    def finish(self) -> list[DataFile]:
+        """Close all files; what was written, in the order it was closed."""
+        for key in list(self._files):
+            self._close(key)
+        return self._finished
+
+    def discard(self) -> None:
+        """Remove everything, as far as that works: the task has failed."""
+        for file in self._files.values():
+            _quietly(file.writer.close)
+            _quietly(file.sink.close)
+        paths = [file.path for file in self._files.values()] + [file.path for file in self._finished]
+        self._files.clear()
+        self._finished.clear()
+        delete_files(self._options, paths)
+
+    def _write_to(self, key: tuple[str | None, ...], rows: pa.RecordBatch) -> None:
+        file = self._files.get(key)
+        if file is None:
+            if len(self._files) >= _OPEN_FILES:
+                self._close(max(self._files, key=lambda k: self._files[k].record_count))
+            file = self._files[key] = self._open(key)
+        file.writer.write_batch(rows)
+        file.record_count += rows.num_rows
+        _note_nan(file.columns_with_nan, rows)
+        if file.sink.tell() >= self._options.target_file_size_bytes:
+            self._close(key)
+
+    def _open(self, key: tuple[str | None, ...]) -> _OpenFile:
+        import pyarrow.parquet as pq
+
+        values = dict(zip(self._shape.partition_by, key, strict=True))
+        folder = "".join(f"{_safe(name)}={_safe(value)}/" for name, value in values.items())
+        codec = self._options.compression
+        suffix = "parquet" if codec == "none" else f"{codec}.parquet"
+        path = f"{folder}part-{self._task_number:05d}-{uuid.uuid4()}-c000.{suffix}"
+        if folder and "://" not in self._options.path:
+            self._file_system.create_dir(folder, recursive=True)
+        sink = self._file_system.open_output_stream(path)
+        metadata: list[Any] = []
+        writer = pq.ParquetWriter(
+            sink, self._schema, compression=codec, store_schema=False, metadata_collector=metadata, version="2.6"
+        )
+        return _OpenFile(path, sink, writer, values, metadata)
+
+    def _close(self, key: tuple[str | None, ...]) -> None:
+        file = self._files.pop(key)
+        file.writer.close()
+        size_bytes = file.sink.tell()
+        file.sink.close()
+        self._finished.append(
+            DataFile(
+                path=file.path,
+                size_bytes=size_bytes,
+                partition_values=file.partition_values,
+                modified_ms=time.time_ns() // 1_000_000,
+                record_count=file.record_count,
+                statistics=_statistics(file.metadata[0], file.record_count, file.columns_with_nan, self._schema),
+            )
+        )
+
+
+def delete_files(options: DeltaOptions, paths: Iterable[str]) -> None:
+    """Remove files that no commit will name. What can not be removed stays for vacuum."""
+    wanted = list(paths)
+    if not wanted:
+        return
+    root = file_system(options)
+    for path in wanted:
+        _quietly(lambda path=path: root.delete_file(path))
+
+
+def _quietly(work: Any) -> None:
+    import contextlib
+
+    with contextlib.suppress(Exception):
+        work()
+
+
+def _safe(text: str | None) -> str:
+    """A part of a path for people; the AddAction's partition values are what counts."""
+    return "__HIVE_DEFAULT_PARTITION__" if text is None else re.sub(r"[^A-Za-z0-9_.\-]", "_", text)[:64]
+
+
+def _partition_texts(column: pa.Array) -> pa.Array:
+    """Partition values as Delta writes them: text, with the empty text as null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        if kind.tz is not None:
+            column = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us"))
+        texts = pc.strftime(column, "%Y-%m-%d %H:%M:%S")
+    elif pa.types.is_floating(kind):
+        texts = pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.string())
+    else:
+        texts = column.cast(pa.string())
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+
+
+def _groups(columns: Sequence[pa.Array]) -> Iterable[tuple[tuple[str | None, ...], pa.Array | None]]:
+    """Row numbers of each combination of values; None for "all rows"."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    codes: Any = None
+    for column in columns:
+        encoded = column.dictionary_encode(null_encoding="encode")
+        own = encoded.indices.cast(pa.int64())
+        codes = own if codes is None else pc.add(pc.multiply(codes, len(encoded.dictionary)), own)
+    order = pc.array_sort_indices(codes)
+    ends = pc.run_end_encode(codes.take(order), run_end_type=pa.int64()).run_ends.to_pylist()
+    start = 0
+    for end in ends:
+        rows = order.slice(start, end - start)
+        first = rows[0].as_py()
+        key = tuple(column[first].as_py() for column in columns)
+        yield key, None if len(ends) == 1 else rows
+        start = end
+
+
+def _note_nan(found: set[str], rows: pa.RecordBatch) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for wanted, column in zip(rows.schema, rows.columns, strict=True):
+        if pa.types.is_floating(wanted.type) and wanted.name not in found and pc.any(pc.is_nan(column)).as_py():
+            found.add(wanted.name)
+
+
+def _statistics(metadata: Any, record_count: int, columns_with_nan: set[str], schema: pa.Schema) -> str:
+    """Delta's statistics out of the parquet footer: row count, nulls, smallest and largest value of plain columns.
+
+    A column with NaN has no bounds: Delta counts NaN above every number, parquet leaves it out.
+    """
+    top_level = {field.name for field in schema}
+    smallest: dict[str, Any] = {}
+    largest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    unbounded = set(columns_with_nan)
+    for group in range(metadata.num_row_groups):
+        for index in range(min(metadata.num_columns, _STATISTICS_COLUMNS)):
+            column = metadata.row_group(group).column(index)
+            name = column.path_in_schema
+            statistics = column.statistics
+            if name not in top_level or statistics is None:
+                continue
+            if statistics.has_null_count:
+                nulls[name] = nulls.get(name, 0) + statistics.null_count
+            if statistics.num_values == 0:
+                continue
+            if not statistics.has_min_max or not _is_comparable(statistics.min) or not _is_comparable(statistics.max):
+                unbounded.add(name)
+                continue
+            smallest[name] = min(smallest.get(name, statistics.min), statistics.min)
+            largest[name] = max(largest.get(name, statistics.max), statistics.max)
+    return json.dumps(
+        {
+            "numRecords": record_count,
+            "minValues": {name: _json_value(value) for name, value in smallest.items() if name not in unbounded},
+            "maxValues": {name: _json_value(value) for name, value in largest.items() if name not in unbounded},
+            "nullCount": nulls,
+        }
+    )
+
+
+def _is_comparable(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_TEXT
+    return isinstance(value, int | float | datetime.date | datetime.datetime)
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, datetime.datetime):
+        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+        return text + "Z" if value.tzinfo is not None else text
+    return value.isoformat() if isinstance(value, datetime.date) else value

@@ -1,0 +1,76 @@
+"""Options of the Delta sink.
+
+Owns names and refusals. `path` comes from `save(path)` and `start(path)`; `partitionBy`, `compression`,
+`targetFileSizeBytes` shape the files; `txnAppId` and `txnVersion` (Delta Lake's own names) make a batch write
+idempotent, for use in `foreachBatch`; `storage.*` goes to the object store. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fenceline.errors import OperatorError
+
+CODECS: Final = ("snappy", "zstd", "gzip", "lz4", "none")
+_REFUSED: Final = {
+    "mergeschema": "change the table's schema first, for example with DeltaTable.alter.add_columns",
+    "overwriteschema": "remove the table, or write to a new path",
+    "replacewhere": "delete the rows first, then append",
+    "partitionoverwritemode": "delete the rows first, then append",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AppTransaction:
+    """Delta's idempotence token: a commit of `version` by `app_id` happens at most once."""
+
+    app_id: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaOptions:
+    path: str
+    partition_by: tuple[str, ...] = ()
+    compression: str = "snappy"
+    target_file_size_bytes: int = 256 * 1024 * 1024
+    transaction: AppTransaction | None = None
+    storage: Mapping[str, str] | None = None
+
+
+def delta_options(options: Mapping[str, str]) -> DeltaOptions:
+    """Parse and check. Raises `OperatorError` with the option's name."""
+    given = {str(key).lower(): str(value) for key, value in options.items()}
+    for name, advice in _REFUSED.items():
+        if given.get(name, "false").lower() not in ("false", ""):
+            raise OperatorError(f"Option '{name}' is not supported by format('fenceline_delta')", advice)
+    path = given.get("path", "").strip()
+    if not path:
+        raise OperatorError("format('fenceline_delta') needs the table's path", "Use .save(path) or .start(path).")
+    if path.startswith("file:"):
+        path = "/" + path[len("file:") :].lstrip("/")
+    compression = given.get("compression", "snappy").lower()
+    compression = "none" if compression == "uncompressed" else compression
+    if compression not in CODECS:
+        raise OperatorError(f"Option 'compression' must be one of {', '.join(CODECS)}, not '{compression}'")
+    size = given.get("targetfilesizebytes", str(256 * 1024 * 1024))
+    if not size.isdigit() or int(size) < 1:
+        raise OperatorError(f"Option 'targetFileSizeBytes' must be a positive whole number, not '{size}'")
+    names = tuple(name.strip() for name in given.get("partitionby", "").split(",") if name.strip())
+    if len({name.lower() for name in names}) != len(names):
+        raise OperatorError(f"Option 'partitionBy' names a column twice: {', '.join(names)}")
+    storage = {key.removeprefix("storage."): value for key, value in given.items() if key.startswith("storage.")}
+    return DeltaOptions(path, names, compression, int(size), _transaction(given), storage or None)
+
+
+def _transaction(given: Mapping[str, str]) -> AppTransaction | None:
+    app_id, version = given.get("txnappid"), given.get("txnversion")
+    if app_id is None and version is None:
+        return None
+    if not app_id or version is None:
+        raise OperatorError("Options 'txnAppId' and 'txnVersion' belong together", "Set both, or neither.")
+    if not version.strip().isdigit():
+        raise OperatorError(f"Option 'txnVersion' must be a whole number, not '{version}'")
+    return AppTransaction(app_id, int(version))

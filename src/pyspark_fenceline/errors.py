@@ -1,0 +1,163 @@
+"""What the Spark side refuses to go on from, in words that survive the way to the user.
+
+Owns the four ways in which a log can lose what a query still needs, and the text form they travel in. Spark keeps
+only the message of a Python exception (`pyspark.md S14`), so each message holds a code and a JSON object; `parse`
+finds them again in whatever Spark made of it. Never decides whether something is a loss.
+
+Shape of a message: `LOG_TRUNCATED {"partitions": [...]} sentence for a person`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from fenceline.errors import FencelineError
+
+
+class LossKind(StrEnum):
+    """How records that a query has read, or was about to read, went away."""
+
+    LOG_TRUNCATED = "LOG_TRUNCATED"
+    """The log was cut below the query's position and went on with other records (KIP-320)."""
+    TOPIC_RECREATED = "TOPIC_RECREATED"
+    """A topic of the same name, but with another id: offsets of the old one mean nothing."""
+    OFFSETS_EXPIRED = "OFFSETS_EXPIRED"
+    """Retention or DeleteRecords removed records that the query had not read yet."""
+    PARTITIONS_GONE = "PARTITIONS_GONE"
+    """The topic or partition no longer exists, or no longer matches the subscription."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One partition's loss.
+
+    `offset` is the query's position: the next offset to read; `leader_epoch` the epoch of the record before it (-1:
+    unknown). `divergence_offset`: first offset whose record is not the one read before (None: somewhere at or before
+    `offset - 1`). `log_epoch`: the log's own epoch at that place. `log_start_offset`, `log_end_offset`: what the log
+    holds now.
+    """
+
+    kind: LossKind
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    divergence_offset: int | None = None
+    log_epoch: int = -1
+    log_start_offset: int = -1
+    log_end_offset: int = -1
+    topic_id: str | None = None
+    found_topic_id: str | None = None
+
+    def sentence(self) -> str:
+        """What happened to this partition, for a person."""
+        name = f"{self.topic}-{self.partition}"
+        match self.kind:
+            case LossKind.LOG_TRUNCATED:
+                read_in = f"leader epoch {self.leader_epoch}" if self.leader_epoch >= 0 else "an unknown leader epoch"
+                if self.divergence_offset is None:
+                    where = f"the histories part at or before offset {self.offset - 1}"
+                else:
+                    last = self.offset - 1
+                    where = f"offsets {self.divergence_offset} to {last} as read before are no longer in the log"
+                return (
+                    f"{name} was truncated under the query: position {self.offset} was read in {read_in}, {where} "
+                    f"(the log is now in epoch {self.log_epoch} there and ends at {self.log_end_offset})"
+                )
+            case LossKind.TOPIC_RECREATED:
+                return (
+                    f"topic {self.topic} was deleted and created anew: the checkpoint is of id {self.topic_id}, "
+                    f"the cluster has {self.found_topic_id}; position {self.offset} of {name} means nothing there"
+                )
+            case LossKind.OFFSETS_EXPIRED:
+                return (
+                    f"{name}: offsets {self.offset} to {self.log_start_offset - 1} are gone "
+                    "(retention or DeleteRecords); "
+                    f"the log starts at {self.log_start_offset}"
+                )
+            case LossKind.PARTITIONS_GONE:
+                return f"{name} is gone; the query had read up to offset {self.offset}"
+
+
+_ADVICE: Final[Mapping[LossKind, str]] = {
+    LossKind.LOG_TRUNCATED: (
+        "Rows of the lost range are still in the sink. Remove them and start from a new checkpoint, or set the option "
+        'failOnDataLoss to "false" to go on from the divergence point.'
+    ),
+    LossKind.TOPIC_RECREATED: (
+        "Use a new checkpointLocation for the new topic, or set the option "
+        'failOnDataLoss to "false" to read it from its start.'
+    ),
+    LossKind.OFFSETS_EXPIRED: (
+        "Raise the topic's retention, or set the option failOnDataLoss to \"false\" to go on from the log's start."
+    ),
+    LossKind.PARTITIONS_GONE: 'Set the option failOnDataLoss to "false" to go on without them.',
+}
+_SEVERITY: Final = (
+    LossKind.TOPIC_RECREATED,
+    LossKind.LOG_TRUNCATED,
+    LossKind.OFFSETS_EXPIRED,
+    LossKind.PARTITIONS_GONE,
+)
+
+
+class DataLossError(FencelineError):
+    """The log no longer holds what the query read or was to read. `losses` is never empty; its most serious kind
+    leads.
+    """
+
+    def __init__(self, losses: Sequence[Loss]) -> None:
+        assert losses, "a loss error without a loss"
+        self.losses = tuple(sorted(losses, key=lambda loss: (_SEVERITY.index(loss.kind), loss.topic, loss.partition)))
+        self.kind = self.losses[0].kind
+        super().__init__(describe(self.losses))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.losses,)
+
+
+def describe(losses: Sequence[Loss]) -> str:
+    """The message of a `DataLossError`: code, JSON, a sentence for each of the first partitions, advice."""
+    kind = losses[0].kind
+    facts = json.dumps({"partitions": [asdict(loss) for loss in losses]}, sort_keys=True)
+    sentences = "; ".join(loss.sentence() for loss in losses[:3])
+    more = f"; and {len(losses) - 3} more" if len(losses) > 3 else ""
+    return f"{kind} {facts} {sentences}{more}. {_ADVICE[kind]}"
+
+
+_MARK: Final = re.compile(r"\b(" + "|".join(LossKind) + r") (?=\{)")
+
+
+def parse(error: object) -> tuple[Loss, ...] | None:
+    """The losses that an exception (or its text) tells of, or None when it is about something else.
+
+    Takes a `DataLossError`, Spark's `StreamingQueryException` or any other exception, or text; causes are looked at
+    too.
+    """
+    if isinstance(error, DataLossError):
+        return error.losses
+    seen: set[int] = set()
+    current: object | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        found = _parse_text(current if isinstance(current, str) else str(current))
+        if found is not None:
+            return found
+        current = getattr(current, "__cause__", None)
+    return None
+
+
+def _parse_text(text: str) -> tuple[Loss, ...] | None:
+    decoder = json.JSONDecoder()
+    for mark in _MARK.finditer(text):
+        try:
+            facts, _ = decoder.raw_decode(text, mark.end())
+            return tuple(Loss(**{**one, "kind": LossKind(one["kind"])}) for one in facts["partitions"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None

@@ -1,0 +1,259 @@
+"""Which partitions a query reads, from where to where, and what the log has lost of that.
+
+Owns subscription, the meaning of `startingOffsets` and its kin, and the comparison of a query's positions with the
+logs as they are now. Every question goes through `cluster.Cluster`; nothing here knows Spark. Whether a loss ends the
+query is decided by `failOnDataLoss` alone, in one place (`settle`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.cluster import Cluster, LogEnd, TopicFacts
+from pyspark_fenceline.errors import DataLossError, Loss, LossKind, describe
+from pyspark_fenceline.history import Diverged, History, Verdict
+from pyspark_fenceline.offsets import Position, SourceOffset
+from pyspark_fenceline.options import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    Assign,
+    AtOffsets,
+    AtTimestamp,
+    AtTimestamps,
+    Bound,
+    Earliest,
+    Latest,
+    NoMatch,
+    Subscribe,
+    SubscribePattern,
+    Subscription,
+)
+
+T = TypeVar("T")
+_log = logging.getLogger("pyspark_fenceline")
+_RETRIABLE: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NETWORK_EXCEPTION,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The logs of a set of partitions at one moment. The three maps name the same partitions."""
+
+    topics: Mapping[str, TopicFacts]
+    starts: Mapping[TopicPartition, int]
+    ends: Mapping[TopicPartition, LogEnd]
+
+    @property
+    def topic_ids(self) -> dict[str, str | None]:
+        return {name: facts.id for name, facts in self.topics.items()}
+
+
+def with_retries(work: Callable[[], T], *, attempts: int, interval_ms: int) -> T:
+    """Run `work` again while the cluster changes under it (`fetchOffset.numRetries`, `fetchOffset.retryIntervalMs`)."""
+    for attempt in range(1, attempts + 1):
+        try:
+            return work()
+        except PeerError as error:
+            if error.code not in _RETRIABLE or attempt == attempts:
+                raise
+            _log.warning("looking offsets up failed (attempt %d of %d): %s", attempt, attempts, error)
+            time.sleep(interval_ms / 1000)
+    raise AssertionError("unreachable: attempts is at least 1")
+
+
+def subscribed(cluster: Cluster, subscription: Subscription) -> dict[str, TopicFacts]:
+    """The topics a subscription means now, each with the partitions that it wants. A named topic may be missing."""
+    match subscription:
+        case Subscribe(names):
+            return dict(cluster.topics(names))
+        case SubscribePattern(pattern):
+            matcher = re.compile(pattern)
+            every = cluster.topics(None).items()
+            return {name: facts for name, facts in every if not facts.is_internal and matcher.fullmatch(name)}
+        case Assign(partitions):
+            found = cluster.topics({tp.topic for tp in partitions})
+            wanted: dict[str, TopicFacts] = {}
+            for name, facts in found.items():
+                own = tuple(tp.partition for tp in partitions if tp.topic == name and tp.partition in facts.partitions)
+                wanted[name] = TopicFacts(facts.id, own, facts.is_internal)
+            return wanted
+
+
+def require_all(subscription: Subscription, found: Mapping[str, TopicFacts]) -> None:
+    """Raises `OperatorError` when a topic or partition that was named does not exist."""
+    match subscription:
+        case Subscribe(names):
+            missing = [name for name in names if name not in found]
+        case Assign(partitions):
+            missing = [
+                str(tp) for tp in partitions if tp.topic not in found or tp.partition not in found[tp.topic].partitions
+            ]
+        case SubscribePattern():
+            return
+    if missing:
+        raise OperatorError(
+            f"These topics or partitions do not exist: {', '.join(missing)}", "Check the names, or create them first."
+        )
+
+
+def take_snapshot(cluster: Cluster, topics: Mapping[str, TopicFacts]) -> Snapshot:
+    """Bounds of all partitions of `topics`. Ends are asked for last, so that no start lies above its end."""
+    partitions = [TopicPartition(name, index) for name, facts in topics.items() for index in facts.partitions]
+    if not partitions:
+        return Snapshot(topics, {}, {})
+    starts = cluster.log_starts(partitions)
+    return Snapshot(topics, starts, cluster.log_ends(partitions))
+
+
+def resolve(bound: Bound, snapshot: Snapshot, cluster: Cluster, *, side: str) -> dict[TopicPartition, int]:
+    """What `bound` means in the logs of `snapshot`: an offset for each partition.
+
+    `side` is "starting" or "ending": a timestamp after the last record is an error or the end for a start (by the
+    option's strategy) and the end for an end.
+    """
+    match bound:
+        case Earliest():
+            return dict(snapshot.starts)
+        case Latest():
+            return {tp: end.offset for tp, end in snapshot.ends.items()}
+        case AtOffsets(offsets):
+            _require_same(offsets, snapshot.ends, f"{side}Offsets", "Use -1 for latest, -2 for earliest. ")
+            special = {LATEST_OFFSET: lambda tp: snapshot.ends[tp].offset, EARLIEST_OFFSET: snapshot.starts.__getitem__}
+            return {tp: special[offset](tp) if offset in special else offset for tp, offset in offsets.items()}
+        case AtTimestamps(timestamps, no_match):
+            _require_same(timestamps, snapshot.ends, f"{side}OffsetsByTimestamp", "")
+        case AtTimestamp(timestamp, no_match):
+            timestamps = dict.fromkeys(snapshot.ends, timestamp)
+    found = cluster.offsets_at(timestamps) if timestamps else {}
+    resolved: dict[TopicPartition, int] = {}
+    for tp, timestamp in timestamps.items():
+        offset = found[tp]
+        if offset is None and side == "starting" and no_match is NoMatch.ERROR:
+            raise OperatorError(
+                f"No offset matched from request of topic-partition {tp} and timestamp {timestamp}",
+                "Choose an earlier time, or set startingOffsetsByTimestampStrategy to latest.",
+            )
+        resolved[tp] = snapshot.ends[tp].offset if offset is None else offset
+    return resolved
+
+
+def _require_same(
+    given: Collection[TopicPartition], assigned: Collection[TopicPartition], option: str, hint: str
+) -> None:
+    if set(given) != set(assigned):
+        raise OperatorError(
+            f"If {option} contains specific offsets, you must specify all TopicPartitions. {hint}"
+            f"Specified: {_listed(given)} Assigned: {_listed(assigned)}"
+        )
+
+
+def _listed(partitions: Collection[TopicPartition]) -> str:
+    return "[" + ", ".join(str(tp) for tp in sorted(partitions)) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Where a query can go on in each partition of a snapshot, and what it lost on the way there."""
+
+    positions: Mapping[TopicPartition, Position]
+    losses: Sequence[Loss]
+
+
+def compare(held: SourceOffset, snapshot: Snapshot, history: History) -> Comparison:
+    """Compare a query's positions with the logs.
+
+    A partition that the query does not know yet is read from offset 0. A position above the readable end is no loss
+    when its epoch still matches: a new leader's high watermark may lag for a moment.
+    """
+    recreated = {
+        topic for topic, id in held.topic_ids.items() if id and snapshot.topic_ids.get(topic) not in (id, None)
+    }
+    comparable = {
+        tp: position for tp, position in held.positions.items() if tp in snapshot.ends and tp.topic not in recreated
+    }
+    verdicts = history.check(comparable, snapshot.ends)
+    positions: dict[TopicPartition, Position] = {}
+    losses: list[Loss] = []
+    for tp in snapshot.ends:
+        position = held.positions.get(tp, Position(0))
+        loss = _loss(tp, position, held, snapshot, verdicts.get(tp), is_recreated=tp.topic in recreated)
+        if loss is None:
+            positions[tp] = position
+        else:
+            losses.append(loss)
+            positions[tp] = Position(_resume_offset(loss, verdicts.get(tp), snapshot.starts[tp]))
+    losses += [
+        Loss(LossKind.PARTITIONS_GONE, tp.topic, tp.partition, position.offset, position.leader_epoch)
+        for tp, position in held.positions.items()
+        if tp not in snapshot.ends
+    ]
+    return Comparison(positions, losses)
+
+
+def _loss(
+    tp: TopicPartition,
+    position: Position,
+    held: SourceOffset,
+    snapshot: Snapshot,
+    verdict: Verdict | None,
+    *,
+    is_recreated: bool,
+) -> Loss | None:
+    start, end = snapshot.starts[tp], snapshot.ends[tp]
+
+    def loss(kind: LossKind, *, divergence_offset: int | None = None, log_epoch: int = -1) -> Loss:
+        return Loss(
+            kind=kind,
+            topic=tp.topic,
+            partition=tp.partition,
+            offset=position.offset,
+            leader_epoch=position.leader_epoch,
+            divergence_offset=divergence_offset,
+            log_epoch=log_epoch,
+            log_start_offset=start,
+            log_end_offset=end.offset,
+            topic_id=held.topic_ids.get(tp.topic),
+            found_topic_id=snapshot.topic_ids.get(tp.topic),
+        )
+
+    if is_recreated:
+        return loss(LossKind.TOPIC_RECREATED)
+    if isinstance(verdict, Diverged):
+        return loss(LossKind.LOG_TRUNCATED, divergence_offset=verdict.offset, log_epoch=verdict.log_epoch)
+    if position.leader_epoch < 0 and position.offset > end.offset:
+        return loss(LossKind.LOG_TRUNCATED, divergence_offset=end.offset, log_epoch=end.leader_epoch)
+    if position.offset < start:
+        return loss(LossKind.OFFSETS_EXPIRED)
+    return None
+
+
+def _resume_offset(loss: Loss, verdict: Verdict | None, log_start: int) -> int:
+    if loss.kind is not LossKind.LOG_TRUNCATED:
+        return log_start
+    known = verdict.resume_offset if isinstance(verdict, Diverged) else loss.divergence_offset
+    return max(log_start, min(known if known is not None and known >= 0 else loss.log_end_offset, loss.log_end_offset))
+
+
+def settle(losses: Sequence[Loss], *, fail_on_data_loss: bool) -> None:
+    """End the query over `losses`, or say them in the log and go on. Raises `DataLossError`."""
+    if not losses:
+        return
+    if fail_on_data_loss:
+        raise DataLossError(losses)
+    _log.warning("going on, as failOnDataLoss is false: %s", describe(losses))

@@ -1,0 +1,84 @@
+"""The source's columns, in Spark's and in Arrow's words.
+
+Owns the schema of Spark's Kafka source (`pyspark.md S28`), the opt-in column `leader_epoch`, and the exact Arrow form
+that Spark checks the first batch of a task against (S1). A caller's own schema may choose columns, as Spark pushes no
+column selection down to Python sources: columns that are not asked for are not sent to the JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from fenceline.errors import OperatorError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HEADERS_TYPE: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_COLUMNS: Final = (
+    StructField("key", BinaryType()),
+    StructField("value", BinaryType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
+)
+_HEADERS: Final = StructField("headers", HEADERS_TYPE)
+_LEADER_EPOCH: Final = StructField("leader_epoch", IntegerType())
+
+
+def spark_schema(*, include_headers: bool, include_leader_epoch: bool) -> StructType:
+    """The columns of a read, in the order of Spark's Kafka source; `leader_epoch` comes last."""
+    columns = list(_COLUMNS)
+    if include_headers:
+        columns.append(_HEADERS)
+    if include_leader_epoch:
+        columns.append(_LEADER_EPOCH)
+    return StructType(columns)
+
+
+def check_schema(schema: StructType, *, include_headers: bool, include_leader_epoch: bool) -> None:
+    """Accept the source's own schema or a choice of its columns. Raises `OperatorError` on anything else."""
+    known = {field.name: field for field in spark_schema(include_headers=True, include_leader_epoch=True)}
+    needs = {
+        "headers": ("includeHeaders", include_headers),
+        "leader_epoch": ("includeLeaderEpoch", include_leader_epoch),
+    }
+    for field in schema:
+        own = known.get(field.name)
+        if own is None or own.dataType != field.dataType:
+            wanted = ", ".join(f"{column.name} {column.dataType.simpleString()}" for column in known.values())
+            raise OperatorError(
+                f"The fenceline source has a fixed schema without a column {field.name} {field.dataType.simpleString()}",
+                f"Leave the schema out, or choose from: {wanted}.",
+            )
+        option, is_on = needs.get(field.name, ("", True))
+        if not is_on:
+            raise OperatorError(
+                f"Column {field.name} needs the option {option}=true", f"Add .option('{option}', True)."
+            )
+    if not len(schema):
+        raise OperatorError("The schema names no column", "Leave it out, or choose at least one column.")
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """What Spark checks each task's first batch against, exactly."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def column_names(schema: StructType) -> Sequence[str]:
+    return tuple(field.name for field in schema)

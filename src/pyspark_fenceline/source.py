@@ -1,0 +1,73 @@
+"""`format("fenceline")`: what Spark finds by itself, and hands to the reader or writer that fits.
+
+Owns the check of options at the moment `load()` is called, before any query starts. Spark looks modules named
+`pyspark_*` up for a `DefaultSource` (`pyspark.md S16`), in every session: importing this must stay cheap, so Arrow
+and the client are imported when a query needs them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from pyspark_fenceline.options import ReadOptions, check_general, read_options, write_options
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+    from pyspark_fenceline.tasks import ReadPlan
+
+
+class FencelineDataSource(DataSource):
+    """Topics of Fenceline or any Kafka (2.1 or newer) as DataFrames, batch and streaming, read and write."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "fenceline"
+
+    def schema(self) -> StructType:
+        from pyspark_fenceline.schema import spark_schema
+
+        include_headers, include_leader_epoch = check_general(self.options)
+        return spark_schema(include_headers=include_headers, include_leader_epoch=include_leader_epoch)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from pyspark_fenceline.batch import FencelineReader, FilteringReader
+
+        options = read_options(self.options, streaming=False)
+        kind = FilteringReader if options.filter_pushdown else FencelineReader
+        return kind(options, _plan(options, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from pyspark_fenceline.stream import FencelineStreamReader
+
+        options = read_options(self.options, streaming=True)
+        return FencelineStreamReader(options, _plan(options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from pyspark_fenceline.topic_sink import TopicWriter, refuse_overwrite
+
+        if overwrite:
+            refuse_overwrite()
+        return TopicWriter(write_options(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from pyspark_fenceline.topic_sink import TopicStreamWriter
+
+        # Complete mode writes every row of the result again, as Spark's Kafka sink does.
+        return TopicStreamWriter(write_options(self.options), schema)
+
+
+def _plan(options: ReadOptions, schema: StructType) -> ReadPlan:
+    from pyspark_fenceline.schema import check_schema
+    from pyspark_fenceline.tasks import ReadPlan
+
+    check_schema(schema, include_headers=options.include_headers, include_leader_epoch=options.include_leader_epoch)
+    return ReadPlan(options.client, schema, options.fail_on_data_loss)

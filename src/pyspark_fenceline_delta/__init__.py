@@ -1,0 +1,27 @@
+"""Makes `format("fenceline_delta")` known to Spark, which looks modules named `pyspark_*` up for one source each.
+
+Owns nothing: the sink is `pyspark_fenceline.delta`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark_fenceline.delta import DeltaDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "DefaultSource" or importlib.util.find_spec("pyspark") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pyspark_fenceline.compatibility import stand_in
+
+    too_old = stand_in("fenceline_delta")
+    if too_old is not None:
+        return too_old
+    from pyspark_fenceline.delta import DeltaDataSource
+
+    return DeltaDataSource
