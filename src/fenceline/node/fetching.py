@@ -157,13 +157,17 @@ class Fetching:
             at_least_one=at_least_one,
         )
         records: Buffer = read.records
+        size = len(records)
         if not read.resident:
             result.cold.append((len(result.fetched), read))
-        size = len(records)
+            result.must_answer = True
+            size = min(partition.max_bytes, partition_log.readable_bytes(offset, bound))
         result.size_bytes += size
         aborted = None
         if request.isolation_level == IsolationLevel.READ_COMMITTED:
-            aborted = partition_log.aborted_transactions(offset, bound)
+            aborted = [
+                (found.producer_id, found.first_offset) for found in partition_log.aborted_transactions(offset, bound)
+            ]
         result.fetched.append(
             FetchedPartition(
                 partition.topic,

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.ids import TopicPartition
+from fenceline.ids import METADATA_TOPIC, TopicPartition
 from fenceline.log.config import LogConfig
+from fenceline.log.errors import CorruptLog
 from fenceline.log.log_dir import LogDir
 from fenceline.log.partition_log import PartitionLog
 from fenceline.metadata.image import ConfigResourceType
+from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
 from fenceline.replica.leader import LeaderState
 
@@ -94,7 +96,11 @@ class Replicas:
         log_dirs: list[LogDir],
         image: Callable[[], MetadataImage],
         topic_config: Callable[[str], Mapping[str, str]],
+        clock: Clock,
+        delete_later: Callable[[Callable[[], None], int], None],
     ) -> None:
+        self._clock = clock
+        self._delete_later = delete_later
         self._node_id = node_id
         self._log_dirs = log_dirs
         self._image = image
@@ -151,6 +157,34 @@ class Replicas:
             raise PeerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
+    def recover(self) -> None:
+        """Open every partition that has a directory, after a crash. Blocks: for a thread, before anything is served.
+
+        A broken partition goes offline alone; one that the cluster does not know is renamed to `-stray`.
+        """
+        log_dir = self._log_dirs[0]
+        for found in list(log_dir.existing()):
+            topic_partition = found.topic_partition
+            if topic_partition.topic == METADATA_TOPIC:
+                continue
+            topic = self._image().topics_by_name.get(topic_partition.topic)
+            if topic is None or (found.topic_id is not None and found.topic_id != topic.id):
+                log_dir.set_aside_stray(topic_partition)
+                log.warning("stray partition set aside", partition=str(topic_partition), path=found.path)
+                continue
+            replica = self._open(topic, topic_partition.partition)
+            report = replica.log.recovery if replica is not None else None
+            if replica is not None and report is not None and (report.torn_bytes or report.cut_bytes):
+                log.warning(
+                    "log cut back by recovery",
+                    partition=str(topic_partition),
+                    torn_bytes=report.torn_bytes,
+                    cut_bytes=report.cut_bytes,
+                    reason=report.reason,
+                    evidence=report.evidence,
+                    log_end_offset=replica.log.log_end_offset,
+                )
+
     # --- following the image --------------------------------------------------------------------------------------
 
     def apply(self, delta: Delta) -> None:
@@ -176,7 +210,7 @@ class Replicas:
         for replica in self:
             if topic is None or replica.topic_partition.topic == topic:
                 replica.config = self._config_of(replica.topic_partition.topic)
-                replica.log.reconfigure(replica.config)
+                replica.log.config = replica.config
 
     def _config_of(self, topic: str) -> LogConfig:
         cached = self._configs.get(topic)
@@ -195,9 +229,11 @@ class Replicas:
             return None
         config = self._config_of(topic.name)
         try:
-            partition_log = self._log_dirs[0].partition(topic_partition, topic.id, config)
-        except PeerError as error:
-            self.set_offline(topic_partition, error.message)
+            partition_log = self._log_dirs[0].partition(
+                topic_partition, topic.id, config, now_ms=self._clock.now_ms()
+            )
+        except CorruptLog as error:
+            self.set_offline(topic_partition, str(error))
             return None
         replica = Replica(topic_partition, topic.id, partition_log, None, config)
         self._follow(replica, partition)
@@ -247,4 +283,6 @@ class Replicas:
             if replica is not None:
                 self._by_id.pop((replica.topic_id_bytes, index), None)
                 replica.end_leadership()
-            self._log_dirs[0].delete_partition(topic_partition)
+            removed = self._log_dirs[0].delete_partition(topic_partition)
+            if removed is not None:
+                self._delete_later(removed.delete, 0)

@@ -75,12 +75,17 @@ class Server:
 
     # --- life -----------------------------------------------------------------------------------------------------
 
-    async def listen(self, listener: str, host: str, port: int) -> int:
-        """Open one listener; the port it got. Raises OperatorError when the address can not be had."""
+    async def bind(self, listener: str, host: str, port: int) -> int:
+        """Take one address; the port it got. `start_serving` opens it. Raises OperatorError when the address can not be had."""
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(
-                lambda: Connection(self, listener), host or None, port, backlog=512, reuse_address=True
+                lambda: Connection(self, listener),
+                host or None,
+                port,
+                backlog=512,
+                reuse_address=True,
+                start_serving=False,
             )
         except OSError as error:
             raise OperatorError(
@@ -91,9 +96,13 @@ class Server:
         self._servers.append(server)
         for opened in server.sockets:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._sweeper is None:
-            self._sweep()
         return int(server.sockets[0].getsockname()[1])
+
+    async def start_serving(self) -> None:
+        """Take connections on everything that was bound."""
+        for server in self._servers:
+            await server.start_serving()
+        self._sweep()
 
     async def close(self, *, drain_s: float = 1.0) -> None:
         """Stop to accept, let answers in work go out for at most `drain_s`, then close every connection."""

@@ -99,7 +99,9 @@ def _find_offset(context: RequestContext, topic: str, partition: Any, replica_id
     )
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         start = partition_log.log_start_offset
-        return _Found(start, -1, partition_log.epochs.epoch_at_log_start(start))
+        first = partition_log.epochs.earliest
+        # The epoch is told only where it is known to cover the log's start (`L18`).
+        return _Found(start, -1, first[0] if first is not None and first[1] <= start else -1)
     if timestamp == LATEST:
         _require_visible_end(leader, replica_id, context.api_version)
         return _Found(bound, -1, leader.leader_epoch)
@@ -177,7 +179,7 @@ def _delete_before(context: RequestContext, topic: str, index: int, offset: int)
     if topic in INTERNAL_TOPICS:
         raise PeerError(ErrorCode.INVALID_TOPIC_EXCEPTION)
     replica = context.broker.partitions.leader(topic, None, index)
-    if "delete" not in replica.config.cleanup_policy:
+    if not replica.config.deletes:
         raise PeerError(ErrorCode.POLICY_VIOLATION)
     target = replica.high_watermark if offset == _HIGH_WATERMARK else offset
     if target < 0 or target > replica.high_watermark:

@@ -1,0 +1,461 @@
+"""One node put together: disks, controller, replicas, coordinators, server. The composition root.
+
+Owns the order of start and stop, and what handlers may reach. Never holds protocol logic of its own.
+
+| start                                                     | stop (SIGTERM)                              |
+|-----------------------------------------------------------|---------------------------------------------|
+| 1. lock and open the log directory                        | 1. stop to accept, drain answers            |
+| 2. replay the metadata log, become its leader             | 2. tell the controller, stop it             |
+| 3. bind the listeners, register the broker, unfence       | 3. flush and close the logs, checkpoints    |
+| 4. recover logs (only after a crash), load coordinators   | 4. write the clean-shutdown mark, unlock    |
+| 5. take connections, say ready                            |                                             |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Final
+from uuid import UUID, uuid4
+
+from fenceline.config.effective import effective_topic_config
+from fenceline.config.listeners import SECURITY_PROTOCOLS, Listener
+from fenceline.config.node import NodeConfig, own_host_name
+from fenceline.controller.requests import (
+    BrokerHeartbeat,
+    CreatedTopic,
+    CreateTopics,
+    NewTopic,
+    Outcome,
+    RegisterBroker,
+)
+from fenceline.controller.state import ControllerSettings
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.groups.settings import GroupSettings
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
+from fenceline.log.disk import OsDisk
+from fenceline.log.log_dir import LogDir
+from fenceline.log.partition_log import Origin
+from fenceline.metadata.delta import Delta
+from fenceline.metadata.features import KRAFT_VERSION, SUPPORTED, Levels
+from fenceline.metadata.image import BrokerImage, Endpoint, MetadataImage
+from fenceline.node.clock import Clock, SystemClock
+from fenceline.node.controller_driver import ControllerDriver, DriverSettings
+from fenceline.node.fetching import Fetching
+from fenceline.node.format import format_if_new
+from fenceline.node.groups_driver import Batches, GroupsDriver
+from fenceline.node.handlers.producers import ProducerIds
+from fenceline.node.logs import Logger
+from fenceline.node.maintenance import Maintenance
+from fenceline.node.metrics import NodeMetrics
+from fenceline.node.producing import Producing
+from fenceline.node.replicas import Replica, Replicas
+from fenceline.node.server import RawHandler, Server
+from fenceline.records.build import build_batch
+from fenceline.records.decode import decode_all
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.produce import NodeEndpoint
+
+log = Logger("broker")
+
+_DISK_THREADS: Final = 4
+_READ_CHUNK_BYTES: Final = 1 << 20
+
+
+class Broker:
+    """One node. `start` and `stop` are called once each, in that order."""
+
+    def __init__(self, config: NodeConfig, *, clock: Clock | None = None, rng: Random | None = None) -> None:
+        self.config = config
+        self.node_id: int = config.node_id
+        self.clock: Clock = clock or SystemClock()
+        self.rng = rng or Random()
+        self.metrics = NodeMetrics()
+        self.supported_features: Mapping[str, Levels] = SUPPORTED
+        self.disk_threads = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
+        self.endpoints: tuple[Listener, ...] = ()
+        """What clients are told, with the ports that the listeners really got."""
+        self.broker_epoch = -1
+        self._incarnation_id = uuid4()
+        self._is_fenced = True
+        self._failure: asyncio.Future[None] | None = None
+        self._metrics_server: tuple[object, object] | None = None
+        self._started: list[str] = []
+
+    # --- what handlers see ----------------------------------------------------------------------------------------
+
+    @property
+    def image(self) -> MetadataImage:
+        """The committed metadata image."""
+        return self.controller.image
+
+    @property
+    def cluster_id(self) -> str:
+        return self.log_dirs[0].cluster_id
+
+    @property
+    def finalized_features(self) -> Mapping[str, int]:
+        levels = dict(self.image.features)
+        if self.controller.kraft_version:
+            levels[KRAFT_VERSION] = self.controller.kraft_version
+        return levels
+
+    @property
+    def finalized_features_epoch(self) -> int:
+        return self.image.offset
+
+    @property
+    def partition_count(self) -> int:
+        """Partitions that this node leads."""
+        return sum(
+            partition.leader == self.node_id
+            for topic in self.image.topics_by_name.values()
+            for partition in topic.partitions
+        )
+
+    @property
+    def offline_partition_count(self) -> int:
+        return len(self.partitions.offline)
+
+    @property
+    def ready_line(self) -> str:
+        """What `fenceline start` prints once it serves; ends in host:port of the first listener."""
+        first = self.endpoints[0]
+        return f"Fenceline is ready: node {self.node_id}, cluster {self.cluster_id}, listening on {first.host}:{first.port}"
+
+    def topic_config(self, topic: str) -> Mapping[str, str]:
+        """Every setting of a topic that has a value (`controller.md C37`)."""
+        return effective_topic_config(self.image.configs, topic, self.config)
+
+    def endpoint_of(self, broker: BrokerImage, listener: str) -> Endpoint | None:
+        """Where `broker` is reached by clients of the listener that a request came through."""
+        return next((endpoint for endpoint in broker.endpoints if endpoint.name == listener), None)
+
+    def leader_hint(self, topic: str | None, topic_id: bytes | None, index: int) -> tuple[int, int] | None:
+        """Leader and epoch for a reader that asked the wrong node (KIP-951)."""
+        image = self.image
+        found = image.topics_by_id.get(UUID(bytes=topic_id)) if topic_id else image.topics_by_name.get(topic or "")
+        if found is None or not 0 <= index < len(found.partitions):
+            return None
+        partition = found.partitions[index]
+        return partition.leader, partition.leader_epoch
+
+    def node_endpoints(self, node_ids: Iterable[int], listener: str = "PLAINTEXT") -> tuple[NodeEndpoint, ...]:
+        """Addresses of nodes that an answer names as leaders (KIP-951)."""
+        found = []
+        for node_id in sorted(node_ids):
+            broker = self.image.brokers.get(node_id)
+            endpoint = self.endpoint_of(broker, listener) if broker is not None else None
+            if broker is not None and endpoint is not None:
+                found.append(NodeEndpoint(node_id, endpoint.host, endpoint.port, broker.rack))
+        return tuple(found)
+
+    async def auto_create(self, names: Sequence[str]) -> dict[str, Outcome]:
+        """Create topics because somebody asked for them; internal topics get the settings that they need."""
+        topics = tuple(self._auto_topic(name) for name in names)
+        answer = await self.controller.submit(CreateTopics(topics))
+        created: dict[str, Outcome] = {}
+        topic: CreatedTopic
+        for topic in answer.topics:
+            created[topic.name] = topic.outcome
+            if topic.outcome.failed and topic.outcome.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                log.warning("topic not created", topic=topic.name, reason=topic.outcome.message)
+        return created
+
+    def _auto_topic(self, name: str) -> NewTopic:
+        if name != CONSUMER_OFFSETS_TOPIC:
+            return NewTopic(name)
+        return NewTopic(
+            name,
+            self.config.get_int("offsets.topic.num.partitions"),
+            self.config.get_int("offsets.topic.replication.factor"),
+            configs=(
+                ("cleanup.policy", "compact"),
+                ("compression.type", "producer"),
+                ("segment.bytes", str(self.config.get_int("offsets.topic.segment.bytes"))),
+            ),
+        )
+
+    def append_internal(
+        self, topic_partition: TopicPartition, records: list[tuple[bytes | None, bytes | None]]
+    ) -> int:
+        """Append one batch of (key, value) to an internal topic; its base offset. Raises PeerError."""
+        now_ms = self.clock.now_ms()
+        replica = self.partitions.leader(topic_partition.topic, None, topic_partition.partition)
+        leader = replica.leader
+        assert leader is not None, "a leader without leader state"
+        batch = build_batch([(now_ms, key, value, ()) for key, value in records])
+        appended = replica.log.append_as_leader(
+            memoryview(batch), leader_epoch=leader.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
+        )
+        replica.appended()
+        return appended.base_offset
+
+    def read_internal(self, topic_partition: TopicPartition) -> Batches:
+        """All batches of an internal topic's partition, for a coordinator that loads."""
+        replica = self.partitions.leader(topic_partition.topic, None, topic_partition.partition)
+        offset = replica.log.log_start_offset
+        end = replica.log.log_end_offset
+        while offset < end:
+            read = replica.log.read(offset, _READ_CHUNK_BYTES, end_offset_exclusive=end)
+            records = read.records if read.resident else read.load()
+            for header, decoded in decode_all(records):
+                offset = header.next_offset
+                yield header, decoded
+
+    async def flush(self, replica: Replica) -> None:
+        """Make a partition's log durable up to its end, in a thread."""
+        work = replica.log.flush_work(self.clock.now_ms())
+        if work is None:
+            return
+        try:
+            await self.loop.run_in_executor(self.disk_threads, work)
+        except PeerError as error:
+            work.failed(error)  # type: ignore[arg-type]
+            self.partitions.set_offline(replica.topic_partition, error.message)
+            return
+        work.done()
+
+    # --- start ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Come up to where connections are taken. Raises OperatorError; call `stop` in any case."""
+        self.loop = asyncio.get_running_loop()
+        config = self.config
+        disk = OsDisk()
+        format_if_new(config)
+        log_dir = LogDir.open(str(config.log_dirs[0]), disk, node_id=self.node_id)
+        self.log_dirs: list[LogDir] = [log_dir]
+        assert log_dir.directory_id is not None, "formatting writes a directory id"
+        self.controller = ControllerDriver(
+            self._controller_settings(log_dir.directory_id), disk=disk, clock=self.clock, rng=self.rng
+        )
+        self.partitions = Replicas(self.node_id, self.log_dirs, lambda: self.controller.image, self.topic_config, self.clock, self.delete_later)
+        self.producer_ids = ProducerIds(self)
+        self.groups = GroupsDriver(
+            self.append_internal,
+            self.read_internal,
+            self.clock,
+            settings=GroupSettings.from_lookup(config.get),
+            partition_count=config.get_int("offsets.topic.num.partitions"),
+            rng=self.rng,
+        )
+        await self.controller.start()
+        self._started.append("controller")
+        self.server = self._make_server()
+        self.endpoints = await self._bind()
+        self._started.append("server")
+        await self._register()
+        await self._recover_after_crash()
+        self.controller.subscribe(self._on_image)
+        self._load_coordinators()
+        self.maintenance = Maintenance(self)
+        self.maintenance.start()
+        self._started.append("maintenance")
+        await self.server.start_serving()
+        self._open_metrics()
+
+    def _controller_settings(self, directory_id: UUID) -> DriverSettings:
+        config = self.config
+        return DriverSettings(
+            node_id=self.node_id,
+            directory_id=directory_id,
+            log_dir=str(config.metadata_log_dir),
+            controller=ControllerSettings(
+                cluster_id=self.log_dirs[0].cluster_id,
+                default_partition_count=config.get_int("num.partitions"),
+                default_replication_factor=config.get_int("default.replication.factor"),
+                session_timeout_ms=config.get_int("broker.session.timeout.ms"),
+                delete_topics_enabled=config.get_bool("delete.topic.enable"),
+                auto_leader_rebalance=config.get_bool("auto.leader.rebalance.enable"),
+                static_configs=dict(config.raw),
+            ),
+            endpoints=tuple(
+                Endpoint(each.name, each.host or own_host_name(), each.port, SECURITY_PROTOCOLS[each.security_protocol])
+                for each in config.controller_listeners
+            ),
+            segment_bytes=config.get_int("metadata.log.segment.bytes"),
+            segment_ms=config.get_int("metadata.log.segment.ms"),
+            snapshot_bytes=config.get_int("metadata.log.max.record.bytes.between.snapshots"),
+            snapshot_interval_ms=config.get_int("metadata.log.max.snapshot.interval.ms"),
+            max_retention_bytes=config.get_int("metadata.max.retention.bytes"),
+            leader_imbalance_check_ms=config.get_int("leader.imbalance.check.interval.seconds") * 1000,
+        )
+
+    async def run_until(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set, or until the node can not go on (the failure is raised)."""
+        self._failure = self.loop.create_future()
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((stopped, self._failure), return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
+        finally:
+            stopped.cancel()
+            self._failure.cancel()
+
+    async def stop(self) -> None:
+        """Stop cleanly; what was not started is left out."""
+        if "server" in self._started:
+            await self.server.close()
+        if self._metrics_server is not None:
+            self._metrics_server[0].shutdown()  # type: ignore[attr-defined]
+        if "maintenance" in self._started:
+            await self.maintenance.stop()
+        clean = False
+        if "controller" in self._started:
+            self.groups.close()
+            try:
+                await self._say_goodbye()
+                clean = True
+            except PeerError as error:
+                log.warning("controlled shutdown failed", reason=error.message)
+        if "controller" in self._started:
+            await self.controller.stop()
+        for log_dir in getattr(self, "log_dirs", ()):
+            log_dir.broker_epoch = self.broker_epoch
+            try:
+                await self.loop.run_in_executor(self.disk_threads, log_dir.close, clean)
+            except PeerError as error:
+                log.error("the stop was not clean, the next start will check the logs", reason=error.message)
+        self.disk_threads.shutdown()
+
+    def _make_server(self) -> Server:
+        from fenceline.node.handlers import entity_apis
+
+        config = self.config
+        producing = Producing(self)
+        fetching = Fetching(
+            self,
+            max_response_bytes=config.get_int("fetch.max.bytes"),
+            max_sessions=config.get_int("max.incremental.fetch.session.cache.slots"),
+            rng=self.rng,
+        )
+        from fenceline.node import fetching as fetch_api
+        from fenceline.node import producing as produce_api
+
+        raw: dict[ApiKey, tuple[int, int, RawHandler]] = {
+            ApiKey.PRODUCE: (produce_api.MIN_VERSION, produce_api.MAX_VERSION, producing.handle),
+            ApiKey.FETCH: (fetch_api.MIN_VERSION, fetch_api.MAX_VERSION, fetching.handle),
+        }
+        return Server(
+            self,
+            entity_apis(),
+            raw,
+            max_request_bytes=config.get_int("socket.request.max.bytes"),
+            receive_budget_bytes=config.get_int("queued.max.request.bytes"),
+            max_connections=config.get_int("max.connections"),
+            idle_timeout_ms=config.get_int("connections.max.idle.ms"),
+            metrics=self.metrics,
+        )
+
+    async def _bind(self) -> tuple[Listener, ...]:
+        ports = {}
+        for listener in self.config.listeners:
+            ports[listener.name] = await self.server.bind(listener.name, listener.host, listener.port)
+        return tuple(
+            told._replace(port=told.port or ports[told.name]) for told in self.config.advertised_listeners
+        )
+
+    async def _register(self) -> None:
+        endpoints = tuple(
+            Endpoint(each.name, each.host, each.port, SECURITY_PROTOCOLS[each.security_protocol])
+            for each in self.endpoints
+        )
+        answer = await self.controller.submit(
+            RegisterBroker(
+                broker_id=self.node_id,
+                cluster_id=self.cluster_id,
+                incarnation_id=self._incarnation_id,
+                endpoints=endpoints,
+                features=self.supported_features,
+                rack=self.config.rack,
+                log_dirs=tuple(log_dir.directory_id for log_dir in self.log_dirs),
+                previous_broker_epoch=self.log_dirs[0].previous_broker_epoch,
+            )
+        )
+        self.broker_epoch = answer.broker_epoch
+        await self.heartbeat()
+
+    async def heartbeat(self) -> None:
+        """Tell the controller that this broker lives. Raises PeerError; a controller that gave up ends the node."""
+        if self.controller.failure is not None and self._failure is not None and not self._failure.done():
+            self._failure.set_exception(self.controller.failure)
+        answer = await self.controller.submit(
+            BrokerHeartbeat(self.node_id, self.broker_epoch, current_metadata_offset=self.image.offset)
+        )
+        if answer.is_fenced != self._is_fenced:
+            self._is_fenced = answer.is_fenced
+            log.info("broker fenced" if answer.is_fenced else "broker unfenced", epoch=self.broker_epoch)
+
+    async def _say_goodbye(self) -> None:
+        await self.controller.submit(
+            BrokerHeartbeat(
+                self.node_id, self.broker_epoch, current_metadata_offset=self.image.offset, want_shut_down=True
+            )
+        )
+
+    async def _recover_after_crash(self) -> None:
+        """Check every log past its recovery point, in a thread; finish deletions that were interrupted."""
+        for log_dir in self.log_dirs:
+            for condemned in log_dir.condemned():
+                self.delete_later(condemned.delete, 0)
+        if not self.log_dirs[0].clean:
+            await self.loop.run_in_executor(self.disk_threads, self.partitions.recover)
+
+    def delete_later(self, delete: Callable[[], None], delay_ms: int) -> None:
+        """Remove files in a thread after a delay; what can not be removed is logged and tried again at the next start."""
+
+        def start() -> None:
+            def report(done: asyncio.Future[None]) -> None:
+                if not done.cancelled() and (error := done.exception()) is not None:
+                    log.warning("files not deleted", reason=str(error))
+
+            asyncio.ensure_future(self.loop.run_in_executor(self.disk_threads, delete)).add_done_callback(report)
+
+        if delay_ms <= 0:
+            start()
+        else:
+            self.loop.call_later(delay_ms / 1000, start)
+
+    def _load_coordinators(self) -> None:
+        topic = self.image.topics_by_name.get(CONSUMER_OFFSETS_TOPIC)
+        if topic is None:
+            return
+        self.groups.set_partition_count(len(topic.partitions))
+        for index, partition in enumerate(topic.partitions):
+            if partition.leader == self.node_id:
+                self.groups.on_leader(index, partition.leader_epoch)
+
+    def _on_image(self, image: MetadataImage, delta: Delta) -> None:
+        self.partitions.apply(delta)
+        deleted = [(topic.name, index) for topic in delta.deleted_topics for index in range(len(topic.partitions))]
+        if deleted:
+            self.groups.on_partitions_deleted(deleted)
+        for topic in delta.created_topics:
+            if topic.name == CONSUMER_OFFSETS_TOPIC:
+                self._load_coordinators()
+        for changed in delta.changed_partitions:
+            if changed.topic == CONSUMER_OFFSETS_TOPIC:
+                if changed.after.leader == self.node_id:
+                    self.groups.on_leader(changed.index, changed.after.leader_epoch)
+                else:
+                    self.groups.on_resigned(changed.index)
+
+    def _open_metrics(self) -> None:
+        port = self.config.get_int("fenceline.metrics.port")
+        if port < 0:
+            return
+        from fenceline.node.metrics import serve
+
+        host = self.config.get_str("fenceline.metrics.host") or ""
+        try:
+            self._metrics_server = serve(self, self.metrics, host, port)
+        except OSError as error:
+            raise OperatorError(
+                f"The metrics endpoint can not be opened on {host or '*'}:{port}: {error.strerror}",
+                "Choose another fenceline.metrics.port, or take the key out.",
+            ) from error
+
