@@ -130,6 +130,9 @@ class ColumnBuilder:
             )
         return most + payload_bytes <= _MAX_COLUMN_BYTES
 
+    def expect(self, rows: int, value_bytes: int) -> None:
+        """A hint, not a limit: about so much more is coming. Saves the native twin from growing step by step."""
+
     def append(
         self,
         buf: Buffer,

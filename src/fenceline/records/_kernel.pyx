@@ -12,14 +12,14 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, P
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from fenceline.records._columns_py import Columns, columns_full, timestamp_out_of_range
 from fenceline.records._kernel_py import Walk, decode_name
 from fenceline.records.errors import corrupt
 
-ABI = 1
+ABI = 2
 IS_NATIVE = True
 
 cdef enum Problem:
@@ -231,6 +231,75 @@ def walk(buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t count, int64_t base_t
     return Walk(contiguous, low, high, without_key)
 
 
+cdef inline uint32_t _be32(const uint8_t* p) noexcept nogil:
+    return <uint32_t>p[0] << 24 | <uint32_t>p[1] << 16 | <uint32_t>p[2] << 8 | p[3]
+
+
+cdef inline int64_t _be64(const uint8_t* p) noexcept nogil:
+    return <int64_t>(<uint64_t>_be32(p) << 32 | _be32(p + 4))
+
+
+cdef bint _records_are_plain(
+    const uint8_t* at, const uint8_t* end, int32_t count, bint compacted, int64_t base, int64_t high,
+    int64_t earliest, int64_t latest
+) noexcept nogil:
+    """Whether `count` records with rising deltas fill the bytes, all in time, the latest one at `high`."""
+    cdef Rec record
+    cdef int64_t timestamp, found = -1
+    cdef int32_t index
+    for index in range(count):
+        if _parse(&at, end, &record) or record.offset_delta != index or (compacted and record.key.length < 0):
+            return False
+        timestamp = <int64_t>(<uint64_t>base + <uint64_t>record.timestamp_delta)
+        if timestamp < earliest or timestamp > latest:
+            return False
+        if timestamp > found:
+            found = timestamp
+    return at == end and found == high
+
+
+def accept_plain(
+    records, Py_ssize_t max_message_bytes, int64_t now, int64_t before_max, int64_t after_max, int codec,
+    bint compacted, bint check_compressed
+):
+    cdef Py_buffer view
+    cdef const uint8_t* p
+    cdef int64_t base, high, size, earliest, latest
+    cdef int32_t last_delta, count, attributes, sequence
+    cdef int64_t producer_id
+    cdef bint fine = False
+    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+    try:
+        p = <const uint8_t*>view.buf
+        size = view.len
+        if size < 61 or size > max_message_bytes or p[16] != 2 or _be64(p) != 0 or <int64_t>_be32(p + 8) + 12 != size:
+            return None
+        attributes = p[21] << 8 | p[22]
+        if attributes & ~0x17 or attributes & 7 > 4 or (codec >= 0 and attributes & 7 != codec):
+            return None
+        last_delta, base, high = <int32_t>_be32(p + 23), _be64(p + 27), _be64(p + 35)
+        producer_id, sequence, count = _be64(p + 43), <int32_t>_be32(p + 53), <int32_t>_be32(p + 57)
+        if last_delta < 0 or count != <int64_t>last_delta + 1 or (producer_id >= 0 and sequence < 0):
+            return None
+        if base < 0 or high < base or now < 0 or before_max < 0 or after_max < 0:
+            return None
+        latest = now + after_max if after_max < INT64_MAX - now else INT64_MAX
+        earliest = now - before_max if before_max < now else 0
+        if attributes & 7:
+            fine = not compacted and not check_compressed and before_max >= now and high <= latest
+        elif count <= (size - 61) // MIN_RECORD_BYTES:
+            with nogil:
+                fine = _records_are_plain(p + 61, p + size, count, compacted, base, high, earliest, latest)
+        if not fine:
+            return None
+        return (
+            0, 0, size, <int32_t>_be32(p + 12), 2, _be32(p + 17), attributes, last_delta, base, high, producer_id,
+            <int32_t>(<int32_t>(<uint32_t>(p[51] << 8 | p[52]) << 16) >> 16), sequence, count,
+        )
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef inline object _bytes(Span span):
     return None if span.length < 0 else PyBytes_FromStringAndSize(<const char*>span.start, span.length)
 
@@ -426,6 +495,63 @@ def murmur2(key):
 # --- batches to columns
 
 
+# First touch of fresh memory costs more than filling it (a page fault is worth some 40 rows), and a reader makes
+# columns of the same size over and over. So up to 64 MiB of what was freed is kept, in blocks of powers of two.
+cdef enum:
+    SMALLEST_KEPT = 16  # log2 of the size
+    LARGEST_KEPT = 26
+    KEPT_PER_SIZE = 16
+cdef Py_ssize_t KEPT_BYTES = 64 * 1024 * 1024
+cdef uint8_t* _kept[LARGEST_KEPT - SMALLEST_KEPT + 1][KEPT_PER_SIZE]
+cdef int _kept_count[LARGEST_KEPT - SMALLEST_KEPT + 1]
+cdef Py_ssize_t _kept_bytes = 0
+
+
+cdef inline int _size_class(Py_ssize_t capacity) noexcept:
+    """Log2 of the smallest kept size that holds `capacity`; above LARGEST_KEPT when there is none."""
+    cdef int power = SMALLEST_KEPT
+    while power <= LARGEST_KEPT and (<Py_ssize_t>1 << power) < capacity:
+        power += 1
+    return power
+
+
+cdef uint8_t* _take(Py_ssize_t* capacity) except NULL:
+    """Memory of at least `capacity` bytes, which becomes what there really is."""
+    global _kept_bytes
+    cdef int power
+    cdef uint8_t* memory
+    if capacity[0] > 32768:
+        power = _size_class(capacity[0])
+        if power <= LARGEST_KEPT:
+            capacity[0] = <Py_ssize_t>1 << power
+            if _kept_count[power - SMALLEST_KEPT]:
+                _kept_count[power - SMALLEST_KEPT] -= 1
+                _kept_bytes -= capacity[0]
+                return _kept[power - SMALLEST_KEPT][_kept_count[power - SMALLEST_KEPT]]
+    memory = <uint8_t*>malloc(capacity[0])
+    if memory is NULL:
+        raise MemoryError()
+    return memory
+
+
+cdef void _give(uint8_t* memory, Py_ssize_t capacity) noexcept:
+    global _kept_bytes
+    cdef int power = _size_class(capacity)
+    cdef int index = power - SMALLEST_KEPT
+    if (
+        memory is not NULL
+        and power <= LARGEST_KEPT
+        and capacity == <Py_ssize_t>1 << power
+        and _kept_count[index] < KEPT_PER_SIZE
+        and _kept_bytes + capacity <= KEPT_BYTES
+    ):
+        _kept[index][_kept_count[index]] = memory
+        _kept_count[index] += 1
+        _kept_bytes += capacity
+    else:
+        free(memory)
+
+
 @cython.final
 cdef class Block:
     """Growing memory that becomes a buffer of an Arrow array."""
@@ -435,37 +561,31 @@ cdef class Block:
     cdef Py_ssize_t capacity
 
     def __dealloc__(self):
-        free(self.data)
+        _give(self.data, self.capacity)
 
     def __getbuffer__(self, Py_buffer* view, int flags):
-        if self.data is NULL:
-            self.reserve(64)
         PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
 
-    def __releasebuffer__(self, Py_buffer* view):
-        pass
-
-    cdef int reserve(self, Py_ssize_t capacity) except -1:
-        cdef uint8_t* grown
+    cdef int reserve(self, Py_ssize_t capacity, Py_ssize_t used) except -1:
+        """Room for `capacity` bytes, keeping the first `used`."""
         if capacity > self.capacity:
-            capacity = max(capacity, self.capacity * 2, 256)
-            grown = <uint8_t*>realloc(self.data, capacity)
-            if grown is NULL:
-                raise MemoryError()
-            self.data = grown
-            self.capacity = capacity
+            self._move(max(capacity, self.capacity * 2, 256), used)
+        return 0
+
+    cdef int _move(self, Py_ssize_t capacity, Py_ssize_t used) except -1:
+        cdef uint8_t* memory = _take(&capacity)
+        if used:
+            memcpy(memory, self.data, used)
+        _give(self.data, self.capacity)
+        self.data = memory
+        self.capacity = capacity
         return 0
 
     cdef int close(self, Py_ssize_t size) except -1:
-        """Fix the size and give back what was reserved in vain."""
-        cdef uint8_t* shrunk
-        self.reserve(64)
+        """Fix the size; memory that was reserved in vain goes back."""
+        if self.data is NULL or self.capacity // 4 > max(size, 256):
+            self._move(max(size, 64), size)
         self.size = size
-        if self.capacity > size + size // 4 + 4096:
-            shrunk = <uint8_t*>realloc(self.data, max(size, 64))
-            if shrunk is not NULL:
-                self.data = shrunk
-                self.capacity = max(size, 64)
         return 0
 
 
@@ -486,7 +606,8 @@ cdef class _Bytes:
     cdef Block bits
     cdef Block offsets
     cdef Block data
-    cdef Py_ssize_t size  # bytes of data that count
+    cdef Py_ssize_t rows  # what counts: rows, bytes of data, nulls
+    cdef Py_ssize_t size
     cdef Py_ssize_t nulls
     cdef Py_ssize_t new_size
     cdef Py_ssize_t new_nulls
@@ -498,10 +619,10 @@ cdef class _Bytes:
 
     cdef int reserve(self, Py_ssize_t rows, Py_ssize_t more_bytes) except -1:
         """Room for `rows` in all and for `more_bytes` more of data; opens a change that `commit` makes count."""
-        self.bits.reserve((rows >> 3) + 1)
-        self.offsets.reserve((rows + 1) * 4)
+        self.bits.reserve((rows >> 3) + 1, (self.rows + 7) >> 3)
+        self.offsets.reserve((rows + 1) * 4, (self.rows + 1) * 4 if self.rows else 0)
         (<int32_t*>self.offsets.data)[0] = 0
-        self.data.reserve(self.size + more_bytes)
+        self.data.reserve(self.size + more_bytes, self.size)
         self.new_size = self.size
         self.new_nulls = self.nulls
         return 0
@@ -515,7 +636,8 @@ cdef class _Bytes:
         _set_bit(self.bits.data, row, length >= 0)
         (<int32_t*>self.offsets.data)[row + 1] = <int32_t>self.new_size
 
-    cdef void commit(self) noexcept nogil:
+    cdef void commit(self, Py_ssize_t rows) noexcept nogil:
+        self.rows = rows
         self.size = self.new_size
         self.nulls = self.new_nulls
 
@@ -557,6 +679,19 @@ cdef class ColumnBuilder:
             most = max(most, self.header_values.size, self.header_rows, self.header_names.size + 2 * payload_bytes)
         return most + payload_bytes <= MAX_COLUMN_BYTES
 
+    def expect(self, Py_ssize_t rows, Py_ssize_t value_bytes):
+        cdef Py_ssize_t now = self.rows, all_rows = self.rows + max(rows, 0)
+        value_bytes = min(max(value_bytes, 0), MAX_COLUMN_BYTES)
+        if all_rows > MAX_COLUMN_BYTES // 8:
+            return
+        self.values.data.reserve(self.values.size + value_bytes, self.values.size)
+        for column in (self.keys, self.values):
+            (<_Bytes>column).reserve(all_rows, 0)
+        for block in (self.offsets, self.timestamps):
+            (<Block>block).reserve(all_rows * 8, now * 8)
+        for block in (self.topics, self.partitions, self.epochs, self.timestamp_types):
+            (<Block>block).reserve(all_rows * 4, now * 4)
+
     def append(
         self,
         buf,
@@ -591,10 +726,10 @@ cdef class ColumnBuilder:
         rows = row + count
         self.keys.reserve(rows, size)
         self.values.reserve(rows, size)
-        self.offsets.reserve(rows * 8)
-        self.timestamps.reserve(rows * 8)
+        self.offsets.reserve(rows * 8, row * 8)
+        self.timestamps.reserve(rows * 8, row * 8)
         if self.with_headers:
-            self.header_lists.reserve((rows + 1) * 4)
+            self.header_lists.reserve((rows + 1) * 4, (row + 1) * 4 if row else 0)
             (<int32_t*>self.header_lists.data)[0] = 0
             self.header_names.reserve(header_row + size // 2 + 1, size * 3)
             self.header_values.reserve(header_row + size // 2 + 1, size)
@@ -640,11 +775,11 @@ cdef class ColumnBuilder:
             self._fill(self.partitions, row, partition)
             self._fill(self.epochs, row, leader_epoch)
             self._fill(self.timestamp_types, row, timestamp_type)
-        self.keys.commit()
-        self.values.commit()
+        self.keys.commit(row)
+        self.values.commit(row)
         if self.with_headers:
-            self.header_names.commit()
-            self.header_values.commit()
+            self.header_names.commit(header_row)
+            self.header_values.commit(header_row)
         self.rows = row
         self.header_rows = header_row
         return rows
@@ -652,7 +787,7 @@ cdef class ColumnBuilder:
     cdef int _fill(self, Block block, Py_ssize_t end, int32_t value) except -1:
         cdef int32_t* out
         cdef Py_ssize_t row
-        block.reserve(end * 4)
+        block.reserve(end * 4, self.rows * 4)
         out = <int32_t*>block.data
         for row in range(self.rows, end):
             out[row] = value
@@ -693,7 +828,7 @@ cdef class ColumnBuilder:
         self.offsets.close(rows * 8)
         self.timestamps.close(rows * 8)
         if self.with_headers:
-            self.header_lists.reserve((rows + 1) * 4)
+            self.header_lists.reserve((rows + 1) * 4, (rows + 1) * 4 if rows else 0)
             (<int32_t*>self.header_lists.data)[0] = 0
             self.header_lists.close((rows + 1) * 4)
             names = self.header_names.finish(header_rows)

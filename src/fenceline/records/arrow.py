@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 TimestampUnit = Literal["ms", "us", "ns"]
 NO_END_OFFSET: Final = (1 << 63) - 1
 HEADERS_TYPE: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+_LIKELY_RECORD_BYTES: Final = 64
 _SCALES: Final[dict[str, int]] = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
@@ -106,6 +107,10 @@ class ArrowDecoder:
         """About what the columns collected so far take."""
         return self._builder.size_bytes
 
+    def expect(self, row_count: int, value_bytes: int) -> None:
+        """A hint: about so much more is coming."""
+        self._builder.expect(row_count, value_bytes)
+
     def append(
         self,
         topic: str,
@@ -124,18 +129,20 @@ class ArrowDecoder:
         hidden = AbortedTransactions(aborted)
         topic_index = self._topics.setdefault(topic, len(self._topics))
         next_offset = start_offset
-        for header in iter_headers(records, allow_partial_tail=True):
-            if header.base_offset >= end_offset_exclusive:
-                return max(next_offset, end_offset_exclusive)
-            try:
+        try:
+            for header in iter_headers(records, allow_partial_tail=True):
+                if header.base_offset >= end_offset_exclusive:
+                    return max(next_offset, end_offset_exclusive)
+                next_offset = max(next_offset, header.base_offset)
                 if self._check_crc:
                     check_crc(records, header)
                 if not hidden.hides(records, header) and not header.is_control and header.next_offset > start_offset:
                     self._append_batch(records, header, start_offset, end_offset_exclusive, topic_index, partition)
-            except RecordsError as error:
-                where = f"{topic}-{partition}, batch at offset {header.base_offset}"
-                raise RecordsError(error.code, f"{where}: {error.message}") from error
-            next_offset = max(next_offset, min(header.next_offset, end_offset_exclusive))
+                next_offset = max(next_offset, min(header.next_offset, end_offset_exclusive))
+        except RecordsError as error:
+            raise RecordsError(
+                error.code, f"{topic}-{partition}, from offset {next_offset}: {error.message}"
+            ) from error
         return next_offset
 
     def _append_batch(
@@ -238,6 +245,9 @@ def batches_to_arrow(
     than 2 GiB; INVALID_TIMESTAMP when a timestamp does not fit `timestamp_unit`.
     """
     decoder = ArrowDecoder(**options)
+    chunks = list(chunks)
+    total_bytes = sum(memoryview(records).nbytes for _, _, records in chunks)
+    decoder.expect(total_bytes // _LIKELY_RECORD_BYTES, total_bytes)
     starts = repeat(0) if start_offsets is None else start_offsets
     ends = repeat(NO_END_OFFSET) if end_offsets_exclusive is None else end_offsets_exclusive
     left_out: Iterable[Iterable[AbortedTransaction]] = repeat(()) if aborted is None else aborted

@@ -169,13 +169,14 @@ def peek_header(buf: Buffer, position: int = 0) -> BatchHeader:
 
 
 def _unpack(buf: Buffer, position: int) -> BatchHeader:
-    base_offset, length, epoch, magic, *rest = _HEADER.unpack_from(buf, position)
-    if magic != MAGIC:
-        raise corrupt(f"batch at {position} has magic {magic}, only {MAGIC} is supported")
-    size_bytes = length + LENGTH_PREFIX
+    fields = _HEADER.unpack_from(buf, position)
+    if fields[3] != MAGIC:
+        raise corrupt(f"batch at {position} has magic {fields[3]}, only {MAGIC} is supported")
+    size_bytes = fields[1] + LENGTH_PREFIX
     if size_bytes < BATCH_OVERHEAD:
         raise corrupt(f"batch at {position} claims {size_bytes} bytes, less than its header")
-    return BatchHeader(position, base_offset, size_bytes, epoch, magic, *rest)
+    # Straight to tuple: the generated __new__ with its 14 parameters costs as much as the rest of this function.
+    return tuple.__new__(BatchHeader, (position, fields[0], size_bytes, *fields[2:]))
 
 
 def iter_headers(

@@ -12,7 +12,6 @@ that wants Kafka's full check of every compressed batch passes `check_compressed
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.errors import ErrorCode
@@ -46,8 +45,7 @@ _LENGTH: Final = struct.Struct(">i")
 _ZSTD_SINCE_VERSION: Final = 7
 
 
-@dataclass(frozen=True, slots=True)
-class Validated:
+class Validated(NamedTuple):
     """A batch that may be appended once its offset and epoch are assigned (`batch.assign_in_place`)."""
 
     records: memoryview
@@ -82,6 +80,21 @@ def validate_produced(
     (control records, other base offsets), for batches that a coordinator of this node writes. Raises RecordsError with
     Kafka's code.
     """
+    if from_client and timestamp_type is TimestampType.CREATE_TIME and version >= _ZSTD_SINCE_VERSION:
+        fields = kernel.accept_plain(
+            records,
+            max_message_bytes,
+            now_ms,
+            timestamp_before_max_ms,
+            timestamp_after_max_ms,
+            -1 if target_codec is None else target_codec,
+            compacted,
+            check_compressed,
+        )
+        if fields is not None:
+            header = tuple.__new__(BatchHeader, fields)
+            check_crc(records, header)
+            return Validated(_writable(records), header, -1, False)
     header = _single_batch(records, version)
     if from_client and header.base_offset != 0:
         raise _invalid(f"the base offset of a produced batch must be 0, not {header.base_offset}")
@@ -109,7 +122,15 @@ def validate_produced(
         _raise_record_errors(_decode(payload, start, end, header), header, limits, compacted)
     if codec is source_codec and found.contiguous:
         return _stamp(view, header, timestamp_type, high, now_ms)
-    return _rebuild(payload, start, end, header, codec, compression_level, limits, max_message_bytes)
+    if found.contiguous and header.timestamp_type is TimestampType.CREATE_TIME:
+        base_timestamp, out = header.base_timestamp, bytearray(BATCH_OVERHEAD)
+        out += memoryview(payload)[start:end]
+    else:
+        base_timestamp, out = _encode_anew(_decode(payload, start, end, header))
+    batch = _finish(out, header, codec, compression_level, timestamp_type, base_timestamp, high, now_ms)
+    _check_size(len(batch), max_message_bytes)
+    log_append_time_ms = now_ms if timestamp_type is TimestampType.LOG_APPEND_TIME else -1
+    return Validated(memoryview(batch), read_header(batch), log_append_time_ms, rebuilt=True)
 
 
 def _invalid(message: str) -> RecordsError:
@@ -182,12 +203,10 @@ class _Limits(NamedTuple):
 
     def may_refuse(self, header: BatchHeader, low: int, high: int) -> bool:
         """Whether a record of a batch whose timestamps lie from `low` to `high` can be refused for its timestamp."""
-        if self.timestamp_type is TimestampType.LOG_APPEND_TIME or low == NO_TIMESTAMP:
-            if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-                return True
-            if self.timestamp_type is TimestampType.LOG_APPEND_TIME:
-                return False
-        return self.out_of_range(low) or self.out_of_range(high)
+        log_append = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+        if self.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            return log_append
+        return (log_append and low == NO_TIMESTAMP) or self.out_of_range(low) or self.out_of_range(high)
 
     def out_of_range(self, timestamp: int) -> bool:
         return self.now_ms - timestamp > self.before_max_ms or timestamp - self.now_ms > self.after_max_ms
@@ -248,14 +267,17 @@ def _raise_record_errors(records: list[Record], header: BatchHeader, limits: _Li
         raise RecordsError(code, f"{len(errors)} of {len(records)} records are refused: {shown}", errors)
 
 
+def _writable(view: memoryview) -> memoryview:
+    return memoryview(bytearray(view)) if view.readonly else view
+
+
 def _stamp(
     view: memoryview, header: BatchHeader, timestamp_type: TimestampType, max_timestamp: int, now_ms: int
 ) -> Validated:
     """Give the batch its timestamp type and maximum, in place where the header says otherwise."""
     log_append = timestamp_type is TimestampType.LOG_APPEND_TIME
     changes = log_append or header.timestamp_type is not timestamp_type or header.max_timestamp != max_timestamp
-    if view.readonly:
-        view = memoryview(bytearray(view))
+    view = _writable(view)
     if changes:
         if log_append:
             set_log_append_time(view, 0, now_ms)
@@ -265,23 +287,24 @@ def _stamp(
     return Validated(view, header, now_ms if log_append else -1, rebuilt=False)
 
 
-def _rebuild(
-    payload: Buffer,
-    start: int,
-    end: int,
+def _encode_anew(records: list[Record]) -> tuple[int, bytearray]:
+    """The records with offsets that count up and timestamps of their own, and the base timestamp."""
+    out = bytearray(BATCH_OVERHEAD)
+    kernel.encode(out, [record[1:] for record in records], records[0].timestamp)
+    return records[0].timestamp, out
+
+
+def _finish(
+    out: bytearray,
     header: BatchHeader,
     codec: Codec,
     level: int | None,
-    limits: _Limits,
-    max_message_bytes: int,
-) -> Validated:
-    """The batch anew, under `codec` and with offsets that count up."""
-    records = _decode(payload, start, end, header)
-    log_append = limits.timestamp_type is TimestampType.LOG_APPEND_TIME
-    out = bytearray(BATCH_OVERHEAD)
-    base_timestamp = records[0].timestamp
-    _, high = kernel.encode(out, [record[1:] for record in records], base_timestamp)
-    batch = finish_batch(
+    timestamp_type: TimestampType,
+    base_timestamp: int,
+    max_timestamp: int,
+    now_ms: int,
+) -> bytearray:
+    return finish_batch(
         out,
         base_offset=header.base_offset,
         leader_epoch=header.leader_epoch,
@@ -292,10 +315,8 @@ def _rebuild(
         base_sequence=header.base_sequence,
         transactional=header.is_transactional,
         control=header.is_control,
-        timestamp_type=limits.timestamp_type,
+        timestamp_type=timestamp_type,
         base_timestamp=base_timestamp,
-        max_timestamp=limits.now_ms if log_append else high,
-        record_count=len(records),
+        max_timestamp=now_ms if timestamp_type is TimestampType.LOG_APPEND_TIME else max_timestamp,
+        record_count=header.record_count,
     )
-    _check_size(len(batch), max_message_bytes)
-    return Validated(memoryview(batch), read_header(batch), limits.now_ms if log_append else -1, rebuilt=True)
