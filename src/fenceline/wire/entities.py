@@ -1,0 +1,231 @@
+"""Every API but Produce and Fetch: requests and responses as objects with attributes, and from plain mappings.
+
+Owns the lookup from (api key, version) to compiled codecs, and how the scalars with a meaning look in Python. The
+schemas are those of `fenceline.wire.schemas`, taken from kio; a module is imported and a codec compiled when the first
+message of that API and version comes.
+
+Reading gives an `Entity` whose attributes are the fields of exactly that version, named as kio names them:
+
+| on the wire | read as | also written from |
+|---|---|---|
+| error code | `ErrorCode`, or the plain int where it is unknown | int |
+| duration, ms | `timedelta` (see `millis`) | int |
+| time, ms | aware `datetime`, None for -1 | int |
+| uuid | `UUID`, None for the zero id | 16 bytes |
+| array | tuple, None where nullable | any sized iterable |
+| struct | `Entity` | mapping |
+
+Writing takes a mapping: a field that it lacks has the schema's default, one that the version lacks is dropped.
+Bytes behind the end of a message are ignored, as Kafka does.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+from uuid import UUID
+
+from fenceline.errors import ErrorCode, InternalError
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.compiler import READ_ERRORS, Conversions, Read, Write, compile_reader, compile_writer
+from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.primitives import Buffer
+from fenceline.wire.schema import Field, Message, Struct, parse_message
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_ZERO_ID: Final = bytes(16)
+_ERROR_CODES: Final = {int(code): code for code in ErrorCode}
+_WRITE_ERRORS: Final = (struct.error, AttributeError, TypeError, OverflowError)
+
+
+class Entity:
+    """One struct of a message, with the fields of its version as attributes. Not to be changed."""
+
+    __slots__: tuple[str, ...] = ()
+    version = -1
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"{type(self).__name__}({fields})"
+
+
+def read_request(api_key: int, version: int, body: Buffer) -> Any:
+    """The request's entity. Raises MalformedRequest, also for versions that are not Kafka's."""
+    return _read(api_key, version, body, True)
+
+
+def read_response(api_key: int, version: int, body: Buffer) -> Any:
+    """The response's entity. Raises MalformedRequest."""
+    return _read(api_key, version, body, False)
+
+
+def write_request(api_key: int, version: int, fields: Mapping[str, Any]) -> bytes:
+    """The body of a request. Raises InternalError when a value does not fit its field: that is our bug."""
+    return _write(api_key, version, fields, True)
+
+
+def write_response(api_key: int, version: int, fields: Mapping[str, Any]) -> bytes:
+    """The body of a response. Raises InternalError when a value does not fit its field: that is our bug."""
+    return _write(api_key, version, fields, False)
+
+
+def request_field(entity: Any, name: str, default: Any) -> Any:
+    """A field that older versions lack, or `default`."""
+    return getattr(entity, name, default)
+
+
+def millis(duration: timedelta | int) -> int:
+    """A duration as whole milliseconds."""
+    return duration if isinstance(duration, int) else duration // _MILLISECOND
+
+
+def unknown_fields(api_key: int, fields: Mapping[str, Any], *, is_request: bool = False) -> list[str]:
+    """Names in `fields` that no version of the message has, as dotted paths: misspelt ones, for tests to find."""
+    return sorted(set(_unknown(_schema(api_key, is_request).root, fields, "")))
+
+
+# --- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _read(api_key: int, version: int, body: Buffer, is_request: bool) -> Any:
+    read = _READERS.get((api_key, version, is_request))
+    if read is None:
+        read = _reader(api_key, version, is_request)
+    try:
+        return read(body, 0, len(body))[0]
+    except READ_ERRORS as error:
+        raise MalformedRequest(f"{_title(api_key, version, is_request)}: {error}") from None
+
+
+def _write(api_key: int, version: int, fields: Mapping[str, Any], is_request: bool) -> bytes:
+    write = _WRITERS.get((api_key, version, is_request))
+    if write is None:
+        write = _writer(api_key, version, is_request)
+    out = bytearray()
+    try:
+        write(out, fields)
+    except _WRITE_ERRORS as error:
+        raise InternalError(f"{_title(api_key, version, is_request)} can not be written: {error}") from error
+    return bytes(out)
+
+
+_READERS: Final[dict[tuple[int, int, bool], Read]] = {}
+_WRITERS: Final[dict[tuple[int, int, bool], Write]] = {}
+
+
+def _reader(api_key: int, version: int, is_request: bool) -> Read:
+    message = _schema_of_version(api_key, version, is_request)
+    if message is None:
+        raise MalformedRequest(f"{_title(api_key, version, is_request)} is no version of Kafka's")
+    read = compile_reader(
+        message,
+        version,
+        class_of=lambda part, fields: _entity_class(part, fields, version),
+        every_field=False,
+        conversions=_CONVERSIONS,
+    )
+    _READERS[api_key, version, is_request] = read
+    return read
+
+
+def _writer(api_key: int, version: int, is_request: bool) -> Write:
+    message = _schema_of_version(api_key, version, is_request)
+    if message is None:
+        raise InternalError(f"{_title(api_key, version, is_request)} is no version of Kafka's")
+    write = compile_writer(message, version, from_mappings=True, conversions=_CONVERSIONS)
+    _WRITERS[api_key, version, is_request] = write
+    return write
+
+
+def _schema_of_version(api_key: int, version: int, is_request: bool) -> Message | None:
+    try:
+        message = _schema(api_key, is_request)
+    except ValueError:
+        return None
+    return message if version in message.versions else None
+
+
+@cache
+def _schema(api_key: int, is_request: bool) -> Message:
+    """Raises ValueError for unknown keys."""
+    module = import_module(f"fenceline.wire.schemas.{ApiKey(api_key).name.lower()}")
+    return parse_message(module.REQUEST if is_request else module.RESPONSE)
+
+
+def _title(api_key: int, version: int, is_request: bool) -> str:
+    try:
+        name = ApiKey(api_key).name
+    except ValueError:
+        name = f"API {api_key}"
+    return f"{name} {'request' if is_request else 'response'} v{version}"
+
+
+def _entity_class(part: Struct, fields: list[Field], version: int) -> type:
+    names = [field.name for field in fields]
+    lines = [f"def __init__(self, {', '.join(names)}):", *(f"    self.{name} = {name}" for name in names), "    return"]
+    made: dict[str, Any] = {}
+    exec("\n".join(lines), made)
+    held = {"__slots__": tuple(names), "__init__": made["__init__"], "version": version, "__module__": __name__}
+    return type(part.name, (Entity,), held)
+
+
+def _unknown(part: Struct, fields: Mapping[str, Any], prefix: str) -> list[str]:
+    by_name = {field.name: field for field in part.fields}
+    found = []
+    for name, value in fields.items():
+        field = by_name.get(name)
+        if field is None:
+            found.append(prefix + name)
+        elif field.struct is not None and value is not None:
+            for element in value if field.is_array else (value,):
+                found += _unknown(field.struct, element, f"{prefix}{name}.")
+    return found
+
+
+# --- scalars with a meaning -------------------------------------------------------------------------------------------
+
+
+def _take_error(code: int) -> int:
+    return _ERROR_CODES.get(code, code)
+
+
+def _take_uuid(raw: bytes) -> UUID | None:
+    return None if raw == _ZERO_ID else UUID(int=int.from_bytes(raw, "big"))
+
+
+def _give_uuid(value: UUID | bytes | None) -> bytes:
+    if value is None:
+        return _ZERO_ID
+    return value.bytes if isinstance(value, UUID) else value
+
+
+def _take_ms(duration_ms: int) -> timedelta:
+    return timedelta(milliseconds=duration_ms)
+
+
+def _take_time(time_ms: int) -> datetime | None:
+    return None if time_ms == -1 else _UNIX_EPOCH + timedelta(milliseconds=time_ms)
+
+
+def _give_time(value: datetime | int | None) -> int:
+    if value is None:
+        return -1
+    return value if isinstance(value, int) else (value - _UNIX_EPOCH) // _MILLISECOND
+
+
+_CONVERSIONS: Final = Conversions(
+    take={"error": _take_error, "uuid": _take_uuid, "ms32": _take_ms, "ms64": _take_ms, "time": _take_time},
+    give={"uuid": _give_uuid, "ms32": millis, "ms64": millis, "time": _give_time},
+)
