@@ -7,6 +7,7 @@ the log itself while it runs: everything it needs was copied or is sealed.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,15 +25,30 @@ class FlushWork:
     descriptors: list[int]
     """Duplicates, closed by the run."""
     sealed: list[Segment]
+    snapshots: list[tuple[int, bytes]]
     files: list[tuple[str, bytes]]
     directories: list[str]
     on_done: Callable[[FlushWork], None]
     on_failed: Callable[[FlushWork, StorageError], None]
-    generation: int = 0
+    epochs_too: bool = False
     _finished: bool = field(default=False)
+    _abandoned: bool = field(default=False)
+    _running: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> None:
         """Blocks until everything is on the disk. Raises StorageError; the log must then be told by `failed`."""
+        with self._running:
+            if not self._abandoned:
+                self._write()
+
+    def abandon(self) -> None:
+        """The log takes the work back (it is cut, or closes): waits for a run under way, prevents a later one."""
+        with self._running:
+            self._abandoned = True
+            while self.descriptors:
+                self.disk.close(self.descriptors.pop())
+
+    def _write(self) -> None:
         try:
             while self.descriptors:
                 fd = self.descriptors[-1]
@@ -57,13 +73,15 @@ class FlushWork:
         """The recovery point moves up to `up_to_offset`."""
         assert not self._finished, "a flush ends once"
         self._finished = True
-        self.on_done(self)
+        if not self._abandoned:
+            self.on_done(self)
 
     def failed(self, error: StorageError) -> None:
         """The log goes offline: after a failed fsync nobody knows what the disk holds."""
         assert not self._finished, "a flush ends once"
         self._finished = True
-        self.on_failed(self, error)
+        if not self._abandoned:
+            self.on_failed(self, error)
 
     def run(self) -> None:
         """All of it here and now (blocks). Raises StorageError."""

@@ -62,7 +62,7 @@ class Truncated:
 
 def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
     end = log.log_end_offset
-    if log._flushing or not log.segments:
+    if log._flushing is not None or not log.segments:
         return None
     if end == log.recovery_point and not log.epochs.changed and not log._unsaved and not log._new_files:
         return None
@@ -80,19 +80,19 @@ def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
     derived = [(stem(log.directory, offset) + SNAPSHOT_SUFFIX, content) for offset, content in log._unsaved_snapshots]
     if log.epochs.changed:
         derived.append((f"{log.directory}/{EPOCH_FILE}", encode_epochs(log.epochs.entries)))
-    directories = [log.directory, log.directory.rpartition("/")[0]] if log._new_files else []
     work = FlushWork(
         disk=disk,
         up_to_offset=end,
         descriptors=descriptors,
         sealed=list(log._unsaved),
+        snapshots=list(log._unsaved_snapshots),
         files=derived,
-        directories=directories,
+        directories=[log.directory, log.directory.rpartition("/")[0]] if log._new_files else [],
         on_done=lambda work: _flushed(log, work),
         on_failed=lambda work, error: _flush_failed(log, work, error),
-        generation=log._generation,
+        epochs_too=log.epochs.changed,
     )
-    log._flushing = True
+    log._flushing = work
     log._new_files = False
     log.epochs.changed = False
     log._unsaved, log._unsaved_snapshots = [], []
@@ -101,23 +101,36 @@ def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
 
 
 def _flushed(log: PartitionLog, work: FlushWork) -> None:
-    log._flushing = False
-    if work.generation == log._generation:
-        log.recovery_point = max(log.recovery_point, work.up_to_offset)
-        if work.files and work.files[0][0].endswith(SNAPSHOT_SUFFIX):
-            _drop_old_snapshots(log)
+    log._flushing = None
+    log.recovery_point = max(log.recovery_point, work.up_to_offset)
+    if work.snapshots:
+        _drop_old_snapshots(log)
 
 
 def _flush_failed(log: PartitionLog, work: FlushWork, error: StorageError) -> None:
-    log._flushing = False
-    log.epochs.changed = True
-    log._unsaved = [segment for segment in work.sealed if segment in log.segments] + log._unsaved
+    _take_back(log, work)
     if not error.disk_full:
         # A failed fsync may have dropped the pages: going on would acknowledge what the disk does not hold.
         log.offline = StorageError(
             f"{log.topic_partition} takes no more records: {error.message}. Check the disk, then restart the node",
             error.errno,
         )
+
+
+def _take_back(log: PartitionLog, work: FlushWork) -> None:
+    """What a flush did not bring to the disk is due again."""
+    log._flushing = None
+    log._unsaved = [segment for segment in work.sealed if segment in log.segments] + log._unsaved
+    log._unsaved_snapshots = work.snapshots + log._unsaved_snapshots
+    log.epochs.changed = log.epochs.changed or work.epochs_too
+    log._new_files = log._new_files or bool(work.directories)
+
+
+def _stop_flush(log: PartitionLog) -> None:
+    work = log._flushing
+    if work is not None:
+        work.abandon()
+        _take_back(log, work)
 
 
 def _drop_old_snapshots(log: PartitionLog) -> None:
@@ -311,8 +324,7 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int) -> Truncated:
 
 def _forget_files(log: PartitionLog) -> None:
     """No descriptor, window or hint of the old files may be used any more; a flush under way counts for nothing."""
-    log._generation += 1
-    log._flushing = False
+    _stop_flush(log)
     log._hints.clear()
     log._unsaved, log._unsaved_snapshots = [], []
     for segment in log.segments:
@@ -359,6 +371,7 @@ def is_dirty(log: PartitionLog) -> bool:
     return (
         log.recovery_point != log.log_end_offset
         or log.epochs.changed
+        or log._flushing is not None
         or bool(log._unsaved or log._unsaved_snapshots)
         or not log.segments[-1].indexes_saved
         or log.producers.snapshot_offset != log.log_end_offset > log.log_start_offset
@@ -381,8 +394,8 @@ def save_all(log: PartitionLog, *, durable: bool) -> None:
     """Everything that only memory or the page cache holds, on the loop's state as it is now. Raises StorageError."""
     disk = log._disk
     try:
+        _stop_flush(log)
         if durable:
-            log._flushing = False  # one that is under way would only do the same again
             work = flush_work(log, log.last_flush_ms)
             if work is not None:
                 work.run()

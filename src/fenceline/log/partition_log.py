@@ -63,7 +63,6 @@ class PartitionLog:
         "_disk",
         "_files",
         "_flushing",
-        "_generation",
         "_high_watermark",
         "_hints",
         "_new_files",
@@ -120,8 +119,7 @@ class PartitionLog:
         self.last_flush_ms = 0
         self.jitter_ms: Callable[[int], int] | None = None
         """Draws a segment's share of `segment.jitter.ms`; None: no jitter."""
-        self._flushing = False
-        self._generation = 0
+        self._flushing: FlushWork | None = None
         self._hints: dict[int, tuple[Segment, int]] = {}
         self._new_files = False
         self._unsaved: list[Segment] = []
@@ -563,10 +561,10 @@ class PartitionLog:
 
     def flush_due(self, now_ms: int) -> bool:
         """Whether `flush.messages`, `flush.ms` or sealed segments ask for a flush now."""
-        if self._unsaved and not self._flushing:
+        if self._unsaved and self._flushing is None:
             return True
         waiting = self.log_end_offset - self.recovery_point
-        if not waiting or self._flushing:
+        if not waiting or self._flushing is not None:
             return False
         return waiting >= self.config.flush_messages or now_ms - self.last_flush_ms >= self.config.flush_ms
 

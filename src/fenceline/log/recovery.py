@@ -259,6 +259,11 @@ class _Loader:
                     f"the segment starts below offset {self._end}, where the one before it ends",
                     _restore_advice("segment"),
                 )
+            if number > first and self._gap(segment):
+                # Lost between two fsyncs: the end of one file but not the start of the next.
+                reason = f"offsets {self._end} to {segment.base_offset - 1} are missing"
+                self._cut(segments, number - 1, BadBatch(segments[number - 1].size_bytes, reason, torn=False))
+                break
             self._end = segment.base_offset
             try:
                 self._scan_segment(segment, start_offset, replay_from, last=number == len(segments) - 1)
@@ -266,6 +271,12 @@ class _Loader:
                 self._cut(segments, number, bad)
                 break
         return self._end
+
+    def _gap(self, segment: Segment) -> bool:
+        """Whether offsets past the recovery point are missing before a segment. Compaction leaves gaps, crashes too."""
+        if self._clean or self._config.compacted:
+            return False
+        return segment.base_offset > self._end >= self._recovery_point
 
     def _scan_segment(self, segment: Segment, start_offset: int, replay_from: int, *, last: bool) -> None:
         """Walk one segment. On BadBatch the segment's `size_bytes` and `next_offset` are those of its good part."""
@@ -357,7 +368,7 @@ class _Loader:
         tail_bytes = (found.size_bytes if found is not None else bad.position) - bad.position
         if bad.torn and not any(later.size_bytes for later in following):
             report.torn_bytes += tail_bytes
-        else:
+        elif tail_bytes:
             report.cut_bytes += tail_bytes
             report.evidence += keep_tail(self._disk, self._directory, segment.path, bad.position)
         for later in following:

@@ -1,0 +1,362 @@
+"""A disk in memory that can crash, fill up and fail: the `Disk` interface for simulation and tests.
+
+Owns the model of what a machine may lose. Never touches the real disk. What a crash keeps is drawn from the given
+random source, so one seed tells one story:
+
+- A file's bytes are safe up to its last fsync. Of what was written after it a crash keeps a prefix of any length (torn
+  writes), and some 512-byte sectors of that prefix may be zeros (their pages were never written back).
+- A directory's entries are safe up to its last fsync. Of the creations, renames and removals after it a crash keeps a
+  prefix for each directory, as a journal would; a rename between two directories is kept in both or in neither.
+- A truncation that was not followed by an fsync may be kept or not.
+
+`fail` injects errors (EIO) by kind of call and path, `capacity_bytes` makes writes stop with ENOSPC when it is reached.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Final, Literal
+
+from fenceline.log.disk import FileStat, Mapping
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+SECTOR_BYTES: Final = 512
+Call = Literal["open", "write", "read", "fsync", "rename", "unlink", "truncate"]
+
+
+@dataclass(eq=False, slots=True)
+class _File:
+    content: bytearray = field(default_factory=bytearray)
+    safe: bytes = b""
+    safe_sizes: list[int] = field(default_factory=list)
+    """Sizes that truncations since the last fsync left: a crash may go back before any of them."""
+    modified_ms: int = 0
+    locked_by: int = -1
+
+
+@dataclass(slots=True)
+class _Change:
+    """A change of directory entries that is not safe yet: (directory, name, file or None) each."""
+
+    entries: list[tuple[str, str, _File | None]]
+
+
+class SimMapping:
+    """A window whose slices are copies, so that they stay as they were when they were taken."""
+
+    __slots__ = ("_file", "_position", "size_bytes")
+
+    def __init__(self, file: _File, position: int, size_bytes: int) -> None:
+        self._file = file
+        self._position = position
+        self.size_bytes = size_bytes
+
+    def slice(self, start: int, end: int) -> memoryview:
+        assert self._position + end <= len(self._file.content), "a slice past the end of the file: SIGBUS for real"
+        return memoryview(bytes(self._file.content[self._position + start : self._position + end]))
+
+    def is_resident(self, start: int, end: int) -> bool:
+        return True
+
+
+class SimDisk:
+    """See the module. `now_ms` gives modification times."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        capacity_bytes: int | None = None,
+        now_ms: Callable[[], int] = lambda: 0,
+        resident: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.rng = Random(seed)
+        self.capacity_bytes = capacity_bytes
+        self.resident = resident
+        """Whether the next `pread_resident` finds its bytes in the page cache."""
+        self._now_ms = now_ms
+        self._entries: dict[str, dict[str, _File]] = {"/": {}}
+        self._safe_entries: dict[str, dict[str, _File]] = {"/": {}}
+        self._directories: set[str] = {"/"}
+        self._changes: list[_Change] = []
+        self._descriptors: dict[int, _File] = {}
+        self._next_fd = 3
+        self._faults: list[tuple[Call, Callable[[str], bool], int]] = []
+        self._paths: dict[int, str] = {}
+        self.calls: dict[str, int] = {}
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def fail(self, call: Call, suffix: str = "", number: int = errno.EIO) -> None:
+        """Every such call on a path that ends in `suffix` fails from now on, until `heal`."""
+        self._faults.append((call, lambda path: path.endswith(suffix), number))
+
+    def heal(self) -> None:
+        self._faults.clear()
+        self.capacity_bytes = None
+
+    def _meet(self, call: Call, path: str) -> None:
+        self.calls[call] = self.calls.get(call, 0) + 1
+        for kind, matches, number in self._faults:
+            if kind == call and matches(path):
+                raise OSError(number, os.strerror(number), path)
+
+    def crash(self) -> None:
+        """Power off and on: descriptors are gone, what was not synced is kept or lost by chance."""
+        for descriptor in self._descriptors.values():
+            descriptor.locked_by = -1
+        self._descriptors.clear()
+        self._paths.clear()
+        entries = {directory: dict(names) for directory, names in self._safe_entries.items()}
+        stopped: set[str] = set()
+        for change in self._changes:
+            involved = {directory for directory, _, _ in change.entries}
+            if involved & stopped or self.rng.random() < 0.3:
+                stopped |= involved
+                continue
+            _apply(entries, change)
+        self._entries = {directory: dict(entries.get(directory, {})) for directory in self._directories}
+        self._safe_entries = {directory: dict(names) for directory, names in self._entries.items()}
+        self._changes.clear()
+        seen: set[int] = set()
+        for names in self._entries.values():
+            for file in names.values():
+                if id(file) not in seen:
+                    seen.add(id(file))
+                    self._lose(file)
+
+    def _lose(self, file: _File) -> None:
+        safe, now = file.safe, file.content
+        floor = min([len(safe), len(now), *file.safe_sizes])
+        if bytes(now[:floor]) != safe[:floor]:
+            floor = 0
+        if len(safe) > len(now) and self.rng.random() < 0.5:
+            file.content = bytearray(safe)  # the truncation did not make it
+        else:
+            kept = bytearray(now[: self.rng.randint(floor, len(now))] if len(now) > floor else now)
+            for start in range(floor - floor % SECTOR_BYTES, len(kept), SECTOR_BYTES):
+                if self.rng.random() < 0.05:
+                    low, high = max(start, floor), min(start + SECTOR_BYTES, len(kept))
+                    kept[low:high] = bytes(high - low)
+            file.content = kept
+        file.safe = bytes(file.content)
+        file.safe_sizes.clear()
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def open_append(self, path: str) -> int:
+        self._meet("open", path)
+        directory, name = self._split(path)
+        file = self._entries[directory].get(name)
+        if file is None:
+            file = _File(modified_ms=self._now_ms())
+            self._change([(directory, name, file)])
+        return self._descriptor(file, path)
+
+    def open_read(self, path: str) -> int:
+        self._meet("open", path)
+        return self._descriptor(self._file(path), path)
+
+    def duplicate(self, fd: int) -> int:
+        return self._descriptor(self._descriptors[fd], self._paths[fd])
+
+    def close(self, fd: int) -> None:
+        file = self._descriptors.pop(fd, None)
+        if file is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        self._paths.pop(fd)
+        if file.locked_by == fd:
+            file.locked_by = -1
+
+    def write(self, fd: int, content: Buffer, /) -> int:
+        file, path = self._descriptors[fd], self._paths[fd]
+        self._meet("write", path)
+        piece = bytes(content)
+        if self.capacity_bytes is not None:
+            room = self.capacity_bytes - self.used_bytes
+            if room <= 0 and piece:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            piece = piece[:room]
+        file.content += piece
+        file.modified_ms = self._now_ms()
+        return len(piece)
+
+    @property
+    def used_bytes(self) -> int:
+        files = {id(file): file for names in self._entries.values() for file in names.values()}
+        return sum(len(file.content) for file in files.values())
+
+    def pread(self, fd: int, size_bytes: int, position: int, /) -> bytes:
+        self._meet("read", self._paths[fd])
+        return bytes(self._descriptors[fd].content[position : position + size_bytes])
+
+    def pread_resident(self, fd: int, size_bytes: int, position: int) -> bytes | bytearray | None:
+        if not self.resident():
+            return None
+        return self.pread(fd, size_bytes, position)
+
+    def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
+        return SimMapping(self._descriptors[fd], position, size_bytes) if self.resident() else None
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        self._meet("truncate", self._paths[fd])
+        file = self._descriptors[fd]
+        del file.content[size_bytes:]
+        file.safe_sizes.append(size_bytes)
+
+    def fsync(self, fd: int) -> None:
+        self._meet("fsync", self._paths[fd])
+        file = self._descriptors[fd]
+        file.safe = bytes(file.content)
+        file.safe_sizes.clear()
+
+    # -- directories --------------------------------------------------------------------------------------------
+
+    def fsync_dir(self, path: str) -> None:
+        self._meet("fsync", path)
+        directory = path.rstrip("/") or "/"
+        # A journal is one sequence: what came before the last change of this directory is safe with it.
+        last = max(
+            (
+                at
+                for at, change in enumerate(self._changes)
+                if any(where == directory for where, _, _ in change.entries)
+            ),
+            default=-1,
+        )
+        for change in self._changes[: last + 1]:
+            _apply(self._safe_entries, change)
+        del self._changes[: last + 1]
+
+    def sync_all(self, path: str) -> None:
+        self._meet("fsync", path)
+        for change in self._changes:
+            _apply(self._safe_entries, change)
+        self._changes.clear()
+        for names in self._entries.values():
+            for file in names.values():
+                file.safe = bytes(file.content)
+                file.safe_sizes.clear()
+
+    def rename(self, source: str, target: str) -> None:
+        self._meet("rename", source)
+        if source in self._directories:
+            self._rename_directory(source, target)
+            return
+        file = self._file(source)
+        source_directory, source_name = self._split(source)
+        target_directory, target_name = self._split(target)
+        self._change([(source_directory, source_name, None), (target_directory, target_name, file)])
+
+    def _rename_directory(self, source: str, target: str) -> None:
+        """Kept by every crash: what a lost rename of a directory does is covered by the one before it."""
+        for directory in sorted(self._directories):
+            if directory == source or directory.startswith(source + "/"):
+                moved = target + directory[len(source) :]
+                self._directories.add(moved)
+                self._directories.discard(directory)
+                self._entries[moved] = self._entries.pop(directory)
+                self._safe_entries[moved] = self._safe_entries.pop(directory, {})
+                for change in self._changes:
+                    change.entries = [(moved if d == directory else d, n, f) for d, n, f in change.entries]
+
+    def link(self, source: str, target: str) -> None:
+        file = self._file(source)
+        directory, name = self._split(target)
+        if name in self._entries[directory]:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        self._change([(directory, name, file)])
+
+    def unlink(self, path: str) -> None:
+        self._meet("unlink", path)
+        self._file(path)
+        directory, name = self._split(path)
+        self._change([(directory, name, None)])
+
+    def listdir(self, path: str) -> Sequence[str]:
+        directory = path.rstrip("/") or "/"
+        if directory not in self._directories:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        prefix = directory.rstrip("/") + "/"
+        below = {d[len(prefix) :].split("/")[0] for d in self._directories if d.startswith(prefix) and d != "/"}
+        return sorted({*self._entries[directory], *below})
+
+    def mkdir(self, path: str) -> None:
+        """Directories themselves are safe at once; only the names of files in them can be lost."""
+        parts = path.strip("/").split("/")
+        for depth in range(1, len(parts) + 1):
+            directory = "/" + "/".join(parts[:depth])
+            self._directories.add(directory)
+            self._entries.setdefault(directory, {})
+            self._safe_entries.setdefault(directory, {})
+
+    def rmdir(self, path: str) -> None:
+        if self.listdir(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self._directories.discard(path)
+        self._entries.pop(path, None)
+        self._safe_entries.pop(path, None)
+
+    def stat(self, path: str) -> FileStat | None:
+        if path in self._directories:
+            return FileStat(0, 0, True)
+        directory, name = path.rsplit("/", 1)
+        file = self._entries.get(directory or "/", {}).get(name)
+        return FileStat(len(file.content), file.modified_ms, False) if file is not None else None
+
+    def lock(self, path: str, note: bytes) -> int | None:
+        fd = self.open_append(path)
+        file = self._descriptors[fd]
+        if file.locked_by >= 0:
+            self.close(fd)
+            return None
+        file.locked_by = fd
+        file.content[:] = note
+        return fd
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _split(self, path: str) -> tuple[str, str]:
+        directory, name = path.rsplit("/", 1)
+        directory = directory or "/"
+        if directory not in self._directories:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return directory, name
+
+    def _file(self, path: str) -> _File:
+        directory, name = self._split(path)
+        file = self._entries[directory].get(name)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return file
+
+    def _descriptor(self, file: _File, path: str) -> int:
+        fd = self._next_fd
+        self._next_fd += 1
+        self._descriptors[fd] = file
+        self._paths[fd] = path
+        return fd
+
+    @property
+    def open_descriptors(self) -> int:
+        return len(self._descriptors)
+
+    def _change(self, entries: list[tuple[str, str, _File | None]]) -> None:
+        change = _Change(entries)
+        _apply(self._entries, change)
+        self._changes.append(change)
+
+
+def _apply(entries: dict[str, dict[str, _File]], change: _Change) -> None:
+    for directory, name, file in change.entries:
+        names = entries.setdefault(directory, {})
+        if file is None:
+            names.pop(name, None)
+        else:
+            names[name] = file
