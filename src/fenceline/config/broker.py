@@ -24,19 +24,19 @@ BROKER_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
 OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
     (
         ConfigKey(
-            "fenceline.metrics.address",
-            ConfigType.STRING,
-            None,
-            "host:port where Prometheus metrics are served; not set, nothing is served.",
+            "fenceline.metrics.port",
+            ConfigType.INT,
+            "-1",
+            "Port of the Prometheus metrics; -1 serves none, 0 lets the system choose.",
             Importance.LOW,
+            Range(-1, 65535),
         ),
         ConfigKey(
-            "fenceline.shutdown.timeout.ms",
-            ConfigType.LONG,
-            "5000",
-            "Milliseconds that a clean stop gives answers in work before their connections are closed.",
+            "fenceline.metrics.host",
+            ConfigType.STRING,
+            "127.0.0.1",
+            "Address of the Prometheus metrics; empty means all interfaces.",
             Importance.LOW,
-            Range(0),
         ),
     )
 )
@@ -64,6 +64,23 @@ DYNAMIC_ONLY_CONFIGS: Final = frozenset(
     }
 )
 """Broker configs that exist in the metadata log only, never in a file."""
+
+
+PER_LISTENER_CONFIGS: Final = frozenset(
+    {
+        "ssl.key.password",
+        "ssl.keystore.certificate.chain",
+        "ssl.keystore.key",
+        "ssl.keystore.location",
+        "ssl.keystore.password",
+        "ssl.keystore.type",
+        "ssl.truststore.certificates",
+        "ssl.truststore.location",
+        "ssl.truststore.password",
+        "ssl.truststore.type",
+    }
+)
+"""Keys that a running broker takes only as `listener.name.<listener>.<key>`."""
 
 
 def broker_synonyms(name: str) -> tuple[str, ...]:

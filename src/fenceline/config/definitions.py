@@ -205,6 +205,8 @@ class ConfigKey:
         value = parse_type(self.name, self.type, text)
         if self.validator is not None:
             self.validator.check(self.name, value)
+        if isinstance(value, tuple) and isinstance(self.validator, ListRules):
+            return tuple(dict.fromkeys(value))
         return value
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from fenceline.config.broker import ALL_CONFIGS, BROKER_CONFIGS, broker_synonyms
 from fenceline.config.definitions import ConfigKey
-from fenceline.config.topic import TOPIC_CONFIGS, TOPIC_SYNONYMS
+from fenceline.config.topic import TOPIC_CONFIGS, TOPIC_SYNONYMS, Synonym
 
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
@@ -89,6 +89,31 @@ def describe_broker_config(configs: Overrides, node: NodeConfig, name: str, *, c
     return Effective(value, layers[0].source if layers else ConfigSource.DEFAULT, tuple(layers))
 
 
+def describe_created_topic(configs: Overrides, own: Mapping[str, str], node: NodeConfig) -> dict[str, Effective]:
+    """Every config that a new topic has, by name, with its source; `own` are the overrides it was created with.
+
+    Unlike `describe_topic_config`, any stand-in counts as a source, also a weaker one.
+    """
+    every, this = (dict(pairs) for pairs in _broker_overrides(configs, node))
+    sources = (
+        (this, ConfigSource.DYNAMIC_BROKER),
+        (every, ConfigSource.DYNAMIC_DEFAULT_BROKER),
+        (node.raw, ConfigSource.STATIC_BROKER),
+    )
+    found: dict[str, Effective] = {}
+    for name, key in sorted(TOPIC_CONFIGS.items()):
+        if name in own:
+            found[name] = Effective(own[name], ConfigSource.DYNAMIC_TOPIC, ())
+            continue
+        found[name] = Effective(_default_text(key), ConfigSource.DEFAULT, ())
+        for values, source in sources:
+            set_here = [one for one in TOPIC_SYNONYMS.get(name, ()) if one.name in values]
+            if set_here:
+                found[name] = Effective(_converted(set_here[0], values[set_here[0].name]), source, ())
+                break
+    return {name: value for name, value in found.items() if name in own or not TOPIC_CONFIGS[name].internal}
+
+
 def effective_broker_config(configs: Overrides, node: NodeConfig, name: str) -> str | None:
     """The value of one broker key with the dynamic overrides of this broker and of all brokers on top."""
     for override in reversed(_broker_overrides(configs, node)):
@@ -129,11 +154,15 @@ def _defaults_of(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 default = BROKER_CONFIGS[synonym.name].default
                 text = default if isinstance(default, str) else None
             if text is not None:
-                # A negative time means "no limit", whatever its unit.
-                value = text if synonym.factor == 1 else str(max(-1, int(text) * synonym.factor))
+                value = _converted(synonym, text)
                 break
         if value is not None:
             yield name, value.strip()
+
+
+def _converted(synonym: Synonym, text: str) -> str:
+    """A broker key's number in the topic config's unit; a negative time means "no limit", whatever its unit."""
+    return text if synonym.factor == 1 else str(max(-1, int(text) * synonym.factor))
 
 
 def _layers(configs: Overrides, node: NodeConfig, name: str) -> list[Layer]:

@@ -254,7 +254,7 @@ def _typed(
             "Name one directory; join disks with RAID or a file system that spans them.",
         )
     metadata_dir = value("metadata.log.dir")
-    _check_relations(raw)
+    check_relations(raw)
     return cls(
         raw=MappingProxyType(raw),
         origins=MappingProxyType(origins),
@@ -328,8 +328,8 @@ def own_host_name() -> str:
     return name
 
 
-def _check_relations(raw: Mapping[str, str]) -> None:
-    """Values that only make sense together."""
+def check_relations(raw: Mapping[str, str]) -> None:
+    """Check values that only make sense together; `raw` is what was set. Raises OperatorError."""
     from fenceline.config.effective import static_topic_defaults
 
     def number(name: str) -> int | None:

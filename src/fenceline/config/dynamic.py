@@ -1,0 +1,66 @@
+"""What a running broker takes as a new value of its own keys, checked by the broker that gets the request (C36).
+
+Owns the refusals, worded and coded (42) as in Kafka 4.3.1. Never stores anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from fenceline.config.broker import BROKER_CONFIGS, PER_LISTENER_CONFIGS, is_dynamic, update_mode
+from fenceline.config.definitions import ConfigType, InvalidConfig, UpdateMode, parse_type
+from fenceline.config.node import NodeConfig, check_relations
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+
+_LISTENER_PREFIX: Final = "listener.name."
+_FIXED_HERE: Final = frozenset({"listeners", "listener.security.protocol.map"})
+
+
+def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_default: bool) -> None:
+    """Check the whole new set of overrides of this broker, or of all brokers. Raises PeerError (INVALID_REQUEST).
+
+    Keys that nobody knows pass, as in Kafka: they may belong to a plug-in.
+    """
+    _refuse(
+        (name for name in wanted if name in BROKER_CONFIGS and not is_dynamic(name)),
+        "Cannot update these configs dynamically",
+    )
+    _refuse(
+        (name for name in wanted if name in PER_LISTENER_CONFIGS),
+        "These security configs can be dynamically updated only per-listener using the listener prefix",
+    )
+    for name, text in wanted.items():
+        _check_value(name, text)
+    if cluster_default:
+        _refuse(
+            (n for n in wanted if n.startswith(_LISTENER_PREFIX) or update_mode(n) is UpdateMode.PER_BROKER),
+            "Cannot update these configs at default cluster level, broker id must be specified",
+        )
+    _refuse(
+        (name for name in wanted if name in _FIXED_HERE and wanted[name] != node.text(name)),
+        "Listeners of a running node can not be changed",
+    )
+    try:
+        check_relations({**node.raw, **wanted})
+    except OperatorError as error:
+        raise PeerError(ErrorCode.INVALID_REQUEST, error.message) from error
+
+
+def _refuse(names: Iterable[str], reason: str) -> None:
+    if found := sorted(names):
+        raise PeerError(ErrorCode.INVALID_REQUEST, f"{reason}: [{', '.join(found)}]")
+
+
+def _check_value(name: str, text: str) -> None:
+    key = BROKER_CONFIGS.get(name)
+    try:
+        if key is None:
+            if is_dynamic(name):
+                parse_type(name, ConfigType.LONG, text)
+            return
+        value = key.parse(text)
+    except InvalidConfig as error:
+        raise PeerError(ErrorCode.INVALID_REQUEST, error.message) from error
+    if key.unsupported is not None and value != key.default_value:
+        raise PeerError(ErrorCode.INVALID_REQUEST, f"{name} is not supported: {key.unsupported}")
