@@ -56,7 +56,7 @@ class GroupCoordinator:
         self._loading: dict[int, Shard] = {}
         self._last_write_id = 0
 
-    # --- which partitions -----------------------------------------------------------------------------------------
+    # --- which partitions ----------------------------------------
 
     def partition_of(self, group_id: str) -> int:
         return partition_for(group_id, self.partition_count)
@@ -109,7 +109,7 @@ class GroupCoordinator:
         shard.give_up(now)
         return _take_duties(shard)
 
-    # --- requests that are answered by a duty -----------------------------------------------------------------------
+    # --- requests that are answered by a duty ----------------------------------------
 
     def join(self, ticket: Ticket, request: JoinRequest, now: Now) -> list[Duty]:
         def refuse(code: ErrorCode) -> JoinAnswer:
@@ -216,7 +216,7 @@ class GroupCoordinator:
             found.setdefault(self.partition_of(group_id), []).append(group_id)
         return found
 
-    # --- requests that are answered at once -------------------------------------------------------------------------
+    # --- requests that are answered at once ----------------------------------------
 
     def list_groups(self, states: frozenset[str], types: frozenset[str]) -> list[ListedGroup]:
         """Every group coordinated here. Raises PeerError while any of its partitions is loading."""
@@ -228,7 +228,7 @@ class GroupCoordinator:
         """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""
         return self._shard(group_id).describe(group_id)
 
-    # --- the log, the metadata, time --------------------------------------------------------------------------------
+    # --- the log, the metadata, time ----------------------------------------
 
     def appended(self, partition: int, write_id: int, now: Now) -> list[Duty]:
         return self._settle(partition, lambda shard: shard.appended(write_id, now))
@@ -258,7 +258,7 @@ class GroupCoordinator:
                 duties.extend(_take_duties(shard))
         return duties
 
-    # --- small parts ------------------------------------------------------------------------------------------------
+    # --- small parts ----------------------------------------
 
     def _settle(self, partition: int, settle: Callable[[Shard], None]) -> list[Duty]:
         shard = self._active.get(partition)

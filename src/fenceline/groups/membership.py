@@ -54,7 +54,7 @@ class Membership:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
-    # --- JoinGroup ----------------------------------------------------------------------------------------------
+    # --- JoinGroup ----------------------------------------
 
     def join(self, ticket: Ticket, request: JoinRequest, now: Now) -> None:
         shard = self._shard
@@ -78,7 +78,7 @@ class Membership:
         else:
             self._join_known(ticket, request, group, now)
         if is_new_group and shard.write_count == writes_before:
-            shard.write_group(group, now)
+            shard.write_new_group(group)
 
     def _has_room(self, group: Group, member_id: str) -> bool:
         """`group.max.size`; while a group gathers, those who wait count, so that the last to rejoin have to go."""
@@ -232,7 +232,7 @@ class Membership:
             members=group.joined_members() if leads and show_members else (),
         )
 
-    # --- the join phase -----------------------------------------------------------------------------------------
+    # --- the join phase ----------------------------------------
 
     def _rebalance(self, group: Group, now: Now) -> None:
         """Membership or a subscription changed: start to gather, or look whether gathering is done."""
@@ -296,7 +296,7 @@ class Membership:
             group.pending_syncs.add(member.member_id)
         shard.arm(TimerKind.SYNC, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
 
-    # --- SyncGroup ----------------------------------------------------------------------------------------------
+    # --- SyncGroup ----------------------------------------
 
     def sync(self, ticket: Ticket, request: SyncRequest, now: Now) -> None:
         shard = self._shard
@@ -352,7 +352,7 @@ class Membership:
     def _synced(group: Group, member: Member) -> SyncAnswer:
         return SyncAnswer(ErrorCode.NONE, group.protocol_type, group.protocol_name, member.assignment)
 
-    # --- Heartbeat, LeaveGroup ----------------------------------------------------------------------------------
+    # --- Heartbeat, LeaveGroup ----------------------------------------
 
     def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatAnswer:
         group = self._shard.groups.get(request.group_id)
@@ -400,7 +400,7 @@ class Membership:
         self._drop_member(group, member_id)
         return ErrorCode.NONE
 
-    # --- time ---------------------------------------------------------------------------------------------------
+    # --- time ----------------------------------------
 
     def on_session_timeout(self, group_id: str, member_id: str, now: Now) -> None:
         group = self._shard.groups.get(group_id)
@@ -464,7 +464,7 @@ class Membership:
         for member in group.members.values():
             self._end_waits(group, member, ErrorCode.NOT_COORDINATOR, member_id=member.member_id)
 
-    # --- small parts --------------------------------------------------------------------------------------------
+    # --- small parts ----------------------------------------
 
     def _keep_alive(self, group: Group, member: Member, now: Now, timeout_ms: int | None = None) -> None:
         timeout_ms = member.session_timeout_ms if timeout_ms is None else timeout_ms

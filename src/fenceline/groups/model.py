@@ -94,7 +94,7 @@ class Group:
     _parked_joins: int = 0
     _supporters: dict[str, int] = field(default_factory=dict)
 
-    # --- reading ------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------
 
     @property
     def is_consumer_group(self) -> bool:
@@ -141,7 +141,7 @@ class Group:
         return member
 
     def select_protocol(self) -> str:
-        """Each member votes for the first protocol on its list that all support. Most votes win; ties go to who came first."""
+        """Each member votes for the first protocol on its list that all support. Most votes win, at a tie the first."""
         votes: dict[str, int] = {}
         for member in self.members.values():
             choice = next((name for name, _ in member.protocols if self._supporters[name] == len(self.members)), None)
@@ -160,7 +160,7 @@ class Group:
     def listed(self) -> ListedGroup:
         return ListedGroup(self.group_id, self.protocol_type or "", self.state.value, GROUP_TYPE)
 
-    # --- changing -----------------------------------------------------------------------------------------------
+    # --- changing ----------------------------------------
 
     def take(self, step: Step, now_ms: int) -> None:
         """Walk along the transition table. Raises InternalError where it has no way."""
@@ -179,7 +179,7 @@ class Group:
         self.pending_joins.discard(member.member_id)
 
     def remove(self, member_id: str) -> Member | None:
-        """Forget a member or a pending one; the next one leads when it was the leader. Its parked requests are the caller's."""
+        """Forget a member or a pending one; the next one leads if it was the leader. Parked requests: the caller's."""
         member = self.members.pop(member_id, None)
         if member is not None:
             self._count(member.protocols, -1)

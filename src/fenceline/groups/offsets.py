@@ -51,7 +51,7 @@ class OffsetStore:
         self._open: dict[int, dict[OffsetSlot, CommittedOffset]] = {}
         self._next_order = 1
 
-    # --- reading ------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------
 
     def latest(self, slot: OffsetSlot) -> CommittedOffset | None:
         """The value including writes under way."""
@@ -109,7 +109,7 @@ class OffsetStore:
         )
         return sorted(found)
 
-    # --- writing ------------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------
 
     def put(self, slot: OffsetSlot, value: CommittedOffset | None, write_id: int | None = None) -> None:
         """Set or (None) remove a value. With a write id it can be undone until `settle`."""

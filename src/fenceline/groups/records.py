@@ -20,6 +20,7 @@ from fenceline.groups.messages import KeyValue
 from fenceline.groups.model import Group
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
 from fenceline.ids import ZERO_UUID
+from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.message import codec, kafka
 
 LEGACY_OFFSET_KEY: Final = 0
@@ -85,7 +86,7 @@ _GROUP_KEY: Final = codec(GroupMetadataKey, versions=(0, 0), flexible=None)
 _GROUP_VALUE: Final = codec(GroupMetadataValue, versions=(0, 4), flexible="4+")
 
 
-# --- what a record means --------------------------------------------------------------------------------------------
+# --- what a record means ----------------------------------------
 
 
 class OffsetCommitted(NamedTuple):
@@ -128,7 +129,7 @@ def decode(key: bytes | None, value: bytes | None) -> Meaning:
         if key_type in FOREIGN_GROUP_KEYS:
             group_key, _ = _GROUP_KEY.decode(0, key, 2)
             return ForeignGroup(group_key.group, value is not None)
-    except (struct.error, ValueError, IndexError, KeyError) as error:
+    except (struct.error, MalformedRequest) as error:
         raise InternalError(f"a record of a coordinator can not be read: {error} (key {key.hex()})") from error
     return Unserved(key_type)
 
@@ -160,7 +161,7 @@ def transaction_end(key: bytes | None) -> bool | None:
     return {0: False, 1: True}.get(kind)
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- what is written ----------------------------------------
 
 
 def offset_record(slot: OffsetSlot, value: CommittedOffset) -> KeyValue:
@@ -202,6 +203,12 @@ def group_record(group: Group, assignments: Mapping[str, bytes] | None = None) -
             for member in group.members.values()
         ),
     )
+    return _group_key(group.group_id), _INT16.pack(GROUP_VERSION) + _GROUP_VALUE.encode(GROUP_VERSION, body)
+
+
+def new_group_record(group: Group) -> KeyValue:
+    """A group that exists, with nobody in it: what is stored before its first generation."""
+    body = GroupMetadataValue(current_state_timestamp=group.state_since_ms)
     return _group_key(group.group_id), _INT16.pack(GROUP_VERSION) + _GROUP_VALUE.encode(GROUP_VERSION, body)
 
 

@@ -99,7 +99,7 @@ class Shard:
         self._take_write_id = take_write_id
         self._writes: dict[int, _Write] = {}
 
-    # --- duties, timers, ids --------------------------------------------------------------------------------------
+    # --- duties, timers, ids ----------------------------------------
 
     def answer(self, ticket: Ticket, outcome: Outcome) -> None:
         self.duties.append(Answer(ticket, outcome))
@@ -119,7 +119,7 @@ class Shard:
         group = self.groups[group_id] = Group(group_id, now.wall_ms)
         return group
 
-    # --- writes -------------------------------------------------------------------------------------------------
+    # --- writes ----------------------------------------
 
     def write(self, batch: Sequence[KeyValue], settled: Settled) -> int:
         """Ask for one append; `settled` hears how it went. Returns the write id."""
@@ -138,6 +138,10 @@ class Shard:
     ) -> None:
         """Store a group. `assignments` are those to store when they are not the members' own yet."""
         self.write((records.group_record(group, assignments),), settled)
+
+    def write_new_group(self, group: Group) -> None:
+        """Store that the group exists; nobody waits for it."""
+        self.write((records.new_group_record(group),), lambda error, now: None)
 
     def answer_with_last_write(self, ticket: Ticket, outcome: Outcome, refusal: Callable[[ErrorCode], Outcome]) -> None:
         """Answer when the newest write is settled; with `refusal` when the log refuses it."""
@@ -175,7 +179,7 @@ class Shard:
         for ticket, request in write.stable_fetches:
             self.answer(ticket, self._read_offsets(request))
 
-    # --- offsets ------------------------------------------------------------------------------------------------
+    # --- offsets ----------------------------------------
 
     def commit(self, ticket: Ticket, request: CommitRequest, now: Now) -> None:
         """One batch for all offsets of the request, answered when it is committed."""
@@ -327,7 +331,7 @@ class Shard:
         for group in groups:
             del self.groups[group.group_id]
 
-    # --- groups as a whole --------------------------------------------------------------------------------------
+    # --- groups as a whole ----------------------------------------
 
     def list_groups(self, states: frozenset[str], types: frozenset[str]) -> list[ListedGroup]:
         """`states` and `types` in lower case; an empty filter lets everything through."""
@@ -390,7 +394,7 @@ class Shard:
         ):
             del self.groups[group_id]
 
-    # --- time ---------------------------------------------------------------------------------------------------
+    # --- time ----------------------------------------
 
     def on_timer(self, key: TimerKey, now: Now) -> None:
         match key.kind:
@@ -450,7 +454,7 @@ class Shard:
                 keeps_some = True
         return expired, keeps_some
 
-    # --- replay -------------------------------------------------------------------------------------------------
+    # --- replay ----------------------------------------
 
     def replay(self, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None = None) -> None:
         """Apply one record of the log; `transaction_of` is the producer id of a transactional batch.
