@@ -1,0 +1,1 @@
+"""The controller: (image, request or time) -> metadata records and an answer. No I/O, no clock, no randomness."""

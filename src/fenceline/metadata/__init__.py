@@ -1,0 +1,1 @@
+"""Cluster metadata: records, the immutable image, deltas between images and snapshots. Decides nothing."""

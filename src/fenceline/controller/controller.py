@@ -1,0 +1,97 @@
+"""The controller: one request after the other, each answered by records and an answer.
+
+Owns the table from request to decision. Never appends, commits or publishes: its driver does, in this order:
+`decide`, append the records at `next_offset`, `replay` at once (so that the next decision sees them, C1), flush, and
+only then give out the answer. When the append fails the driver calls `reset` to the last committed image (C2).
+
+Rules: controller.md C1-C4, C7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any, Final
+
+from fenceline.controller import brokers, configs, feature_updates, partitions, producer_ids, topics
+from fenceline.controller.requests import (
+    AllocateProducerIds,
+    AlterConfigs,
+    BalanceLeaders,
+    BrokerHeartbeat,
+    CreatePartitions,
+    CreateTopics,
+    DeleteTopics,
+    Done,
+    ElectLeaders,
+    FenceStaleBroker,
+    IncrementalAlterConfigs,
+    RegisterBroker,
+    RegisterController,
+    Request,
+    UnregisterBroker,
+    UpdateFeatures,
+    WriteBootstrapRecords,
+    WriteNoOp,
+)
+from fenceline.controller.state import ControllerSettings, ControllerState, Decision
+from fenceline.metadata.delta import Delta
+from fenceline.metadata.image import MetadataImage
+from fenceline.metadata.records import MetadataRecord, NoOpRecord
+
+_Handler = Callable[[ControllerState, Any, int, Random], Decision]
+
+HANDLERS: Final[Mapping[type[Any], _Handler]] = {
+    CreateTopics: lambda state, request, now_ms, rng: topics.create_topics(state, request, rng),
+    DeleteTopics: lambda state, request, now_ms, rng: topics.delete_topics(state, request),
+    CreatePartitions: lambda state, request, now_ms, rng: topics.create_partitions(state, request, rng),
+    IncrementalAlterConfigs: lambda state, request, now_ms, rng: configs.incremental_alter_configs(state, request),
+    AlterConfigs: lambda state, request, now_ms, rng: configs.alter_configs(state, request),
+    RegisterBroker: lambda state, request, now_ms, rng: brokers.register_broker(state, request, now_ms),
+    BrokerHeartbeat: lambda state, request, now_ms, rng: brokers.broker_heartbeat(state, request, now_ms),
+    UnregisterBroker: lambda state, request, now_ms, rng: brokers.unregister_broker(state, request),
+    RegisterController: lambda state, request, now_ms, rng: brokers.register_controller(state, request),
+    AllocateProducerIds: lambda state, request, now_ms, rng: producer_ids.allocate_producer_ids(state, request),
+    UpdateFeatures: lambda state, request, now_ms, rng: feature_updates.update_features(state, request),
+    ElectLeaders: lambda state, request, now_ms, rng: partitions.elect_leaders(state, request),
+    FenceStaleBroker: lambda state, request, now_ms, rng: brokers.fence_stale_broker(state, now_ms),
+    BalanceLeaders: lambda state, request, now_ms, rng: partitions.balance_leaders(state),
+    WriteNoOp: lambda state, request, now_ms, rng: Decision((NoOpRecord(),), Done()),
+    WriteBootstrapRecords: lambda state, request, now_ms, rng: feature_updates.bootstrap_records(state, request),
+}
+"""What answers each request."""
+
+
+class Controller:
+    """The active controller of one epoch. Not thread-safe: one thread of control decides (C1)."""
+
+    def __init__(self, settings: ControllerSettings) -> None:
+        self.state = ControllerState(settings)
+
+    @property
+    def image(self) -> MetadataImage:
+        """With everything decided so far, committed or not."""
+        return self.state.image
+
+    @property
+    def next_offset(self) -> int:
+        return self.state.next_offset
+
+    def activate(
+        self, image: MetadataImage, next_offset: int, now_ms: int, *, dead: frozenset[int] = frozenset()
+    ) -> None:
+        """Begin to lead with `image` as the state; `dead` as in `brokers.begin_sessions`."""
+        self.state.reset(image, next_offset)
+        brokers.begin_sessions(self.state, now_ms, dead=dead)
+
+    def reset(self, image: MetadataImage, next_offset: int) -> None:
+        """Forget what was decided but never committed (C2)."""
+        self.state.reset(image, next_offset)
+
+    def decide(self, request: Request, now_ms: int, rng: Random) -> Decision:
+        """The records that `request` leads to and its answer. Raises PeerError when it fails as a whole."""
+        return HANDLERS[type(request)](self.state, request, now_ms, rng)
+
+    def replay(self, records: Sequence[MetadataRecord], last_offset: int, epoch: int) -> tuple[MetadataImage, Delta]:
+        """Take a decision's records into memory, the last of which lies at `last_offset`."""
+        return self.state.replay(records, last_offset, epoch)

@@ -1,0 +1,172 @@
+"""The change of one partition: who is in sync, who may be elected without loss, who leads.
+
+Owns `change_partition`, the only place that decides a leader. Pure: it sees one partition and answers the
+PartitionChangeRecord that leads to the wished state, or None where nothing changes.
+
+Order of an election (K21): a member of the ISR; with an empty ISR an eligible leader replica (which becomes the whole
+ISR); the last known leader, if it is the only one noted; with an unclean election any live replica. The latter two may
+lose records: the partition becomes RECOVERING (`recovery.md V10-V13`).
+
+Rules: controller.md C9, C27, C28, C33; since_4_0.md K21, K22.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+from uuid import UUID
+
+from fenceline.ids import NO_LEADER
+from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
+from fenceline.metadata.records import PartitionChangeRecord
+
+NO_CHANGE: Final = -2
+
+
+class Election(Enum):
+    """PREFERRED gives leadership to the first replica if it can; ONLINE keeps a leader that may stay."""
+
+    PREFERRED = "preferred"
+    ONLINE = "online"
+    UNCLEAN = "unclean"
+
+
+def change_partition(
+    partition: PartitionImage,
+    topic_id: UUID,
+    index: int,
+    *,
+    may_lead: Callable[[int], bool],
+    min_isr: int,
+    elr_enabled: bool,
+    election: Election = Election.ONLINE,
+    target_isr: tuple[int, ...] | None = None,
+    target_replicas: tuple[int, ...] | None = None,
+    target_adding: tuple[int, ...] | None = None,
+    target_removing: tuple[int, ...] | None = None,
+    unclean_shutdown: int = NO_LEADER,
+    default_directory: Callable[[int], UUID] | None = None,
+    recovery_state: LeaderRecoveryState | None = None,
+) -> PartitionChangeRecord | None:
+    """The record that brings `partition` to the targets (None: as it is) and elects a leader where one is needed.
+
+    `may_lead` says whether a broker is alive and its replica online. `unclean_shutdown` is a broker that came back
+    without its tail being known safe: it stays out of the eligible leader replicas. `default_directory` gives the
+    directory of a replica that is new.
+    """
+    isr = partition.isr if target_isr is None else target_isr
+    replicas = partition.replicas if target_replicas is None else target_replicas
+    adding = partition.adding if target_adding is None else target_adding
+    removing = partition.removing if target_removing is None else target_removing
+    if adding or removing:
+        isr, replicas, adding, removing = _complete_reassignment(isr, replicas, adding, removing)
+    elr = _eligible(partition, isr, min_isr, unclean_shutdown) if elr_enabled else ()
+
+    def is_clean(replica: int) -> bool:
+        return (replica in isr if isr else replica in elr) and may_lead(replica)
+
+    leader, unclean = _elect(partition, replicas, isr, elr, is_clean, may_lead, elr_enabled, election)
+    new_leader = NO_CHANGE
+    new_recovery = -1
+    if leader != partition.leader:
+        new_leader = leader
+        if unclean:
+            isr, elr = (leader,), ()
+            if partition.leader_recovery_state != LeaderRecoveryState.RECOVERING:
+                new_recovery = LeaderRecoveryState.RECOVERING
+        elif leader in elr:
+            isr, elr = (leader,), tuple(replica for replica in elr if replica != leader)
+    elif replicas is not partition.replicas and not set(partition.replicas) <= set(replicas):
+        # C27: a replica set that loses a member starts a new leader epoch.
+        new_leader = partition.leader
+    if not isr and not elr_enabled:
+        isr = partition.isr  # C28: the last member stays on record.
+    if recovery_state is not None and recovery_state != partition.leader_recovery_state:
+        new_recovery = recovery_state
+
+    last_known = _last_known(partition, isr, new_leader) if elr_enabled else None
+    directories = None
+    if replicas != partition.replicas and default_directory is not None:
+        known = dict(zip(partition.replicas, partition.directories, strict=False))
+        directories = tuple(known.get(replica) or default_directory(replica) for replica in replicas)
+    if (
+        new_leader == NO_CHANGE
+        and new_recovery == -1
+        and isr == partition.isr
+        and elr == partition.elr
+        and last_known is None
+        and replicas == partition.replicas
+        and adding == partition.adding
+        and removing == partition.removing
+    ):
+        return None
+    return PartitionChangeRecord(
+        partition_id=index,
+        topic_id=topic_id,
+        isr=isr if isr != partition.isr else None,
+        leader=new_leader,
+        replicas=replicas if replicas != partition.replicas else None,
+        removing_replicas=removing if removing != partition.removing else None,
+        adding_replicas=adding if adding != partition.adding else None,
+        leader_recovery_state=new_recovery,
+        directories=directories,
+        eligible_leader_replicas=elr if elr != partition.elr else None,
+        last_known_elr=last_known,
+    )
+
+
+def _eligible(partition: PartitionImage, isr: tuple[int, ...], min_isr: int, unclean_shutdown: int) -> tuple[int, ...]:
+    """K21: below min ISR, all that were in ISR or ELR and left cleanly; none at or above it."""
+    if len(isr) >= min_isr:
+        return ()
+    candidates = {*partition.elr, *partition.isr} - set(isr) - {unclean_shutdown}
+    return tuple(sorted(candidates))
+
+
+def _elect(
+    partition: PartitionImage,
+    replicas: tuple[int, ...],
+    isr: tuple[int, ...],
+    elr: tuple[int, ...],
+    is_clean: Callable[[int], bool],
+    may_lead: Callable[[int], bool],
+    elr_enabled: bool,
+    election: Election,
+) -> tuple[int, bool]:
+    """(leader or -1, whether it may lose records)."""
+    if election is Election.PREFERRED and replicas and is_clean(replicas[0]):
+        return replicas[0], False
+    if is_clean(partition.leader):
+        return partition.leader, False
+    for replica in replicas:
+        if is_clean(replica):
+            return replica, False
+    last_known = partition.last_known_elr
+    if elr_enabled and not isr and not elr and len(last_known) == 1 and may_lead(last_known[0]):
+        return last_known[0], True
+    if election is Election.UNCLEAN:
+        for replica in replicas:
+            if may_lead(replica):
+                return replica, True
+    return NO_LEADER, False
+
+
+def _last_known(partition: PartitionImage, isr: tuple[int, ...], new_leader: int) -> tuple[int, ...] | None:
+    """K21: the leader that a partition loses is noted when its ISR becomes empty, and forgotten once one leads."""
+    if isr != partition.isr and not isr and partition.leader != NO_LEADER:
+        return (partition.leader,) if partition.last_known_elr != (partition.leader,) else None
+    leads = new_leader >= 0 or (partition.leader != NO_LEADER and new_leader != NO_LEADER)
+    return () if leads and partition.last_known_elr else None
+
+
+def _complete_reassignment(
+    isr: tuple[int, ...], replicas: tuple[int, ...], adding: tuple[int, ...], removing: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """C33 as corrected by K27: done once all added replicas are in sync (all targets where the factor shrinks)."""
+    target = tuple(replica for replica in replicas if replica not in removing)
+    needed = set(target) if len(removing) > len(adding) else set(adding)
+    kept = tuple(replica for replica in isr if replica not in removing)
+    if not kept or not needed <= set(kept):
+        return isr, replicas, adding, removing
+    return kept, target, (), ()

@@ -1,0 +1,152 @@
+"""Raising and lowering finalized feature levels, and the first records of a cluster.
+
+Rules: controller.md C6, C38; since_4_0.md K1, K2, K20, K26 (enabling eligible leader replicas).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from fenceline.controller.configs import MIN_ISR
+from fenceline.controller.requests import (
+    SUCCESS,
+    Done,
+    FeatureUpdate,
+    NamedOutcome,
+    Outcome,
+    UpdateFeatures,
+    UpdateFeaturesAnswer,
+    UpgradeType,
+    WriteBootstrapRecords,
+)
+from fenceline.controller.state import ControllerState, Decision
+from fenceline.errors import ErrorCode
+from fenceline.metadata.features import (
+    ELR_VERSION,
+    KRAFT_VERSION,
+    METADATA_VERSION,
+    METADATA_VERSION_NAMES,
+    MV_CORDONED_LOG_DIRS,
+    NO_LEVELS,
+    SUPPORTED,
+    Levels,
+)
+from fenceline.metadata.image import ConfigResourceType
+from fenceline.metadata.records import (
+    BeginTransactionRecord,
+    ConfigRecord,
+    EndTransactionRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+)
+
+_BOOTSTRAP_NAME: Final = "Bootstrap records"
+
+
+def bootstrap_records(state: ControllerState, request: WriteBootstrapRecords) -> Decision:
+    """K20: levels in the order of `bootstrap.checkpoint`, and with ELR the cluster's min.insync.replicas."""
+    records: list[MetadataRecord] = [BeginTransactionRecord(_BOOTSTRAP_NAME)]
+    records += [FeatureLevelRecord(name, level) for name, level in request.features]
+    if dict(request.features).get(ELR_VERSION, 0) >= 1:
+        minimum = state.settings.static_configs.get(MIN_ISR, "1")
+        records.append(ConfigRecord(ConfigResourceType.BROKER, "", MIN_ISR, minimum))
+    records.append(EndTransactionRecord())
+    return Decision(records, Done())
+
+
+def update_features(state: ControllerState, request: UpdateFeatures) -> Decision:
+    """C38. All or nothing: the first level that can not be taken fails the request with 95 and a reason."""
+    records: list[MetadataRecord] = []
+    for update in request.updates:
+        fault = _fault(state, update)
+        if fault is not None:
+            message = f"The update failed for all features since the following feature had an error: {fault}"
+            return Decision((), UpdateFeaturesAnswer(Outcome(ErrorCode.INVALID_UPDATE_VERSION, message)))
+        if state.image.features.get(update.name, 0) == update.level:
+            continue
+        records.append(FeatureLevelRecord(update.name, update.level))
+        if update.name == ELR_VERSION and update.level >= 1:
+            records += _min_isr_records(state)
+    names = tuple(NamedOutcome(update.name, SUCCESS) for update in request.updates)
+    return Decision(() if request.validate_only else records, UpdateFeaturesAnswer(SUCCESS, names))
+
+
+def _min_isr_records(state: ControllerState) -> list[MetadataRecord]:
+    """K26: the cluster's value is written, those of single brokers go."""
+    records: list[MetadataRecord] = []
+    cluster = state.image.config(ConfigResourceType.BROKER, "")
+    if MIN_ISR not in cluster:
+        minimum = state.settings.static_configs.get(MIN_ISR, "1")
+        records.append(ConfigRecord(ConfigResourceType.BROKER, "", MIN_ISR, minimum))
+    for resource, entries in state.image.configs.items():
+        if resource.type == ConfigResourceType.BROKER and resource.name and MIN_ISR in entries:
+            records.append(ConfigRecord(ConfigResourceType.BROKER, resource.name, MIN_ISR, None))
+    return records
+
+
+def _fault(state: ControllerState, update: FeatureUpdate) -> str | None:
+    """Why the level can not be taken, in Kafka's words, or None."""
+    name, level, kind = update
+    current = state.image.features.get(name, 0)
+    prefix = f"Invalid update version {level} for feature {name}. "
+    if kind is UpgradeType.UNKNOWN:
+        return "Invalid upgrade type"
+    if name not in SUPPORTED:
+        return prefix + "Local controller 1 does not support this feature."
+    if level < 0:
+        return prefix + "A feature version cannot be less than 0."
+    if level not in _with_zero(name):
+        levels = SUPPORTED[name]
+        return prefix + f"Local controller only supports versions {levels.minimum}-{levels.maximum}"
+    unfit = _node_without(state, name, level)
+    if unfit is not None:
+        return prefix + unfit
+    if level > current and kind is not UpgradeType.UPGRADE:
+        return prefix + "Can't downgrade to a newer version."
+    if level < current and kind is UpgradeType.UPGRADE:
+        return (
+            prefix
+            + "Can't downgrade the version of this feature without setting the upgrade type to either safe or unsafe downgrade."
+        )
+    if name == KRAFT_VERSION and level < current:
+        return prefix + "It is not possible to downgrade the kraft.version."
+    if name == METADATA_VERSION and level < current:
+        return _downgrade_fault(current, level, kind)
+    return None
+
+
+def _downgrade_fault(current: int, level: int, kind: UpgradeType) -> str | None:
+    """Levels whose records differ from those below: lowering across them would lose what they hold."""
+    changed = (8, 11, 13, 14, 15, 17, 22, 23, MV_CORDONED_LOG_DIRS)
+    crosses = any(level < boundary <= current for boundary in changed)
+    if not crosses:
+        return None
+    name = METADATA_VERSION_NAMES.get(level, str(level))
+    if kind is UpgradeType.SAFE_DOWNGRADE:
+        return (
+            f"Invalid metadata.version {level}. Refusing to perform the requested downgrade because it might delete "
+            "metadata information."
+        )
+    return f"Invalid metadata.version {level}. Unsafe metadata downgrade is not supported in this version. ({name})"
+
+
+def _with_zero(name: str) -> range:
+    levels = SUPPORTED[name]
+    return range(levels.minimum if name == METADATA_VERSION else 0, levels.maximum + 1)
+
+
+def _node_without(state: ControllerState, name: str, level: int) -> str | None:
+    if level == 0 and name != METADATA_VERSION:
+        return None
+    nodes: list[tuple[str, int, Mapping[str, Levels]]] = [
+        ("Broker", broker.id, broker.features) for broker in state.image.brokers.values()
+    ]
+    nodes += [("Controller", controller.id, controller.features) for controller in state.image.controllers.values()]
+    for kind, node, features in nodes:
+        levels = features.get(name, NO_LEVELS)
+        if level not in levels:
+            if name not in features:
+                return f"{kind} {node} does not support this feature."
+            return f"{kind} {node} only supports versions {levels.minimum}-{levels.maximum}"
+    return None

@@ -1,0 +1,335 @@
+"""What the controller can be asked, and what it answers. Frozen data, no behaviour.
+
+An answer for many items carries one `Outcome` an item. Requests that can only fail as a whole raise
+`errors.PeerError` instead, from `Controller.decide`, and write nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, NamedTuple, TypeAlias
+from uuid import UUID
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import ZERO_UUID
+from fenceline.metadata.features import Levels
+from fenceline.metadata.image import ConfigResource, Endpoint
+
+
+class Outcome(NamedTuple):
+    """How one item of a request went; `message` is None where Kafka sends none."""
+
+    code: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.code != ErrorCode.NONE
+
+
+SUCCESS: Final = Outcome()
+
+
+# -- topics (C21-C25, K27) -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """-1 means the default. `assignments`: (partition index, broker ids). A config's value None is an error."""
+
+    name: str
+    num_partitions: int = -1
+    replication_factor: int = -1
+    assignments: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    configs: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopics:
+    """Create each topic that can be; the others fail alone."""
+
+    topics: tuple[NewTopic, ...]
+    validate_only: bool = False
+
+
+class CreatedTopic(NamedTuple):
+    """`configs` are the topic's own; `topic_id` is zero when it failed."""
+
+    name: str
+    outcome: Outcome
+    topic_id: UUID = ZERO_UUID
+    num_partitions: int = -1
+    replication_factor: int = -1
+    configs: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopicsAnswer:
+    topics: tuple[CreatedTopic, ...]
+
+
+class TopicReference(NamedTuple):
+    """A topic by name or by id, not both."""
+
+    name: str | None = None
+    id: UUID = ZERO_UUID
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopics:
+    topics: tuple[TopicReference, ...]
+
+
+class DeletedTopic(NamedTuple):
+    name: str | None
+    id: UUID
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopicsAnswer:
+    topics: tuple[DeletedTopic, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewPartitions:
+    """`count` is the wished total; `assignments` are broker ids of each additional partition, None = automatic."""
+
+    name: str
+    count: int
+    assignments: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePartitions:
+    topics: tuple[NewPartitions, ...]
+    validate_only: bool = False
+
+
+class NamedOutcome(NamedTuple):
+    name: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePartitionsAnswer:
+    topics: tuple[NamedOutcome, ...]
+
+
+# -- configs (C36, K26) ----------------------------------------------------------------------------------------------
+
+
+class ConfigOperation(IntEnum):
+    """Of IncrementalAlterConfigs. The last two are for lists."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class ConfigChange(NamedTuple):
+    name: str
+    operation: ConfigOperation
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementalAlterConfigs:
+    resources: tuple[tuple[ConfigResource, tuple[ConfigChange, ...]], ...]
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AlterConfigs:
+    """The legacy request: replaces all overrides of a resource."""
+
+    resources: tuple[tuple[ConfigResource, tuple[tuple[str, str | None], ...]], ...]
+    validate_only: bool = False
+
+
+class AlteredResource(NamedTuple):
+    resource: ConfigResource
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class AlterConfigsAnswer:
+    resources: tuple[AlteredResource, ...]
+
+
+# -- brokers and controllers (C11-C20, K22-K25) ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterBroker:
+    """`previous_broker_epoch`: of the last clean stop, -1 when there was none or it is unknown (K23)."""
+
+    broker_id: int
+    cluster_id: str
+    incarnation_id: UUID
+    endpoints: tuple[Endpoint, ...]
+    features: Mapping[str, Levels]
+    rack: str | None = None
+    log_dirs: tuple[UUID, ...] = ()
+    previous_broker_epoch: int = -1
+    is_migrating_zk_broker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterBrokerAnswer:
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerHeartbeat:
+    """`current_metadata_offset`: the highest offset that the broker has applied. `cordoned_log_dirs` None = unsaid."""
+
+    broker_id: int
+    broker_epoch: int
+    current_metadata_offset: int
+    want_fence: bool = False
+    want_shut_down: bool = False
+    offline_log_dirs: tuple[UUID, ...] = ()
+    cordoned_log_dirs: tuple[UUID, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerHeartbeatAnswer:
+    is_caught_up: bool
+    is_fenced: bool
+    should_shut_down: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnregisterBroker:
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterController:
+    controller_id: int
+    incarnation_id: UUID
+    endpoints: tuple[Endpoint, ...]
+    features: Mapping[str, Levels]
+    zk_migration_ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing to say but that it happened."""
+
+
+# -- ids, features, elections ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateProducerIds:
+    broker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdBlock:
+    """`size` ids from `first` on."""
+
+    first: int
+    size: int
+
+
+class UpgradeType(IntEnum):
+    UNKNOWN = 0
+    UPGRADE = 1
+    SAFE_DOWNGRADE = 2
+    UNSAFE_DOWNGRADE = 3
+
+
+class FeatureUpdate(NamedTuple):
+    name: str
+    level: int
+    upgrade_type: UpgradeType
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFeatures:
+    updates: tuple[FeatureUpdate, ...]
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFeaturesAnswer:
+    """The first failure fails the whole request (UpdateFeatures v2)."""
+
+    outcome: Outcome
+    features: tuple[NamedOutcome, ...] = ()
+
+
+class ElectionType(IntEnum):
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ElectLeaders:
+    """`election_type` is the raw number; `topic_partitions` None means all."""
+
+    election_type: int
+    topic_partitions: tuple[tuple[str, tuple[int, ...]], ...] | None = None
+
+
+class ElectedPartition(NamedTuple):
+    index: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class ElectLeadersAnswer:
+    topics: tuple[tuple[str, tuple[ElectedPartition, ...]], ...]
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FenceStaleBroker:
+    """Time has passed: fence at most one broker whose session ended (C17)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceLeaders:
+    """Time has passed: give leadership back to preferred replicas (C30)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteNoOp:
+    """Time has passed: keep the log moving (C7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBootstrapRecords:
+    """First start of a cluster: the records of `bootstrap.checkpoint` in a metadata transaction (C6, K20)."""
+
+    features: tuple[tuple[str, int], ...]
+    scram: tuple[object, ...] = field(default=())
+
+
+Request: TypeAlias = (
+    CreateTopics
+    | DeleteTopics
+    | CreatePartitions
+    | IncrementalAlterConfigs
+    | AlterConfigs
+    | RegisterBroker
+    | BrokerHeartbeat
+    | UnregisterBroker
+    | RegisterController
+    | AllocateProducerIds
+    | UpdateFeatures
+    | ElectLeaders
+    | FenceStaleBroker
+    | BalanceLeaders
+    | WriteNoOp
+    | WriteBootstrapRecords
+)

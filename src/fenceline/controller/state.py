@@ -1,0 +1,155 @@
+"""What the controller knows while it decides: the image with all records decided so far, and soft state around it.
+
+Owns `ControllerState`: the newest image (it may run ahead of what is committed, C1), the offset of the next record,
+sessions, and indexes derived from the image. Changed only by `replay`, `reset` and the session calls of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from fenceline.controller.replica_index import ReplicaIndex
+from fenceline.controller.sessions import Sessions
+from fenceline.controller.topic_names import NameIndex
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import ZERO_UUID
+from fenceline.metadata.delta import Delta, apply
+from fenceline.metadata.image import (
+    EMPTY_IMAGE,
+    BrokerImage,
+    ConfigResourceType,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
+from fenceline.metadata.records import MetadataRecord
+
+MAX_RECORDS: Final = 10_000
+"""Of one atomic decision (C3)."""
+
+UNASSIGNED_DIRECTORY: Final = ZERO_UUID
+LOST_DIRECTORY: Final = UUID(int=1)
+MIGRATING_DIRECTORY: Final = UUID(int=2)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """Static settings of this controller. `static_configs` are the values of server.properties that topics inherit."""
+
+    cluster_id: str
+    default_partition_count: int = 1
+    default_replication_factor: int = 1
+    session_timeout_ms: int = 9000
+    delete_topics_enabled: bool = True
+    auto_leader_rebalance: bool = True
+    static_configs: Mapping[str, str] = field(default_factory=dict)
+
+
+class Decision(NamedTuple):
+    """Records to append, and the answer to give once they are committed.
+
+    An atomic decision's records must be in one batch (C3).
+    """
+
+    records: Sequence[MetadataRecord]
+    answer: Any
+    atomic: bool = True
+
+
+class ControllerState:
+    """See the module."""
+
+    def __init__(self, settings: ControllerSettings) -> None:
+        self.settings = settings
+        self.image: MetadataImage = EMPTY_IMAGE
+        self.next_offset = 0
+        """Where the next record will lie in the log."""
+        self.sessions = Sessions(settings.session_timeout_ms)
+        self._index: ReplicaIndex | None = None
+        self._names: NameIndex | None = None
+
+    @property
+    def index(self) -> ReplicaIndex:
+        if self._index is None:
+            self._index = ReplicaIndex(self.image)
+        return self._index
+
+    @property
+    def names(self) -> NameIndex:
+        if self._names is None:
+            self._names = NameIndex(self.image.topics_by_name)
+        return self._names
+
+    def reset(self, image: MetadataImage, next_offset: int) -> None:
+        """Take `image` for the state, as after a failover (C2) or at start. Sessions are the caller's business."""
+        self.image = image
+        self.next_offset = next_offset
+        self._index = self._names = None
+
+    def replay(self, records: Sequence[MetadataRecord], last_offset: int, epoch: int) -> tuple[MetadataImage, Delta]:
+        """Take decided records into memory before they are committed (C1)."""
+        self.image, delta = apply(self.image, records, last_offset, epoch)
+        self.next_offset = last_offset + 1
+        if self._index is not None:
+            self._index.update(delta)
+        if self._names is not None:
+            for topic in delta.deleted_topics:
+                self._names.remove(topic.name)
+            for topic in delta.created_topics:
+                self._names.add(topic.name)
+        return self.image, delta
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    def broker(self, broker_id: int, broker_epoch: int) -> BrokerImage:
+        """The registration; raises PeerError(STALE_BROKER_EPOCH) for another epoch or an unknown broker (C13)."""
+        broker = self.image.brokers.get(broker_id)
+        if broker is None:
+            raise PeerError(
+                ErrorCode.STALE_BROKER_EPOCH,
+                f"No broker registration found for broker id {broker_id}",
+            )
+        if broker.epoch != broker_epoch:
+            raise PeerError(
+                ErrorCode.STALE_BROKER_EPOCH,
+                f"Expected broker epoch {broker_epoch}, but got broker epoch {broker.epoch}",
+            )
+        return broker
+
+    def default_directory(self, broker_id: int) -> UUID:
+        """Where a new replica lands: the broker's only directory, or for it to say (K25, C20)."""
+        broker = self.image.brokers.get(broker_id)
+        if broker is None:
+            return UNASSIGNED_DIRECTORY
+        if not broker.log_dirs:
+            return MIGRATING_DIRECTORY
+        return broker.log_dirs[0] if len(broker.log_dirs) == 1 else UNASSIGNED_DIRECTORY
+
+    def replica_is_online(self, broker_id: int, partition: PartitionImage) -> bool:
+        """Whether the broker has the directory that holds its replica."""
+        broker = self.image.brokers.get(broker_id)
+        if broker is None:
+            return False
+        directory = partition.directory_of(broker_id)
+        if directory is None or directory in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
+            return True
+        return directory != LOST_DIRECTORY and (not broker.log_dirs or directory in broker.log_dirs)
+
+    def topic_config(self, topic: str, name: str) -> str | None:
+        """C37: topic override, cluster default, static value; None where only the built-in default is left."""
+        image = self.image
+        value = image.config(ConfigResourceType.TOPIC, topic).get(name)
+        if value is None:
+            value = image.config(ConfigResourceType.BROKER, "").get(name)
+        return self.settings.static_configs.get(name) if value is None else value
+
+    def min_isr(self, topic: TopicImage) -> int:
+        """Effective min.insync.replicas: never more than the replication factor (C37)."""
+        configured = int(self.topic_config(topic.name, "min.insync.replicas") or 1)
+        return min(configured, len(topic.partitions[0].replicas) if topic.partitions else configured)
+
+    def unclean_election(self, topic: str) -> bool:
+        return (self.topic_config(topic, "unclean.leader.election.enable") or "false").strip().lower() == "true"

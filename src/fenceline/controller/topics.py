@@ -1,0 +1,347 @@
+"""Creating and deleting topics, adding partitions.
+
+Owns what these requests check and which records they write. Error messages are Kafka's, because tools show them.
+
+Rules: controller.md C3, C21-C25; since_4_0.md K25, K27.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from random import Random
+from typing import TypeVar
+from uuid import UUID
+
+from fenceline.config.topic import validate_topic_configs
+from fenceline.controller.placement import place
+from fenceline.controller.requests import (
+    SUCCESS,
+    CreatedTopic,
+    CreatePartitions,
+    CreatePartitionsAnswer,
+    CreateTopics,
+    CreateTopicsAnswer,
+    DeletedTopic,
+    DeleteTopics,
+    DeleteTopicsAnswer,
+    NamedOutcome,
+    NewPartitions,
+    NewTopic,
+    Outcome,
+    TopicReference,
+)
+from fenceline.controller.state import MAX_RECORDS, ControllerState, Decision
+from fenceline.controller.topic_names import name_fault
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import METADATA_TOPIC, ZERO_UUID
+from fenceline.metadata.image import ConfigResourceType, TopicImage
+from fenceline.metadata.records import (
+    ConfigRecord,
+    MetadataRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+
+T = TypeVar("T")
+
+_UNKNOWN_TOPIC = "This server does not host this topic-partition."
+_UNKNOWN_TOPIC_ID = "This server does not host this topic ID."
+
+
+class _Refused(Exception):
+    """One item of a request can not be done."""
+
+    def __init__(self, code: ErrorCode, message: str | None) -> None:
+        super().__init__(message)
+        self.outcome = Outcome(code, message)
+
+
+def create_topics(state: ControllerState, request: CreateTopics, rng: Random) -> Decision:
+    """C21, C22. Topics that can be created are, in one atomic batch; each other one gets its error."""
+    records: list[MetadataRecord] = []
+    results: list[CreatedTopic] = []
+    repeated = _repeated(topic.name for topic in request.topics)
+    for topic in request.topics:
+        try:
+            if topic.name in repeated:
+                raise _Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            results.append(_create_topic(state, topic, records, rng))
+        except _Refused as refused:
+            results.append(CreatedTopic(topic.name, refused.outcome))
+    return Decision(() if request.validate_only else records, CreateTopicsAnswer(tuple(results)))
+
+
+def _create_topic(state: ControllerState, topic: NewTopic, records: list[MetadataRecord], rng: Random) -> CreatedTopic:
+    name = topic.name
+    if name == METADATA_TOPIC:
+        raise _Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, None)
+    if name in state.image.topics_by_name:
+        raise _Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+    fault = name_fault(name)
+    if fault is not None:
+        raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, fault)
+    colliding = state.names.colliding(name)
+    if colliding is not None:
+        raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {colliding}")
+    configs = _checked_configs(topic)
+    replicas, isrs = _assignments(state, topic, rng)
+    if len(records) + 1 + len(configs) + len(replicas) > MAX_RECORDS:
+        raise PeerError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+    topic_id = _new_topic_id(rng)
+    records.append(TopicRecord(name, topic_id))
+    records.extend(ConfigRecord(ConfigResourceType.TOPIC, name, key, value) for key, value in configs.items())
+    records.extend(
+        _partition_record(state, topic_id, index, assigned, isr)
+        for index, (assigned, isr) in enumerate(zip(replicas, isrs, strict=True))
+    )
+    return CreatedTopic(name, SUCCESS, topic_id, len(replicas), len(replicas[0]), configs)
+
+
+def _checked_configs(topic: NewTopic) -> dict[str, str]:
+    if not topic.configs:
+        return {}
+    configs = dict(topic.configs)
+    try:
+        validate_topic_configs(configs)
+    except PeerError as error:
+        raise _Refused(error.code, error.message) from None
+    return {key: value for key, value in configs.items() if value is not None}
+
+
+def _assignments(
+    state: ControllerState, topic: NewTopic, rng: Random
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Replicas and in-sync replicas of each partition."""
+    if topic.assignments:
+        return _manual_assignments(state, topic)
+    if topic.replication_factor < -1 or topic.replication_factor == 0:
+        raise _Refused(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
+    if topic.num_partitions < -1 or topic.num_partitions == 0:
+        raise _Refused(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
+    settings = state.settings
+    count = settings.default_partition_count if topic.num_partitions == -1 else topic.num_partitions
+    factor = settings.default_replication_factor if topic.replication_factor == -1 else topic.replication_factor
+    if count > MAX_RECORDS:
+        raise PeerError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+    return _place(state, count, factor, rng)
+
+
+def _place(
+    state: ControllerState, count: int, factor: int, rng: Random
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    try:
+        replicas = place(state.image.brokers.values(), count, factor, rng)
+    except PeerError as error:
+        raise _Refused(error.code, f"Unable to replicate the partition {factor} time(s): {error.message}") from None
+    isrs = [_active(state, assigned) for assigned in replicas]
+    if not all(isrs):
+        raise _Refused(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {factor} time(s): "
+            "All brokers are currently fenced or in controlled shutdown.",
+        )
+    return replicas, isrs
+
+
+def _manual_assignments(state: ControllerState, topic: NewTopic) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    if topic.replication_factor != -1:
+        raise _Refused(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but replication factor was not set to -1.",
+        )
+    if topic.num_partitions != -1:
+        raise _Refused(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but numPartitions was not set to -1.",
+        )
+    assigned: dict[int, tuple[int, ...]] = {}
+    factor: int | None = None
+    for index, replicas in topic.assignments:
+        if index in assigned:
+            raise _Refused(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Found multiple manual partition assignments for partition {index}",
+            )
+        _check_assignment(state, replicas, factor)
+        factor = len(replicas)
+        _require_active(state, index, replicas)
+        assigned[index] = replicas
+    if any(index not in assigned for index in range(len(assigned))):
+        raise _Refused(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
+        )
+    ordered = [assigned[index] for index in range(len(assigned))]
+    return ordered, [_active(state, replicas) for replicas in ordered]
+
+
+def _check_assignment(state: ControllerState, replicas: tuple[int, ...], factor: int | None) -> None:
+    def refuse(reason: str) -> _Refused:
+        return _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes {reason}")
+
+    if not replicas:
+        raise refuse("an empty replica list.")
+    previous: int | None = None
+    for broker in sorted(replicas):
+        if broker not in state.image.brokers:
+            raise refuse(f"broker {broker}, but no such broker is registered.")
+        if broker == previous:
+            raise refuse(f"the broker {broker} more than once.")
+        previous = broker
+    if factor is not None and len(replicas) != factor:
+        raise refuse(
+            f"a partition with {len(replicas)} replica(s), but this is not consistent with previous partitions, "
+            f"which have {factor} replica(s)."
+        )
+
+
+def _require_active(state: ControllerState, index: int, replicas: tuple[int, ...]) -> None:
+    if not _active(state, replicas):
+        raise _Refused(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"All brokers specified in the manual partition assignment for partition {index} "
+            "are fenced or in controlled shutdown.",
+        )
+
+
+def _active(state: ControllerState, replicas: tuple[int, ...]) -> tuple[int, ...]:
+    active = tuple(broker for broker in replicas if state.image.is_active(broker))
+    return replicas if active == replicas else active
+
+
+def _partition_record(
+    state: ControllerState, topic_id: UUID, index: int, replicas: tuple[int, ...], isr: tuple[int, ...]
+) -> PartitionRecord:
+    """C22: the first in-sync replica leads, all epochs start at 0."""
+    return PartitionRecord(
+        partition_id=index,
+        topic_id=topic_id,
+        replicas=replicas,
+        isr=isr,
+        leader=isr[0],
+        leader_epoch=0,
+        partition_epoch=0,
+        directories=tuple(state.default_directory(broker) for broker in replicas),
+    )
+
+
+def _new_topic_id(rng: Random) -> UUID:
+    """A random id; never one whose text starts with a dash, as tools would take it for an option."""
+    while True:
+        topic_id = UUID(int=rng.getrandbits(128), version=4)
+        if topic_id.bytes[0] >> 2 != 62:
+            return topic_id
+
+
+def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:
+    """C25. Each topic is named or its id given, once."""
+    if not state.settings.delete_topics_enabled:
+        outcome = Outcome(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
+        return Decision((), DeleteTopicsAnswer(tuple(DeletedTopic(t.name, t.id, outcome) for t in request.topics)))
+    image = state.image
+    repeated_names = _repeated(topic.name for topic in request.topics if topic.name is not None)
+    repeated_ids = _repeated(topic.id for topic in request.topics if topic.id != ZERO_UUID)
+    records: list[MetadataRecord] = []
+    results: list[DeletedTopic] = []
+    done: set[UUID] = set()
+    for reference in request.topics:
+        try:
+            topic = _referenced(state, reference, repeated_names, repeated_ids)
+            if topic.id in done:
+                raise _Refused(
+                    ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied."
+                )
+            if len(records) >= MAX_RECORDS:
+                raise PeerError(ErrorCode.POLICY_VIOLATION, "Excessively large number of topics per request.")
+            done.add(topic.id)
+            records.append(RemoveTopicRecord(topic.id))
+            results.append(DeletedTopic(topic.name, topic.id, SUCCESS))
+        except _Refused as refused:
+            known = image.topics_by_id.get(reference.id)
+            name = reference.name if reference.name is not None else known.name if known is not None else None
+            results.append(DeletedTopic(name, reference.id, refused.outcome))
+    return Decision(records, DeleteTopicsAnswer(tuple(results)))
+
+
+def _referenced(
+    state: ControllerState, reference: TopicReference, repeated_names: set[str], repeated_ids: set[UUID]
+) -> TopicImage:
+    if reference.name is not None:
+        if reference.id != ZERO_UUID:
+            raise _Refused(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+        if reference.name in repeated_names:
+            raise _Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+        topic = state.image.topics_by_name.get(reference.name)
+        if topic is None:
+            raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_TOPIC)
+        return topic
+    if reference.id == ZERO_UUID:
+        raise _Refused(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
+    if reference.id in repeated_ids:
+        raise _Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
+    topic = state.image.topics_by_id.get(reference.id)
+    if topic is None:
+        raise _Refused(ErrorCode.UNKNOWN_TOPIC_ID, _UNKNOWN_TOPIC_ID)
+    return topic
+
+
+def create_partitions(state: ControllerState, request: CreatePartitions, rng: Random) -> Decision:
+    """C24."""
+    records: list[MetadataRecord] = []
+    results: list[NamedOutcome] = []
+    repeated = _repeated(topic.name for topic in request.topics)
+    for topic in request.topics:
+        try:
+            if topic.name in repeated:
+                raise _Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            _create_partitions(state, topic, records, rng)
+            results.append(NamedOutcome(topic.name, SUCCESS))
+        except _Refused as refused:
+            results.append(NamedOutcome(topic.name, refused.outcome))
+    return Decision(() if request.validate_only else records, CreatePartitionsAnswer(tuple(results)))
+
+
+def _create_partitions(
+    state: ControllerState, wanted: NewPartitions, records: list[MetadataRecord], rng: Random
+) -> None:
+    topic = state.image.topics_by_name.get(wanted.name)
+    if topic is None:
+        raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_TOPIC)
+    count = len(topic.partitions)
+    if wanted.count == count:
+        raise _Refused(ErrorCode.INVALID_PARTITIONS, f"Topic already has {count} partition(s).")
+    if wanted.count < count:
+        raise _Refused(
+            ErrorCode.INVALID_PARTITIONS,
+            f"The topic {wanted.name} currently has {count} partition(s); {wanted.count} would not be an increase.",
+        )
+    additional = wanted.count - count
+    if len(records) + additional > MAX_RECORDS:
+        raise PeerError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+    factor = len(topic.partitions[0].replicas)
+    if wanted.assignments is None:
+        replicas, isrs = _place(state, additional, factor, rng)
+    else:
+        if len(wanted.assignments) != additional:
+            raise _Refused(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Attempted to add {additional} additional partition(s), but only {len(wanted.assignments)} "
+                "assignment(s) were specified.",
+            )
+        for index, assigned in enumerate(wanted.assignments, start=count):
+            _check_assignment(state, assigned, factor)
+            _require_active(state, index, assigned)
+        replicas = list(wanted.assignments)
+        isrs = [_active(state, assigned) for assigned in replicas]
+    records.extend(
+        _partition_record(state, topic.id, index, assigned, isr)
+        for index, (assigned, isr) in enumerate(zip(replicas, isrs, strict=True), start=count)
+    )
+
+
+def _repeated(values: Iterable[T]) -> set[T]:
+    return {value for value, count in Counter(values).items() if count > 1}

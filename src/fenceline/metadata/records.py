@@ -1,0 +1,479 @@
+"""The records of the metadata log and of its snapshots, and their encoded form.
+
+Owns one frozen dataclass a record, its schema, and which record version is written at which metadata.version. Knows
+nothing of what a record means: that is `metadata.delta`.
+
+A value on the log: frame version 1, api key and record version as unsigned varints, then the fields, all flexible
+(`formats.md F6`, `controller.md C5`). Keys are null. Record versions follow `since_4_0.md K3`.
+"""
+
+# ruff: noqa: RUF009 - the defaults are immutable
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+from uuid import UUID
+
+from fenceline.errors import InternalError
+from fenceline.ids import ZERO_UUID
+from fenceline.metadata import features
+from fenceline.wire.message import MessageCodec, codec, kafka
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerEndpoint:
+    """A listener of a broker."""
+
+    name: str = kafka("string", versions="0+", default="")
+    host: str = kafka("string", versions="0+", default="")
+    port: int = kafka("uint16", versions="0+", default=0)
+    security_protocol: int = kafka("int16", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFeature:
+    """Levels that a broker supports."""
+
+    name: str = kafka("string", versions="0+", default="")
+    min_supported_version: int = kafka("int16", versions="0+", default=0)
+    max_supported_version: int = kafka("int16", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterBrokerRecord:
+    """A broker's new registration; replaces the one before (C12)."""
+
+    broker_id: int = kafka("int32", versions="0+", default=0)
+    is_migrating_zk_broker: bool = kafka("bool", versions="2+", default=False)
+    incarnation_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
+    broker_epoch: int = kafka("int64", versions="0+", default=0)
+    end_points: tuple[BrokerEndpoint, ...] = kafka("[]BrokerEndpoint", versions="0+", default=())
+    features: tuple[BrokerFeature, ...] = kafka("[]BrokerFeature", versions="0+", default=())
+    rack: str | None = kafka("string", versions="0+", nullable="0+", default=None)
+    fenced: bool = kafka("bool", versions="0+", default=True)
+    in_controlled_shutdown: bool = kafka("bool", versions="1+", default=False)
+    log_dirs: tuple[UUID, ...] = kafka("[]uuid", versions="3+", tag=0, tagged_versions="3+", default=())
+    cordoned_log_dirs: tuple[UUID, ...] | None = kafka(
+        "[]uuid", versions="4+", tag=1, tagged_versions="4+", nullable="4+", default=None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class UnregisterBrokerRecord:
+    """The broker is gone for good (C19)."""
+
+    broker_id: int = kafka("int32", versions="0+", default=0)
+    broker_epoch: int = kafka("int64", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """A new topic; its configs and partitions follow (C22)."""
+
+    name: str = kafka("string", versions="0+", default="")
+    topic_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecord:
+    """A whole partition."""
+
+    partition_id: int = kafka("int32", versions="0+", default=-1)
+    topic_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
+    replicas: tuple[int, ...] = kafka("[]int32", versions="0+", default=())
+    isr: tuple[int, ...] = kafka("[]int32", versions="0+", default=())
+    removing_replicas: tuple[int, ...] = kafka("[]int32", versions="0+", default=())
+    adding_replicas: tuple[int, ...] = kafka("[]int32", versions="0+", default=())
+    leader: int = kafka("int32", versions="0+", default=-1)
+    leader_recovery_state: int = kafka("int8", versions="0+", tag=0, tagged_versions="0+", default=0)
+    leader_epoch: int = kafka("int32", versions="0+", default=-1)
+    partition_epoch: int = kafka("int32", versions="0+", default=-1)
+    directories: tuple[UUID, ...] = kafka("[]uuid", versions="1+", default=())
+    eligible_leader_replicas: tuple[int, ...] | None = kafka(
+        "[]int32", versions="2+", tag=1, tagged_versions="2+", nullable="2+", default=None
+    )
+    last_known_elr: tuple[int, ...] | None = kafka(
+        "[]int32", versions="2+", tag=2, tagged_versions="2+", nullable="2+", default=None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRecord:
+    """One config of one resource; a null value deletes it."""
+
+    resource_type: int = kafka("int8", versions="0+", default=0)
+    resource_name: str = kafka("string", versions="0+", default="")
+    name: str = kafka("string", versions="0+", default="")
+    value: str | None = kafka("string", versions="0+", nullable="0+", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChangeRecord:
+    """What changes in a partition; fields at their default stay (C9)."""
+
+    partition_id: int = kafka("int32", versions="0+", default=-1)
+    topic_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
+    isr: tuple[int, ...] | None = kafka(
+        "[]int32", versions="0+", tag=0, tagged_versions="0+", nullable="0+", default=None
+    )
+    leader: int = kafka("int32", versions="0+", tag=1, tagged_versions="0+", default=-2)
+    replicas: tuple[int, ...] | None = kafka(
+        "[]int32", versions="0+", tag=2, tagged_versions="0+", nullable="0+", default=None
+    )
+    removing_replicas: tuple[int, ...] | None = kafka(
+        "[]int32", versions="0+", tag=3, tagged_versions="0+", nullable="0+", default=None
+    )
+    adding_replicas: tuple[int, ...] | None = kafka(
+        "[]int32", versions="0+", tag=4, tagged_versions="0+", nullable="0+", default=None
+    )
+    leader_recovery_state: int = kafka("int8", versions="0+", tag=5, tagged_versions="0+", default=-1)
+    directories: tuple[UUID, ...] | None = kafka(
+        "[]uuid", versions="1+", tag=8, tagged_versions="1+", nullable="1+", default=None
+    )
+    eligible_leader_replicas: tuple[int, ...] | None = kafka(
+        "[]int32", versions="2+", tag=6, tagged_versions="2+", nullable="2+", default=None
+    )
+    last_known_elr: tuple[int, ...] | None = kafka(
+        "[]int32", versions="2+", tag=7, tagged_versions="2+", nullable="2+", default=None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FenceBrokerRecord:
+    """Before metadata.version 6; read, never written."""
+
+    id: int = kafka("int32", versions="0+", default=0)
+    epoch: int = kafka("int64", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class UnfenceBrokerRecord:
+    """Before metadata.version 6; read, never written."""
+
+    id: int = kafka("int32", versions="0+", default=0)
+    epoch: int = kafka("int64", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveTopicRecord:
+    """Drops a topic, its partitions and configs (C25)."""
+
+    topic_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationTokenRecord:
+    """A delegation token."""
+
+    owner: str = kafka("string", versions="0+", default="")
+    requester: str = kafka("string", versions="0+", default="")
+    renewers: tuple[str, ...] = kafka("[]string", versions="0+", default=())
+    issue_timestamp: int = kafka("int64", versions="0+", default=0)
+    max_timestamp: int = kafka("int64", versions="0+", default=0)
+    expiration_timestamp: int = kafka("int64", versions="0+", default=0)
+    token_id: str = kafka("string", versions="0+", default="")
+
+
+@dataclass(frozen=True, slots=True)
+class UserScramCredentialRecord:
+    """A user's SCRAM credential (C43)."""
+
+    name: str = kafka("string", versions="0+", default="")
+    mechanism: int = kafka("int8", versions="0+", default=0)
+    salt: bytes = kafka("bytes", versions="0+", default=b"")
+    stored_key: bytes = kafka("bytes", versions="0+", default=b"")
+    server_key: bytes = kafka("bytes", versions="0+", default=b"")
+    iterations: int = kafka("int32", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureLevelRecord:
+    """The finalized level of a feature; 0 removes it."""
+
+    name: str = kafka("string", versions="0+", default="")
+    feature_level: int = kafka("int16", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class EntityData:
+    """One part of a quota's entity; a null name is the default."""
+
+    entity_type: str = kafka("string", versions="0+", default="")
+    entity_name: str | None = kafka("string", versions="0+", nullable="0+", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientQuotaRecord:
+    """One quota of one entity (C44)."""
+
+    entity: tuple[EntityData, ...] = kafka("[]EntityData", versions="0+", default=())
+    key: str = kafka("string", versions="0+", default="")
+    value: float = kafka("float64", versions="0+", default=0.0)
+    remove: bool = kafka("bool", versions="0+", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdsRecord:
+    """The first producer id of the next block (C41)."""
+
+    broker_id: int = kafka("int32", versions="0+", default=0)
+    broker_epoch: int = kafka("int64", versions="0+", default=-1)
+    next_producer_id: int = kafka("int64", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegistrationChangeRecord:
+    """`fenced`: 1 fences, -1 unfences; `in_controlled_shutdown`: 1 sets it; empty `log_dirs` means unchanged."""
+
+    broker_id: int = kafka("int32", versions="0+", default=0)
+    broker_epoch: int = kafka("int64", versions="0+", default=0)
+    fenced: int = kafka("int8", versions="0+", tag=0, tagged_versions="0+", default=0)
+    in_controlled_shutdown: int = kafka("int8", versions="1+", tag=1, tagged_versions="1+", default=0)
+    log_dirs: tuple[UUID, ...] = kafka("[]uuid", versions="2+", tag=2, tagged_versions="2+", default=())
+    cordoned_log_dirs: tuple[UUID, ...] | None = kafka(
+        "[]uuid", versions="3+", tag=3, tagged_versions="3+", nullable="3+", default=None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AccessControlEntryRecord:
+    """An ACL (C42)."""
+
+    id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
+    resource_type: int = kafka("int8", versions="0+", default=0)
+    resource_name: str = kafka("string", versions="0+", default="")
+    pattern_type: int = kafka("int8", versions="0+", default=0)
+    principal: str = kafka("string", versions="0+", default="")
+    host: str = kafka("string", versions="0+", default="")
+    operation: int = kafka("int8", versions="0+", default=0)
+    permission_type: int = kafka("int8", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAccessControlEntryRecord:
+    """Removes an ACL."""
+
+    id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
+
+
+@dataclass(frozen=True, slots=True)
+class NoOpRecord:
+    """Keeps the log moving (C7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZkMigrationStateRecord:
+    """Left of ZooKeeper times; read, never written (K20)."""
+
+    zk_migration_state: int = kafka("int8", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveUserScramCredentialRecord:
+    """Removes a SCRAM credential."""
+
+    name: str = kafka("string", versions="0+", default="")
+    mechanism: int = kafka("int8", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTransactionRecord:
+    """Opens a metadata transaction (C8)."""
+
+    name: str | None = kafka("string", versions="0+", tag=0, tagged_versions="0+", nullable="0+", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class EndTransactionRecord:
+    """Publishes the open transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortTransactionRecord:
+    """Drops the open transaction."""
+
+    reason: str | None = kafka("string", versions="0+", tag=0, tagged_versions="0+", nullable="0+", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveDelegationTokenRecord:
+    """Removes a delegation token."""
+
+    token_id: str = kafka("string", versions="0+", default="")
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerEndpoint:
+    """A listener of a controller."""
+
+    name: str = kafka("string", versions="0+", default="")
+    host: str = kafka("string", versions="0+", default="")
+    port: int = kafka("uint16", versions="0+", default=0)
+    security_protocol: int = kafka("int16", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerFeature:
+    """Levels that a controller supports."""
+
+    name: str = kafka("string", versions="0+", default="")
+    min_supported_version: int = kafka("int16", versions="0+", default=0)
+    max_supported_version: int = kafka("int16", versions="0+", default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterControllerRecord:
+    """A controller's registration."""
+
+    controller_id: int = kafka("int32", versions="0+", default=0)
+    incarnation_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
+    zk_migration_ready: bool = kafka("bool", versions="0+", default=False)
+    end_points: tuple[ControllerEndpoint, ...] = kafka("[]ControllerEndpoint", versions="0+", default=())
+    features: tuple[ControllerFeature, ...] = kafka("[]ControllerFeature", versions="0+", default=())
+
+
+@dataclass(frozen=True, slots=True)
+class ClearElrRecord:
+    """Forgets the eligible leader replicas of a topic, "" = of all (K26)."""
+
+    topic_name: str = kafka("string", versions="0+", default="")
+
+
+MetadataRecord: TypeAlias = (
+    RegisterBrokerRecord
+    | UnregisterBrokerRecord
+    | TopicRecord
+    | PartitionRecord
+    | ConfigRecord
+    | PartitionChangeRecord
+    | FenceBrokerRecord
+    | UnfenceBrokerRecord
+    | RemoveTopicRecord
+    | DelegationTokenRecord
+    | UserScramCredentialRecord
+    | FeatureLevelRecord
+    | ClientQuotaRecord
+    | ProducerIdsRecord
+    | BrokerRegistrationChangeRecord
+    | AccessControlEntryRecord
+    | RemoveAccessControlEntryRecord
+    | NoOpRecord
+    | ZkMigrationStateRecord
+    | RemoveUserScramCredentialRecord
+    | BeginTransactionRecord
+    | EndTransactionRecord
+    | AbortTransactionRecord
+    | RemoveDelegationTokenRecord
+    | RegisterControllerRecord
+    | ClearElrRecord
+)
+"""Any record of the metadata log that is not a control record."""
+
+
+class UnknownRecord(InternalError):
+    """A record that this release can not read: the log was written by a newer one, or is damaged."""
+
+
+class _Kind(NamedTuple):
+    record: type[MetadataRecord]
+    api_key: int
+    latest_version: int
+    version: Callable[[MetadataRecord, int], int]
+    """(record, metadata.version) -> the version to write."""
+
+
+def _version_0(record: MetadataRecord, metadata_version: int) -> int:
+    return 0
+
+
+def _register_broker_version(record: MetadataRecord, metadata_version: int) -> int:
+    return features.register_broker_record_version(metadata_version)
+
+
+def _partition_version(record: MetadataRecord, metadata_version: int) -> int:
+    return features.partition_record_version(metadata_version)
+
+
+def _registration_change_version(record: MetadataRecord, metadata_version: int) -> int:
+    """The lowest that carries what is set (K3)."""
+    assert isinstance(record, BrokerRegistrationChangeRecord)
+    if record.cordoned_log_dirs is not None:
+        return 3
+    return 2 if record.log_dirs else 1 if record.in_controlled_shutdown else 0
+
+
+_KINDS: Final = (
+    _Kind(RegisterBrokerRecord, 0, 4, _register_broker_version),
+    _Kind(UnregisterBrokerRecord, 1, 0, _version_0),
+    _Kind(TopicRecord, 2, 0, _version_0),
+    _Kind(PartitionRecord, 3, 2, _partition_version),
+    _Kind(ConfigRecord, 4, 0, _version_0),
+    _Kind(PartitionChangeRecord, 5, 2, _partition_version),
+    _Kind(FenceBrokerRecord, 7, 0, _version_0),
+    _Kind(UnfenceBrokerRecord, 8, 0, _version_0),
+    _Kind(RemoveTopicRecord, 9, 0, _version_0),
+    _Kind(DelegationTokenRecord, 10, 0, _version_0),
+    _Kind(UserScramCredentialRecord, 11, 0, _version_0),
+    _Kind(FeatureLevelRecord, 12, 0, _version_0),
+    _Kind(ClientQuotaRecord, 14, 0, _version_0),
+    _Kind(ProducerIdsRecord, 15, 0, _version_0),
+    _Kind(BrokerRegistrationChangeRecord, 17, 3, _registration_change_version),
+    _Kind(AccessControlEntryRecord, 18, 0, _version_0),
+    _Kind(RemoveAccessControlEntryRecord, 19, 0, _version_0),
+    _Kind(NoOpRecord, 20, 0, _version_0),
+    _Kind(ZkMigrationStateRecord, 21, 0, _version_0),
+    _Kind(RemoveUserScramCredentialRecord, 22, 0, _version_0),
+    _Kind(BeginTransactionRecord, 23, 0, _version_0),
+    _Kind(EndTransactionRecord, 24, 0, _version_0),
+    _Kind(AbortTransactionRecord, 25, 0, _version_0),
+    _Kind(RemoveDelegationTokenRecord, 26, 0, _version_0),
+    _Kind(RegisterControllerRecord, 27, 0, _version_0),
+    _Kind(ClearElrRecord, 28, 0, _version_0),
+)
+
+API_KEYS: Final = {kind.record: kind.api_key for kind in _KINDS}
+"""Api key of each record class."""
+
+
+class _Codec(NamedTuple):
+    prefix: tuple[bytes, ...]
+    """Frame version, api key and record version, by record version."""
+    codec: MessageCodec
+    version: Callable[[MetadataRecord, int], int]
+
+
+def _build(kind: _Kind) -> _Codec:
+    # Frame version, key and record version are all below 128, so each varint is one byte.
+    prefix = tuple(bytes((1, kind.api_key, version)) for version in range(kind.latest_version + 1))
+    return _Codec(prefix, codec(kind.record, versions=(0, kind.latest_version), flexible="0+"), kind.version)
+
+
+_CODECS: Final = {kind.record: _build(kind) for kind in _KINDS}
+_DECODERS: Final = {
+    prefix: (_CODECS[kind.record].codec.decode, version)
+    for kind in _KINDS
+    for version, prefix in enumerate(_CODECS[kind.record].prefix)
+}
+
+
+def encode_record(record: MetadataRecord, metadata_version: int) -> bytes:
+    """The value to write for `record` while `metadata_version` is finalized."""
+    entry = _CODECS[type(record)]
+    version = entry.version(record, metadata_version)
+    return entry.prefix[version] + entry.codec.encode(version, record)
+
+
+def api_key_of(value: bytes) -> int:
+    """The api key of an encoded record, without decoding it."""
+    return value[1]
+
+
+def decode_record(value: bytes) -> MetadataRecord:
+    """Inverse of `encode_record`. Raises UnknownRecord on what this release does not know."""
+    found = _DECODERS.get(value[:3])
+    if found is None:
+        raise UnknownRecord(f"the metadata log holds a record of unknown kind or version (starts {value[:8].hex()})")
+    decode, version = found
+    record: MetadataRecord = decode(version, value, 3)[0]
+    return record

@@ -1,0 +1,123 @@
+"""An image as records and back: what a snapshot of the metadata log contains.
+
+Owns the order and completeness of those records. Not the file: batches, header and footer are `node.metadata_log`'s and
+`snapshot_batches` here only cuts records into groups.
+
+Rules: snapshots.md N10: a complete state, no deletes, no deltas, metadata.version first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from fenceline.metadata.delta import MetadataDelta
+from fenceline.metadata.features import METADATA_VERSION, Levels
+from fenceline.metadata.image import EMPTY_IMAGE, BrokerImage, ControllerImage, MetadataImage, TopicImage
+from fenceline.metadata.records import (
+    BrokerEndpoint,
+    BrokerFeature,
+    ClientQuotaRecord,
+    ConfigRecord,
+    ControllerEndpoint,
+    ControllerFeature,
+    EntityData,
+    FeatureLevelRecord,
+    MetadataRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterBrokerRecord,
+    RegisterControllerRecord,
+    TopicRecord,
+)
+
+RECORDS_PER_BATCH: Final = 1024
+"""N6."""
+
+
+def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
+    """Records that lead from nothing to `image`, in Kafka's order of kinds; within a kind sorted by key."""
+    yield from _features(image)
+    for broker_id in sorted(image.brokers):
+        yield _broker(image.brokers[broker_id])
+    for controller_id in sorted(image.controllers):
+        yield _controller(image.controllers[controller_id])
+    for topic in sorted(image.topics_by_id.values(), key=lambda one: one.name):
+        yield from _topic(topic)
+    for resource in sorted(image.configs):
+        for name, value in sorted(image.configs[resource].items()):
+            yield ConfigRecord(resource.type, resource.name, name, value)
+    for entity, quotas in image.client_quotas.items():
+        for key, quota in quotas.items():
+            yield ClientQuotaRecord(tuple(EntityData(kind, name) for kind, name in entity), key, quota, False)
+    if image.next_producer_id:
+        yield ProducerIdsRecord(-1, -1, image.next_producer_id)
+    yield from image.acls.values()
+    yield from image.scram.values()
+    yield from image.delegation_tokens.values()
+
+
+def image_of(records: Iterable[MetadataRecord], offset: int, epoch: int) -> MetadataImage:
+    """Inverse of `image_records`. Raises InternalError for records that do not fit each other."""
+    delta = MetadataDelta(EMPTY_IMAGE)
+    for record in records:
+        delta.replay(record)
+    image, _ = delta.build(offset, epoch)
+    return image
+
+
+def _features(image: MetadataImage) -> Iterator[MetadataRecord]:
+    if METADATA_VERSION in image.features:
+        yield FeatureLevelRecord(METADATA_VERSION, image.features[METADATA_VERSION])
+    for name in sorted(image.features):
+        if name != METADATA_VERSION:
+            yield FeatureLevelRecord(name, image.features[name])
+
+
+def _broker(broker: BrokerImage) -> RegisterBrokerRecord:
+    return RegisterBrokerRecord(
+        broker_id=broker.id,
+        incarnation_id=broker.incarnation_id,
+        broker_epoch=broker.epoch,
+        end_points=tuple(BrokerEndpoint(*endpoint) for endpoint in broker.endpoints),
+        features=tuple(BrokerFeature(name, *levels) for name, levels in _sorted(broker.features.items())),
+        rack=broker.rack,
+        fenced=broker.fenced,
+        in_controlled_shutdown=broker.in_controlled_shutdown,
+        log_dirs=broker.log_dirs,
+        cordoned_log_dirs=broker.cordoned_log_dirs,
+    )
+
+
+def _controller(controller: ControllerImage) -> RegisterControllerRecord:
+    return RegisterControllerRecord(
+        controller_id=controller.id,
+        incarnation_id=controller.incarnation_id,
+        zk_migration_ready=controller.zk_migration_ready,
+        end_points=tuple(ControllerEndpoint(*endpoint) for endpoint in controller.endpoints),
+        features=tuple(ControllerFeature(name, *levels) for name, levels in _sorted(controller.features.items())),
+    )
+
+
+def _sorted(features: Iterable[tuple[str, Levels]]) -> list[tuple[str, Levels]]:
+    return sorted(features)
+
+
+def _topic(topic: TopicImage) -> Iterator[MetadataRecord]:
+    yield TopicRecord(topic.name, topic.id)
+    for index, partition in enumerate(topic.partitions):
+        yield PartitionRecord(
+            partition_id=index,
+            topic_id=topic.id,
+            replicas=partition.replicas,
+            isr=partition.isr,
+            removing_replicas=partition.removing,
+            adding_replicas=partition.adding,
+            leader=partition.leader,
+            leader_recovery_state=partition.leader_recovery_state,
+            leader_epoch=partition.leader_epoch,
+            partition_epoch=partition.partition_epoch,
+            directories=partition.directories,
+            eligible_leader_replicas=partition.elr or None,
+            last_known_elr=partition.last_known_elr or None,
+        )

@@ -1,0 +1,537 @@
+"""Ties the controller and the quorum to the loop, the clock and the metadata log.
+
+Owns the order of things: decide, append, take into memory, flush, publish, answer. Requests that come while a flush is
+under way share the next one (group commit), so one disk's latency carries any number of them. Never decides anything
+itself, and never lets out an answer or an image that a crash could take back (`gaps.md G35`).
+
+How it works: `submit` queues a request. On the loop, all queued requests are decided one after the other, each seeing
+what the ones before it decided (C1); their records go to the log in one write, and the flush runs in a thread. When it
+is done, the high watermark moves, listeners hear of each image in order, and the answers go out. Requests without
+records are answered at the same point, since they may have seen what is not yet committed.
+
+A disk that refuses an append (full) fails those requests with 56 and reverts the controller to what is committed (C2);
+the next request tries again. A failed flush leaves the disk in an unknown state: the driver stops and says so.
+
+Rules: controller.md C1-C3, C6, C7, C15, C17, C30; raft.md Q2, Q31-Q36; since_4_0.md K20.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from fenceline.config.node import NodeConfig
+from fenceline.controller.controller import Controller
+from fenceline.controller.requests import BalanceLeaders, FenceStaleBroker, Request, WriteBootstrapRecords, WriteNoOp
+from fenceline.controller.state import MAX_RECORDS, ControllerSettings
+from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
+from fenceline.log.disk import Disk
+from fenceline.log.errors import StorageError
+from fenceline.metadata.delta import Delta, difference
+from fenceline.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSION
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
+from fenceline.metadata.records import AbortTransactionRecord, MetadataRecord
+from fenceline.node.clock import Clock
+from fenceline.node.format import controller_endpoint, read_bootstrap_features
+from fenceline.node.metadata_batches import control_batch, record_batch
+from fenceline.node.metadata_log import MetadataLog, Replayed
+from fenceline.node.metadata_snapshots import Snapshots
+from fenceline.quorum.control_records import KRaftVersionFeature, Voter
+from fenceline.quorum.quorum import AdvanceHighWatermark, AppendControlBatch, Duty, PersistElection, Quorum
+
+Listener = Callable[[MetadataImage, Delta], None]
+
+_BATCH_RECORDS: Final = 1000
+_KRAFT_LEVELS: Final = KRaftVersionFeature(0, 1)
+_STALE_CHECKS_PER_SESSION: Final = 8
+_STATIC_TOPIC_CONFIGS: Final = ("min.insync.replicas", "unclean.leader.election.enable")
+
+
+def _controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettings:
+    static = {name: text for name in _STATIC_TOPIC_CONFIGS if (text := config.text(name)) is not None}
+    return ControllerSettings(
+        cluster_id=cluster_id,
+        default_partition_count=config.get_int("num.partitions"),
+        default_replication_factor=config.get_int("default.replication.factor"),
+        session_timeout_ms=config.get_int("broker.session.timeout.ms"),
+        delete_topics_enabled=config.get_bool("delete.topic.enable"),
+        static_configs=static,
+    )
+
+
+class _Waiting(NamedTuple):
+    request: Request | None
+    answer: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """What one flush carries."""
+
+    end_offset: int
+    size_bytes: int = 0
+    images: list[tuple[MetadataImage, Delta]] = field(default_factory=list)
+    answers: list[tuple[asyncio.Future[Any], Any]] = field(default_factory=list)
+    """What to answer; an exception is raised where the answer is awaited."""
+
+
+class ControllerDriver:
+    """See the module. All methods belong to the loop."""
+
+    def __init__(
+        self,
+        *,
+        config: NodeConfig,
+        disk: Disk,
+        directory: str | Path,
+        cluster_id: str,
+        node_id: int,
+        directory_id: UUID,
+        clock: Clock,
+        rng: Random,
+        executor: Executor | None = None,
+    ) -> None:
+        """`directory` is `metadata.log.dir`; `executor` runs flushes (one of its own when left out)."""
+        self._config = config
+        self._disk = disk
+        self._directory = str(directory)
+        self._node_id = node_id
+        self._directory_id = directory_id
+        self._clock = clock
+        self._rng = rng
+        self._own_executor = ThreadPoolExecutor(1, "metadata-flush") if executor is None else None
+        self._executor = executor or self._own_executor
+        self._controller = Controller(_controller_settings(config, cluster_id))
+        self._committed: MetadataImage = EMPTY_IMAGE
+        self._listeners: list[Listener] = []
+        self._queue: list[_Waiting] = []
+        self._flight: _Flight | None = None
+        self._scheduled = False
+        self._failed: asyncio.Future[None] | None = None
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._landed: asyncio.Event | None = None
+        self._log: MetadataLog
+        self._quorum: Quorum
+        self._replayed: Replayed
+        self._snapshots: Snapshots
+        self._stopped = False
+        self._partition_count = 0
+
+    # -- what others see -----------------------------------------------------------------------------------------------
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest committed image."""
+        return self._committed
+
+    @property
+    def finalized_features(self) -> dict[str, int]:
+        """Committed feature levels; kraft.version comes from the quorum and is listed from 1 on (K1)."""
+        features = dict(self._committed.features)
+        if self._quorum.kraft_version:
+            features["kraft.version"] = self._quorum.kraft_version
+        return features
+
+    @property
+    def partition_count(self) -> int:
+        """Partitions of all topics in the committed image."""
+        return self._partition_count
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the quorum's leader, which is this node."""
+        return self._quorum.epoch
+
+    @property
+    def quorum(self) -> Quorum:
+        """For those who describe it; its state changes only here."""
+        return self._quorum
+
+    @property
+    def high_watermark(self) -> int:
+        """End of what is committed in the metadata log."""
+        return self._quorum.high_watermark or 0
+
+    @property
+    def log(self) -> MetadataLog:
+        return self._log
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call `listener` on the loop for each committed change from now on, in order. It must not block or raise."""
+        self._listeners.append(listener)
+
+    def submit(self, request: Request) -> asyncio.Future[Any]:
+        """The answer, once what it says is durable.
+
+        Fails with PeerError: what the controller says of a request that fails as a whole, 41 when it has stopped, 56
+        when the disk takes no more. Cancelling the future does not take back what is decided already.
+        """
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._stopped or (self._failed is not None and self._failed.done()):
+            answer.set_exception(_stopped())
+            return answer
+        self._queue.append(_Waiting(request, answer))
+        self._schedule()
+        return answer
+
+    def failed(self) -> asyncio.Future[None]:
+        """Ends, with OperatorError or InternalError, only when the controller can not go on."""
+        if self._failed is None:
+            self._failed = asyncio.get_running_loop().create_future()
+        return asyncio.shield(self._failed)
+
+    # -- start and stop ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Read the log, lead the quorum, write what a new cluster needs. Raises OperatorError.
+
+        Blocks the loop while it reads: nothing else of a node works before.
+        """
+        if self._failed is None:
+            self._failed = asyncio.get_running_loop().create_future()
+        replayed = self._open()
+        now_ms = self._clock.monotonic_ms()
+        self._controller.activate(replayed.image, self._log.end_offset, now_ms, dead=frozenset((self._node_id,)))
+        if replayed.open_transaction:
+            self._write_now(AbortTransactionRecord("The controller that began the transaction has ended."))
+        if not replayed.image.metadata_version:
+            levels = read_bootstrap_features(self._disk, self._directory) or {METADATA_VERSION: LATEST_METADATA_VERSION}
+            await self._submit_now(WriteBootstrapRecords(tuple(levels.items())))
+        self._snapshots = Snapshots(self._log, self._config, self._clock, self._executor)
+        self._snapshots.replayed(
+            replayed.log_record_count, self._committed, self._quorum.kraft_version, self._quorum.voters
+        )
+        self._arm_timers()
+
+    def _open(self) -> Replayed:
+        config = self._config
+        self._log = MetadataLog.open(
+            self._disk,
+            self._directory,
+            now_ms=self._clock.now_ms(),
+            segment_bytes=config.get_int("metadata.log.segment.bytes"),
+            segment_ms=config.get_int("metadata.log.segment.ms"),
+        )
+        replayed = self._log.replay()
+        endpoint = controller_endpoint(config)
+        local = Voter(self._node_id, self._directory_id, (endpoint,), _KRAFT_LEVELS)
+        voters = replayed.voters or (local,)
+        self._check_voters(voters, local, replayed.kraft_version)
+        self._quorum = Quorum(local, voters, kraft_version=replayed.kraft_version, voters_in_log=replayed.voters_in_log)
+        self._perform(self._quorum.start(self._log.read_election(), self._log.end))
+        self._publish(replayed.image, difference(EMPTY_IMAGE, replayed.image))
+        return replayed
+
+    def _check_voters(self, voters: Sequence[Voter], local: Voter, kraft_version: int) -> None:
+        ids = [voter.voter_id for voter in voters]
+        if ids != [local.voter_id]:
+            raise OperatorError(
+                f"The voters of this cluster's metadata quorum are {ids}; this node is {local.voter_id}.",
+                "This release runs a quorum of one: use the data directory of that node, or format a new one.",
+            )
+        if kraft_version >= 1 and voters[0].voter_directory_id != local.voter_directory_id:
+            raise OperatorError(
+                f"The metadata log in {self._directory} was written under another directory id.",
+                "It was copied from another directory: use that one, or copy its meta.properties too.",
+            )
+
+    async def stop(self) -> None:
+        """Answer what is queued, stop leading, close the log."""
+        if self._stopped:
+            return
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        while (self._queue or self._flight is not None) and not self._is_failed:
+            self._landed = asyncio.Event()
+            self._schedule()
+            await self._landed.wait()
+        self._stopped = True
+        if hasattr(self, "_snapshots"):
+            await self._snapshots.finish()
+        if hasattr(self, "_quorum"):
+            self._quorum.resign()
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._log.close)
+        if self._own_executor is not None:
+            self._own_executor.shutdown()
+
+    @property
+    def _is_failed(self) -> bool:
+        return self._failed is not None and self._failed.done()
+
+    # -- the quorum's duties -------------------------------------------------------------------------------------------
+
+    def _perform(self, duties: Sequence[Duty]) -> None:
+        """Do duties in order. Of adjacent PersistElection only the last is written: nobody saw those before it."""
+        for position, duty in enumerate(duties):
+            match duty:
+                case PersistElection(state):
+                    if position + 1 < len(duties) and isinstance(duties[position + 1], PersistElection):
+                        continue
+                    voters = tuple(voter.voter_id for voter in self._quorum.voters)
+                    self._log.write_election(state, self._quorum.kraft_version, voters)
+                case AppendControlBatch(epoch, records):
+                    now_ms = self._clock.now_ms()
+                    self._log.append(control_batch(records, now_ms), epoch, now_ms)
+                    self._log.flush()
+                    self._perform(self._quorum.flushed(self._log.end_offset))
+                case AdvanceHighWatermark(offset):
+                    self._log.advance_high_watermark(offset)
+
+    # -- deciding ------------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._scheduled and self._flight is None and self._queue:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Decide all that is queued and send it off."""
+        self._scheduled = False
+        if self._flight is not None or self._is_failed:
+            return
+        queue, self._queue = self._queue, []
+        try:
+            flight = self._decide(queue)
+        except StorageError as error:
+            self._revert(queue, error)
+            return
+        except Exception as error:
+            self._give_up(error, queue)
+            return
+        self._flight = flight
+        work = self._log.flush_work() if flight.size_bytes else None
+        if work is None:
+            self._land(None)
+            return
+        running = asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+        def finished(done: asyncio.Future[None]) -> None:
+            error = done.exception()
+            if error is None:
+                work.done()
+            elif isinstance(error, StorageError):
+                work.failed(error)
+            self._land(error)
+
+        running.add_done_callback(finished)
+
+    def _decide(self, queue: Sequence[_Waiting]) -> _Flight:
+        """Decide in order and append everything in one write. Raises StorageError with the log unchanged."""
+        controller = self._controller
+        epoch = self._quorum.epoch
+        now_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
+        first_offset = controller.next_offset
+        batches = _Batches(now_ms)
+        flight = _Flight(first_offset)
+        for waiting in queue:
+            try:
+                assert waiting.request is not None, "only requests are decided"
+                decision = controller.decide(waiting.request, monotonic_ms, self._rng)
+            except PeerError as error:
+                flight.answers.append((waiting.answer, error))
+                continue
+            if decision.records:
+                batches.add(decision.records, decision.atomic, controller.image.metadata_version)
+                last_offset = controller.next_offset + len(decision.records) - 1
+                flight.images.append(controller.replay(decision.records, last_offset, epoch))
+            flight.answers.append((waiting.answer, decision.answer))
+        flight.end_offset = controller.next_offset
+        content = batches.finish()
+        if content:
+            base = self._log.append(content, epoch, now_ms)
+            if base != first_offset or self._log.end_offset != flight.end_offset:
+                raise InternalError(
+                    f"the metadata log is at {base}..{self._log.end_offset}, its controller at "
+                    f"{first_offset}..{flight.end_offset}"
+                )
+            flight.size_bytes = len(content)
+        return flight
+
+    def _revert(self, queue: Sequence[_Waiting], error: Exception) -> None:
+        """C2: what was decided is forgotten, and those who asked are told."""
+        self._controller.reset(self._committed, self._log.end_offset)
+        for waiting in queue:
+            _fail(waiting.answer, error)
+        self._schedule()
+        self._wake()
+
+    # -- committing ----------------------------------------------------------------------------------------------------
+
+    def _land(self, error: BaseException | None) -> None:
+        """The flush has ended."""
+        flight, self._flight = self._flight, None
+        assert flight is not None, "only a flight lands"
+        if error is not None:
+            self._give_up(error, [_Waiting(None, answer) for answer, _ in flight.answers])
+            return
+        if flight.size_bytes:
+            self._perform(self._quorum.flushed(flight.end_offset))
+        try:
+            for image, delta in flight.images:
+                self._publish(image, delta)
+        except Exception as failure:
+            self._give_up(failure, [_Waiting(None, answer) for answer, _ in flight.answers])
+            raise
+        for answer, value in flight.answers:
+            if isinstance(value, Exception):
+                _fail(answer, value)
+            elif not answer.done():
+                answer.set_result(value)
+        if flight.size_bytes and hasattr(self, "_snapshots"):
+            quorum = self._quorum
+            self._snapshots.committed(flight.size_bytes, self._committed, quorum.kraft_version, quorum.voters)
+        self._schedule()
+        self._wake()
+
+    def _publish(self, image: MetadataImage, delta: Delta) -> None:
+        self._committed = image
+        self._partition_count += _partitions_gained(delta)
+        for listener in self._listeners:
+            listener(image, delta)
+
+    def _give_up(self, error: BaseException, waiting: Sequence[_Waiting]) -> None:
+        """The controller can not go on: what the disk holds, or what it decided itself, is not certain any more."""
+        if isinstance(error, StorageError):
+            reason: Exception = OperatorError(
+                f"The metadata log could not be made durable: {error.message}",
+                "What the disk holds is not certain any more. Check it, then restart the node.",
+            )
+        else:
+            reason = error if isinstance(error, InternalError) else InternalError(f"the controller failed: {error!r}")
+            reason.__cause__ = error
+        for each in [*waiting, *self._queue]:
+            _fail(each.answer, _stopped())
+        self._queue.clear()
+        for timer in self._timers:
+            timer.cancel()
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_exception(reason)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._landed is not None:
+            self._landed.set()
+
+    # -- at start, before anything else runs -------------------------------------------------------------------------
+
+    def _write_now(self, *records: MetadataRecord) -> None:
+        """Append, flush and take in records outside of any request."""
+        now_ms = self._clock.now_ms()
+        self._log.append(record_batch(records, self._controller.image.metadata_version, now_ms), self.epoch, now_ms)
+        self._log.flush()
+        image, delta = self._controller.replay(records, self._log.end_offset - 1, self.epoch)
+        self._perform(self._quorum.flushed(self._log.end_offset))
+        self._publish(image, delta)
+
+    async def _submit_now(self, request: Request) -> None:
+        """A request of the driver itself, flushed on the loop."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._flight = self._decide([_Waiting(request, answer)])
+        self._log.flush()
+        self._land(None)
+        await answer
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _arm_timers(self) -> None:
+        config = self._config
+        session_ms = config.get_int("broker.session.timeout.ms")
+        self._every(max(1, session_ms // _STALE_CHECKS_PER_SESSION), self._check_sessions)
+        if config.get_bool("auto.leader.rebalance.enable"):
+            self._every(1000 * config.get_int("leader.imbalance.check.interval.seconds"), self._balance_leaders)
+        if config.is_set("metadata.max.idle.interval.ms"):
+            # Kafka's NoOp records keep the nodes that follow the log moving (C7). Nobody follows a quorum of one in one
+            # process, so they are written only where they are asked for.
+            idle_ms = config.get_int("metadata.max.idle.interval.ms")
+            if idle_ms > 0:
+                self._every(idle_ms, lambda: self._ignore(self.submit(WriteNoOp())))
+
+    def _every(self, period_ms: int, action: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        handle: asyncio.TimerHandle
+
+        def fire() -> None:
+            nonlocal handle
+            self._timers.discard(handle)
+            action()
+            if not self._stopped and not self._is_failed:
+                handle = loop.call_later(period_ms / 1000, fire)
+                self._timers.add(handle)
+
+        handle = loop.call_later(period_ms / 1000, fire)
+        self._timers.add(handle)
+
+    def _check_sessions(self) -> None:
+        """C17. The broker of this process lives as long as this runs: only others can be silent."""
+        sessions = self._controller.state.sessions
+        now_ms = self._clock.monotonic_ms()
+        own = sessions.get(self._node_id)
+        if own is not None:
+            own.last_contact_ms = now_ms
+        silent = sum(1 for _ in sessions.expired(now_ms))
+        for _ in range(silent):
+            self._ignore(self.submit(FenceStaleBroker()))
+
+    def _balance_leaders(self) -> None:
+        if len(self._committed.brokers) > 1:
+            self._ignore(self.submit(BalanceLeaders()))
+
+    @staticmethod
+    def _ignore(answer: asyncio.Future[Any]) -> None:
+        """Nobody waits for it; its failure is that of the next request."""
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+class _Batches:
+    """Decisions' records gathered into batches: an atomic decision lies in one (C3), small ones share one."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._content = bytearray()
+        self._group: list[MetadataRecord] = []
+        self._version = 0
+
+    def add(self, records: Sequence[MetadataRecord], atomic: bool, metadata_version: int) -> None:
+        if self._group and (len(self._group) + len(records) > _BATCH_RECORDS or metadata_version != self._version):
+            self._close()
+        self._version = metadata_version
+        if atomic:
+            self._group.extend(records)
+            return
+        for start in range(0, len(records), MAX_RECORDS):
+            self._group.extend(records[start : start + MAX_RECORDS])
+            if len(self._group) >= MAX_RECORDS:
+                self._close()
+
+    def finish(self) -> bytearray:
+        if self._group:
+            self._close()
+        return self._content
+
+    def _close(self) -> None:
+        self._content += record_batch(self._group, self._version or LATEST_METADATA_VERSION, self._now_ms)
+        self._group = []
+
+
+def _partitions_gained(delta: Delta) -> int:
+    return (
+        sum(len(topic.partitions) for topic in delta.created_topics)
+        - sum(len(topic.partitions) for topic in delta.deleted_topics)
+        + sum(1 for change in delta.changed_partitions if change.before is None)
+    )
+
+
+def _stopped() -> PeerError:
+    return PeerError(ErrorCode.NOT_CONTROLLER, "This controller has stopped.")
+
+
+def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)

@@ -1,0 +1,84 @@
+"""When to write a snapshot of the image, and writing it beside the running node.
+
+Owns the two limits of Kafka (bytes since the last one, time since the last one) and one of its own: a start that had to
+replay many records writes one soon, so that the next start is quick. One snapshot at a time, in a thread, from an
+immutable image; a failed one is reported and tried again at the next limit.
+
+Rules: snapshots.md N11, N12, N14-N16, N18.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+from fenceline.config.node import NodeConfig
+from fenceline.metadata.image import MetadataImage
+from fenceline.node.clock import Clock
+from fenceline.node.metadata_batches import image_batches
+from fenceline.node.metadata_log import MetadataLog, SnapshotId
+from fenceline.quorum.control_records import Voter
+
+_REPLAYED_RECORDS = 50_000
+
+
+class Snapshots:
+    """Watches what is committed and writes snapshots of it."""
+
+    def __init__(self, log: MetadataLog, config: NodeConfig, clock: Clock, executor: Executor | None) -> None:
+        self._log = log
+        self._clock = clock
+        self._executor = executor
+        self._limit_bytes = config.get_int("metadata.log.max.record.bytes.between.snapshots")
+        self._interval_ms = config.get_int("metadata.log.max.snapshot.interval.ms")
+        self._retention_bytes = config.get_int("metadata.max.retention.bytes")
+        self._bytes = 0
+        self._since_ms = clock.monotonic_ms()
+        self._running: asyncio.Future[None] | None = None
+        self.last_error: Exception | None = None
+        """Why the newest attempt failed; None when it did not."""
+
+    def replayed(
+        self, log_record_count: int, image: MetadataImage, kraft_version: int, voters: Sequence[Voter]
+    ) -> None:
+        """The node has started and had to read this many records from the log."""
+        if log_record_count > _REPLAYED_RECORDS:
+            self._begin(image, kraft_version, voters)
+
+    def committed(self, size_bytes: int, image: MetadataImage, kraft_version: int, voters: Sequence[Voter]) -> None:
+        """`size_bytes` more of the log are committed; they end with `image`, at the end of a batch."""
+        self._bytes += size_bytes
+        late = 0 < self._interval_ms <= self._clock.monotonic_ms() - self._since_ms
+        if self._bytes >= self._limit_bytes or late:
+            self._begin(image, kraft_version, voters)
+
+    async def finish(self) -> None:
+        """Wait for a snapshot that is being written."""
+        if self._running is not None:
+            await asyncio.wait([self._running])
+
+    def _begin(self, image: MetadataImage, kraft_version: int, voters: Sequence[Voter]) -> None:
+        snapshot = SnapshotId(image.offset + 1, image.epoch)
+        if self._running is not None or snapshot in self._log.snapshots:
+            return
+        self._bytes = 0
+        self._since_ms = self._clock.monotonic_ms()
+        now_ms = self._clock.now_ms()
+
+        def write() -> None:
+            batches = image_batches(
+                image, now_ms=now_ms, last_log_timestamp_ms=now_ms, kraft_version=kraft_version, voters=voters
+            )
+            self._log.write_snapshot(snapshot, batches)
+
+        def written(done: asyncio.Future[None]) -> None:
+            self._running = None
+            error = done.exception()
+            self.last_error = error if isinstance(error, Exception) else None
+            if error is None:
+                self._log.snapshot_written(snapshot)
+                self._log.clean(self._retention_bytes, now_ms)
+
+        self._running = asyncio.get_running_loop().run_in_executor(self._executor, write)
+        self._running.add_done_callback(written)

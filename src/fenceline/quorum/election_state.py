@@ -1,0 +1,83 @@
+"""What a node must remember of elections: the `quorum-state` file.
+
+Owns the text of that file. Writing it safely (temporary file, fsync, rename) is the driver's business.
+
+Rules: raft.md Q11, Q12; since_4_0.md K10 (leader and vote may be set together; data_version 1 with kraft.version 1).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+from fenceline.errors import OperatorError
+from fenceline.ids import ZERO_UUID, decode_uuid, encode_uuid
+
+FILE_NAME: Final = "quorum-state"
+NOBODY: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionState:
+    """`leader_id` and `voted_id` are -1 where there is none."""
+
+    epoch: int = 0
+    leader_id: int = NOBODY
+    voted_id: int = NOBODY
+    voted_directory_id: UUID = ZERO_UUID
+
+    def with_epoch_at_least(self, epoch: int) -> ElectionState:
+        """Q10: a log that is ahead of the file wins; nobody is known to lead there."""
+        return self if self.epoch >= epoch else ElectionState(epoch)
+
+    def without_vote(self) -> ElectionState:
+        return replace(self, voted_id=NOBODY, voted_directory_id=ZERO_UUID)
+
+
+def encode_election(state: ElectionState, kraft_version: int, voter_ids: tuple[int, ...] = ()) -> bytes:
+    """The file's content in the form of the kraft.version known at that moment."""
+    if kraft_version >= 1:
+        fields: dict[str, object] = {
+            "leaderId": state.leader_id,
+            "leaderEpoch": state.epoch,
+            "votedId": state.voted_id,
+            "votedDirectoryId": encode_uuid(state.voted_directory_id),
+            "data_version": 1,
+        }
+    else:
+        fields = {
+            "clusterId": "",
+            "leaderId": state.leader_id,
+            "leaderEpoch": state.epoch,
+            "votedId": state.voted_id,
+            "appliedOffset": 0,
+            "currentVoters": [{"voterId": voter} for voter in voter_ids],
+            "data_version": 0,
+        }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def decode_election(content: bytes, path: str) -> ElectionState:
+    """Inverse of `encode_election`, either form. Raises OperatorError on anything else (Q12)."""
+    try:
+        fields = json.loads(content)
+        version = int(fields["data_version"])
+        if version not in (0, 1):
+            raise OperatorError(
+                f"{path} has data_version {version}; this release knows 0 and 1.",
+                "The directory was written by a newer release: start that one.",
+            )
+        return ElectionState(
+            int(fields["leaderEpoch"]),
+            int(fields["leaderId"]),
+            int(fields["votedId"]),
+            decode_uuid(fields["votedDirectoryId"]) if version == 1 else ZERO_UUID,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise OperatorError(
+            f"{path} can not be read: {error}",
+            "It holds this node's votes, so it must not be guessed. Restore it, or with other voters alive format "
+            "this node anew.",
+        ) from None
