@@ -3,7 +3,7 @@
 Owns the cache of clients and the translation between `fenceline.client` and the values this package plans with. Spark
 unpickles a reader for every task but reuses its worker processes, and a partition does not stick to a worker
 (`pyspark.md S12`): clients live in this module's globals, keyed by their settings, and are made when first needed. A
-client does not survive a fork, so the process id is part of the key.
+client does not survive a fork, so the process id is part of the key. The client itself is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from fenceline.client.admin import Admin
-from fenceline.client.reader import OffsetRange as ClientRange
-from fenceline.client.reader import RangeReader
 from fenceline.errors import ErrorCode
 from fenceline.ids import ZERO_UUID, TopicPartition, decode_uuid, encode_uuid
 from pyspark_fenceline.cluster import EpochEnd, LogEnd, TopicFacts
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from fenceline.client.producer import Producer
+    from fenceline.client.reader import RangeReader
 
 T = TypeVar("T")
 _READER_DEFAULTS: Final = {"max.partition.fetch.bytes": 8 * 1024 * 1024, "queued.max.bytes": 64 * 1024 * 1024}
@@ -58,6 +56,8 @@ def connect(properties: Mapping[str, str]) -> ClientCluster:
 
 def reader(properties: Mapping[str, str]) -> RangeReader:
     """The process's reader for these properties."""
+    from fenceline.client.reader import RangeReader
+
     return _keep("reader", properties, lambda: RangeReader({**_READER_DEFAULTS, **properties}))
 
 
@@ -72,6 +72,8 @@ def read_arrow(
     client: RangeReader, task: Collection[OffsetRange], topic_ids: Mapping[str, str | None], **columns: Any
 ) -> Iterator[pa.RecordBatch]:
     """The records of a task's ranges. Several ranges of one partition are read one after another."""
+    from fenceline.client.reader import OffsetRange as ClientRange
+
     waiting = list(task)
     while waiting:
         now: dict[TopicPartition, ClientRange] = {}
@@ -96,6 +98,8 @@ class ClientCluster:
     """`cluster.Cluster` over the admin client."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
+        from fenceline.client.admin import Admin
+
         self._admin = Admin(dict(properties))
         self._isolation_level = str(properties.get("isolation.level", "read_uncommitted"))
 

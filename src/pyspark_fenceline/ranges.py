@@ -199,7 +199,14 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History) -> Compari
             losses.append(loss)
             positions[tp] = Position(_resume_offset(loss, verdicts.get(tp), snapshot.starts[tp]))
     losses += [
-        Loss(LossKind.PARTITIONS_GONE, tp.topic, tp.partition, position.offset, position.leader_epoch)
+        Loss(
+            LossKind.PARTITIONS_GONE,
+            tp.topic,
+            tp.partition,
+            position.offset,
+            position.leader_epoch,
+            topic_id=held.topic_ids.get(tp.topic),
+        )
         for tp, position in held.positions.items()
         if tp not in snapshot.ends
     ]

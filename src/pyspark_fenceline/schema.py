@@ -63,7 +63,7 @@ def check_schema(schema: StructType, *, include_headers: bool, include_leader_ep
         if own is None or own.dataType != field.dataType:
             wanted = ", ".join(f"{column.name} {column.dataType.simpleString()}" for column in known.values())
             raise OperatorError(
-                f"The fenceline source has a fixed schema without a column {field.name} {field.dataType.simpleString()}",
+                f"The fenceline source has no column {field.name} {field.dataType.simpleString()}; its schema is fixed",
                 f"Leave the schema out, or choose from: {wanted}.",
             )
         option, is_on = needs.get(field.name, ("", True))

@@ -180,7 +180,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         known: dict[str, TopicFacts] = {}
         if isinstance(held, SourceOffset):
             known = {topic: TopicFacts(None, tuple(parts)) for topic, parts in by_topic(held.positions).items()}
-        require_all(self._options.subscription, {**known, **found})
+        if isinstance(held, Unresolved) or self._options.fail_on_data_loss:
+            require_all(self._options.subscription, {**known, **found})
         snapshot = take_snapshot(self._cluster, found)
         if self._is_available_now and self._target is None:
             self._target = snapshot

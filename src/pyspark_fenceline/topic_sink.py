@@ -118,7 +118,7 @@ class TopicWriter(DataSourceArrowWriter):
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """A replayed batch is written again: at least once, and each record acknowledged before the batch counts as done."""
+    """A replayed batch is written again: at least once, every record acknowledged before the batch is done."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._task = _TopicTask(options, schema)

@@ -1,0 +1,429 @@
+"""The stream reader against a cluster in memory: no Spark session, no broker."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline import stream
+from pyspark_fenceline.errors import DataLossError, LossKind
+from pyspark_fenceline.options import read_options
+from pyspark_fenceline.schema import spark_schema
+from pyspark_fenceline.stream import FencelineStreamReader
+from pyspark_fenceline.tasks import RangesPartition, ReadPlan
+from tests.spark.fakes import FakeCluster
+
+ALL = ReadAllAvailable()
+Offset = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "IDLE_WAIT_MS", 0)
+
+
+def make(cluster: FakeCluster, **options: str) -> FencelineStreamReader:
+    given = {
+        "kafka.bootstrap.servers": "h:1",
+        "subscribe": "t",
+        "startingOffsets": "earliest",
+        "fetchOffset.retryIntervalMs": "0",
+        **options,
+    }
+    if "subscribePattern" in options or "assign" in options:
+        del given["subscribe"]
+    parsed = read_options(given, streaming=True)
+    plan = ReadPlan(parsed.client, spark_schema(include_headers=False, include_leader_epoch=False), True)
+    return FencelineStreamReader(parsed, plan, cluster)
+
+
+def ends(offset: Offset) -> dict[str, int]:
+    return {
+        f"{topic}-{index}": position["offset"]
+        for topic, content in offset["topics"].items()
+        for index, position in content["partitions"].items()
+    }
+
+
+def reads(reader: FencelineStreamReader, start: Offset, end: Offset) -> dict[str, tuple[int, int]]:
+    found = {}
+    for partition in reader.partitions(json.loads(json.dumps(start)), json.loads(json.dumps(end))):
+        assert isinstance(partition, RangesPartition)
+        for one in partition.task:
+            found[str(one.topic_partition)] = (one.start_offset, one.end_offset_exclusive)
+    return found
+
+
+def cluster_with(*counts: int) -> FakeCluster:
+    cluster = FakeCluster(t=len(counts))
+    for index, count in enumerate(counts):
+        cluster.log("t", index).append(count)
+    return cluster
+
+
+def test_the_first_batch_carries_its_start_so_that_a_replay_reads_the_same() -> None:
+    cluster = cluster_with(5, 3)
+    first = make(cluster)
+    end = first.latestOffset(first.initialOffset(), ALL)
+    assert ends(end) == {"t-0": 5, "t-1": 3}
+    cluster.log("t", 0).append(9)
+    again = make(cluster)
+    assert reads(again, again.initialOffset(), end) == {"t-0": (0, 5), "t-1": (0, 3)}
+
+
+def test_latest_is_pinned_by_the_first_batch() -> None:
+    cluster = cluster_with(5)
+    reader = make(cluster, startingOffsets="latest")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert ends(end) == {"t-0": 5}
+    assert reads(reader, reader.initialOffset(), end) == {}
+    cluster.log("t").append(2)
+    later = reader.latestOffset(end, ALL)
+    assert reads(make(cluster), end, later) == {"t-0": (5, 7)}
+    # A replay of batch 0 by another process, when "latest" has moved on.
+    assert reads(make(cluster, startingOffsets="latest"), reader.initialOffset(), end) == {}
+
+
+def test_without_news_the_start_comes_back_unchanged() -> None:
+    reader = make(cluster_with(5))
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    kept = json.loads(json.dumps(end))
+    assert json.dumps(reader.latestOffset(kept, ALL)) == json.dumps(end)
+    assert "from" in kept
+
+
+def test_the_start_is_dropped_from_later_offsets() -> None:
+    cluster = cluster_with(5)
+    reader = make(cluster)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    cluster.log("t").append(1)
+    assert "from" not in reader.latestOffset(end, ALL)
+
+
+def test_positions_carry_the_epoch_of_the_record_before() -> None:
+    cluster = cluster_with(5)
+    cluster.log("t").elect(4)
+    reader = make(cluster)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert end["topics"]["t"]["partitions"]["0"] == {"leader_epoch": 0, "offset": 5}
+    assert end["topics"]["t"]["id"] == cluster.ids["t"]
+
+
+def test_max_offsets_per_trigger() -> None:
+    reader = make(cluster_with(900, 100), maxOffsetsPerTrigger="100")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(100)
+    end = reader.latestOffset(reader.initialOffset(), limit)
+    assert ends(end) == {"t-0": 90, "t-1": 10}
+    assert ends(reader.latestOffset(end, limit)) == {"t-0": 180, "t-1": 20}
+
+
+def test_trigger_once_ignores_the_limit() -> None:
+    reader = make(cluster_with(900, 100), maxOffsetsPerTrigger="100")
+    assert ends(reader.latestOffset(reader.initialOffset(), ALL)) == {"t-0": 900, "t-1": 100}
+
+
+def test_min_offsets_hold_a_batch_back_until_the_delay_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_with(5)
+    reader = make(cluster, minOffsetsPerTrigger="10", maxTriggerDelay="1m")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMinRows(10)
+    now = 1_000_000
+    monkeypatch.setattr(stream, "_now_ms", lambda: now)
+    end = reader.latestOffset(reader.initialOffset(), limit)
+    cluster.log("t").append(9)
+    assert reader.latestOffset(end, limit) == end
+    now += 59_999
+    assert reader.latestOffset(end, limit) == end
+    now += 1
+    assert ends(reader.latestOffset(end, limit)) == {"t-0": 14}
+
+
+def test_min_and_max_together() -> None:
+    cluster = cluster_with(100)
+    reader = make(cluster, minOffsetsPerTrigger="10", maxOffsetsPerTrigger="50")
+    limit = reader.getDefaultReadLimit()
+    end = reader.latestOffset(reader.initialOffset(), limit)
+    assert ends(end) == {"t-0": 50}
+    end = reader.latestOffset(end, limit)
+    cluster.log("t").append(9)
+    assert reader.latestOffset(end, limit) == end
+
+
+def test_available_now_stops_at_what_was_there_when_it_began() -> None:
+    cluster = cluster_with(100)
+    reader = make(cluster, maxOffsetsPerTrigger="60", minOffsetsPerTrigger="50")
+    reader.prepareForTriggerAvailableNow()
+    limit = reader.getDefaultReadLimit()
+    end = reader.latestOffset(reader.initialOffset(), limit)
+    cluster.log("t").append(500)
+    end = reader.latestOffset(end, limit)
+    assert ends(end) == {"t-0": 100}
+    assert reader.latestOffset(end, limit) == end
+
+
+def test_new_partitions_are_read_from_their_beginning() -> None:
+    cluster = cluster_with(5)
+    reader = make(cluster)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    cluster.logs[TopicPartition("t", 1)] = type(cluster.log("t"))()
+    assert reader.latestOffset(end, ALL) == end
+    cluster.log("t", 1).append(3)
+    later = reader.latestOffset(end, ALL)
+    assert reads(reader, end, later) == {"t-1": (0, 3)}
+
+
+def test_patterns_pick_new_topics_up_and_leave_internal_ones_out() -> None:
+    cluster = FakeCluster(ta=1, x=1)
+    cluster.create("t__internal", 1)
+    cluster.internal.add("t__internal")
+    cluster.log("ta").append(1)
+    reader = make(cluster, subscribePattern="t.*")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert ends(end) == {"ta-0": 1}
+    cluster.create("tb", 1)
+    cluster.log("tb").append(2)
+    assert ends(reader.latestOffset(end, ALL)) == {"ta-0": 1, "tb-0": 2}
+
+
+def test_assigned_partitions_only() -> None:
+    cluster = cluster_with(1, 2, 3)
+    reader = make(cluster, assign='{"t":[0,2]}')
+    assert ends(reader.latestOffset(reader.initialOffset(), ALL)) == {"t-0": 1, "t-2": 3}
+
+
+def test_a_topic_that_does_not_exist_is_named() -> None:
+    reader = make(FakeCluster(), subscribe="nosuch")
+    with pytest.raises(OperatorError, match="nosuch"):
+        reader.latestOffset(reader.initialOffset(), ALL)
+
+
+def test_explicit_starting_offsets_must_name_all_and_exist() -> None:
+    cluster = cluster_with(5, 5)
+    for wrong in ('{"t":{"0":1}}', '{"t":{"0":1,"1":1,"2":1}}'):
+        reader = make(cluster, startingOffsets=wrong)
+        with pytest.raises(OperatorError, match="you must specify all TopicPartitions"):
+            reader.latestOffset(reader.initialOffset(), ALL)
+    reader = make(cluster, startingOffsets='{"t":{"0":1,"1":9}}')
+    with pytest.raises(OperatorError, match="beyond the end"):
+        reader.latestOffset(reader.initialOffset(), ALL)
+    cluster.log("t").start = 3
+    reader = make(cluster, startingOffsets='{"t":{"0":1,"1":0}}')
+    with pytest.raises(DataLossError, match="OFFSETS_EXPIRED"):
+        reader.latestOffset(reader.initialOffset(), ALL)
+    lax = make(cluster, startingOffsets='{"t":{"0":1,"1":9}}', failOnDataLoss="false")
+    end = lax.latestOffset(lax.initialOffset(), ALL)
+    assert reads(lax, lax.initialOffset(), end) == {"t-0": (3, 5)}
+
+
+def test_starting_timestamps() -> None:
+    cluster = cluster_with(5)
+    cluster.log("t").timestamps = {i: i * 10 for i in range(5)}
+    reader = make(cluster, startingTimestamp="25")
+    assert reads(reader, reader.initialOffset(), reader.latestOffset(reader.initialOffset(), ALL)) == {"t-0": (3, 5)}
+    reader = make(cluster, startingTimestamp="99")
+    with pytest.raises(OperatorError, match="No offset matched"):
+        reader.latestOffset(reader.initialOffset(), ALL)
+    reader = make(cluster, startingTimestamp="99", startingOffsetsByTimestampStrategy="latest")
+    assert ends(reader.latestOffset(reader.initialOffset(), ALL)) == {"t-0": 5}
+
+
+# Losses -----------------------------------------------------------------------------------------------------------
+
+
+def losing(cluster: FakeCluster, start: Offset, end: Offset | None = None) -> DataLossError:
+    """The loss that planning from `start` meets, or replaying the batch from `start` to `end`."""
+    reader = make(cluster)
+    with pytest.raises(DataLossError) as caught:
+        reader.latestOffset(start, ALL) if end is None else reader.partitions(start, end)
+    return caught.value
+
+
+def planned(cluster: FakeCluster, start: Offset | None = None) -> tuple[Offset, Offset]:
+    reader = make(cluster)
+    begin = reader.initialOffset() if start is None else start
+    return begin, reader.latestOffset(begin, ALL)
+
+
+def test_truncation_and_regrowth_is_noticed_in_latest_offset() -> None:
+    cluster = cluster_with(150)
+    _, end = planned(cluster)
+    cluster.log("t").elect(2, keep=100)
+    cluster.log("t").append(100)
+    error = losing(cluster, end)
+    assert error.kind is LossKind.LOG_TRUNCATED
+    (loss,) = error.losses
+    assert (loss.offset, loss.leader_epoch, loss.divergence_offset, loss.log_end_offset) == (150, 0, 100, 200)
+
+
+def test_truncation_is_noticed_when_a_batch_is_replayed() -> None:
+    cluster = cluster_with(150)
+    _, first = planned(cluster)
+    cluster.log("t").append(50)
+    _, second = planned(cluster, first)
+    cluster.log("t").elect(2, keep=180)
+    cluster.log("t").append(100)
+    error = losing(cluster, first, second)
+    assert (error.kind, error.losses[0].divergence_offset, error.losses[0].offset) == (LossKind.LOG_TRUNCATED, 180, 200)
+    # Below the start as well: told once, for the start.
+    cluster.log("t").elect(3, keep=100)
+    cluster.log("t").append(200)
+    error = losing(cluster, first, second)
+    assert [(loss.divergence_offset, loss.offset) for loss in error.losses] == [(100, 150)]
+
+
+def test_truncation_without_failing_goes_on_from_the_divergence_point() -> None:
+    cluster = cluster_with(150)
+    _, end = planned(cluster)
+    cluster.log("t").elect(2, keep=100)
+    cluster.log("t").append(100)
+    lax = make(cluster, failOnDataLoss="false")
+    later = lax.latestOffset(end, ALL)
+    assert ends(later) == {"t-0": 200}
+    assert reads(lax, end, later) == {"t-0": (100, 200)}
+    assert lax.latestOffset(later, ALL) == later
+
+
+def test_without_failing_offsets_may_go_back() -> None:
+    cluster = cluster_with(150)
+    _, end = planned(cluster)
+    cluster.log("t").elect(2, keep=100)
+    cluster.log("t").append(20)
+    lax = make(cluster, failOnDataLoss="false")
+    later = lax.latestOffset(end, ALL)
+    assert ends(later) == {"t-0": 120}
+    assert reads(lax, end, later) == {"t-0": (100, 120)}
+    cluster.log("t").append(5)
+    assert reads(lax, later, lax.latestOffset(later, ALL)) == {"t-0": (120, 125)}
+
+
+def test_a_checkpoint_without_epochs_notices_at_least_a_shorter_log() -> None:
+    cluster = cluster_with(100)
+    error = losing(cluster, {"t": {"0": 150}})
+    assert (error.kind, error.losses[0].offset) == (LossKind.LOG_TRUNCATED, 150)
+
+
+def test_an_end_that_was_stale_is_looked_at_again() -> None:
+    cluster = cluster_with(160)
+    cluster.stale_ends[TopicPartition("t", 0)] = [120, 130]
+    assert ends(make(cluster).latestOffset({"t": {"0": 150}}, ALL)) == {"t-0": 160}
+
+
+def test_a_high_watermark_that_lags_behind_a_matching_epoch_is_no_loss() -> None:
+    cluster = cluster_with(150)
+    _, end = planned(cluster)
+    cluster.log("t").elect(1)
+    cluster.stale_ends[TopicPartition("t", 0)] = [140]
+    reader = make(cluster)
+    assert reader.latestOffset(end, ALL) == end
+
+
+def test_a_checkpoint_of_sparks_kafka_source_goes_on() -> None:
+    cluster = cluster_with(150)
+    reader = make(cluster)
+    later = reader.latestOffset({"t": {"0": 100}}, ALL)
+    assert reads(reader, {"t": {"0": 100}}, later) == {"t-0": (100, 150)}
+    assert later["topics"]["t"]["id"] == cluster.ids["t"]
+
+
+def test_a_recreated_topic_is_noticed_even_when_it_is_longer() -> None:
+    cluster = cluster_with(5)
+    _, end = planned(cluster)
+    old = cluster.ids["t"]
+    cluster.delete("t")
+    cluster.create("t", 1, id="new")
+    cluster.log("t").append(50)
+    error = losing(cluster, end)
+    assert (error.kind, error.losses[0].topic_id, error.losses[0].found_topic_id) == (
+        LossKind.TOPIC_RECREATED,
+        old,
+        "new",
+    )
+    lax = make(cluster, failOnDataLoss="false")
+    later = lax.latestOffset(end, ALL)
+    assert reads(lax, end, later) == {"t-0": (0, 50)}
+    assert later["topics"]["t"]["id"] == "new"
+
+
+def test_expired_offsets_are_noticed() -> None:
+    cluster = cluster_with(5)
+    _, end = planned(cluster)
+    cluster.log("t").append(20)
+    cluster.log("t").start = 9
+    error = losing(cluster, end)
+    assert (error.kind, error.losses[0].offset, error.losses[0].log_start_offset) == (LossKind.OFFSETS_EXPIRED, 5, 9)
+    lax = make(cluster, failOnDataLoss="false")
+    later = lax.latestOffset(end, ALL)
+    assert reads(lax, end, later) == {"t-0": (9, 25)}
+
+
+def test_expiry_of_what_is_read_already_is_no_loss() -> None:
+    cluster = cluster_with(5)
+    _, end = planned(cluster)
+    cluster.log("t").start = 5
+    reader = make(cluster)
+    assert reader.latestOffset(end, ALL) == end
+
+
+def test_a_new_partition_that_lost_its_first_records_is_noticed() -> None:
+    cluster = cluster_with(5)
+    _, end = planned(cluster)
+    cluster.logs[TopicPartition("t", 1)] = type(cluster.log("t"))([0] * 9, start=4)
+    assert losing(cluster, end).kind is LossKind.OFFSETS_EXPIRED
+
+
+def test_partitions_that_are_gone_are_noticed() -> None:
+    cluster = cluster_with(5)
+    cluster.create("u", 1)
+    cluster.log("u").append(2)
+    reader = make(cluster, subscribe="t,u")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    cluster.delete("u")
+    with pytest.raises(DataLossError) as caught:
+        make(cluster, subscribe="t,u").latestOffset(end, ALL)
+    assert [(loss.kind, loss.topic) for loss in caught.value.losses] == [(LossKind.PARTITIONS_GONE, "u")]
+    lax = make(cluster, subscribe="t,u", failOnDataLoss="false")
+    later = lax.latestOffset(end, ALL)
+    assert ends(later) == {"t-0": 5}
+    assert lax.latestOffset(later, ALL) == later
+
+
+def test_an_election_without_loss_goes_unremarked() -> None:
+    cluster = cluster_with(5)
+    begin, end = planned(cluster)
+    cluster.log("t").elect(7)
+    cluster.log("t").append(5)
+    reader = make(cluster)
+    assert reads(reader, begin, end) == {"t-0": (0, 5)}
+    assert ends(reader.latestOffset(end, ALL)) == {"t-0": 10}
+
+
+def test_an_election_between_two_questions_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_with(5)
+    _, end = planned(cluster)
+    real = cluster.epoch_ends
+    calls = []
+
+    def elect_once(epochs: Any) -> Any:
+        if not calls:
+            cluster.log("t").elect(9)
+        calls.append(epochs)
+        return real(epochs)
+
+    monkeypatch.setattr(cluster, "epoch_ends", elect_once)
+    reader = make(cluster)
+    assert reader.latestOffset(end, ALL) == end
+    assert len(calls) == 2
+
+
+def test_an_executors_copy_carries_no_connection() -> None:
+    reader = make(cluster_with(5))
+    reader.latestOffset(reader.initialOffset(), ALL)
+    copy = pickle.loads(pickle.dumps(reader))
+    assert copy._connected is None
