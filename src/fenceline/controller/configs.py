@@ -9,7 +9,7 @@ replicas are kept). Broker-level dynamic updates are checked by the broker that 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from fenceline.config.topic import TOPIC_CONFIGS, is_list_config, validate_topic_configs
 from fenceline.controller.requests import (
@@ -29,6 +29,8 @@ from fenceline.metadata.features import MV_CORDONED_LOG_DIRS
 from fenceline.metadata.image import ConfigResource, ConfigResourceType
 from fenceline.metadata.records import ClearElrRecord, ConfigRecord, MetadataRecord
 
+T = TypeVar("T")
+
 MIN_ISR: Final = "min.insync.replicas"
 CORDONED: Final = "cordoned.log.dirs"
 _LARGEST_MIN_ISR: Final = 32767
@@ -41,7 +43,7 @@ def incremental_alter_configs(state: ControllerState, request: IncrementalAlterC
     """SET, DELETE, APPEND, SUBTRACT by key; each resource succeeds or fails alone."""
 
     def changes_of(resource: ConfigResource, changes: Sequence[ConfigChange]) -> list[tuple[str, str | None]]:
-        current = state.image.configs.get(resource) or {}
+        current: Mapping[str, str] = state.image.configs.get(resource) or {}
         return [(change.name, _new_value(resource, change, current.get(change.name))) for change in changes]
 
     return _alter(state, request.resources, changes_of, request.validate_only)
@@ -51,7 +53,7 @@ def alter_configs(state: ControllerState, request: AlterConfigs) -> Decision:
     """The legacy request: what it does not name is deleted."""
 
     def changes_of(resource: ConfigResource, wanted: Sequence[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
-        current = state.image.configs.get(resource) or {}
+        current: Mapping[str, str] = state.image.configs.get(resource) or {}
         named = dict(wanted)
         return [*named.items(), *((name, None) for name in current if name not in named)]
 
@@ -60,8 +62,8 @@ def alter_configs(state: ControllerState, request: AlterConfigs) -> Decision:
 
 def _alter(
     state: ControllerState,
-    resources: Sequence[tuple[ConfigResource, Sequence[object]]],
-    changes_of: Callable[[ConfigResource, Sequence[object]], list[tuple[str, str | None]]],
+    resources: Sequence[tuple[ConfigResource, T]],
+    changes_of: Callable[[ConfigResource, T], list[tuple[str, str | None]]],
     validate_only: bool,
 ) -> Decision:
     records: list[MetadataRecord] = []

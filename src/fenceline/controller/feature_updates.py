@@ -107,7 +107,8 @@ def _fault(state: ControllerState, update: FeatureUpdate) -> str | None:
     if level < current and kind is UpgradeType.UPGRADE:
         return (
             prefix
-            + "Can't downgrade the version of this feature without setting the upgrade type to either safe or unsafe downgrade."
+            + "Can't downgrade the version of this feature without setting the upgrade type to "
+            + "either safe or unsafe downgrade."
         )
     if name == KRAFT_VERSION and level < current:
         return prefix + "It is not possible to downgrade the kraft.version."

@@ -23,7 +23,8 @@ def allocate_producer_ids(state: ControllerState, request: AllocateProducerIds) 
     if first > _LARGEST - BLOCK_SIZE:
         raise PeerError(
             ErrorCode.UNKNOWN_SERVER_ERROR,
-            f"Exhausted all producerIds as the next block's end producerId is {first} has exceeded the int64 type limit",
+            f"Exhausted all producerIds as the next block's end producerId is {first} "
+            "has exceeded the int64 type limit",
         )
     record = ProducerIdsRecord(request.broker_id, request.broker_epoch, first + BLOCK_SIZE)
     return Decision((record,), ProducerIdBlock(first, BLOCK_SIZE))

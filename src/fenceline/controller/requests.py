@@ -279,7 +279,8 @@ class ElectLeaders:
     topic_partitions: tuple[tuple[str, tuple[int, ...]], ...] | None = None
 
 
-class ElectedPartition(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ElectedPartition:
     index: int
     outcome: Outcome
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from uuid import UUID
 
 from immutables import Map
@@ -73,7 +73,8 @@ _SHARED_LIMIT: Final = 8192
 _MISSING: Final = PartitionImage((), (), partition_epoch=-1)
 
 
-class ChangedPartition(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ChangedPartition:
     """A partition of a topic that existed before. `before` is None for a partition that is new in it."""
 
     topic: str
@@ -141,13 +142,13 @@ class _MapDraft(dict[K, "V | None"]):
     def build(self) -> Map[K, V]:
         if not self:
             return self._before
-        with self._before.mutate() as mutation:
-            for key, value in self.items():
-                if value is not None:
-                    mutation[key] = value
-                elif key in mutation:
-                    del mutation[key]
-            return mutation.finish()
+        mutation = self._before.mutate()
+        for key, value in self.items():
+            if value is not None:
+                mutation[key] = value
+            elif key in mutation:
+                del mutation[key]
+        return mutation.finish()
 
     def changed(self) -> tuple[K, ...]:
         return tuple(key for key, value in self.items() if value != self._before.get(key))
@@ -440,19 +441,19 @@ class MetadataDelta:
         created: list[TopicImage] = []
         changed: list[ChangedPartition] = []
         if self._topics or self._deleted:
-            with by_name.mutate() as names, by_id.mutate() as ids:
-                for topic in self._deleted.values():
-                    del names[topic.name]
-                    del ids[topic.id]
-                for draft in self._topics.values():
-                    topic = draft.build()
-                    names[draft.name] = topic
-                    ids[draft.id] = topic
-                    if draft.before is None:
-                        created.append(topic)
-                    else:
-                        changed.extend(_changed_partitions(topic, draft.before, sorted(draft.touched)))
-                by_name, by_id = names.finish(), ids.finish()
+            names, ids = by_name.mutate(), by_id.mutate()
+            for topic in self._deleted.values():
+                del names[topic.name]
+                del ids[topic.id]
+            for draft in self._topics.values():
+                topic = draft.build()
+                names[draft.name] = topic
+                ids[draft.id] = topic
+                if draft.before is None:
+                    created.append(topic)
+                else:
+                    changed.extend(_changed_partitions(topic, draft.before, sorted(draft.touched)))
+            by_name, by_id = names.finish(), ids.finish()
         after = MetadataImage(
             offset=offset,
             epoch=epoch,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import InternalError
@@ -436,30 +436,45 @@ API_KEYS: Final = {kind.record: kind.api_key for kind in _KINDS}
 """Api key of each record class."""
 
 
-class _Codec(NamedTuple):
+class _Encoder(NamedTuple):
     prefix: tuple[bytes, ...]
     """Frame version, api key and record version, by record version."""
-    codec: MessageCodec
+    codec: MessageCodec[Any]
     version: Callable[[MetadataRecord, int], int]
 
 
-def _build(kind: _Kind) -> _Codec:
-    # Frame version, key and record version are all below 128, so each varint is one byte.
-    prefix = tuple(bytes((1, kind.api_key, version)) for version in range(kind.latest_version + 1))
-    return _Codec(prefix, codec(kind.record, versions=(0, kind.latest_version), flexible="0+"), kind.version)
+class _Encoders(dict[type[MetadataRecord], _Encoder]):
+    """By record class, each made at its first use: a start needs few of them."""
+
+    def __missing__(self, record: type[MetadataRecord]) -> _Encoder:
+        kind = _KIND_OF[record]
+        # Frame version, key and record version are all below 128, so each varint is one byte.
+        prefix = tuple(bytes((1, kind.api_key, version)) for version in range(kind.latest_version + 1))
+        made = _Encoder(prefix, codec(record, versions=(0, kind.latest_version), flexible="0+"), kind.version)
+        self[record] = made
+        return made
 
 
-_CODECS: Final = {kind.record: _build(kind) for kind in _KINDS}
-_DECODERS: Final = {
-    prefix: (_CODECS[kind.record].codec.decode, version)
-    for kind in _KINDS
-    for version, prefix in enumerate(_CODECS[kind.record].prefix)
-}
+class _Decoders(dict[bytes, tuple[Callable[..., Any], int]]):
+    """Decoder and record version by the first three bytes of a value."""
+
+    def __missing__(self, prefix: bytes) -> tuple[Callable[..., Any], int]:
+        kind = _KIND_BY_KEY.get(prefix[1]) if len(prefix) == 3 and prefix[0] == 1 else None
+        if kind is None or prefix[2] > kind.latest_version:
+            raise UnknownRecord(f"the metadata log holds a record of unknown kind or version (starts {prefix.hex()})")
+        made = self[prefix] = (_ENCODERS[kind.record].codec.decode, prefix[2])
+        return made
+
+
+_KIND_OF: Final = {kind.record: kind for kind in _KINDS}
+_KIND_BY_KEY: Final = {kind.api_key: kind for kind in _KINDS}
+_ENCODERS: Final = _Encoders()
+_DECODERS: Final = _Decoders()
 
 
 def encode_record(record: MetadataRecord, metadata_version: int) -> bytes:
     """The value to write for `record` while `metadata_version` is finalized."""
-    entry = _CODECS[type(record)]
+    entry = _ENCODERS[type(record)]
     version = entry.version(record, metadata_version)
     return entry.prefix[version] + entry.codec.encode(version, record)
 
@@ -471,9 +486,6 @@ def api_key_of(value: bytes) -> int:
 
 def decode_record(value: bytes) -> MetadataRecord:
     """Inverse of `encode_record`. Raises UnknownRecord on what this release does not know."""
-    found = _DECODERS.get(value[:3])
-    if found is None:
-        raise UnknownRecord(f"the metadata log holds a record of unknown kind or version (starts {value[:8].hex()})")
-    decode, version = found
+    decode, version = _DECODERS[value[:3]]
     record: MetadataRecord = decode(version, value, 3)[0]
     return record

@@ -12,11 +12,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, TypeAlias
+from functools import cache
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from fenceline.ids import ZERO_UUID
-from fenceline.wire.message import codec, kafka
+from fenceline.wire.message import MessageCodec, codec, kafka
 
 
 class ControlType(IntEnum):
@@ -115,24 +116,28 @@ _TYPES: Final[dict[type[ControlRecord], ControlType]] = {
     KRaftVersion: ControlType.KRAFT_VERSION,
     KRaftVoters: ControlType.KRAFT_VOTERS,
 }
-_CODECS: Final = {record: codec(record, versions=(0, 0), flexible="0+") for record in _TYPES}
-_BY_TYPE: Final = {int(control_type): _CODECS[record] for record, control_type in _TYPES.items()}
+_CLASSES: Final = {int(control_type): record for record, control_type in _TYPES.items()}
 _KEY: Final = struct.Struct(">hh")
+
+
+@cache
+def _codec_of(record: type[ControlRecord]) -> MessageCodec[Any]:
+    return codec(record, versions=(0, 0), flexible="0+")
 
 
 def encode_control(record: ControlRecord) -> tuple[bytes, bytes]:
     """Key and value."""
-    return _KEY.pack(0, _TYPES[type(record)]), _CODECS[type(record)].encode(0, record)
+    return _KEY.pack(0, _TYPES[type(record)]), _codec_of(type(record)).encode(0, record)
 
 
 def decode_control(key: bytes | None, value: bytes | None) -> ControlRecord | None:
     """The record, or None for a type that is not the quorum's or not known: such are skipped (Q38)."""
     if key is None or value is None or len(key) < _KEY.size:
         return None
-    found = _BY_TYPE.get(_KEY.unpack_from(key)[1])
+    found = _CLASSES.get(_KEY.unpack_from(key)[1])
     if found is None:
         return None
-    record: ControlRecord = found.decode(0, value)[0]
+    record: ControlRecord = _codec_of(found).decode(0, value)[0]
     return record
 
 
