@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from fenceline.client.admin import Admin as Admin
     from fenceline.client.admin import AsyncAdmin as AsyncAdmin
     from fenceline.client.admin import NewTopic as NewTopic
-    from fenceline.client.consumer import AsyncConsumer as AsyncConsumer
-    from fenceline.client.consumer_face import Consumer as Consumer
+    from fenceline.client.async_consumer import AsyncConsumer as AsyncConsumer
+    from fenceline.client.consumer import Consumer as Consumer
     from fenceline.client.errors import EpochMismatchError as EpochMismatchError
     from fenceline.client.errors import LogTruncationError as LogTruncationError
     from fenceline.client.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 _HOMES: Final = {
     "Admin": "admin",
     "AsyncAdmin": "admin",
-    "AsyncConsumer": "consumer",
+    "AsyncConsumer": "async_consumer",
     "AsyncProducer": "producer",
     "AsyncRangeReader": "reader",
     "CommittedOffset": "offsets",
-    "Consumer": "consumer_face",
+    "Consumer": "consumer",
     "ConsumerRecord": "fetched",
     "EpochMismatchError": "errors",
     "LogTruncationError": "errors",

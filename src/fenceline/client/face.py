@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import queue
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -26,6 +27,40 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+class Errands:
+    """Calls that a coroutine wants made in the thread that waits for it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.queue: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._loop = loop
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Have the waiting thread call `function`; its result or exception."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self.queue.put((function, answer))
+        return await answer
+
+    def perform(self, function: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
+        try:
+            result = function()
+        except Exception as error:
+            self._loop.call_soon_threadsafe(_settle, answer, None, error)
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(_settle, answer, None, RuntimeError(f"interrupted: {error!r}"))
+            raise
+        else:
+            self._loop.call_soon_threadsafe(_settle, answer, result, None)
+
+
+def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if answer.done():
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)
 
 
 class LoopThread:
@@ -60,6 +95,25 @@ class LoopThread:
     def is_closed(self) -> bool:
         """Also True in a process that was forked from the owner's: there is nothing to close there."""
         return self._closed or os.getpid() != self._owner_pid
+
+    def run_with_calls(self, make: Callable[[Errands], Coroutine[Any, Any, T]]) -> T:
+        """`run` for work that has to call back into the caller's thread, where blocking calls are allowed.
+
+        `make` gets the `Errands` through which the work sends its calls.
+        """
+        self.check_usable()
+        errands = Errands(self.loop)
+        future = asyncio.run_coroutine_threadsafe(make(errands), self.loop)
+        future.add_done_callback(lambda _: errands.queue.put(None))
+        try:
+            while (errand := errands.queue.get()) is not None:
+                errands.perform(*errand)
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise OperatorError("The client was closed during the call", "Make a new client.") from None
+        except BaseException:
+            future.cancel()
+            raise
 
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> None:
         """Have the loop call something soon; ignored once closed."""

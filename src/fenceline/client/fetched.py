@@ -7,19 +7,18 @@ decoded later and elsewhere, straight out of the answer's buffer. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fenceline.client.errors import ClientError
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
+from fenceline.records.aborted import AbortedTransactions
 from fenceline.records.batch import BatchHeader, crc_is_valid, iter_headers
 from fenceline.records.decode import decode_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_ABORT_MARKER: Final = 0
 
 
 class ConsumerRecord(NamedTuple):
@@ -58,24 +57,6 @@ class Fetched(NamedTuple):
     """Upper bound: counts of whole batches, also where the first or last one is cut."""
 
 
-class Aborted:
-    """Aborted transactions of one answer, consumed in offset order (read_committed)."""
-
-    def __init__(self, transactions: Iterable[tuple[int, int]] | None) -> None:
-        self._waiting = sorted(transactions or (), key=lambda t: t[1], reverse=True)
-        self._open: set[int] = set()
-
-    def hides(self, header: BatchHeader, buf: memoryview) -> bool:
-        """Whether the batch belongs to an aborted transaction; must be asked for every batch, in order."""
-        while self._waiting and self._waiting[-1][1] <= header.last_offset:
-            self._open.add(self._waiting.pop()[0])
-        if header.is_control:
-            if header.producer_id in self._open and _control_type(buf, header) == _ABORT_MARKER:
-                self._open.discard(header.producer_id)
-            return True
-        return header.is_transactional and header.producer_id in self._open
-
-
 def scan(
     tp: TopicPartition,
     buf: memoryview,
@@ -83,7 +64,7 @@ def scan(
     epoch: int,
     *,
     end_offset_exclusive: int = 2**63 - 1,
-    aborted: Aborted | None = None,
+    aborted: AbortedTransactions | None = None,
     check_crcs: bool = True,
     max_leader_epoch: int = -1,
 ) -> tuple[Fetched, BatchHeader | None]:
@@ -112,7 +93,7 @@ def scan(
                 f"{tp}: the batch at offset {header.base_offset} arrived with a wrong checksum. Read again; if it stays so, "
                 "the broker's segment is damaged.",
             )
-        hidden = aborted.hides(header, buf) if aborted is not None else header.is_control
+        hidden = (aborted is not None and aborted.hides(buf, header)) or header.is_control
         if hidden or header.position != run_end:
             if run_end > run_start >= 0:
                 runs.append(Run(buf[run_start:run_end], run_first_offset, run_next_offset))
@@ -139,29 +120,23 @@ def to_records(fetched: Fetched) -> list[ConsumerRecord]:
     for run in fetched.runs:
         for header in iter_headers(run.records):
             kind = int(header.timestamp_type)
-            for record in decode_batch(run.records, header):
-                if run.start_offset <= record.offset < run.end_offset_exclusive:
-                    found.append(
-                        ConsumerRecord(
-                            fetched.topic,
-                            fetched.partition,
-                            record.offset,
-                            record.timestamp,
-                            kind,
-                            header.leader_epoch,
-                            record.key,
-                            record.value,
-                            record.headers,
-                        )
-                    )
+            epoch = header.leader_epoch
+            found += [
+                ConsumerRecord(
+                    fetched.topic,
+                    fetched.partition,
+                    record.offset,
+                    record.timestamp,
+                    kind,
+                    epoch,
+                    record.key,
+                    record.value,
+                    record.headers,
+                )
+                for record in decode_batch(run.records, header)
+                if run.start_offset <= record.offset < run.end_offset_exclusive
+            ]
     return found
-
-
-def _control_type(buf: memoryview, header: BatchHeader) -> int:
-    """0 abort, 1 commit: the second int16 of the control record's key; -1 when there is none."""
-    records = decode_batch(buf, header)
-    key = records[0].key if records else None
-    return int.from_bytes(key[2:4], "big", signed=True) if key is not None and len(key) >= 4 else -1
 
 
 def to_arrow(pieces: Sequence[Fetched], **options: Any) -> pa.RecordBatch:
@@ -171,4 +146,5 @@ def to_arrow(pieces: Sequence[Fetched], **options: Any) -> pa.RecordBatch:
     chunks = [(piece.topic, piece.partition, run.records) for piece in pieces for run in piece.runs]
     starts = [run.start_offset for piece in pieces for run in piece.runs]
     ends = [run.end_offset_exclusive for piece in pieces for run in piece.runs]
-    return batches_to_arrow(chunks, start_offsets=starts, end_offsets_exclusive=ends, **options)
+    # The scan has checked the CRCs (or was told not to).
+    return batches_to_arrow(chunks, start_offsets=starts, end_offsets_exclusive=ends, check_crc=False, **options)

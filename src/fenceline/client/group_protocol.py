@@ -123,3 +123,16 @@ def decode_assignment(raw: bytes) -> tuple[TopicPartition, ...]:
     cursor = _Cursor(raw)
     cursor.take(">h")
     return cursor.partitions()
+
+
+def encode_owned(partitions: Iterable[TopicPartition], generation_id: int) -> bytes:
+    """What the sticky assignor puts into user data: the member's last assignment and its generation."""
+    return _partitions(partitions) + struct.pack(">i", generation_id)
+
+
+def decode_owned(raw: bytes) -> tuple[tuple[TopicPartition, ...], int]:
+    """Inverse of `encode_owned`; old members leave the generation out."""
+    cursor = _Cursor(raw)
+    partitions = cursor.partitions()
+    generation_id = cursor.take(">i") if cursor.position < len(raw) else -1
+    return partitions, generation_id

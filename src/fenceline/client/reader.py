@@ -31,10 +31,12 @@ from fenceline.client.errors import (
 )
 from fenceline.client.face import LoopThread
 from fenceline.client.fetch_wire import PartitionFetch, fetch_once
-from fenceline.client.fetched import Aborted, ConsumerRecord, Fetched, scan, to_arrow, to_records
+from fenceline.client.fetched import ConsumerRecord, Fetched, scan, to_arrow, to_records
 from fenceline.client.offsets import EARLIEST, LATEST, list_offsets, offsets_for_leader_epoch
 from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
 from fenceline.ids import NO_EPOCH, ZERO_UUID, TopicPartition
+from fenceline.records.aborted import AbortedTransactions
+from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -219,7 +221,7 @@ class AsyncRangeReader:
             await budget.wait_for_room()
             try:
                 connection = await self.cluster.link(node_id, Purpose.FETCH).connection()
-                if connection.max_version(1) < _FIRST_VALIDATING_FETCH:
+                if connection.max_version(ApiKey.FETCH) < _FIRST_VALIDATING_FETCH:
                     await self._validate(active)
                 answers = await fetch_once(
                     self.cluster, connection, [self._request(cursor) for cursor in active], self.config
@@ -274,7 +276,7 @@ class AsyncRangeReader:
                 cursor.offset,
                 cursor.epoch,
                 end_offset_exclusive=cursor.range.end_offset_exclusive,
-                aborted=Aborted(answer.aborted_transactions) if committed else None,
+                aborted=AbortedTransactions(answer.aborted_transactions or ()) if committed else None,
                 check_crcs=self.config["check.crcs"],
                 max_leader_epoch=cursor.range.max_leader_epoch,
             )

@@ -1,0 +1,435 @@
+"""A consumer's membership in a classic group: join, sync, heartbeats, leaving, commits.
+
+Owns the member's side of the protocol (KIP-62, KIP-345, KIP-394, KIP-429). Joining happens inside poll, so that a rebalance
+never takes partitions from under records being handed out; heartbeats run in the background, and stop when the caller does
+not poll for max.poll.interval.ms, so that a stuck consumer gives its partitions up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from fenceline.client.admin_groups import Membership, ask_coordinator, commit, fetch_committed, raise_group_error
+from fenceline.client.assignors import Assignor, assignors_of
+from fenceline.client.cluster import Cluster, Deadline, Purpose, backoff_ms
+from fenceline.client.config import ClientConfig
+from fenceline.client.errors import (
+    COORDINATOR_MOVED,
+    RETRIABLE,
+    CommitFailedError,
+    ConnectionLost,
+    TimedOut,
+    broker_error,
+    error_code,
+)
+from fenceline.client.group_protocol import (
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from fenceline.client.offsets import CommittedOffset
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.ids import TopicPartition
+from fenceline.wire.apis import ApiKey
+
+_log = logging.getLogger("fenceline.client")
+_REJOIN = frozenset(
+    {
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.MEMBER_ID_REQUIRED,
+    }
+)
+_LOST = frozenset({ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID})
+_JOIN_SLACK_MS = 5_000
+"""How much longer than the rebalance timeout to wait for a JoinGroup's answer."""
+
+
+class Owner(Protocol):
+    """What the membership needs of its consumer."""
+
+    async def partitions_revoked(self, partitions: list[TopicPartition]) -> None: ...
+    async def partitions_lost(self, partitions: list[TopicPartition]) -> None: ...
+    async def partitions_assigned(self, assignment: list[TopicPartition], added: list[TopicPartition]) -> None: ...
+    def commitable(self) -> dict[TopicPartition, CommittedOffset]: ...
+
+
+class Group:
+    """One membership. Runs on the consumer's loop; `poll_group` only from within the consumer's poll."""
+
+    def __init__(self, cluster: Cluster, config: ClientConfig, owner: Owner) -> None:
+        self.group_id: str = config["group.id"]
+        self._cluster = cluster
+        self._config = config
+        self._owner = owner
+        self._instance_id: str | None = config["group.instance.id"]
+        self._assignors = assignors_of(config["partition.assignment.strategy"])
+        self._is_cooperative = all(a.is_cooperative for a in self._assignors)
+        self.topics: frozenset[str] = frozenset()
+        self.assignment: tuple[TopicPartition, ...] = ()
+        self.generation_id = -1
+        self.member_id = ""
+        self._before_join: tuple[TopicPartition, ...] = ()
+        self._needs_join = True
+        self._was_lost = False
+        self._joining: asyncio.Task[tuple[TopicPartition, ...]] | None = None
+        self._leads = False
+        self._counts_when_led: dict[str, int] = {}
+        self._last_poll_s = asyncio.get_running_loop().time()
+        self._heartbeats: asyncio.Task[None] | None = None
+        self._fatal: Exception | None = None
+        self.on_news: Callable[[], None] = lambda: None
+
+    @property
+    def membership(self) -> Membership:
+        return Membership(self.generation_id, self.member_id, self._instance_id)
+
+    @property
+    def needs_join(self) -> bool:
+        return self._needs_join
+
+    def subscribe(self, topics: Collection[str]) -> None:
+        """Change what the member wants; it joins again at the next poll."""
+        wanted = frozenset(topics)
+        if wanted != self.topics:
+            self.topics = wanted
+            self._needs_join = True
+
+    def metadata_changed(self) -> None:
+        """A leader deals out anew when a topic of its group grows, shrinks, appears or goes."""
+        if self._leads and not self._needs_join and self._counts(self._counts_when_led) != self._counts_when_led:
+            _log.info("group %s: topics changed, the leader starts a rebalance", self.group_id)
+            self._needs_join = True
+            self.on_news()
+
+    async def poll_group(self, deadline: Deadline) -> None:
+        """Be a member in good standing: join when needed, until `deadline`. Raises what no retry mends."""
+        self._last_poll_s = asyncio.get_running_loop().time()
+        while True:
+            if self._was_lost:
+                await self._drop_lost()
+            if self._fatal is not None:
+                raise self._fatal
+            if self._joining is None:
+                if not self._needs_join:
+                    return
+                await self._begin_join()
+            assert self._joining is not None
+            # The join outlives a short poll: the next one goes on waiting for it.
+            await asyncio.wait({self._joining}, timeout=deadline.left_ms / 1000)
+            if not self._joining.done():
+                return
+            joined, self._joining = self._joining, None
+            try:
+                assignment = joined.result()
+            except PeerError as error:
+                self._needs_join = True
+                self._take_error(error)
+                if deadline.is_over:
+                    return
+                await self._cluster.pause(deadline)
+            except BaseException:
+                self._needs_join = True
+                raise
+            else:
+                await self._take_assignment(assignment)
+
+    async def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
+        """Commit as this member, retrying what is worth it. Raises CommitFailedError when the group moved on."""
+        if not offsets:
+            return
+
+        async def attempt() -> None:
+            try:
+                await commit(
+                    self._cluster,
+                    self.group_id,
+                    offsets,
+                    deadline,
+                    membership=self.membership,
+                    purpose=Purpose.GROUP,
+                )
+            except PeerError as error:
+                if error.code in _LOST or error.code is ErrorCode.REBALANCE_IN_PROGRESS:
+                    if error.code in _LOST:
+                        self._lose(error.code)
+                    self._needs_join = True
+                    raise CommitFailedError(
+                        error.code,
+                        f"group {self.group_id} is rebalancing, the commit of generation {self.generation_id} was refused: "
+                        "records since the last commit may be read again by others. Poll more often, or raise "
+                        "max.poll.interval.ms.",
+                    ) from error
+                raise
+
+        await self._cluster.retrying(deadline, attempt)
+
+    async def committed(
+        self, partitions: Collection[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, CommittedOffset]:
+        return await fetch_committed(self._cluster, self.group_id, partitions, deadline)
+
+    async def leave(self, deadline: Deadline, reason: str) -> None:
+        """Tell the coordinator, so that the others need not wait for the session to time out. Static members stay."""
+        await self._stop_heartbeats()
+        if self.member_id and self._instance_id is None and self.generation_id >= 0:
+            member = {"member_id": self.member_id, "group_instance_id": None, "reason": reason}
+            fields = {"group_id": self.group_id, "member_id": self.member_id, "members": [member]}
+            try:
+                await ask_coordinator(
+                    self._cluster, self.group_id, ApiKey.LEAVE_GROUP, fields, deadline, purpose=Purpose.GROUP
+                )
+            except (PeerError, OperatorError) as error:
+                _log.info("group %s: could not leave: %s", self.group_id, error)
+        self._reset_identity()
+        self._needs_join = True
+
+    async def close(self) -> None:
+        await self._stop_heartbeats()
+        joining, self._joining = self._joining, None
+        if joining is not None:
+            joining.cancel()
+            await asyncio.gather(joining, return_exceptions=True)
+
+    # -- joining
+
+    async def _begin_join(self) -> None:
+        if self._is_cooperative:
+            gone = [tp for tp in self.assignment if tp.topic not in self.topics]
+            if gone:
+                await self._give_up(gone)
+        elif self.assignment:
+            await self._give_up(list(self.assignment))
+        # Whatever asks for a join from here on asks for another one.
+        self._needs_join = False
+        self._joining = asyncio.ensure_future(self._negotiate())
+        self._joining.add_done_callback(lambda _: self.on_news())
+
+    async def _negotiate(self) -> tuple[TopicPartition, ...]:
+        """Join and sync: the network's half of a rebalance, without a word to the consumer."""
+        response = await self._ask_join()
+        self.generation_id, self.member_id = int(response.generation_id), response.member_id
+        protocol = response.protocol_name or ""
+        assignor = next((a for a in self._assignors if a.name == protocol), None)
+        if assignor is None:
+            raise OperatorError(
+                f"group {self.group_id} chose the assignor {protocol!r}, which this member did not offer",
+                "Give all members the same partition.assignment.strategy.",
+            )
+        self._leads = response.leader == response.member_id
+        dealt: dict[str, list[TopicPartition]] = {}
+        if self._leads and not getattr(response, "skip_assignment", False):
+            dealt = await self._deal_out(assignor, response.members)
+        assignment = await self._sync(protocol, dealt)
+        self._start_heartbeats()
+        return assignment
+
+    async def _ask_join(self) -> Any:
+        deadline = Deadline(self._config["default.api.timeout.ms"])
+        rebalance_ms = self._config["max.poll.interval.ms"]
+        for _ in range(2):
+            fields = {
+                "group_id": self.group_id,
+                "session_timeout": self._config["session.timeout.ms"],
+                "rebalance_timeout": rebalance_ms,
+                "member_id": self.member_id,
+                "group_instance_id": self._instance_id,
+                "protocol_type": "consumer",
+                "protocols": [{"name": a.name, "metadata": self._metadata_for(a)} for a in self._assignors],
+                "reason": None,
+            }
+            response = await ask_coordinator(
+                self._cluster,
+                self.group_id,
+                ApiKey.JOIN_GROUP,
+                fields,
+                deadline,
+                purpose=Purpose.GROUP,
+                extra_ms=rebalance_ms + _JOIN_SLACK_MS,
+            )
+            code = error_code(response.error_code)
+            if code is not ErrorCode.MEMBER_ID_REQUIRED:
+                raise_group_error(self._cluster, self.group_id, code, f"joining group {self.group_id}")
+                return response
+            # The coordinator names us before it lets us in, so that lost members do not pile up (KIP-394).
+            self.member_id = response.member_id
+        raise broker_error(ErrorCode.MEMBER_ID_REQUIRED, f"joining group {self.group_id}")
+
+    def _metadata_for(self, assignor: Assignor) -> bytes:
+        owned = tuple(self.assignment) if self._is_cooperative else ()
+        user_data = assignor.user_data(self.assignment or self._before_join, self.generation_id)
+        return encode_subscription(
+            Subscription(tuple(self.topics), owned, self.generation_id, user_data, self._config["client.rack"] or None)
+        )
+
+    async def _deal_out(self, assignor: Assignor, members: Any) -> dict[str, list[TopicPartition]]:
+        subscriptions = {m.member_id: decode_subscription(bytes(m.metadata)) for m in members}
+        topics = {topic for s in subscriptions.values() for topic in s.topics}
+        deadline = Deadline(self._config["default.api.timeout.ms"])
+        if self._cluster.tracked is not None:
+            self._cluster.tracked |= topics
+        if topics - self._cluster.metadata.topics.keys():
+            await self._cluster.fetch_metadata(sorted(topics), deadline)
+        self._counts_when_led = self._counts(dict.fromkeys(topics, 0))
+        return assignor.assign(subscriptions, self._counts_when_led)
+
+    def _counts(self, topics: Mapping[str, int]) -> dict[str, int]:
+        known = self._cluster.metadata.topics
+        return {topic: len(known[topic].partitions) if topic in known else 0 for topic in topics}
+
+    async def _sync(self, protocol: str, dealt: dict[str, list[TopicPartition]]) -> tuple[TopicPartition, ...]:
+        fields = {
+            "group_id": self.group_id,
+            "generation_id": self.generation_id,
+            "member_id": self.member_id,
+            "group_instance_id": self._instance_id,
+            "protocol_type": "consumer",
+            "protocol_name": protocol,
+            "assignments": [
+                {"member_id": member, "assignment": encode_assignment(partitions)}
+                for member, partitions in dealt.items()
+            ],
+        }
+        deadline = Deadline(self._config["default.api.timeout.ms"])
+        response = await ask_coordinator(
+            self._cluster,
+            self.group_id,
+            ApiKey.SYNC_GROUP,
+            fields,
+            deadline,
+            purpose=Purpose.GROUP,
+            extra_ms=self._config["max.poll.interval.ms"],
+        )
+        raise_group_error(
+            self._cluster, self.group_id, error_code(response.error_code), f"syncing with group {self.group_id}"
+        )
+        return decode_assignment(bytes(response.assignment))
+
+    async def _take_assignment(self, assignment: tuple[TopicPartition, ...]) -> None:
+        before = set(self.assignment)
+        wanted = sorted(assignment)
+        revoked = sorted(before - set(wanted))
+        if self._is_cooperative and revoked:
+            # Give back first, join again for whatever the round held back for its new owner (KIP-429).
+            await self._give_up(revoked)
+            self._needs_join = True
+        self.assignment = self._before_join = tuple(wanted)
+        added = sorted(set(wanted) - before)
+        _log.info("group %s: generation %d, assigned %s", self.group_id, self.generation_id, wanted)
+        await self._owner.partitions_assigned(wanted, added)
+
+    async def _give_up(self, partitions: list[TopicPartition]) -> None:
+        await self._owner.partitions_revoked(partitions)
+        self.assignment = tuple(tp for tp in self.assignment if tp not in set(partitions))
+
+    async def _drop_lost(self) -> None:
+        self._was_lost = False
+        lost, self.assignment, self._before_join = list(self.assignment), (), ()
+        if lost:
+            await self._owner.partitions_lost(lost)
+
+    # -- trouble
+
+    def _take_error(self, error: PeerError) -> None:
+        """Decide whether a refused join or sync is worth another try; raise when not."""
+        if error.code in _LOST:
+            self._lose(error.code)
+        if error.code in COORDINATOR_MOVED or isinstance(error, ConnectionLost | TimedOut):
+            self._cluster.forget_coordinator(self.group_id)
+        if error.code is ErrorCode.FENCED_INSTANCE_ID or error.code not in RETRIABLE | _REJOIN:
+            raise error
+
+    def _lose(self, code: ErrorCode) -> None:
+        """The group went on without this member: what it held may have another owner already."""
+        self._was_lost = True
+        self._needs_join = True
+        self.generation_id = -1
+        if code is not ErrorCode.ILLEGAL_GENERATION:
+            self.member_id = ""
+
+    def _reset_identity(self) -> None:
+        self.generation_id, self.member_id, self._leads = -1, "", False
+
+    # -- heartbeats
+
+    def _start_heartbeats(self) -> None:
+        if self._heartbeats is None or self._heartbeats.done():
+            self._heartbeats = asyncio.ensure_future(self._beat())
+
+    async def _stop_heartbeats(self) -> None:
+        task, self._heartbeats = self._heartbeats, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _beat(self) -> None:
+        failures = 0
+        while True:
+            interval_ms = self._config["heartbeat.interval.ms"]
+            if failures:
+                interval_ms = min(
+                    interval_ms,
+                    backoff_ms(failures, self._config["retry.backoff.ms"], self._config["retry.backoff.max.ms"]),
+                )
+            await asyncio.sleep(interval_ms / 1000)
+            if self.generation_id < 0:
+                continue
+            idle_ms = (asyncio.get_running_loop().time() - self._last_poll_s) * 1000
+            if idle_ms > self._config["max.poll.interval.ms"]:
+                await self._stop_being_a_member()
+                return
+            try:
+                await self._one_heartbeat()
+                failures = 0
+            except (PeerError, OperatorError) as error:
+                failures += 1
+                if isinstance(error, PeerError):
+                    self._take_heartbeat_error(error)
+
+    async def _one_heartbeat(self) -> None:
+        fields = {
+            "group_id": self.group_id,
+            "generation_id": self.generation_id,
+            "member_id": self.member_id,
+            "group_instance_id": self._instance_id,
+        }
+        deadline = Deadline(self._config["session.timeout.ms"])
+        response = await ask_coordinator(
+            self._cluster, self.group_id, ApiKey.HEARTBEAT, fields, deadline, purpose=Purpose.GROUP
+        )
+        raise_group_error(
+            self._cluster, self.group_id, error_code(response.error_code), f"heartbeat to group {self.group_id}"
+        )
+
+    def _take_heartbeat_error(self, error: PeerError) -> None:
+        match error.code:
+            case ErrorCode.REBALANCE_IN_PROGRESS:
+                self._needs_join = True
+                self.on_news()
+            case ErrorCode.ILLEGAL_GENERATION | ErrorCode.UNKNOWN_MEMBER_ID:
+                self._lose(error.code)
+                self.on_news()
+            case ErrorCode.FENCED_INSTANCE_ID | ErrorCode.GROUP_AUTHORIZATION_FAILED:
+                self._fatal = error
+                self._was_lost = True
+                self.on_news()
+            case _:
+                _log.info("group %s: %s", self.group_id, error)
+
+    async def _stop_being_a_member(self) -> None:
+        _log.warning(
+            "group %s: no poll for max.poll.interval.ms=%d, leaving the group. Handle records faster, lower "
+            "max.poll.records, or raise the interval.",
+            self.group_id,
+            self._config["max.poll.interval.ms"],
+        )
+        self._was_lost = True
+        self._heartbeats = None
+        deadline = Deadline(self._config["request.timeout.ms"])
+        await self.leave(deadline, "the consumer did not poll in time")

@@ -1,0 +1,398 @@
+"""Sends what the accumulator holds: grouped by leader, in order, again where that can help.
+
+Owns the sender task of a producer. Order and exactly-once hold by three rules: a partition's batches are sent in order and
+keep their sequence numbers through retries; when one fails, nothing more of its partition is sent until all in flight is
+back; and a batch whose fate is unknown is never sent under a new sequence. A leader's hint in an answer saves a metadata
+round trip (E59).
+
+Rules: KIP-98, KIP-360, `epochs.md` E59.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+
+from fenceline.client.accumulator import MAX_EPOCH, Accumulator, Batch, PartitionQueue, stamp
+from fenceline.client.cluster import Cluster, Deadline, Purpose, backoff_ms
+from fenceline.client.config import ClientConfig
+from fenceline.client.errors import (
+    RETRIABLE,
+    STALE_METADATA,
+    ClientError,
+    ConnectionLost,
+    TimedOut,
+    broker_error,
+    error_code,
+)
+from fenceline.client.metadata import BrokerEndpoint
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import ZERO_UUID, TopicPartition
+from fenceline.wire import produce
+from fenceline.wire.apis import ApiKey
+
+_log = logging.getLogger("fenceline.client")
+_FIRST_WITH_IDS = 13
+_UNKNOWN_PRODUCER = frozenset({ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_ID_MAPPING})
+
+
+class Sender:
+    """Runs on the producer's loop. `wake` may be called from there at any time."""
+
+    def __init__(self, cluster: Cluster, accumulator: Accumulator, config: ClientConfig) -> None:
+        self._cluster = cluster
+        self._accumulator = accumulator
+        self._config = config
+        self._linger_s = config["linger.ms"] / 1000
+        self._delivery_s = config["delivery.timeout.ms"] / 1000
+        self._idempotent = bool(config["enable.idempotence"])
+        self._producer_id = -1
+        self._producer_epoch = -1
+        self._identity: asyncio.Task[None] | None = None
+        self._in_flight: defaultdict[int, int] = defaultdict(int)
+        self._wake = asyncio.Event()
+        self._requests: set[asyncio.Task[None]] = set()
+        self._task = asyncio.ensure_future(self._run())
+        self._fatal: Exception | None = None
+
+    @property
+    def fatal(self) -> Exception | None:
+        """Why the producer can not go on, or None."""
+        return self._fatal
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Stop at once; what was not sent fails."""
+        self._task.cancel()
+        for request in list(self._requests):
+            request.cancel()
+        if self._identity is not None:
+            self._identity.cancel()
+        await asyncio.gather(self._task, *self._requests, return_exceptions=True)
+        self._fail_all(ClientError(ErrorCode.REQUEST_TIMED_OUT, "the producer was closed before this record was sent"))
+
+    # -- the loop
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                pause_s = self._drain()
+            except Exception as error:
+                _log.exception("the sender failed")
+                self._fatal = error
+                self._fail_all(error)
+                return
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    def _drain(self) -> float | None:
+        """Send all that can go; return seconds until something else may (None: not before a wake)."""
+        if self._fatal is not None:
+            self._fail_all(self._fatal)
+            return None
+        now_s = time.monotonic()
+        next_s = float("inf")
+        expired: list[Batch] = []
+        by_node: defaultdict[int, list[PartitionQueue]] = defaultdict(list)
+        unknown_leaders = False
+        with self._accumulator.lock:
+            for tp in list(self._accumulator.dirty):
+                queue = self._accumulator.queues[tp]
+                expired += self._expire(queue, now_s)
+                if not queue.waiting:
+                    self._accumulator.dirty.discard(tp)
+                    continue
+                head = queue.waiting[0]
+                next_s = min(next_s, head.created_s + self._delivery_s)
+                if queue.retrying and queue.in_flight:
+                    continue
+                if not self._accumulator.is_ready(head, queue, now_s, self._linger_s):
+                    due_s = head.retry_at_s if head.attempts else head.created_s + self._linger_s
+                    next_s = min(next_s, due_s)
+                    continue
+                leader = self._cluster.metadata.leader(tp).leader
+                if leader < 0:
+                    unknown_leaders = True
+                else:
+                    by_node[leader].append(queue)
+            ready = self._compose(by_node, now_s)
+        for batch in expired:
+            self._fail(
+                batch,
+                TimedOut(
+                    f"{batch.tp}: {batch.record_count} records were not acknowledged within delivery.timeout.ms="
+                    f"{self._config['delivery.timeout.ms']}. Check the brokers, or raise it."
+                ),
+            )
+        for node_id, batches in ready:
+            self._in_flight[node_id] += 1
+            request = asyncio.ensure_future(self._send(node_id, batches))
+            self._requests.add(request)
+            request.add_done_callback(self._requests.discard)
+        if unknown_leaders:
+            self._cluster.request_refresh()
+            next_s = min(next_s, now_s + self._config["retry.backoff.ms"] / 1000)
+        return None if next_s == float("inf") else max(0.0, next_s - time.monotonic())
+
+    def _compose(
+        self, by_node: dict[int, list[PartitionQueue]], now_s: float
+    ) -> list[tuple[int, list[tuple[PartitionQueue, Batch]]]]:
+        """Requests for the nodes that take more: at most one batch a partition each (K31). Under the lock."""
+        requests = []
+        limit_bytes, per_node = self._config["max.request.size"], self._config["max.in.flight.requests.per.connection"]
+        for node_id, queues in by_node.items():
+            room = per_node - self._in_flight[node_id]
+            while room > 0:
+                taken: list[tuple[PartitionQueue, Batch]] = []
+                size_bytes = 0
+                for queue in queues:
+                    batch = self._next_batch(queue, now_s)
+                    if batch is None:
+                        continue
+                    encoded = self._accumulator.seal(batch)
+                    if taken and size_bytes + len(encoded) > limit_bytes:
+                        continue
+                    if self._idempotent and not self._assign_sequence(queue, batch):
+                        continue
+                    queue.waiting.popleft()
+                    queue.in_flight.append(batch)
+                    batch.attempts += 1
+                    size_bytes += len(encoded)
+                    taken.append((queue, batch))
+                if not taken:
+                    break
+                requests.append((node_id, taken))
+                room -= 1
+        return requests
+
+    def _next_batch(self, queue: PartitionQueue, now_s: float) -> Batch | None:
+        if not queue.waiting or (queue.retrying and queue.in_flight):
+            return None
+        if len(queue.in_flight) >= 5 and self._idempotent:
+            return None
+        head = queue.waiting[0]
+        if queue.unresolved and (queue.in_flight or not head.has_sequence):
+            if queue.in_flight:
+                return None
+            # Nothing is left whose answer could tell what became of the lost batch: go on under a new epoch.
+            self._bump(queue)
+        return head if self._accumulator.is_ready(head, queue, now_s, self._linger_s) else None
+
+    def _assign_sequence(self, queue: PartitionQueue, batch: Batch) -> bool:
+        """Give the batch its place in the sequence; False while the producer has no id yet."""
+        if self._producer_id < 0:
+            if self._identity is None or self._identity.done():
+                self._identity = asyncio.ensure_future(self._learn_identity())
+            return False
+        if queue.producer_id != self._producer_id:
+            if queue.in_flight:
+                return False
+            queue.begin_epoch(self._producer_id, self._producer_epoch)
+        if not batch.has_sequence:
+            assert batch.encoded is not None
+            batch.base_sequence, batch.epoch = queue.next_sequence, queue.epoch
+            queue.next_sequence = (queue.next_sequence + batch.record_count) & 0x7FFFFFFF
+            stamp(batch.encoded, queue.producer_id, queue.epoch, batch.base_sequence)
+        return True
+
+    def _expire(self, queue: PartitionQueue, now_s: float) -> list[Batch]:
+        """Take out what has waited too long. Under the lock."""
+        expired = []
+        while queue.waiting and now_s - queue.waiting[0].created_s >= self._delivery_s:
+            batch = queue.waiting.popleft()
+            if batch.has_sequence:
+                queue.unresolved = True
+            self._accumulator.seal(batch)
+            expired.append(batch)
+        return expired
+
+    # -- one request
+
+    async def _send(self, node_id: int, taken: list[tuple[PartitionQueue, Batch]]) -> None:
+        acks = self._config["acks"]
+        try:
+            connection = await self._cluster.link(node_id, Purpose.PRODUCE).connection()
+            version = connection.version_for(ApiKey.PRODUCE)
+            ids = {q.tp.topic: self._cluster.metadata.topic_id(q.tp.topic) for q, _ in taken}
+            if version >= _FIRST_WITH_IDS and ZERO_UUID in ids.values():
+                version = _FIRST_WITH_IDS - 1
+            timeout_ms = self._config["request.timeout.ms"]
+            request = produce.ProduceRequest(
+                transactional_id=None,
+                acks=acks,
+                timeout_ms=timeout_ms,
+                partitions=[
+                    produce.PartitionRecords(
+                        q.tp.topic, ids[q.tp.topic].bytes, q.tp.partition, memoryview(batch.encoded or b"")
+                    )
+                    for q, batch in taken
+                ],
+            )
+            await connection.drained()
+            body = produce.encode_request(version, request)
+            if acks == 0:
+                connection.post_unanswered(ApiKey.PRODUCE, version, body)
+                self._settle_unanswered(taken)
+                return
+            response = await connection.exchange(
+                ApiKey.PRODUCE, version, body, produce.parse_response, timeout_ms=timeout_ms
+            )
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if isinstance(error, ConnectionLost | TimedOut):
+                self._cluster.request_refresh()
+            for queue, batch in taken:
+                self._refused(queue, batch, error, outcome_unknown=True)
+        else:
+            self._answered(taken, response, {topic_id.bytes: name for name, topic_id in ids.items()})
+        finally:
+            self._in_flight[node_id] -= 1
+            self._wake.set()
+
+    def _settle_unanswered(self, taken: list[tuple[PartitionQueue, Batch]]) -> None:
+        for queue, batch in taken:
+            self._succeed(queue, batch, -1, -1)
+
+    def _answered(
+        self, taken: list[tuple[PartitionQueue, Batch]], response: produce.ProduceResponse, names: dict[bytes, str]
+    ) -> None:
+        endpoints = {n.node_id: BrokerEndpoint(n.node_id, n.host, n.port, n.rack) for n in response.node_endpoints}
+        results: dict[TopicPartition, produce.PartitionResult] = {}
+        for one in response.results:
+            topic = one.topic if one.topic else names.get(bytes(one.topic_id or b""), "")
+            results[TopicPartition(topic, one.index)] = one
+        for queue, batch in taken:
+            result = results.get(queue.tp)
+            if result is None:
+                error = broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"the broker's answer lacks {queue.tp}")
+                self._refused(queue, batch, error, outcome_unknown=True)
+                continue
+            code = error_code(result.error_code)
+            if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                self._succeed(queue, batch, result.base_offset, result.log_append_time_ms)
+                continue
+            if result.current_leader is not None and result.current_leader[0] >= 0:
+                leader, epoch = result.current_leader
+                self._cluster.metadata.accept_hint(queue.tp, leader, epoch, endpoints)
+            if code in STALE_METADATA:
+                self._cluster.request_refresh()
+            details = "; ".join(f"record {i}: {why}" for i, why in result.record_errors if why)
+            message = ". ".join(part for part in (result.error_message, details) if part)
+            self._refused(queue, batch, broker_error(code, f"producing to {queue.tp}", message or None))
+
+    def _succeed(self, queue: PartitionQueue, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
+        with self._accumulator.lock:
+            queue.in_flight.remove(batch)
+            queue.unresolved = False
+            if not queue.in_flight:
+                queue.retrying = False
+        self._accumulator.finished(batch)
+        batch.outcome.complete(base_offset, log_append_time_ms)
+
+    def _refused(self, queue: PartitionQueue, batch: Batch, error: Exception, *, outcome_unknown: bool = False) -> None:
+        """A batch came back: send it again where that can help, else fail it and keep the sequence whole."""
+        now_s = time.monotonic()
+        code = error.code if isinstance(error, PeerError) else ErrorCode.UNKNOWN_SERVER_ERROR
+        with self._accumulator.lock:
+            is_first = queue.in_flight[0] is batch and not any(
+                b.has_sequence and _precedes(b, batch) for b in queue.waiting
+            )
+            queue.in_flight.remove(batch)
+            queue.retrying = True
+            retry, new_epoch = self._may_retry(queue, code, is_first)
+            expired = now_s - batch.created_s >= self._delivery_s
+            exhausted = not self._idempotent and batch.attempts > self._config["retries"]
+            retry = retry and not expired and not exhausted
+            if retry:
+                self._put_back(queue, batch, now_s)
+            elif batch.has_sequence:
+                queue.unresolved = True
+                if not outcome_unknown and not queue.in_flight:
+                    new_epoch = True
+            if new_epoch and not queue.in_flight:
+                self._bump(queue)
+            if not queue.in_flight and not queue.waiting:
+                queue.retrying = False
+        if not retry:
+            if expired and code in RETRIABLE:
+                error = TimedOut(f"{batch.tp}: gave up after delivery.timeout.ms; the last trouble was: {error}")
+            self._fail(batch, error)
+
+    def _may_retry(self, queue: PartitionQueue, code: ErrorCode, is_first: bool) -> tuple[bool, bool]:
+        """(whether sending again can help, whether the sequence has to start anew). Under the lock."""
+        if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._idempotent:
+            # Behind a batch that failed it is the expected echo. At the head it means that what came before was never
+            # written: given up here (then we may start anew), or lost there (then the caller must know).
+            return (not is_first or queue.unresolved), is_first and queue.unresolved
+        if code in _UNKNOWN_PRODUCER and self._idempotent:
+            # The broker forgot the producer, its records being gone by retention: sequences start anew (KIP-360).
+            return True, True
+        return code in RETRIABLE, False
+
+    def _put_back(self, queue: PartitionQueue, batch: Batch, now_s: float) -> None:
+        pause_ms = backoff_ms(batch.attempts, self._config["retry.backoff.ms"], self._config["retry.backoff.max.ms"])
+        batch.retry_at_s = now_s + pause_ms / 1000
+        position = sum(1 for other in queue.waiting if other.attempts and _precedes(other, batch))
+        queue.waiting.insert(position, batch)
+        self._accumulator.dirty.add(queue.tp)
+
+    def _bump(self, queue: PartitionQueue) -> None:
+        """Start the partition's sequence anew under the next epoch, which brokers take as from the same producer."""
+        if queue.epoch >= MAX_EPOCH or queue.producer_id < 0:
+            self._producer_id = -1
+            queue.producer_id = -1
+            queue.unresolved = False
+            return
+        queue.begin_epoch(queue.producer_id, queue.epoch + 1)
+
+    def _fail(self, batch: Batch, error: Exception) -> None:
+        self._accumulator.finished(batch)
+        batch.outcome.fail(error)
+
+    def _fail_all(self, error: Exception) -> None:
+        with self._accumulator.lock:
+            lost = list(self._accumulator.incomplete)
+            for queue in self._accumulator.queues.values():
+                queue.waiting.clear()
+                queue.in_flight.clear()
+            self._accumulator.dirty.clear()
+        for batch in lost:
+            if not batch.outcome.is_done:
+                self._fail(batch, error)
+
+    # -- the producer's id
+
+    async def _learn_identity(self) -> None:
+        fields = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
+
+        async def attempt() -> tuple[int, int]:
+            response = await self._cluster.call(None, ApiKey.INIT_PRODUCER_ID, fields, deadline=deadline)
+            code = error_code(response.error_code)
+            if code is not ErrorCode.NONE:
+                raise broker_error(code, "getting a producer id")
+            return int(response.producer_id), int(response.producer_epoch)
+
+        deadline = Deadline(self._config["delivery.timeout.ms"])
+        try:
+            self._producer_id, self._producer_epoch = await self._cluster.retrying(deadline, attempt)
+        except TimedOut as error:
+            _log.warning("no producer id: %s", error)
+        except Exception as error:
+            self._fatal = error
+        self._wake.set()
+
+
+def _precedes(one: Batch, other: Batch) -> bool:
+    """Whether `one` has the earlier sequence (they wrap), or without sequences was made earlier."""
+    if one.has_sequence and other.has_sequence:
+        return 0 < ((other.base_sequence - one.base_sequence) & 0x7FFFFFFF) < 2**30
+    return one.created_s <= other.created_s
