@@ -1,0 +1,221 @@
+"""What Produce and Fetch have in common: topics with partitions, records between other bytes, hints at leaders.
+
+Owns these pieces for the two hand-written codecs. `take_*` read at a position and give the one behind; they raise
+struct.error or IndexError at the end of the buffer, which the codecs translate, and MalformedRequest for the rest.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.primitives import Buffer, put_uvarint, skip_tagged_field, skip_tagged_fields, take_uvarint
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+READ_ERRORS: Final = (struct.error, IndexError, UnicodeDecodeError)
+"""What the parsers turn into MalformedRequest."""
+
+ZERO_ID: Final = bytes(16)
+_COPIED_BELOW_BYTES: Final = 1024
+"""Records below this are copied when they are sent: that is cheaper than one more buffer."""
+
+_I16: Final = struct.Struct(">h")
+_I32: Final = struct.Struct(">i")
+_take_i16: Final = _I16.unpack_from
+_take_i32: Final = _I32.unpack_from
+
+
+class NodeEndpoint(NamedTuple):
+    """Where a leader that is hinted at can be reached."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+def runs_by_topic(partitions: Sequence[T], by_id: bool) -> list[Sequence[T]]:
+    """Neighbours of the same topic together. The first two items of an element are the topic's name and id."""
+    if len(partitions) == 1:
+        return [partitions]
+    key = 1 if by_id else 0
+    runs: list[Sequence[T]] = []
+    current: list[T] = []
+    held = None
+    for partition in partitions:
+        if not current or partition[key] != held:
+            current = [partition]
+            held = partition[key]
+            runs.append(current)
+        else:
+            current.append(partition)
+    return runs
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def put_count(out: bytearray, count: int, flexible: bool) -> None:
+    """The length of an array that is not null."""
+    if not flexible:
+        out += _I32.pack(count)
+    elif count < 127:
+        out.append(count + 1)
+    else:
+        put_uvarint(out, count + 1)
+
+
+def put_string(out: bytearray, text: str | None, flexible: bool) -> None:
+    """A nullable string."""
+    if text is None:
+        out += b"\0" if flexible else b"\xff\xff"
+        return
+    encoded = text.encode()
+    if not flexible:
+        out += _I16.pack(len(encoded))
+    else:
+        put_count(out, len(encoded), True)
+    out += encoded
+
+
+def put_topic(out: bytearray, topic: str | None, topic_id: bytes | None, flexible: bool, by_id: bool) -> None:
+    """A topic as the version names it. A missing name goes out as "", a missing id as the zero id."""
+    if by_id:
+        out += topic_id or ZERO_ID
+    else:
+        put_string(out, topic or "", flexible)
+
+
+def put_records(buffers: list[Buffer], out: bytearray, records: Buffer | None, flexible: bool) -> bytearray:
+    """Records with their length; large ones as a buffer of their own. The bytearray to go on with."""
+    if records is None:
+        out += b"\0" if flexible else b"\xff\xff\xff\xff"
+        return out
+    size = len(records)
+    if flexible:
+        put_uvarint(out, size + 1)
+    else:
+        out += _I32.pack(size)
+    if size < _COPIED_BELOW_BYTES:
+        out += records
+        return out
+    buffers.append(out)
+    buffers.append(records)
+    return bytearray()
+
+
+def put_endpoints_tag(out: bytearray, endpoints: Sequence[NodeEndpoint]) -> None:
+    """The tagged fields at the end of a response: node endpoints in tag 0, where there are any."""
+    if not endpoints:
+        out.append(0)
+        return
+    tag = bytearray()
+    put_count(tag, len(endpoints), True)
+    for endpoint in endpoints:
+        tag += _I32.pack(endpoint.node_id)
+        put_string(tag, endpoint.host, True)
+        tag += _I32.pack(endpoint.port)
+        put_string(tag, endpoint.rack, True)
+        tag.append(0)
+    out += b"\1\0"
+    put_uvarint(out, len(tag))
+    out += tag
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def take_count(body: Buffer, position: int, end: int, flexible: bool, smallest_bytes: int) -> tuple[int, int]:
+    """The length of an array that may not be null, whose elements take at least `smallest_bytes` each."""
+    if flexible:
+        count, position = take_uvarint(body, position)
+        count -= 1
+    else:
+        (count,) = _take_i32(body, position)
+        position += 4
+    if not 0 <= count * smallest_bytes <= end - position:
+        raise bad_count(count, end - position)
+    return count, position
+
+
+def bad_count(count: int, room_bytes: int) -> MalformedRequest:
+    """The error for an array length that can not be."""
+    if count < 0:
+        return MalformedRequest("an array is null that may not be")
+    return MalformedRequest(f"an array claims {count} elements in {room_bytes} bytes")
+
+
+def take_string(body: Buffer, position: int, end: int, flexible: bool) -> tuple[str | None, int]:
+    """A nullable string."""
+    if flexible:
+        size, position = take_uvarint(body, position)
+        size -= 1
+    else:
+        (size,) = _take_i16(body, position)
+        position += 2
+    if size < 0:
+        return None, position
+    start = position
+    position += size
+    if position > end:
+        raise MalformedRequest("a string ends outside of the message")
+    return str(body[start:position], "utf-8"), position
+
+
+def take_topic(
+    body: Buffer, position: int, end: int, flexible: bool, by_id: bool
+) -> tuple[str | None, bytes | None, int]:
+    """(name, None, position) or (None, id, position), as the version has it."""
+    if by_id:
+        topic_id = bytes(body[position : position + 16])
+        if len(topic_id) < 16:
+            raise MalformedRequest("a topic id is cut off")
+        return None, topic_id, position + 16
+    topic, position = take_string(body, position, end, flexible)
+    if topic is None:
+        raise MalformedRequest("a topic's name is null")
+    return topic, None, position
+
+
+def take_records(body: memoryview, position: int, end: int, flexible: bool) -> tuple[memoryview | None, int]:
+    """Records as a view of the body, or None for null."""
+    if flexible:
+        size, position = take_uvarint(body, position)
+        size -= 1
+    else:
+        (size,) = _take_i32(body, position)
+        position += 4
+    if size < 0:
+        return None, position
+    start = position
+    position += size
+    if position > end:
+        raise MalformedRequest("records end outside of the message")
+    return body[start:position], position
+
+
+def take_endpoints_tag(body: Buffer, position: int, end: int, known: bool) -> tuple[NodeEndpoint, ...]:
+    """The tagged fields at the end of a response. `known`: whether the version has node endpoints in tag 0."""
+    endpoints: list[NodeEndpoint] = []
+    tags, position = take_uvarint(body, position)
+    for _ in range(tags):
+        if body[position] != 0 or not known:
+            position = skip_tagged_field(body, position, end)
+            continue
+        size, start = take_uvarint(body, position + 1)
+        count, position = take_count(body, start, end, True, 11)
+        for _ in range(count):
+            (node_id,) = _take_i32(body, position)
+            host, position = take_string(body, position + 4, end, True)
+            (port,) = _take_i32(body, position)
+            rack, position = take_string(body, position + 4, end, True)
+            position = skip_tagged_fields(body, position, end)
+            if host is None:
+                raise MalformedRequest("a node's host is null")
+            endpoints.append(NodeEndpoint(node_id, host, port, rack))
+        if position != start + size:
+            raise MalformedRequest("node_endpoints is not as long as its tag says")
+    return tuple(endpoints)
