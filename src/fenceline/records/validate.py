@@ -12,7 +12,8 @@ that wants Kafka's full check of every compressed batch passes `check_compressed
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from fenceline.errors import ErrorCode
 from fenceline.records import kernel
@@ -37,6 +38,7 @@ from fenceline.records.errors import RecordsError, corrupt
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+T = TypeVar("T")
 NO_LIMIT_MS: Final = (1 << 63) - 1
 _MIN_LENGTH: Final = 14  # the smallest length field Kafka lets through to the checks of a batch
 _UP_TO_MAGIC: Final = 17
@@ -101,7 +103,7 @@ def validate_produced(
     _check_size(header.size_bytes, max_message_bytes)
     check_crc(records, header)
     _check_header(header, from_client)
-    source_codec = header.codec
+    source_codec = _readable(lambda: header.codec)
     codec = source_codec if target_codec is None or header.is_control else target_codec
     view = records[: header.size_bytes]
     if (
@@ -112,8 +114,8 @@ def validate_produced(
         and _header_decides(header, timestamp_type, now_ms, timestamp_before_max_ms, timestamp_after_max_ms)
     ):
         return _stamp(view, header, timestamp_type, header.max_timestamp, now_ms)
-    payload, start, end = records_of(view, header, max_decompressed_bytes)
-    found = _walk(payload, start, end, header)
+    payload, start, end = _readable(lambda: records_of(view, header, max_decompressed_bytes))
+    found = _readable(lambda: kernel.walk(payload, start, end, header.record_count, header.base_timestamp))
     low, high = found.min_timestamp, found.max_timestamp
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
         low = high = header.max_timestamp
@@ -235,11 +237,18 @@ def _header_decides(
     return header.max_timestamp - now_ms <= after_max_ms
 
 
-def _walk(payload: Buffer, start: int, end: int, header: BatchHeader) -> kernel.Walk:
+def _readable(read: Callable[[], T]) -> T:
+    """What `read` gives; records that can not be read are INVALID_RECORD here.
+
+    The CRC fitted, so that the bytes are as the producer made them and sending them again, which clients do on
+    CORRUPT_MESSAGE, would not help. Kafka answers the same, or UNKNOWN_SERVER_ERROR where its own code stumbles.
+    """
     try:
-        return kernel.walk(payload, start, end, header.record_count, header.base_timestamp)
+        return read()
     except RecordsError as error:
-        raise _invalid(error.message) from error
+        if error.code is ErrorCode.CORRUPT_MESSAGE:
+            raise _invalid(error.message) from error
+        raise
 
 
 def _decode(payload: Buffer, start: int, end: int, header: BatchHeader) -> list[Record]:

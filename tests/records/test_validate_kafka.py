@@ -1,0 +1,49 @@
+"""The cases of `produce_cases.py` sent to Apache Kafka: that the expected codes are really Kafka's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+
+from .produce_cases import CASES, MAX_MESSAGE_BYTES, TOPICS, Case
+from .raw_produce import RawProducer
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[ApacheKafka]:
+    reason = why_unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    with ApacheKafka(heap="512m") as kafka:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        topics = [
+            NewTopic(name, 1, 1, config={**config, "max.message.bytes": str(MAX_MESSAGE_BYTES)})
+            for name, config in TOPICS.items()
+        ]
+        for created in admin.create_topics(topics).values():
+            created.result(30)
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def producer(broker: ApacheKafka) -> Iterator[RawProducer]:
+    connection = RawProducer("127.0.0.1", broker.port)
+    yield connection
+    connection.close()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_kafka_answers(producer: RawProducer, case: Case) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        answer = producer.produce(case.topic, case.make(int(time.time() * 1000)), case.version)
+        if answer.code not in (3, 6) or time.monotonic() > deadline:  # the controller knows the topic first
+            break
+    assert (answer.code, answer.record_indexes) == (case.code, case.record_indexes), answer
