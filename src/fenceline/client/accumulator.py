@@ -1,7 +1,8 @@
 """Records waiting to be sent: batches a partition, bounded memory, and the sequence numbers of an idempotent producer.
 
-Owns the buffer that callers fill from their threads and that the sender empties on its loop; one lock guards it. Never does
-I/O. A batch keeps its bytes and its sequence from its first sending on, so that a retry is the same batch to the broker.
+Owns the buffer that callers fill from their threads and that the sender empties on its loop; one lock guards it.
+Never does I/O. A batch keeps its bytes and its sequence from its first sending on, so that a retry is the same batch
+to the broker.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Batch:
 
 
 class PartitionQueue:
-    """One partition's batches in order, and its place in the producer's sequence (KIP-98; epochs are bumped a partition).
+    """One partition's batches in order, and its place in the producer's sequence (KIP-98; epochs are bumped a
+    partition).
 
     Invariant: `in_flight` and the batches at the head of `waiting` that carry a sequence hold neighbouring sequences.
     """
@@ -79,7 +81,8 @@ class PartitionQueue:
         self.retrying = False
         """A batch failed for now: nothing more is sent until all in flight is back, so that order is kept."""
         self.unresolved = False
-        """A batch was given up without knowing whether the log has it: the next answer tells whether sequences go on."""
+        """A batch was given up without knowing whether the log has it: the next answer tells whether sequences go on.
+        """
 
     def begin_epoch(self, producer_id: int, epoch: int) -> None:
         """Start sequences anew; batches that are known not to be in the log get new ones when sent again."""
@@ -172,8 +175,8 @@ class Accumulator:
             try:
                 if not self.room.wait(timeout_s):
                     raise BufferFull(
-                        f"the buffer of {self._buffer_bytes} bytes stayed full for {timeout_s * 1000:.0f} ms: brokers take "
-                        "records slower than they are sent. Raise buffer.memory or max.block.ms, or send less."
+                        f"the buffer of {self._buffer_bytes} bytes stayed full for {timeout_s * 1000:.0f} ms: "
+                        "brokers take records slower than they are sent. Raise buffer.memory or max.block.ms, or send less."
                     )
             finally:
                 self.starved -= 1

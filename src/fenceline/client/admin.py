@@ -1,7 +1,7 @@
 """Admin: topics, configurations, offsets, groups and the cluster, asynchronous core and blocking face.
 
-Owns the operator's calls. A call that names several things sends one request where the protocol allows it and raises the
-first refusal, naming the thing that was refused. Groups are in `admin_groups`.
+Owns the operator's calls. A call that names several things sends one request where the protocol allows it and raises
+the first refusal, naming the thing that was refused. Groups are in `admin_groups`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ class AsyncAdmin(GroupsAdmin):
     async def metadata(
         self, topics: Collection[str] | None = None, *, timeout_ms: float | None = None
     ) -> ClusterMetadata:
-        """Brokers and topics (None: all topics). A topic that does not exist is there with its `error`, never created."""
+        """Brokers and topics (None: all topics). A topic that does not exist is there with its `error`, never
+        created.
+        """
         names = None if topics is None else list(dict.fromkeys(topics))
         return await self.cluster.fetch_metadata(names, self._deadline(timeout_ms))
 
@@ -215,7 +217,8 @@ class AsyncAdmin(GroupsAdmin):
     async def offsets_for_leader_epoch(
         self, wanted: Mapping[TopicPartition, tuple[int, int] | int], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, EpochEnd]:
-        """Where an epoch ends: partition -> epoch, or (epoch, current leader epoch). (-1, -1) when the leader does not know.
+        """Where an epoch ends: partition -> epoch, or (epoch, current leader epoch). (-1, -1) when the leader does
+        not know.
 
         Raises PeerError(FENCED_LEADER_EPOCH) when a current epoch was given and is no longer current.
         """

@@ -61,7 +61,7 @@ async def ask_coordinator(
     purpose: Purpose = Purpose.CONTROL,
     extra_ms: float = 0,
 ) -> Any:
-    """One request to the group's coordinator. A coordinator that is gone is forgotten; the caller decides on a retry."""
+    """One request to the group's coordinator. One that is gone is forgotten; the caller decides on a retry."""
     node_id = await cluster.coordinator(group_id, deadline)
     try:
         return await cluster.call(node_id, api_key, fields, deadline=deadline, purpose=purpose, extra_ms=extra_ms)
@@ -206,7 +206,9 @@ class GroupsAdmin:
     async def describe_groups(
         self, group_ids: Sequence[str], *, timeout_ms: float | None = None
     ) -> dict[str, GroupDescription]:
-        """Classic groups with their members. A group that does not exist is described as Dead, or raises GROUP_ID_NOT_FOUND."""
+        """Classic groups with their members. A group that does not exist is described as Dead, or raises
+        GROUP_ID_NOT_FOUND.
+        """
         deadline = self._deadline(timeout_ms)
         described = {}
         for group_id in group_ids:
@@ -270,7 +272,9 @@ class GroupsAdmin:
         *,
         timeout_ms: float | None = None,
     ) -> None:
-        """Set committed offsets of a group without active members. Raises PeerError (UNKNOWN_MEMBER_ID when it has some)."""
+        """Set committed offsets of a group without active members. Raises PeerError (UNKNOWN_MEMBER_ID when it has
+        some).
+        """
         deadline = self._deadline(timeout_ms)
         values = {
             TopicPartition(*tp): CommittedOffset(value) if isinstance(value, int) else value

@@ -1,7 +1,7 @@
 """From an Arrow table to finished batches, a partition each.
 
-Owns the split of a table's rows over partitions. Rows become batches in the kernel; no Python object is made per row. Works
-through the table in slices, so that memory is bounded however large the table is.
+Owns the split of a table's rows over partitions. Rows become batches in the kernel; no Python object is made per row.
+Works through the table in slices, so that memory is bounded however large the table is.
 """
 
 from __future__ import annotations

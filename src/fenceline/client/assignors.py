@@ -1,8 +1,8 @@
 """How a group's leader deals out partitions: range, roundrobin, sticky and cooperative-sticky.
 
-Owns the arithmetic. Pure and deterministic: every leader computes the same from the same members. The first three are for
-the eager protocol (everything is given back before it is dealt out); cooperative-sticky never gives a partition to a new
-owner in the same round in which the old one still holds it (KIP-429).
+Owns the arithmetic. Pure and deterministic: every leader computes the same from the same members. The first three are
+for the eager protocol (everything is given back before it is dealt out); cooperative-sticky never gives a partition
+to a new owner in the same round in which the old one still holds it (KIP-429).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Assignor(NamedTuple):
     """(members, partitions a topic) -> partitions of each member."""
     is_cooperative: bool = False
     user_data: Callable[[Collection[TopicPartition], int], bytes | None] = lambda owned, generation: None
-    """What a member tells of its last assignment, (partitions, generation), where the protocol itself has no place for it."""
+    """What a member tells of its last assignment, (partitions, generation), where the protocol itself has no place
+    for it.
+    """
 
 
 def range_assign(members: Members, partition_counts: Mapping[str, int]) -> Assignments:
@@ -91,7 +93,7 @@ def _wanted_topics(members: Members) -> set[str]:
 
 
 def _held(members: Members, partition_counts: Mapping[str, int]) -> dict[str, set[TopicPartition]]:
-    """What each member holds and still may: of two claims the one of the later generation counts, of equal ones none."""
+    """What each member holds and still may: of two claims the later generation's counts, of equal ones none."""
     claims: dict[TopicPartition, tuple[int, str | None]] = {}
     for member in sorted(members):
         subscription = members[member]

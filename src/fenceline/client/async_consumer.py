@@ -71,7 +71,7 @@ class AsyncConsumer:
     # -- assignment and subscription
 
     def assign(self, partitions: Collection[TopicPartition]) -> None:
-        """Read exactly these partitions, without a group's membership (offsets may still be committed with group.id)."""
+        """Read exactly these partitions, without a group's membership (commits still need group.id)."""
         if self._subscribed:
             raise OperatorError("This consumer is subscribed", "Call unsubscribe before assign.")
         self.positions.assign(partitions)
@@ -90,8 +90,8 @@ class AsyncConsumer:
     ) -> None:
         """Read these topics (or those whose whole name matches `pattern`) together with the other members of group.id.
 
-        The listeners run inside poll: `on_revoked` before partitions go to others (commit there), `on_lost` when they have
-        gone already (without it, `on_revoked` is called).
+        The listeners run inside poll: `on_revoked` before partitions go to others (commit there), `on_lost` when they
+        have gone already (without it, `on_revoked` is called).
         """
         if self._group is None:
             raise OperatorError("subscribe needs a group", "Set group.id, or use assign.")

@@ -1,8 +1,8 @@
 """The client's view of a cluster in motion: links to brokers, fresh metadata, and requests that find their broker.
 
 Owns connections (one a broker and purpose), reconnection with backoff, the metadata refresh and coordinator look-ups. A
-Fetch waits on the broker and a JoinGroup may wait for minutes, and a broker serves a connection's requests one by one, so
-`Purpose` gives each of them its own connection. Runs on one event loop; nothing here is thread-safe.
+Fetch waits on the broker and a JoinGroup may wait for minutes, and a broker serves a connection's requests one by
+one, so `Purpose` gives each of them its own connection. Runs on one event loop; nothing here is thread-safe.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Purpose(Enum):
 
 
 class Link:
-    """At most one connection to one address, made when needed, made again with growing pauses (`reconnect.backoff.*`)."""
+    """At most one connection to one address, made when needed, made again with growing pauses
+    (`reconnect.backoff.*`).
+    """
 
     def __init__(self, host: str, port: int, config: ClientConfig, tls: Any) -> None:
         self.host, self.port = host, port
@@ -109,7 +111,7 @@ def backoff_ms(attempt: int, base_ms: int, max_ms: int) -> float:
 
 
 class Deadline:
-    """When a call's time is over. `trouble` keeps the last reason for a retry, for the message of the final TimedOut."""
+    """When a call's time is over. `trouble` keeps the last reason for a retry, for the final TimedOut."""
 
     def __init__(self, timeout_ms: float) -> None:
         self.timeout_ms = timeout_ms
@@ -188,7 +190,7 @@ class Cluster:
                 raise BrokersUnreachable(
                     f"No broker answered within {deadline.timeout_ms:.0f} ms (bootstrap.servers={named}): "
                     + "; ".join(dict.fromkeys(trouble)),
-                    "Check that the broker runs, the address, and that its advertised.listeners can be reached from here.",
+                    "Check that the broker runs, the address, and that its advertised.listeners are reachable from here.",
                 )
             await self.pause(deadline)
 
@@ -229,7 +231,7 @@ class Cluster:
         return await connection.call(api_key, version, fields, timeout_ms=timeout_ms)
 
     async def retrying(self, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Run `attempt` until it succeeds, fails for good, or the time is over (then TimedOut with the last trouble)."""
+        """Run `attempt` until it succeeds, fails for good, or the time is over (then TimedOut)."""
         while True:
             try:
                 return await attempt()
@@ -267,7 +269,9 @@ class Cluster:
     async def fetch_metadata(
         self, topics: Collection[str] | None, deadline: Deadline, *, auto_create: bool = False
     ) -> ClusterMetadata:
-        """Ask any broker once and take the answer in. None asks for every topic, an empty collection for brokers only."""
+        """Ask any broker once and take the answer in. None asks for every topic, an empty collection for brokers
+        only.
+        """
 
         async def attempt() -> ClusterMetadata:
             connection = await self.any_connection(deadline)

@@ -1,8 +1,8 @@
 """Client configuration by Kafka's and librdkafka's property names.
 
-Owns names, defaults, parsing and refusals. Keyword arguments may be spelled with underscores (`linger_ms=5`). A known name
-with a value that is not supported is refused with the reason; an unknown name is logged and otherwise ignored, as Kafka's
-clients do.
+Owns names, defaults, parsing and refusals. Keyword arguments may be spelled with underscores (`linger_ms=5`). A known
+name with a value that is not supported is refused with the reason; an unknown name is logged and otherwise ignored,
+as Kafka's clients do.
 """
 
 from __future__ import annotations

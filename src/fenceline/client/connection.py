@@ -1,9 +1,9 @@
 """One TCP connection to a broker: framing, pipelining, timeouts. Knows no topics and retries nothing.
 
-Answers come in the order of the requests (Kafka's promise), so the requests in flight are a queue and a correlation id that
-does not match its head ends the connection. A large answer is received straight into its own buffer, so that the records of
-a Fetch are never copied between socket and decoder. A request without answer in time ends the connection, because every
-later answer stands behind the missing one.
+Answers come in the order of the requests (Kafka's promise), so the requests in flight are a queue and a correlation
+id that does not match its head ends the connection. A large answer is received straight into its own buffer, so that
+the records of a Fetch are never copied between socket and decoder. A request without answer in time ends the
+connection, because every later answer stands behind the missing one.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ class Connection(asyncio.BufferedProtocol):
             if not 0 < size <= self._max_answer_bytes:
                 self.close(
                     ConnectionLost(
-                        f"{self.peer} sent an answer of {size} bytes (receive.message.max.bytes={self._max_answer_bytes}): "
-                        "is this a Kafka listener, and is security.protocol that of the listener?"
+                        f"{self.peer} sent an answer of {size} bytes, "
+                        f"receive.message.max.bytes is {self._max_answer_bytes}: is this a Kafka listener, and is security.protocol that of the listener?"
                     )
                 )
                 return
@@ -251,8 +251,8 @@ class Connection(asyncio.BufferedProtocol):
 async def open_connection(host: str, port: int, config: ClientConfig, tls: ssl.SSLContext | None) -> Connection:
     """Connect, authenticate and learn the broker's versions.
 
-    Raises ConnectionLost when the broker can not be reached or hangs up, TimedOut when it is silent, PeerError for a refused
-    login and OperatorError for a peer that can not be one of ours (TLS trouble).
+    Raises ConnectionLost when the broker can not be reached or hangs up, TimedOut when it is silent, PeerError for a
+    refused login and OperatorError for a peer that can not be one of ours (TLS trouble).
     """
     peer = f"{host}:{port}"
     loop = asyncio.get_running_loop()

@@ -65,13 +65,17 @@ _ADVICE: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "The topic or the broker's version does not take this compression.type.",
     ErrorCode.UNSUPPORTED_VERSION: "The broker is too old for this call.",
     ErrorCode.SASL_AUTHENTICATION_FAILED: "Check sasl.mechanism, sasl.username and sasl.password.",
-    ErrorCode.ILLEGAL_GENERATION: "The group moved on without this member: poll more often or raise max.poll.interval.ms.",
+    ErrorCode.ILLEGAL_GENERATION: (
+        "The group moved on without this member: poll more often or raise max.poll.interval.ms."
+    ),
     ErrorCode.UNKNOWN_MEMBER_ID: "The group forgot this member: poll more often or raise session.timeout.ms.",
     ErrorCode.FENCED_INSTANCE_ID: "Another consumer runs with the same group.instance.id: give each its own.",
     ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
         "The group's members share no assignor: use the same partition.assignment.strategy."
     ),
-    ErrorCode.INVALID_SESSION_TIMEOUT: "session.timeout.ms is outside of what the broker allows (group.min/max.session.timeout.ms).",
+    ErrorCode.INVALID_SESSION_TIMEOUT: (
+        "session.timeout.ms is outside of what the broker allows (group.min/max.session.timeout.ms)."
+    ),
 }
 
 
@@ -115,7 +119,8 @@ class BrokersUnreachable(OperatorError):
 
 
 class OffsetOutOfRangeError(ClientError):
-    """The log does not hold `offset`. Attributes: topic, partition, offset, leader_epoch, log_start_offset, log_end_offset
+    """The log does not hold `offset`. Attributes: topic, partition, offset, leader_epoch, log_start_offset,
+    log_end_offset
     (-1 where unknown)."""
 
     topic: str
@@ -146,7 +151,8 @@ class OffsetOutOfRangeError(ClientError):
         }
         known = f"it holds {log_start_offset} to {log_end_offset}" if log_end_offset >= 0 else "its range is unknown"
         message = (
-            f"{topic}-{partition}: offset {offset} is not in the log ({known}). {detail or 'Retention or a truncation removed it'}: "
+            f"{topic}-{partition}: offset {offset} is not in the log ({known}). "
+            f"{detail or 'Retention or a truncation removed it'}: "
             "seek to an offset that exists, or set auto.offset.reset."
         )
         super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, message, **facts)
@@ -195,7 +201,8 @@ class LogTruncationError(ClientError):
             where = "the leader no longer knows that epoch, so the point where the histories part is unknown"
             advice = "compare what was read with the log, then seek to an offset you trust"
         message = (
-            f"{topic}-{partition}: the log was truncated under offset {offset} (read in leader epoch {leader_epoch}); {where}. "
+            f"{topic}-{partition}: the log was truncated under offset {offset} (read in leader epoch {leader_epoch}); "
+            f"{where}. "
             f"To go on, {advice}."
         )
         super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, message, **facts)
@@ -205,7 +212,8 @@ class LogTruncationError(ClientError):
 class EpochMismatchError(ClientError):
     """A record inside a planned range carries a newer leader epoch than the plan knew: the range was rewritten.
 
-    Attributes: topic, partition, offset (of the first such batch), leader_epoch (found), expected_epoch (highest allowed).
+    Attributes: topic, partition, offset (of the first such batch), leader_epoch (found), expected_epoch (highest
+    allowed).
     """
 
     topic: str
@@ -223,8 +231,8 @@ class EpochMismatchError(ClientError):
             "expected_epoch": expected_epoch,
         }
         message = (
-            f"{topic}-{partition}: offset {offset} was written in leader epoch {leader_epoch}, but the range was planned when "
-            f"the log ended in epoch {expected_epoch}. The log was truncated and rewritten since: plan the range again."
+            f"{topic}-{partition}: offset {offset} was written in leader epoch {leader_epoch}, but the range was planned "
+            f"when the log ended in epoch {expected_epoch}. The log was truncated and rewritten since: plan the range again."
         )
         super().__init__(ErrorCode.FENCED_LEADER_EPOCH, message, **facts)
         self.__dict__.update(facts)
@@ -259,7 +267,8 @@ class NoOffsetError(ClientError):
         facts = {"topic": topic, "partition": partition}
         super().__init__(
             ErrorCode.OFFSET_OUT_OF_RANGE,
-            f"{topic}-{partition} has no committed offset and auto.offset.reset=none: seek to an offset or set the policy.",
+            f"{topic}-{partition} has no committed offset and auto.offset.reset=none: seek to an offset, or set the "
+            "policy.",
             **facts,
         )
         self.__dict__.update(facts)

@@ -1,7 +1,7 @@
 """The bridge between the asyncio core and blocking callers: one event loop on one daemon thread a client.
 
-Owns the thread and its end. A client belongs to the process that made it: after a fork (a PySpark worker) the thread does
-not exist, so use is refused with advice instead of hanging.
+Owns the thread and its end. A client belongs to the process that made it: after a fork (a PySpark worker) the thread
+does not exist, so use is refused with advice instead of hanging.
 """
 
 from __future__ import annotations

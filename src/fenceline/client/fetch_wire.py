@@ -1,7 +1,7 @@
 """One Fetch request and its answer, in the client's words.
 
-Owns the translation between positions and Fetch versions 4-18: topic ids from version 13 on, epochs where the version has
-them, leader hints of version 16 and later into the metadata cache (E59). Sends full requests without a session.
+Owns the translation between positions and Fetch versions 4-18: topic ids from version 13 on, epochs where the version
+has them, leader hints of version 16 and later into the metadata cache (E59). Sends full requests without a session.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From the bytes of a Fetch answer to what a reader may see: whole batches, from an offset on, without control records.
 
-Owns the scan that consumer and range reader share: it checks CRCs, drops what lies before the position or beyond the end,
-control batches and (read_committed) aborted transactions, and tells where to go on and in which leader epoch. Records are
-decoded later and elsewhere, straight out of the answer's buffer. Pure.
+Owns the scan that consumer and range reader share: it checks CRCs, drops what lies before the position or beyond the
+end, control batches and (read_committed) aborted transactions, and tells where to go on and in which leader epoch.
+Records are decoded later and elsewhere, straight out of the answer's buffer. Pure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ConsumerRecord(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Batches that lie one behind the other in `records`; only offsets in [start_offset, end_offset_exclusive) count."""
+    """Batches one behind the other in `records`; only offsets in [start_offset, end_offset_exclusive) count."""
 
     records: memoryview
     start_offset: int
@@ -44,7 +44,9 @@ class Run(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What one partition's part of an answer holds. `next_offset` and `last_epoch`: where to go on, and the epoch so far."""
+    """What one partition's part of an answer holds. `next_offset` and `last_epoch`: where to go on, and the epoch so
+    far.
+    """
 
     topic: str
     partition: int
@@ -70,8 +72,8 @@ def scan(
 ) -> tuple[Fetched, BatchHeader | None]:
     """Cut `buf` (the records of a Fetch answer, maybe with a torn tail) into runs a reader may see.
 
-    The second value is the first batch whose epoch is above `max_leader_epoch` (-1: any is fine), where the scan stopped.
-    Raises ClientError(CORRUPT_MESSAGE) when a CRC is wrong, RecordsError for bytes that are no batches.
+    The second value is the first batch whose epoch is above `max_leader_epoch` (-1: any is fine), where the scan
+    stopped. Raises ClientError(CORRUPT_MESSAGE) when a CRC is wrong, RecordsError for bytes that are no batches.
     """
     runs: list[Run] = []
     run_start = run_end = -1
@@ -90,8 +92,8 @@ def scan(
         if check_crcs and not crc_is_valid(buf, header):
             raise ClientError(
                 ErrorCode.CORRUPT_MESSAGE,
-                f"{tp}: the batch at offset {header.base_offset} arrived with a wrong checksum. Read again; if it stays so, "
-                "the broker's segment is damaged.",
+                f"{tp}: the batch at offset {header.base_offset} arrived with a wrong checksum. Read again; if it stays "
+                "so, the broker's segment is damaged.",
             )
         hidden = (aborted is not None and aborted.hides(buf, header)) or header.is_control
         if hidden or header.position != run_end:

@@ -1,8 +1,9 @@
-"""Fetching ahead for a consumer: one request in flight a broker, a bounded buffer, positions validated and reset on the way.
+"""Fetching ahead for a consumer: one request in flight a broker, a bounded buffer, positions validated and reset on
+the way.
 
-Owns the task that keeps the buffer filled and turns what brokers answer into state: data, another leader, an offset that is
-out of range, a divergence. Never raises into the void: what the caller must know waits in `trouble` or in the partition's
-state for the next poll.
+Owns the task that keeps the buffer filled and turns what brokers answer into state: data, another leader, an offset
+that is out of range, a divergence. Never raises into the void: what the caller must know waits in `trouble` or in the
+partition's state for the next poll.
 
 Rules: `epochs.md` E46-E52, E55, E59.
 """

@@ -1,8 +1,8 @@
 """A consumer's membership in a classic group: join, sync, heartbeats, leaving, commits.
 
-Owns the member's side of the protocol (KIP-62, KIP-345, KIP-394, KIP-429). Joining happens inside poll, so that a rebalance
-never takes partitions from under records being handed out; heartbeats run in the background, and stop when the caller does
-not poll for max.poll.interval.ms, so that a stuck consumer gives its partitions up.
+Owns the member's side of the protocol (KIP-62, KIP-345, KIP-394, KIP-429). Joining happens inside poll, so that a
+rebalance never takes partitions from under records being handed out; heartbeats run in the background, and stop when
+the caller does not poll for max.poll.interval.ms, so that a stuck consumer gives its partitions up.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Group:
                     self._needs_join = True
                     raise CommitFailedError(
                         error.code,
-                        f"group {self.group_id} is rebalancing, the commit of generation {self.generation_id} was refused: "
-                        "records since the last commit may be read again by others. Poll more often, or raise "
+                        f"group {self.group_id} is rebalancing, the commit of generation {self.generation_id} was "
+                        "refused: records since the last commit may be read again by others. Poll more often, or raise "
                         "max.poll.interval.ms.",
                     ) from error
                 raise

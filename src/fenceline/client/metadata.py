@@ -1,7 +1,7 @@
 """What the client knows of the cluster: brokers, topics, leaders, and the newest leader epoch seen of each partition.
 
-Owns the rules that keep an old answer from replacing a newer one. Pure: no sockets, no clock. A leader is given out only
-while its epoch is the newest that was seen anywhere; otherwise it counts as unknown until metadata catches up.
+Owns the rules that keep an old answer from replacing a newer one. Pure: no sockets, no clock. A leader is given out
+only while its epoch is the newest that was seen anywhere; otherwise it counts as unknown until metadata catches up.
 
 Rules: `epochs.md` E57-E60.
 """
@@ -98,7 +98,9 @@ def parse_metadata(version: int, response: Any) -> ClusterMetadata:
 
 
 class MetadataCache:
-    """The newest known state. `update_version` counts answers taken in, so that users can do work once for each (E46)."""
+    """The newest known state. `update_version` counts answers taken in, so that users can do work once for each
+    (E46).
+    """
 
     def __init__(self) -> None:
         self.cluster_id: str | None = None
@@ -141,7 +143,9 @@ class MetadataCache:
         return self._last_seen.get(tp, NO_EPOCH)
 
     def note_epoch(self, tp: TopicPartition, epoch: int) -> bool:
-        """A partition's epoch was seen outside of metadata; True when it is newer, so metadata must be asked anew (E58)."""
+        """A partition's epoch was seen outside of metadata; True when it is newer, so metadata must be asked anew
+        (E58).
+        """
         known = self._last_seen.get(tp)
         if known is None or epoch <= known:
             return False

@@ -1,7 +1,7 @@
 """Looking offsets up: ListOffsets and OffsetForLeaderEpoch, grouped by leader, fenced by epoch, retried.
 
-Owns the two look-ups that admin, consumer and reader share. Every request carries the leader epoch known from metadata, so
-an answer of a deposed leader can not be mistaken for the truth.
+Owns the two look-ups that admin, consumer and reader share. Every request carries the leader epoch known from
+metadata, so an answer of a deposed leader can not be mistaken for the truth.
 
 Rules: `list_offsets.md` L29-L33, `epochs.md` E46-E51.
 """
@@ -38,7 +38,9 @@ OffsetSpec = int | str
 
 
 class OffsetAndEpoch(NamedTuple):
-    """offset -1: nothing was found. leader_epoch -1: the broker did not say. timestamp -1: none belongs to the offset."""
+    """offset -1: nothing was found. leader_epoch -1: the broker did not say. timestamp -1: none belongs to the
+    offset.
+    """
 
     offset: int
     leader_epoch: int = NO_EPOCH
@@ -46,7 +48,9 @@ class OffsetAndEpoch(NamedTuple):
 
 
 class CommittedOffset(NamedTuple):
-    """The next offset to read and the leader epoch of the record before it (-1: unknown), as a group keeps it (E56, E61)."""
+    """The next offset to read and the leader epoch of the record before it (-1: unknown), as a group keeps it (E56,
+    E61).
+    """
 
     offset: int
     leader_epoch: int = NO_EPOCH
@@ -54,7 +58,9 @@ class CommittedOffset(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """Answer of OffsetForLeaderEpoch: the largest epoch not above the one asked for, and where it ends (E13); -1 unknown."""
+    """Answer of OffsetForLeaderEpoch: the largest epoch not above the one asked for, and where it ends (E13); -1
+    unknown.
+    """
 
     leader_epoch: int
     end_offset: int
@@ -127,9 +133,11 @@ async def offsets_for_leader_epoch(
     *,
     deadline: Deadline,
 ) -> dict[TopicPartition, EpochEnd]:
-    """Where epochs end on the leaders. `wanted`: partition -> (epoch asked for, current leader epoch or -1 for metadata's).
+    """Where epochs end on the leaders. `wanted`: partition -> (epoch asked for, current leader epoch or -1 for
+    metadata's).
 
-    A current epoch above what metadata knows makes metadata catch up first; one below is told to the leader, which fences it.
+    A current epoch above what metadata knows makes metadata catch up first; one below is told to the leader, which
+    fences it.
     """
     found: dict[TopicPartition, EpochEnd] = {}
     for tp, (_, current) in wanted.items():

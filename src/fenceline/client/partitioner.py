@@ -1,8 +1,8 @@
 """Which partition a record goes to.
 
-Owns the rule of Kafka's own producer: a record with a key goes to murmur2(key) modulo the partitions, so the same key goes
-to the same partition from every client; records without a key stick to one partition for a batch and then move on
-(KIP-480), which makes few large batches of many small ones.
+Owns the rule of Kafka's own producer: a record with a key goes to murmur2(key) modulo the partitions, so the same key
+goes to the same partition from every client; records without a key stick to one partition for a batch and then move
+on (KIP-480), which makes few large batches of many small ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Where a consumer stands in each of its partitions: the state machine of KIP-320's consumer. Pure.
 
-Owns assignment, positions and their epochs, pauses, resets and validation. Two positions exist for each partition: up to
-where records were handed to the caller (`position`, what commits and errors speak of) and up to where they were fetched
-ahead. A divergence under what was only fetched is repaired by fetching again; one under what was handed out is told.
+Owns assignment, positions and their epochs, pauses, resets and validation. Two positions exist for each partition: up
+to where records were handed to the caller (`position`, what commits and errors speak of) and up to where they were
+fetched ahead. A divergence under what was only fetched is repaired by fetching again; one under what was handed out
+is told.
 
 | phase | may go to | why |
 |---|---|---|
@@ -11,8 +12,8 @@ ahead. A divergence under what was only fetched is repaired by fetching again; o
 | AWAIT_VALIDATION | FETCHING, AWAIT_RESET, AWAIT_VALIDATION | validated, policy, seek |
 | AWAIT_RESET | FETCHING, AWAIT_RESET, AWAIT_VALIDATION (by seek only) | ListOffsets answered, seek |
 
-Rules: `epochs.md` E44-E56. Unlike Kafka's consumer a truncation is raised whatever `auto.offset.reset` says: that policy is
-for offsets that retention removed, not for records that were read and then lost.
+Rules: `epochs.md` E44-E56. Unlike Kafka's consumer a truncation is raised whatever `auto.offset.reset` says: that
+policy is for offsets that retention removed, not for records that were read and then lost.
 """
 
 from __future__ import annotations
@@ -167,8 +168,8 @@ class Positions:
     def complete_validation(self, tp: TopicPartition, checked: Position, end: EpochEnd) -> bool:
         """Take in OffsetForLeaderEpoch's answer for `checked`. True when the position stands (E47-E49).
 
-        A divergence below what was handed out is kept in `truncation`, for the next poll to raise; one above it makes the
-        consumer fetch from the handed-out position again, validating that.
+        A divergence below what was handed out is kept in `truncation`, for the next poll to raise; one above it makes
+        the consumer fetch from the handed-out position again, validating that.
         """
         state = self._states.get(tp)
         if state is None or state.phase is not Phase.AWAIT_VALIDATION or state.fetch_position != checked:

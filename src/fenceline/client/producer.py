@@ -1,7 +1,7 @@
 """Producer: records in, promises out. Asynchronous core and blocking face over the same buffer.
 
-Owns the way of a record from the caller to its batch: partition, timestamp, waiting for room. Sending, order and retries are
-the sender's. Idempotent unless acks, retries or max.in.flight say otherwise (KIP-679).
+Owns the way of a record from the caller to its batch: partition, timestamp, waiting for room. Sending, order and
+retries are the sender's. Idempotent unless acks, retries or max.in.flight say otherwise (KIP-679).
 """
 
 from __future__ import annotations
@@ -239,8 +239,8 @@ class AsyncProducer:
             accumulator.starved -= 1
         if deadline.is_over:
             raise BufferFull(
-                f"buffer.memory={self.config['buffer.memory']} stayed full for {deadline.timeout_ms:.0f} ms: brokers take "
-                "records slower than they are sent. Raise buffer.memory or max.block.ms, or send less."
+                f"buffer.memory={self.config['buffer.memory']} stayed full for {deadline.timeout_ms:.0f} ms: brokers "
+                "take records slower than they are sent. Raise buffer.memory or max.block.ms, or send less."
             )
 
 
@@ -277,8 +277,8 @@ class Producer:
     ) -> Delivery:
         """Queue one record; blocks only for metadata (first use of a topic) and while the buffer is full.
 
-        `key` chooses the partition (murmur2, as Kafka's own producer) unless `partition` is given. `on_delivery(metadata,
-        error)` runs on the producer's thread and must not block. Raises BufferFull, PeerError.
+        `key` chooses the partition (murmur2, as Kafka's own producer) unless `partition` is given.
+        `on_delivery(metadata, error)` runs on the producer's thread and must not block. Raises BufferFull, PeerError.
         """
         core = self._core
         if topic not in core.partitions:
@@ -312,8 +312,9 @@ class Producer:
         """Every row of `table` as a record; returns the promise for all of them.
 
         `key`, `value`, `timestamp`, `headers` name columns (binary or string; int64 ms or timestamp; list of structs).
-        `partition` is a number, or the name of an int column; without it keys choose as in `send`, and rows without any key
-        column are dealt out in pieces of a batch. Rows of one partition keep their order. Blocks while the buffer is full.
+        `partition` is a number, or the name of an int column; without it keys choose as in `send`, and rows without
+        any key column are dealt out in pieces of a batch. Rows of one partition keep their order. Blocks while the
+        buffer is full.
         """
         from fenceline.client.arrow_send import encoded_pieces
 

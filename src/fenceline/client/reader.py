@@ -1,9 +1,9 @@
 """RangeReader: exactly the records of given offset ranges, or an error that says why not.
 
-Owns the bulk path that Spark executors use. Every Fetch carries the leader epoch known from metadata and the epoch of the
-last record read, so a broker of another history answers with the point of divergence instead of with other records
-(KIP-320, `epochs.md` E8-E10); every batch's epoch is held against the one that the range was planned with. Memory is
-bounded by `queued.max.bytes`; the next Fetch of a broker is under way while the caller decodes the last.
+Owns the bulk path that Spark executors use. Every Fetch carries the leader epoch known from metadata and the epoch of
+the last record read, so a broker of another history answers with the point of divergence instead of with other
+records (KIP-320, `epochs.md` E8-E10); every batch's epoch is held against the one that the range was planned with.
+Memory is bounded by `queued.max.bytes`; the next Fetch of a broker is under way while the caller decodes the last.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ _FIRST_VALIDATING_FETCH = 12
 class OffsetRange:
     """Offsets [start_offset, end_offset_exclusive) of one partition, and what was known when the range was planned.
 
-    leader_epoch: epoch of the position start_offset, as a checkpoint, a committed offset or ListOffsets gives it (-1: not
-    known, then nothing is checked at the start). max_leader_epoch: epoch of the position end_offset_exclusive; a record
-    inside the range with a newer one means that the log was rewritten since (-1: any). topic_id: the topic must have it.
+    leader_epoch: epoch of the position start_offset, as a checkpoint, a committed offset or ListOffsets gives it (-1:
+    not known, then nothing is checked at the start). max_leader_epoch: epoch of the position end_offset_exclusive; a
+    record inside the range with a newer one means that the log was rewritten since (-1: any). topic_id: the topic
+    must have it.
     """
 
     start_offset: int
@@ -162,7 +163,7 @@ class AsyncRangeReader:
             wanted = given if isinstance(given, OffsetRange) else OffsetRange(*given)
             if not 0 <= wanted.start_offset <= wanted.end_offset_exclusive:
                 raise OperatorError(
-                    f"{tp[0]}-{tp[1]}: {wanted.start_offset} to {wanted.end_offset_exclusive} is not a range of offsets",
+                    f"{tp[0]}-{tp[1]}: {wanted.start_offset} to {wanted.end_offset_exclusive} is no range of offsets",
                     "A range starts at 0 or above and ends at or after its start.",
                 )
             cursors.append(_Cursor(TopicPartition(*tp), wanted))
@@ -414,9 +415,9 @@ class RangeReader:
         """Every record of the ranges, each partition in offset order, partitions interleaved as they arrive.
 
         Yields pyarrow.RecordBatch (columns and `options` as in `fenceline.records.arrow.batches_to_arrow`), or lists of
-        ConsumerRecord. A range is `OffsetRange` or its first two to four fields. Offsets that compaction or transactions
-        left empty are skipped. Raises LogTruncationError, EpochMismatchError, OffsetOutOfRangeError, TopicReplacedError,
-        or what the brokers refuse; nothing is skipped in silence.
+        ConsumerRecord. A range is `OffsetRange` or its first two to four fields. Offsets that compaction or
+        transactions left empty are skipped. Raises LogTruncationError, EpochMismatchError, OffsetOutOfRangeError,
+        TopicReplacedError, or what the brokers refuse; nothing is skipped in silence.
         """
         for pieces in self._pieces(ranges):
             if arrow:

@@ -1,7 +1,8 @@
 """TLS and SASL for a connection: contexts and exchanges, no sockets.
 
-Owns the translation of `ssl.*` and `sasl.*` properties. PLAIN (RFC 4616) and SCRAM-SHA-256/512 (RFC 5802, 7677) are built
-from `hashlib` and `hmac`; a SASL exchange is a generator of messages so that it can be tested against the RFC's example.
+Owns the translation of `ssl.*` and `sasl.*` properties. PLAIN (RFC 4616) and SCRAM-SHA-256/512 (RFC 5802, 7677) are
+built from `hashlib` and `hmac`; a SASL exchange is a generator of messages so that it can be tested against the RFC's
+example.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def _plain(username: str, password: str) -> Exchange:
 
 
 def scram(mechanism: str, username: str, password: str, *, nonce: str) -> Exchange:
-    """SCRAM without channel binding. Raises PeerError(SASL_AUTHENTICATION_FAILED) when the broker does not know the secret."""
+    """SCRAM without channel binding. Raises PeerError(SASL_AUTHENTICATION_FAILED) when the broker does not know the
+    secret.
+    """
     digest = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}[mechanism]
     escaped = username.replace("=", "=3D").replace(",", "=2C")
     first_bare = f"n={escaped},r={nonce}"

@@ -1,9 +1,9 @@
 """Sends what the accumulator holds: grouped by leader, in order, again where that can help.
 
-Owns the sender task of a producer. Order and exactly-once hold by three rules: a partition's batches are sent in order and
-keep their sequence numbers through retries; when one fails, nothing more of its partition is sent until all in flight is
-back; and a batch whose fate is unknown is never sent under a new sequence. A leader's hint in an answer saves a metadata
-round trip (E59).
+Owns the sender task of a producer. Order and exactly-once hold by three rules: a partition's batches are sent in
+order and keep their sequence numbers through retries; when one fails, nothing more of its partition is sent until all
+in flight is back; and a batch whose fate is unknown is never sent under a new sequence. A leader's hint in an answer
+saves a metadata round trip (E59).
 
 Rules: KIP-98, KIP-360, `epochs.md` E59.
 """
