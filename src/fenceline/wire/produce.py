@@ -73,7 +73,7 @@ class PartitionRecords(NamedTuple):
 
     topic: str | None
     topic_id: bytes | None
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
     records: memoryview | None
 
 
@@ -92,7 +92,7 @@ class PartitionResult(NamedTuple):
 
     topic: str | None
     topic_id: bytes | None
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
     error_code: int = 0
     base_offset: int = -1
     log_append_time_ms: int = -1
