@@ -22,7 +22,7 @@ from uuid import UUID, uuid4
 
 from fenceline.config.effective import effective_topic_config
 from fenceline.config.listeners import SECURITY_PROTOCOLS, Listener
-from fenceline.config.node import NodeConfig, own_host_name
+from fenceline.config.node import NodeConfig
 from fenceline.controller.requests import (
     BrokerHeartbeat,
     CreatedTopic,
@@ -31,18 +31,17 @@ from fenceline.controller.requests import (
     Outcome,
     RegisterBroker,
 )
-from fenceline.controller.state import ControllerSettings
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.disk import OsDisk
 from fenceline.log.log_dir import LogDir
-from fenceline.log.partition_log import Origin
+from fenceline.log.producer_state import Origin
 from fenceline.metadata.delta import Delta
-from fenceline.metadata.features import KRAFT_VERSION, SUPPORTED, Levels
+from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import BrokerImage, Endpoint, MetadataImage
 from fenceline.node.clock import Clock, SystemClock
-from fenceline.node.controller_driver import ControllerDriver, DriverSettings
+from fenceline.node.controller_driver import ControllerDriver
 from fenceline.node.fetching import Fetching
 from fenceline.node.format import format_if_new
 from fenceline.node.groups_driver import Batches, GroupsDriver
@@ -61,6 +60,8 @@ from fenceline.wire.produce import NodeEndpoint
 log = Logger("broker")
 
 _DISK_THREADS: Final = 4
+_RECEIVE_BUDGET_BYTES: Final = 512 << 20
+"""Stands in for `queued.max.request.bytes=-1`, Kafka's unlimited default: receive memory is always bounded here."""
 _READ_CHUNK_BYTES: Final = 1 << 20
 
 
@@ -80,7 +81,6 @@ class Broker:
         self.broker_epoch = -1
         self._incarnation_id = uuid4()
         self._is_fenced = True
-        self._failure: asyncio.Future[None] | None = None
         self._metrics_server: tuple[object, object] | None = None
         self._started: list[str] = []
 
@@ -97,10 +97,7 @@ class Broker:
 
     @property
     def finalized_features(self) -> Mapping[str, int]:
-        levels = dict(self.image.features)
-        if self.controller.kraft_version:
-            levels[KRAFT_VERSION] = self.controller.kraft_version
-        return levels
+        return self.controller.finalized_features
 
     @property
     def finalized_features_epoch(self) -> int:
@@ -108,12 +105,8 @@ class Broker:
 
     @property
     def partition_count(self) -> int:
-        """Partitions that this node leads."""
-        return sum(
-            partition.leader == self.node_id
-            for topic in self.image.topics_by_name.values()
-            for partition in topic.partitions
-        )
+        """Partitions of all topics."""
+        return self.controller.partition_count
 
     @property
     def offline_partition_count(self) -> int:
@@ -230,7 +223,14 @@ class Broker:
         self.log_dirs: list[LogDir] = [log_dir]
         assert log_dir.directory_id is not None, "formatting writes a directory id"
         self.controller = ControllerDriver(
-            self._controller_settings(log_dir.directory_id), disk=disk, clock=self.clock, rng=self.rng
+            config=config,
+            disk=disk,
+            directory=config.metadata_log_dir,
+            cluster_id=log_dir.cluster_id,
+            node_id=self.node_id,
+            directory_id=log_dir.directory_id,
+            clock=self.clock,
+            rng=self.rng,
         )
         self.partitions = Replicas(self.node_id, self.log_dirs, lambda: self.controller.image, self.topic_config, self.clock, self.delete_later)
         self.producer_ids = ProducerIds(self)
@@ -257,44 +257,17 @@ class Broker:
         await self.server.start_serving()
         self._open_metrics()
 
-    def _controller_settings(self, directory_id: UUID) -> DriverSettings:
-        config = self.config
-        return DriverSettings(
-            node_id=self.node_id,
-            directory_id=directory_id,
-            log_dir=str(config.metadata_log_dir),
-            controller=ControllerSettings(
-                cluster_id=self.log_dirs[0].cluster_id,
-                default_partition_count=config.get_int("num.partitions"),
-                default_replication_factor=config.get_int("default.replication.factor"),
-                session_timeout_ms=config.get_int("broker.session.timeout.ms"),
-                delete_topics_enabled=config.get_bool("delete.topic.enable"),
-                auto_leader_rebalance=config.get_bool("auto.leader.rebalance.enable"),
-                static_configs=dict(config.raw),
-            ),
-            endpoints=tuple(
-                Endpoint(each.name, each.host or own_host_name(), each.port, SECURITY_PROTOCOLS[each.security_protocol])
-                for each in config.controller_listeners
-            ),
-            segment_bytes=config.get_int("metadata.log.segment.bytes"),
-            segment_ms=config.get_int("metadata.log.segment.ms"),
-            snapshot_bytes=config.get_int("metadata.log.max.record.bytes.between.snapshots"),
-            snapshot_interval_ms=config.get_int("metadata.log.max.snapshot.interval.ms"),
-            max_retention_bytes=config.get_int("metadata.max.retention.bytes"),
-            leader_imbalance_check_ms=config.get_int("leader.imbalance.check.interval.seconds") * 1000,
-        )
-
     async def run_until(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the node can not go on (the failure is raised)."""
-        self._failure = self.loop.create_future()
         stopped = asyncio.ensure_future(stop.wait())
+        failed = self.controller.failed()
         try:
-            await asyncio.wait((stopped, self._failure), return_when=asyncio.FIRST_COMPLETED)
-            if self._failure.done():
-                self._failure.result()
+            await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                failed.result()
         finally:
             stopped.cancel()
-            self._failure.cancel()
+            failed.cancel()
 
     async def stop(self) -> None:
         """Stop cleanly; what was not started is left out."""
@@ -340,12 +313,13 @@ class Broker:
             ApiKey.PRODUCE: (produce_api.MIN_VERSION, produce_api.MAX_VERSION, producing.handle),
             ApiKey.FETCH: (fetch_api.MIN_VERSION, fetch_api.MAX_VERSION, fetching.handle),
         }
+        budget_bytes = config.get_int("queued.max.request.bytes")
         return Server(
             self,
             entity_apis(),
             raw,
             max_request_bytes=config.get_int("socket.request.max.bytes"),
-            receive_budget_bytes=config.get_int("queued.max.request.bytes"),
+            receive_budget_bytes=budget_bytes if budget_bytes > 0 else _RECEIVE_BUDGET_BYTES,
             max_connections=config.get_int("max.connections"),
             idle_timeout_ms=config.get_int("connections.max.idle.ms"),
             metrics=self.metrics,
@@ -372,7 +346,7 @@ class Broker:
                 endpoints=endpoints,
                 features=self.supported_features,
                 rack=self.config.rack,
-                log_dirs=tuple(log_dir.directory_id for log_dir in self.log_dirs),
+                log_dirs=tuple(each.directory_id for each in self.log_dirs if each.directory_id is not None),
                 previous_broker_epoch=self.log_dirs[0].previous_broker_epoch,
             )
         )
@@ -380,9 +354,7 @@ class Broker:
         await self.heartbeat()
 
     async def heartbeat(self) -> None:
-        """Tell the controller that this broker lives. Raises PeerError; a controller that gave up ends the node."""
-        if self.controller.failure is not None and self._failure is not None and not self._failure.done():
-            self._failure.set_exception(self.controller.failure)
+        """Tell the controller that this broker lives. Raises PeerError."""
         answer = await self.controller.submit(
             BrokerHeartbeat(self.node_id, self.broker_epoch, current_metadata_offset=self.image.offset)
         )

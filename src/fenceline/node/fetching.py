@@ -33,7 +33,8 @@ from fenceline.wire.fetch import (
 )
 
 if TYPE_CHECKING:
-    from fenceline.log.partition_log import LogRead
+    from fenceline.wire.produce import NodeEndpoint
+    from fenceline.log.reading import LogRead
     from fenceline.node.broker import Broker
     from fenceline.node.replicas import Replica
 
@@ -221,7 +222,7 @@ class Fetching:
 
     def frame(self, context: RequestContext, answer: SessionAnswer, result: _Result) -> list[Buffer]:
         partitions = answer.select(result.fetched)
-        endpoints = ()
+        endpoints: tuple[NodeEndpoint, ...] = ()
         if context.api_version >= _FIRST_WITH_LEADER_HINT and result.must_answer:
             endpoints = self._broker.node_endpoints(
                 {p.current_leader[0] for p in partitions if p.current_leader is not None}

@@ -75,7 +75,7 @@ class NodeCollector:
         for name, help_text, value in (
             ("fenceline_connections", "Open client connections", metrics.connections),
             ("fenceline_parked_fetches", "Fetches that wait for data", metrics.parked_fetches),
-            ("fenceline_partitions", "Partitions led by this node", self._broker.partition_count),
+            ("fenceline_partitions", "Partitions of all topics", self._broker.partition_count),
             ("fenceline_offline_partitions", "Partitions that can not be served", self._broker.offline_partition_count),
             ("fenceline_metadata_offset", "Last metadata offset applied", self._broker.image.offset),
         ):

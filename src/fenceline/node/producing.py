@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import INTERNAL_TOPICS
-from fenceline.log.partition_log import Origin
+from fenceline.log.producer_state import Origin
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.logs import Logger

@@ -79,9 +79,9 @@ def describe_producers(context: RequestContext, request: Any) -> dict[str, Any]:
                     "last_sequence": producer.last_sequence,
                     "last_timestamp": producer.last_timestamp_ms,
                     "coordinator_epoch": producer.coordinator_epoch,
-                    "current_txn_start_offset": producer.current_txn_first_offset,
+                    "current_txn_start_offset": producer.transaction_first_offset,
                 }
-                for producer in replica.log.producers.describe()
+                for producer in replica.log.producers
             ]
             answers.append(
                 {

@@ -1,0 +1,59 @@
+"""The command tree. Owns names and help texts; each branch is a module of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fenceline import __version__
+from fenceline.cli.demo import demo
+from fenceline.cli.format import format_directory_command
+from fenceline.cli.groups import groups
+from fenceline.cli.logs import logs
+from fenceline.cli.records import consume, offsets, produce
+from fenceline.cli.topics import configs, topics
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="A Kafka-compatible log. Nothing that it loses goes unnoticed.",
+    epilog="Start with `fenceline start`, then `fenceline topics create hello` in another terminal.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fenceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print it")] = False,
+) -> None:
+    """A Kafka-compatible log. Nothing that it loses goes unnoticed."""
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)
+def start(context: typer.Context) -> None:
+    """Run one node in the foreground (`fenceline start --help`)."""
+    from fenceline.cli.start import main
+
+    raise typer.Exit(main(context.args))
+
+
+app.command("format")(format_directory_command)
+app.add_typer(topics, name="topics")
+app.add_typer(configs, name="configs")
+app.add_typer(groups, name="groups")
+app.command()(produce)
+app.command()(consume)
+app.command()(offsets)
+app.add_typer(logs, name="log")
+app.command()(demo)
+
+
+def run() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,45 @@
+"""`fenceline format`: make a data directory ready, as kafka-storage format does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+from uuid import uuid4
+
+import typer
+
+from fenceline.cli.output import AsJson, done, readable_errors
+from fenceline.ids import encode_uuid
+
+
+def format_directory_command(
+    config: Annotated[Path | None, typer.Option("--config", help="a server.properties file")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="the directory, where it is not in the file")] = None,
+    cluster_id: Annotated[str | None, typer.Option(help="22 characters; a new one is made when none is given")] = None,
+    override: Annotated[list[str] | None, typer.Option(help="set one property as key=value; may be repeated")] = None,
+    ignore_formatted: Annotated[bool, typer.Option("--ignore-formatted", help="leave formatted ones alone")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Format the node's directories for a cluster."""
+    from fenceline.config.node import NodeConfig
+    from fenceline.node.format import controller_endpoint, format_directory
+    from fenceline.node.run import settings_from_options
+
+    with readable_errors():
+        settings = settings_from_options(override or [], data_dir, None)
+        node = NodeConfig.load(config, settings, os.environ)
+        formatted = format_directory(
+            node.log_dirs,
+            cluster_id=cluster_id or encode_uuid(uuid4()),
+            node_id=node.node_id,
+            metadata_log_dir=node.metadata_log_dir,
+            voter_endpoint=controller_endpoint(node),
+            ignore_formatted=ignore_formatted,
+        )
+        words = f"Formatted {', '.join(formatted.directories)}" if formatted.directories else "Nothing to format"
+        done(
+            f"{words} for cluster {formatted.cluster_id}.",
+            {"cluster_id": formatted.cluster_id, "directories": list(formatted.directories)},
+            as_json=as_json,
+        )

@@ -1,0 +1,103 @@
+"""How commands print: a table for people, one JSON document for programs. Owns no facts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from fenceline.client.admin import Admin
+from fenceline.errors import FencelineError, OperatorError, PeerError
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+Bootstrap = Annotated[
+    str,
+    typer.Option("--bootstrap", "-b", envvar="FENCELINE_BOOTSTRAP", help="HOST:PORT of any node", show_default=True),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document instead of a table")]
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Turn the errors that a user can act on into one line and advice; exit code 1."""
+    try:
+        yield
+    except OperatorError as error:
+        fail(error.message, error.advice)
+    except PeerError as error:
+        fail(f"{error.message} ({error.code.name})")
+    except FencelineError as error:
+        fail(str(error))
+
+
+def fail(message: str, advice: str = "") -> None:
+    print(f"fenceline: {message}", file=sys.stderr)
+    if advice:
+        print(f"  {advice}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+@contextmanager
+def admin_of(bootstrap: str) -> Iterator[Admin]:
+    """An admin client for one command; errors come out readable."""
+    with readable_errors(), Admin(bootstrap) as admin:
+        yield admin
+
+
+def show(rows: Sequence[dict[str, Any]], *, as_json: bool, title: str = "", empty: str = "nothing to show") -> None:
+    """Print rows of equal keys."""
+    if as_json:
+        print_json(list(rows))
+        return
+    if not rows:
+        print(empty)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", header_style="bold")
+    numeric = {key for key in rows[0] if all(isinstance(row[key], int | float) for row in rows)}
+    for key in rows[0]:
+        table.add_column(key.replace("_", " "), justify="right" if key in numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    Console().print(table)
+
+
+def print_json(document: Any) -> None:
+    json.dump(document, sys.stdout, indent=2, default=str)
+    print()
+
+
+def done(message: str, document: Any, *, as_json: bool) -> None:
+    """Say that a change was made."""
+    if as_json:
+        print_json(document)
+    else:
+        print(message)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(each) for each in value)
+    return str(value)
+
+
+def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+    """`key=value` options as a mapping. Raises OperatorError."""
+    found = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise OperatorError(f"{option} {text!r} has no value", f"Write it as {option} key=value.")
+        found[key] = value
+    return found
+
+

@@ -1,0 +1,150 @@
+"""`fenceline produce`, `fenceline consume` and `fenceline offsets`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, readable_errors, show
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+
+
+def produce(
+    topic: str,
+    key_separator: Annotated[
+        str | None, typer.Option("--key-separator", "-K", help="what parts key and value in a line, e.g. ':'")
+    ] = None,
+    partition: Annotated[int | None, typer.Option(help="send to this partition only")] = None,
+    compression: Annotated[str, typer.Option(help="none, gzip, snappy, lz4 or zstd")] = "none",
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
+) -> None:
+    """Send each line of standard input as a record."""
+    from fenceline.client.producer import Producer
+
+    with readable_errors(), Producer(bootstrap, **{"compression.type": compression}) as producer:
+        sent = []
+        for line in sys.stdin.buffer:
+            text = line.rstrip(b"\r\n")
+            key = None
+            if key_separator is not None:
+                before, separator, after = text.partition(key_separator.encode())
+                if not separator:
+                    raise OperatorError(
+                        f"Line {len(sent) + 1} has no {key_separator!r}", "Write KEY:VALUE, or leave -K out."
+                    )
+                key, text = before, after
+            sent.append(producer.send(topic, text, key, partition=partition))
+        producer.flush()
+        results = [delivery.result() for delivery in sent]
+        if as_json:
+            json.dump([result._asdict() for result in results], sys.stdout)
+            print()
+        else:
+            print(f"{len(results)} records written to {topic}.")
+
+
+def consume(
+    topic: str,
+    start: Annotated[
+        str, typer.Option("--from", help="earliest, latest, a time in ms since 1970, or an exact offset as =N")
+    ] = "earliest",
+    count: Annotated[int, typer.Option("--count", "-n", help="stop after so many records; 0: do not stop")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="wait for more at the end of the log")] = False,
+    partition: Annotated[int | None, typer.Option(help="only this partition")] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
+) -> None:
+    """Print records. With --json, one JSON object a line with offsets and leader epochs."""
+    from fenceline.client.consumer import Consumer
+
+    with admin_of(bootstrap) as admin:
+        known = admin.metadata([topic]).topics[topic]
+        partitions = [TopicPartition(topic, i) for i in sorted(known.partitions) if partition in (None, i)]
+        if not partitions:
+            raise OperatorError(
+                f"There is no topic {topic}" if partition is None else f"{topic} has no partition {partition}",
+                "See what there is with: fenceline topics list",
+            )
+        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+        if start.startswith("="):
+            starts = dict.fromkeys(partitions, int(start[1:]))
+        else:
+            spec: int | str = int(start) if start.lstrip("-").isdigit() else start
+            found = admin.list_offsets(dict.fromkeys(partitions, spec))
+            starts = {tp: at.offset if at.offset >= 0 else ends[tp].offset for tp, at in found.items()}
+        left = {tp: ends[tp].offset for tp in partitions if starts[tp] < ends[tp].offset}
+        with Consumer(bootstrap) as consumer:
+            consumer.assign(partitions)
+            for tp, offset in starts.items():
+                consumer.seek(tp, offset)
+            printed = 0
+            while follow or left:
+                for record in consumer.poll(timeout_ms=500):
+                    tp = TopicPartition(record.topic, record.partition)
+                    _print_record(record, as_json)
+                    printed += 1
+                    if printed == count:
+                        return
+                    if not follow and tp in left and record.offset + 1 >= left[tp]:
+                        del left[tp]
+                if not follow:
+                    # The last offsets may belong to control records, which are never delivered.
+                    left = {tp: end for tp, end in left.items() if consumer.position(tp) < end}
+
+
+def _print_record(record: Any, as_json: bool) -> None:
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "topic": record.topic,
+                    "partition": record.partition,
+                    "offset": record.offset,
+                    "leader_epoch": record.leader_epoch,
+                    "timestamp": record.timestamp,
+                    "key": _text(record.key),
+                    "value": _text(record.value),
+                    "headers": {key: _text(value) for key, value in record.headers},
+                }
+            )
+        )
+        return
+    key = "" if record.key is None else f"{_text(record.key)}: "
+    print(f"{key}{_text(record.value)}")
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode(errors="backslashreplace")
+
+
+def offsets(
+    topic: str,
+    at: Annotated[str | None, typer.Option(help="also show the first offset at this time, ms since 1970")] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
+) -> None:
+    """Start and end of each partition, with leader epochs."""
+    with admin_of(bootstrap) as admin:
+        partitions = [TopicPartition(topic, index) for index in sorted(admin.metadata([topic]).topics[topic].partitions)]
+        starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+        found = admin.list_offsets(dict.fromkeys(partitions, int(at))) if at is not None else {}
+        rows = []
+        for tp in partitions:
+            row: dict[str, Any] = {
+                "partition": tp.partition,
+                "start": starts[tp].offset,
+                "end": ends[tp].offset,
+                "records": ends[tp].offset - starts[tp].offset,
+                "leader_epoch": ends[tp].leader_epoch,
+            }
+            if at is not None:
+                row["at"] = found[tp].offset
+            rows.append(row)
+        show(rows, as_json=as_json, title=f"{topic} at {time.strftime('%H:%M:%S')}", empty=f"There is no topic {topic}.")

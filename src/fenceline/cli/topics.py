@@ -1,0 +1,126 @@
+"""`fenceline topics` and `fenceline configs`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, done, pairs, show
+from fenceline.client.admin import NewTopic
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import encode_uuid
+
+topics = typer.Typer(no_args_is_help=True, help="List, describe, create, grow and delete topics.")
+configs = typer.Typer(no_args_is_help=True, help="Show and change settings of topics and brokers.")
+
+
+@topics.command("list")
+def list_topics(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
+    """All topics with their ids and partition counts."""
+    with admin_of(bootstrap) as admin:
+        found = admin.metadata().topics
+        rows = [
+            {"topic": t.name, "id": encode_uuid(t.id), "partitions": len(t.partitions), "internal": t.is_internal}
+            for t in sorted(found.values(), key=lambda t: t.name)
+        ]
+        show(rows, as_json=as_json, empty="There are no topics yet. Make one: fenceline topics create NAME")
+
+
+@topics.command()
+def describe(name: str, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
+    """Leaders, leader epochs and replicas of each partition."""
+    with admin_of(bootstrap) as admin:
+        topic = admin.metadata([name]).topics[name]
+        if topic.error is not ErrorCode.NONE:
+            raise PeerError(topic.error, f"Topic {name} can not be described")
+        rows = [
+            {
+                "partition": index,
+                "leader": partition.leader,
+                "leader_epoch": partition.leader_epoch,
+                "replicas": list(partition.replicas),
+                "isr": list(partition.isr),
+            }
+            for index, partition in sorted(topic.partitions.items())
+        ]
+        show(rows, as_json=as_json, title=f"{name} ({encode_uuid(topic.id)})")
+
+
+@topics.command()
+def create(
+    name: str,
+    partitions: Annotated[int, typer.Option(help="number of partitions; -1: the broker's default")] = -1,
+    replication_factor: Annotated[int, typer.Option(help="replicas of each partition; -1: the default")] = -1,
+    config: Annotated[list[str] | None, typer.Option(help="a topic setting as key=value; may be repeated")] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
+) -> None:
+    """Create a topic."""
+    with admin_of(bootstrap) as admin:
+        wanted = NewTopic(name, partitions, replication_factor, pairs(config or [], "--config"))
+        made = admin.create_topics([wanted])
+        created = next(iter(made.values() if isinstance(made, dict) else made))
+        done(
+            f"Created {name} with {created.num_partitions} partitions.",
+            {"topic": name, "id": encode_uuid(created.id), "partitions": created.num_partitions},
+            as_json=as_json,
+        )
+
+
+@topics.command()
+def grow(
+    name: str,
+    partitions: Annotated[int, typer.Argument(help="the new total")],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
+) -> None:
+    """Add partitions to a topic. Keys that were spread over fewer partitions stay where they are."""
+    with admin_of(bootstrap) as admin:
+        admin.create_partitions({name: partitions})
+        done(f"{name} has {partitions} partitions.", {"topic": name, "partitions": partitions}, as_json=as_json)
+
+
+@topics.command()
+def delete(name: list[str], bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
+    """Delete topics with all their records."""
+    with admin_of(bootstrap) as admin:
+        admin.delete_topics(name)
+        done(f"Deleted {', '.join(name)}.", {"deleted": name}, as_json=as_json)
+
+
+Kind = Annotated[str, typer.Argument(help="topic or broker")]
+
+
+@configs.command("describe")
+def describe_configs(
+    kind: Kind,
+    name: Annotated[str, typer.Argument(help="the topic's name or the broker's id")],
+    all_settings: Annotated[bool, typer.Option("--all", help="with those that have their default")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
+) -> None:
+    """Settings in force, and where each comes from."""
+    with admin_of(bootstrap) as admin:
+        entries = admin.describe_configs([(kind, name)])[kind, name]
+        rows = [
+            {"setting": key, "value": entry.value, "source": entry.source, "read_only": entry.is_read_only}
+            for key, entry in sorted(entries.items())
+            if all_settings or entry.source != "DEFAULT_CONFIG"
+        ]
+        show(rows, as_json=as_json, empty=f"{kind} {name} has only default settings; see them with --all")
+
+
+@configs.command("set")
+def set_configs(
+    kind: Kind,
+    name: Annotated[str, typer.Argument(help="the topic's name or the broker's id; '' for all brokers")],
+    settings: Annotated[list[str], typer.Argument(help="key=value, or key= to go back to the default")],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
+) -> None:
+    """Change settings at run time."""
+    with admin_of(bootstrap) as admin:
+        changes = {key: value or None for key, value in pairs(settings, "setting").items()}
+        admin.alter_configs({(kind, name): changes})
+        done(f"Changed {', '.join(changes)} of {kind} {name or '(all)'}.", {"changed": changes}, as_json=as_json)
