@@ -118,12 +118,12 @@ def _check_bounds(name: str, value: ConfigValue, bound: Callable[[str], ConfigVa
     """Brokers may bound what a group sets: `group.<kind>.min.<rest>` and `.max.`."""
     kind, _, rest = name.partition(".")
     least, most = f"group.{kind}.min.{rest}", f"group.{kind}.max.{rest.removeprefix('num.')}"
-    for key, word, is_outside in (
-        (least, "greater", lambda limit: isinstance(value, int) and value < limit),
-        (most, "less", lambda limit: isinstance(value, int) and value > limit),
-    ):
-        if key in BROKER_CONFIGS and is_outside(bound(key)):
-            raise InvalidConfig(f"{name} must be {word} than or equal to {key}")
+    lowest = bound(least) if least in BROKER_CONFIGS else None
+    highest = bound(most) if most in BROKER_CONFIGS else None
+    if isinstance(value, int) and isinstance(lowest, int) and value < lowest:
+        raise InvalidConfig(f"{name} must be greater than or equal to {least}")
+    if isinstance(value, int) and isinstance(highest, int) and value > highest:
+        raise InvalidConfig(f"{name} must be less than or equal to {most}")
 
 
 def validate_client_metrics(name: str, configs: Mapping[str, str]) -> None:

@@ -227,6 +227,8 @@ def _typed(
         return found if isinstance(found, tuple) else ()
 
     node_id = _node_id(raw)
+    if "node.id" in raw or "broker.id" in raw:
+        raw["node.id"] = raw["broker.id"] = str(node_id)
     roles = frozenset(items("process.roles"))
     if roles != {"broker", "controller"}:
         raise OperatorError(

@@ -18,6 +18,16 @@ def configure(*, log_format: LogFormat = "auto", level: str = "info") -> None:
     _configured.clear()
 
 
+def level() -> str:
+    """The lowest level written."""
+    return next(name for name, number in _LEVELS.items() if number == _settings["level"])
+
+
+def set_level(name: str) -> None:
+    """Change the lowest level written while the node runs; `name` as in `configure`."""
+    _settings["level"] = _LEVELS[name]
+
+
 class Logger:
     """A named logger; the events are short phrases, everything else goes into fields."""
 

@@ -1,0 +1,75 @@
+"""DescribeCluster v0-2 (KIP-700, KIP-919, KIP-1073).
+
+Owns nothing; tells what the image says of brokers. The listener is a broker's, so to ask for controllers is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fenceline.errors import ErrorCode
+from fenceline.node.handlers.metadata_encoding import (
+    CLUSTER_OPERATIONS,
+    OPERATIONS_NOT_ASKED,
+    controller_for_clients,
+    endpoint_of,
+)
+from fenceline.node.handlers.registry import Api, RequestContext
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import request_field
+
+_BROKERS: Final = 1
+_CONTROLLERS: Final = 2
+
+
+def handle_describe_cluster(context: RequestContext, request: Any) -> dict[str, Any]:
+    """Brokers of the listener that was asked; fenced ones only where v2 wants them."""
+    kind = request_field(request, "endpoint_type", _BROKERS)
+    if kind == _CONTROLLERS:
+        return _refused(
+            ErrorCode.MISMATCHED_ENDPOINT_TYPE,
+            "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER",
+        )
+    if kind != _BROKERS:
+        return _refused(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {kind}")
+    image = context.broker.image
+    with_fenced = request_field(request, "include_fenced_brokers", False)
+    brokers = []
+    for broker in sorted(image.brokers.values(), key=lambda one: one.id):
+        endpoint = endpoint_of(broker, context.listener)
+        if endpoint is None or (broker.fenced and not with_fenced):
+            continue
+        brokers.append(
+            {
+                "broker_id": broker.id,
+                "host": endpoint.host,
+                "port": endpoint.port,
+                "rack": broker.rack,
+                "is_fenced": broker.fenced,
+            }
+        )
+    asked = request.include_cluster_authorized_operations
+    return {
+        "error_code": ErrorCode.NONE,
+        "error_message": None,
+        "endpoint_type": _BROKERS,
+        "cluster_id": context.broker.cluster_id,
+        "controller_id": controller_for_clients(image),
+        "brokers": brokers,
+        "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED,
+    }
+
+
+def _refused(code: ErrorCode, message: str) -> dict[str, Any]:
+    return {
+        "error_code": code,
+        "error_message": message,
+        "endpoint_type": _BROKERS,
+        "cluster_id": "",
+        "controller_id": -1,
+        "brokers": (),
+        "cluster_authorized_operations": OPERATIONS_NOT_ASKED,
+    }
+
+
+APIS: Final = (Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, handle_describe_cluster),)

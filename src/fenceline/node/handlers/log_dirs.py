@@ -1,0 +1,86 @@
+"""DescribeLogDirs v1-5 (KIP-113, KIP-827, KIP-1066).
+
+Owns the account of directories: sizes of partitions, room on the disk. Sizes of partitions that nobody has opened are
+read from the directory, so the whole answer is made in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import METADATA_TOPIC, TopicPartition
+from fenceline.node.handlers.registry import Api, RequestContext
+from fenceline.wire.apis import ApiKey
+
+if TYPE_CHECKING:
+    from fenceline.log.log_dir import LogDir
+    from fenceline.metadata.image import MetadataImage
+
+
+async def handle_describe_log_dirs(context: RequestContext, request: Any) -> dict[str, Any]:
+    """Every directory with the partitions asked for (None: all), those that this broker does not hold left out."""
+    broker = context.broker
+    wanted = _wanted(request.topics, broker.image, broker.node_id)
+    offline = frozenset(broker.partitions.offline)
+    directories = tuple(broker.log_dirs)
+
+    def describe() -> list[dict[str, Any]]:
+        return [_describe(directory, wanted, offline) for directory in directories]
+
+    results = await broker.loop.run_in_executor(broker.disk_threads, describe)
+    return {"error_code": ErrorCode.NONE, "results": results}
+
+
+def _wanted(topics: Any, image: MetadataImage, node_id: int) -> dict[str, list[int]]:
+    if topics is None:
+        asked: Mapping[str, Any] = dict.fromkeys(image.topics_by_name)
+    else:
+        asked = {topic.topic: topic.partitions for topic in topics}
+    held: dict[str, list[int]] = {}
+    for name, indexes in asked.items():
+        topic = image.topics_by_name.get(name)
+        if topic is None or name == METADATA_TOPIC:
+            continue
+        found = [
+            index
+            for index, partition in enumerate(topic.partitions)
+            if node_id in partition.replicas and (indexes is None or index in indexes)
+        ]
+        if found:
+            held[name] = found
+    return held
+
+
+def _describe(directory: LogDir, wanted: Mapping[str, list[int]], offline: frozenset[TopicPartition]) -> dict[str, Any]:
+    try:
+        room = os.statvfs(directory.path)
+    except OSError:
+        return {"error_code": ErrorCode.KAFKA_STORAGE_ERROR, "log_dir": directory.path, "topics": ()}
+    topics = []
+    for name, indexes in wanted.items():
+        partitions = [
+            {
+                "partition_index": index,
+                "partition_size": directory.partition_size_bytes(TopicPartition(name, index)),
+                "offset_lag": 0,
+                "is_future_key": False,
+            }
+            for index in indexes
+            if TopicPartition(name, index) not in offline
+        ]
+        if partitions:
+            topics.append({"name": name, "partitions": partitions})
+    return {
+        "error_code": ErrorCode.NONE,
+        "log_dir": directory.path,
+        "topics": topics,
+        "total_bytes": room.f_blocks * room.f_frsize,
+        "usable_bytes": room.f_bavail * room.f_frsize,
+        "is_cordoned": False,
+    }
+
+
+APIS: Final = (Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, handle_describe_log_dirs),)
