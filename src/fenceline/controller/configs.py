@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
+from fenceline.config.group import validate_client_metrics, validate_group_configs
 from fenceline.config.topic import TOPIC_CONFIGS, is_list_config, validate_topic_configs
 from fenceline.controller.requests import (
     SUCCESS,
@@ -33,7 +34,6 @@ T = TypeVar("T")
 
 MIN_ISR: Final = "min.insync.replicas"
 CORDONED: Final = "cordoned.log.dirs"
-_LARGEST_MIN_ISR: Final = 32767
 _BROKER_LISTS: Final = frozenset(
     {"log.cleanup.policy", CORDONED, "leader.replication.throttled.replicas", "follower.replication.throttled.replicas"}
 )
@@ -141,25 +141,20 @@ def _records(
 
 
 def _check_min_isr(state: ControllerState, resource: ConfigResource, changes: Sequence[tuple[str, str | None]]) -> None:
-    """K26."""
+    """K26: with eligible leader replicas there is one value for all brokers, and there always is one.
+
+    4.3.1 takes values above 32767 (seen on a running one), against the rule's last sentence.
+    """
+    if not state.image.elr_enabled or resource.type != ConfigResourceType.BROKER:
+        return
     for name, value in changes:
-        if name != MIN_ISR:
-            continue
-        if state.image.elr_enabled and resource.type == ConfigResourceType.BROKER:
-            if resource.name and value is not None:
-                raise PeerError(
-                    ErrorCode.INVALID_CONFIG,
-                    "Broker-level min.insync.replicas cannot be altered while ELR is enabled.",
-                )
-            if not resource.name and value is None:
-                raise PeerError(
-                    ErrorCode.INVALID_CONFIG,
-                    "Cluster-level min.insync.replicas cannot be removed while ELR is enabled.",
-                )
-        if value is not None and value.strip().isdigit() and int(value) > _LARGEST_MIN_ISR:
+        if name == MIN_ISR and resource.name:
             raise PeerError(
-                ErrorCode.INVALID_CONFIG,
-                f"Invalid value {value} for configuration {MIN_ISR}: Value must be no more than {_LARGEST_MIN_ISR}",
+                ErrorCode.INVALID_CONFIG, "Broker-level min.insync.replicas cannot be altered while ELR is enabled."
+            )
+        if name == MIN_ISR and value is None:
+            raise PeerError(
+                ErrorCode.INVALID_CONFIG, "Cluster-level min.insync.replicas cannot be removed while ELR is enabled."
             )
 
 
@@ -182,9 +177,9 @@ def _validate(state: ControllerState, resource: ConfigResource, merged: Mapping[
         case ConfigResourceType.GROUP:
             if not name:
                 raise PeerError(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
+            validate_group_configs(merged, state.settings.broker_value)
         case ConfigResourceType.CLIENT_METRICS:
-            if not name:
-                raise PeerError(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
+            validate_client_metrics(name, merged)
         case _:
             raise PeerError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {resource.type.name}")
 

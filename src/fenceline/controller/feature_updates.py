@@ -26,7 +26,6 @@ from fenceline.metadata.features import (
     ELR_VERSION,
     KRAFT_VERSION,
     METADATA_VERSION,
-    METADATA_VERSION_NAMES,
     MV_CORDONED_LOG_DIRS,
     NO_LEVELS,
     SUPPORTED,
@@ -41,6 +40,7 @@ from fenceline.metadata.records import (
     MetadataRecord,
 )
 
+_LEVELS_WITH_NEW_RECORDS: Final = (8, 11, 13, 14, 15, 17, 22, 23, MV_CORDONED_LOG_DIRS)
 _BOOTSTRAP_NAME: Final = "Bootstrap records"
 
 
@@ -63,7 +63,7 @@ def update_features(state: ControllerState, request: UpdateFeatures) -> Decision
         if fault is not None:
             message = f"The update failed for all features since the following feature had an error: {fault}"
             return Decision((), UpdateFeaturesAnswer(Outcome(ErrorCode.INVALID_UPDATE_VERSION, message)))
-        if state.image.features.get(update.name, 0) == update.level:
+        if _current(state, update.name) == update.level:
             continue
         records.append(FeatureLevelRecord(update.name, update.level))
         if update.name == ELR_VERSION and update.level >= 1:
@@ -85,20 +85,27 @@ def _min_isr_records(state: ControllerState) -> list[MetadataRecord]:
     return records
 
 
+def _current(state: ControllerState, name: str) -> int:
+    return state.kraft_version if name == KRAFT_VERSION else state.image.features.get(name, 0)
+
+
 def _fault(state: ControllerState, update: FeatureUpdate) -> str | None:
     """Why the level can not be taken, in Kafka's words, or None."""
     name, level, kind = update
-    current = state.image.features.get(name, 0)
+    current = _current(state, name)
     prefix = f"Invalid update version {level} for feature {name}. "
     if kind is UpgradeType.UNKNOWN:
-        return "Invalid upgrade type"
+        return prefix + "The controller does not support the given upgrade type."
     if name not in SUPPORTED:
-        return prefix + "Local controller 1 does not support this feature."
+        return prefix + f"Local controller {state.settings.node_id} does not support this feature."
     if level < 0:
         return prefix + "A feature version cannot be less than 0."
     if level not in _with_zero(name):
         levels = SUPPORTED[name]
-        return prefix + f"Local controller only supports versions {levels.minimum}-{levels.maximum}"
+        return (
+            prefix
+            + f"Local controller {state.settings.node_id} only supports versions {levels.minimum}-{levels.maximum}"
+        )
     unfit = _node_without(state, name, level)
     if unfit is not None:
         return prefix + unfit
@@ -110,26 +117,25 @@ def _fault(state: ControllerState, update: FeatureUpdate) -> str | None:
             + "Can't downgrade the version of this feature without setting the upgrade type to "
             + "either safe or unsafe downgrade."
         )
-    if name == KRAFT_VERSION and level < current:
-        return prefix + "It is not possible to downgrade the kraft.version."
+    if name == KRAFT_VERSION and level != current:
+        if level < current:
+            return prefix + "Can't downgrade the version of this feature."
+        return prefix + "This release does not upgrade the quorum; format a new directory to use version 1."
     if name == METADATA_VERSION and level < current:
         return _downgrade_fault(current, level, kind)
     return None
 
 
 def _downgrade_fault(current: int, level: int, kind: UpgradeType) -> str | None:
-    """Levels whose records differ from those below: lowering across them would lose what they hold."""
-    changed = (8, 11, 13, 14, 15, 17, 22, 23, MV_CORDONED_LOG_DIRS)
-    crosses = any(level < boundary <= current for boundary in changed)
-    if not crosses:
+    """Lowering across a level whose records differ from those below would lose what they hold."""
+    if not any(level < boundary <= current for boundary in _LEVELS_WITH_NEW_RECORDS):
         return None
-    name = METADATA_VERSION_NAMES.get(level, str(level))
-    if kind is UpgradeType.SAFE_DOWNGRADE:
-        return (
-            f"Invalid metadata.version {level}. Refusing to perform the requested downgrade because it might delete "
-            "metadata information."
-        )
-    return f"Invalid metadata.version {level}. Unsafe metadata downgrade is not supported in this version. ({name})"
+    reason = (
+        "Refusing to perform the requested downgrade because it might delete metadata information."
+        if kind is UpgradeType.SAFE_DOWNGRADE
+        else "Unsafe metadata downgrade is not supported in this version."
+    )
+    return f"Unsupported metadata.version downgrade from {current} to {level}. {reason}"
 
 
 def _with_zero(name: str) -> range:

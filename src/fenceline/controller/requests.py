@@ -247,6 +247,8 @@ class UpgradeType(IntEnum):
 
 
 class FeatureUpdate(NamedTuple):
+    """`upgrade_type` UNKNOWN stands for every number that Kafka does not know."""
+
     name: str
     level: int
     upgrade_type: UpgradeType

@@ -6,11 +6,13 @@ sessions, and indexes derived from the image. Changed only by `replay`, `reset` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from fenceline.config.broker import BROKER_CONFIGS
+from fenceline.config.definitions import ConfigValue
 from fenceline.controller.replica_index import ReplicaIndex
 from fenceline.controller.sessions import Sessions
 from fenceline.controller.topic_names import NameIndex
@@ -35,6 +37,10 @@ LOST_DIRECTORY: Final = UUID(int=1)
 MIGRATING_DIRECTORY: Final = UUID(int=2)
 
 
+def _default_of(name: str) -> ConfigValue:
+    return BROKER_CONFIGS[name].default_value
+
+
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
     """Static settings of this controller. `static_configs` are the values of server.properties that topics inherit."""
@@ -46,6 +52,10 @@ class ControllerSettings:
     delete_topics_enabled: bool = True
     auto_leader_rebalance: bool = True
     static_configs: Mapping[str, str] = field(default_factory=dict)
+    node_id: int = 1
+    """Of this controller; some messages name it."""
+    broker_value: Callable[[str], ConfigValue] = _default_of
+    """This node's value of a broker key: bounds of what groups may set."""
 
 
 class Decision(NamedTuple):
@@ -67,6 +77,8 @@ class ControllerState:
         self.image: MetadataImage = EMPTY_IMAGE
         self.next_offset = 0
         """Where the next record will lie in the log."""
+        self.kraft_version = 0
+        """The quorum's: it is not in the image (K1)."""
         self.sessions = Sessions(settings.session_timeout_ms)
         self._index: ReplicaIndex | None = None
         self._names: NameIndex | None = None

@@ -63,7 +63,7 @@ def create_topics(state: ControllerState, request: CreateTopics, rng: Random) ->
     records: list[MetadataRecord] = []
     results: list[CreatedTopic] = []
     repeated = _repeated(topic.name for topic in request.topics)
-    for topic in request.topics:
+    for topic in {each.name: each for each in request.topics}.values():  # one answer a name
         try:
             if topic.name in repeated:
                 raise _Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
@@ -76,7 +76,7 @@ def create_topics(state: ControllerState, request: CreateTopics, rng: Random) ->
 def _create_topic(state: ControllerState, topic: NewTopic, records: list[MetadataRecord], rng: Random) -> CreatedTopic:
     name = topic.name
     if name == METADATA_TOPIC:
-        raise _Refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, None)
+        raise _Refused(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
     if name in state.image.topics_by_name:
         raise _Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
     fault = name_fault(name)
@@ -248,7 +248,7 @@ def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:
     records: list[MetadataRecord] = []
     results: list[DeletedTopic] = []
     done: set[UUID] = set()
-    for reference in request.topics:
+    for reference in dict.fromkeys(request.topics):  # one answer a name or id
         try:
             topic = _referenced(state, reference, repeated_names, repeated_ids)
             if topic.id in done:
@@ -294,7 +294,7 @@ def create_partitions(state: ControllerState, request: CreatePartitions, rng: Ra
     records: list[MetadataRecord] = []
     results: list[NamedOutcome] = []
     repeated = _repeated(topic.name for topic in request.topics)
-    for topic in request.topics:
+    for topic in {each.name: each for each in request.topics}.values():
         try:
             if topic.name in repeated:
                 raise _Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
@@ -310,7 +310,7 @@ def _create_partitions(
 ) -> None:
     topic = state.image.topics_by_name.get(wanted.name)
     if topic is None:
-        raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_TOPIC)
+        raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
     count = len(topic.partitions)
     if wanted.count == count:
         raise _Refused(ErrorCode.INVALID_PARTITIONS, f"Topic already has {count} partition(s).")

@@ -62,6 +62,8 @@ def _controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSetti
         session_timeout_ms=config.get_int("broker.session.timeout.ms"),
         delete_topics_enabled=config.get_bool("delete.topic.enable"),
         static_configs=static,
+        node_id=config.node_id,
+        broker_value=config.get,
     )
 
 
@@ -197,6 +199,7 @@ class ControllerDriver:
             self._failed = asyncio.get_running_loop().create_future()
         replayed = self._open()
         now_ms = self._clock.monotonic_ms()
+        self._controller.state.kraft_version = self._quorum.kraft_version
         self._controller.activate(replayed.image, self._log.end_offset, now_ms, dead=frozenset((self._node_id,)))
         if replayed.open_transaction:
             self._write_now(AbortTransactionRecord("The controller that began the transaction has ended."))

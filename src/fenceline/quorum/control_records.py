@@ -121,7 +121,7 @@ _KEY: Final = struct.Struct(">hh")
 
 
 @cache
-def _codec_of(record: type[ControlRecord]) -> MessageCodec[Any]:
+def _codec_of(record: type[Any]) -> MessageCodec[Any]:
     return codec(record, versions=(0, 0), flexible="0+")
 
 
