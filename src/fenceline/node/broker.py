@@ -358,9 +358,11 @@ class Broker:
         answer = await self.controller.submit(
             BrokerHeartbeat(self.node_id, self.broker_epoch, current_metadata_offset=self.image.offset)
         )
-        if answer.is_fenced != self._is_fenced:
-            self._is_fenced = answer.is_fenced
-            log.info("broker fenced" if answer.is_fenced else "broker unfenced", epoch=self.broker_epoch)
+        if answer.is_fenced and not self._is_fenced:
+            log.warning("broker fenced", epoch=self.broker_epoch)
+        elif not answer.is_fenced and self._is_fenced:
+            log.debug("broker unfenced", epoch=self.broker_epoch)
+        self._is_fenced = answer.is_fenced
 
     async def _say_goodbye(self) -> None:
         await self.controller.submit(

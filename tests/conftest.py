@@ -1,0 +1,35 @@
+"""Fixtures that every room may use: a running node, and what it needs to be skipped or failed honestly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from fenceline.testing.node import EmbeddedNode
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Soak tests run only when they are asked for by `-m soak`."""
+    if "soak" in (config.option.markexpr or ""):
+        return
+    kept = [item for item in items if item.get_closest_marker("soak") is None]
+    dropped = [item for item in items if item.get_closest_marker("soak") is not None]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def unavailable(reason: str) -> None:
+    """Skip with the reason; in CI, where everything must be there, fail."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"missing in CI: {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[EmbeddedNode]:
+    """One node for a module's tests, on a fresh directory."""
+    with EmbeddedNode() as running:
+        yield running
