@@ -176,7 +176,7 @@ class Accumulator:
                 if not self.room.wait(timeout_s):
                     raise BufferFull(
                         f"the buffer of {self._buffer_bytes} bytes stayed full for {timeout_s * 1000:.0f} ms: "
-                        "brokers take records slower than they are sent. Raise buffer.memory or max.block.ms, or send less."
+                        "brokers take records slower than they come. Raise buffer.memory or max.block.ms, or send less."
                     )
             finally:
                 self.starved -= 1

@@ -190,7 +190,7 @@ class Cluster:
                 raise BrokersUnreachable(
                     f"No broker answered within {deadline.timeout_ms:.0f} ms (bootstrap.servers={named}): "
                     + "; ".join(dict.fromkeys(trouble)),
-                    "Check that the broker runs, the address, and that its advertised.listeners are reachable from here.",
+                    "Check that the broker runs, the address, and that its advertised.listeners can be reached.",
                 )
             await self.pause(deadline)
 

@@ -180,8 +180,8 @@ class Connection(asyncio.BufferedProtocol):
             if not 0 < size <= self._max_answer_bytes:
                 self.close(
                     ConnectionLost(
-                        f"{self.peer} sent an answer of {size} bytes, "
-                        f"receive.message.max.bytes is {self._max_answer_bytes}: is this a Kafka listener, and is security.protocol that of the listener?"
+                        f"{self.peer} sent an answer of {size} bytes (receive.message.max.bytes: "
+                        f"{self._max_answer_bytes}). Is it a Kafka listener, and security.protocol the listener's?"
                     )
                 )
                 return

@@ -231,8 +231,8 @@ class EpochMismatchError(ClientError):
             "expected_epoch": expected_epoch,
         }
         message = (
-            f"{topic}-{partition}: offset {offset} was written in leader epoch {leader_epoch}, but the range was planned "
-            f"when the log ended in epoch {expected_epoch}. The log was truncated and rewritten since: plan the range again."
+            f"{topic}-{partition}: offset {offset} was written in leader epoch {leader_epoch}, but the range was "
+            f"planned when the log ended in epoch {expected_epoch}. The log was cut and rewritten: plan the range again."
         )
         super().__init__(ErrorCode.FENCED_LEADER_EPOCH, message, **facts)
         self.__dict__.update(facts)

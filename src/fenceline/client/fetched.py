@@ -92,7 +92,7 @@ def scan(
         if check_crcs and not crc_is_valid(buf, header):
             raise ClientError(
                 ErrorCode.CORRUPT_MESSAGE,
-                f"{tp}: the batch at offset {header.base_offset} arrived with a wrong checksum. Read again; if it stays "
+                f"{tp}: the batch at offset {header.base_offset} has a wrong checksum. Read again; if it stays "
                 "so, the broker's segment is damaged.",
             )
         hidden = (aborted is not None and aborted.hides(buf, header)) or header.is_control
