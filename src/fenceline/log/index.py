@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 OFFSET_ENTRY_BYTES: Final = 8
 TIME_ENTRY_BYTES: Final = 12
 _LITTLE: Final = sys.byteorder == "little"
+_TIME_ENTRY: Final = struct.Struct(">qi")
 _ABORTED: Final = struct.Struct(">hqqqq")
 
 
@@ -37,8 +38,9 @@ class OffsetIndex:
         return len(self.offsets) * OFFSET_ENTRY_BYTES
 
     def append(self, relative_offset: int, position: int) -> None:
-        self.offsets.append(relative_offset)
+        # What look-ups bisect goes last: another thread may look while the loop appends.
         self.positions.append(position)
+        self.offsets.append(relative_offset)
 
     def floor(self, relative_offset: int) -> int:
         """Position of the last indexed batch that ends at or before this offset, else 0."""
@@ -107,18 +109,24 @@ class TimeIndex:
             return
         if self.offsets and relative_offset < self.offsets[-1]:
             return
-        self.timestamps.append(timestamp_ms)
         self.offsets.append(relative_offset)
+        self.timestamps.append(timestamp_ms)
 
     def floor(self, timestamp_ms: int) -> int:
         """Relative offset of the last entry with a timestamp not above this one, else 0."""
         found = bisect_right(self.timestamps, timestamp_ms)
         return self.offsets[found - 1] if found else 0
 
+    @staticmethod
+    def decode_entry(content: bytes) -> tuple[int, int]:
+        """(timestamp, relative offset) of one entry of a file. Raises struct.error."""
+        timestamp_ms, relative_offset = _TIME_ENTRY.unpack(content)
+        return timestamp_ms, relative_offset
+
     @property
     def last(self) -> tuple[int, int]:
         """(timestamp, relative offset) of the last entry, (-1, 0) when empty."""
-        return (self.timestamps[-1], self.offsets[-1]) if self.offsets else (-1, 0)
+        return (self.timestamps[-1], self.offsets[-1]) if self.timestamps else (-1, 0)
 
     def truncate_to_offset(self, relative_offset: int) -> None:
         """Forget entries at or after this offset."""

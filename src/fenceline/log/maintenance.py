@@ -301,12 +301,13 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int) -> Truncated:
     start, end = log.log_start_offset, log.log_end_offset
     evidence: list[str] = []
     cut_bytes = log.size_bytes
+    written = log.is_written
     try:
         _forget_files(log)
         for segment in reversed(log.segments):
             evidence[:0] = keep_file(log._disk, log.directory, segment.path)
             segment.delete_index_files()
-        if log.is_written:
+        if written:
             _drop_snapshots_from(log, -1)
             replace_file(log._disk, f"{log.directory}/{EPOCH_FILE}", encode_epochs(()))
     except OSError as error:
@@ -319,6 +320,13 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int) -> Truncated:
     log.size_bytes = 0
     log.log_start_offset = log.log_end_offset = log.recovery_point = offset
     log.advance_high_watermark(offset)
+    if written:
+        # An empty segment: its name remembers where the log goes on.
+        try:
+            log._start_segment(offset, log.last_flush_ms)
+            log._disk.fsync_dir(log.directory)
+        except OSError as error:
+            raise StorageError.of(f"emptying {log.topic_partition}", error) from error
     return Truncated(start, end, cut_bytes, tuple(evidence))
 
 

@@ -240,6 +240,7 @@ class PartitionLog:
         PeerError with Kafka's codes (2, 10, 18, 32, 45, 47, 48, 52, 76, 87), StorageError (56) with the log unchanged.
         """
         config = self.config
+        assert leader_epoch >= self.epochs.latest_epoch or leader_epoch < 0, "a leader never writes with an older epoch"
         if origin is not Origin.CLIENT:
             return self._append_own(records, leader_epoch, now_ms, origin, transaction_version)
         validated = validate_produced(
@@ -262,7 +263,7 @@ class PartitionLog:
         if size > config.segment_bytes:
             raise _too_large(size, config.segment_bytes)
         if header.producer_id >= 0:
-            seen = self.producers.check(header, origin, str(self.topic_partition), base)
+            seen = self.producers.check(header, origin, self.topic_partition, base)
             if seen is not None:
                 return AppendInfo(
                     seen.first_offset, seen.last_offset, seen.timestamp_ms, self.log_start_offset, True, size
@@ -292,7 +293,7 @@ class PartitionLog:
             header = read_header(content)
             if header.producer_id >= 0:
                 marker = self._marker(header, content)
-                where = str(self.topic_partition)
+                where = self.topic_partition
                 if marker is not None:
                     self.producers.check_marker(header, marker, where, next_offset, transaction_version)
                 elif not header.is_control:
@@ -580,7 +581,10 @@ class PartitionLog:
         return maintenance.advance_log_start(self, offset)
 
     def enforce_retention(self, now_ms: int) -> list[maintenance.RemovedSegment]:
-        """Take out segments by log start, time and size; their files go by `RemovedSegment.delete`. For a thread."""
+        """Take out segments by log start, time and size, and forget idle producers. Raises StorageError.
+
+        Files are only renamed here; `RemovedSegment.delete` unlinks them, in a thread.
+        """
         return maintenance.enforce_retention(self, now_ms)
 
     def truncate_to(self, offset: int) -> maintenance.Truncated:

@@ -116,7 +116,7 @@ class ProducerStates:
 
     # -- checks -------------------------------------------------------------------------------------------------
 
-    def check(self, header: BatchHeader, origin: Origin, where: str, end_offset: int) -> BatchSeen | None:
+    def check(self, header: BatchHeader, origin: Origin, where: object, end_offset: int) -> BatchSeen | None:
         """Whether a data batch may be appended at `end_offset`; a batch seen before when it is a duplicate.
 
         `where` names the partition in messages. Raises PeerError 45, 47, 48.
@@ -154,7 +154,7 @@ class ProducerStates:
         return None
 
     def check_marker(
-        self, header: BatchHeader, marker: EndMarker, where: str, end_offset: int, transaction_version: int
+        self, header: BatchHeader, marker: EndMarker, where: object, end_offset: int, transaction_version: int
     ) -> None:
         """Whether an end marker of the coordinator may be appended. Raises PeerError 47, 52.
 
@@ -175,7 +175,7 @@ class ProducerStates:
             )
 
     @staticmethod
-    def _check_epoch(producer: Producer, epoch: int, where: str, end_offset: int, *, strictly_newer: bool) -> None:
+    def _check_epoch(producer: Producer, epoch: int, where: object, end_offset: int, *, strictly_newer: bool) -> None:
         if epoch < producer.epoch or (strictly_newer and epoch == producer.epoch):
             raise PeerError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,

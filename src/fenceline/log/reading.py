@@ -31,6 +31,10 @@ class NotResident(Exception):
     """The bytes are not in the page cache: a thread must fetch them."""
 
 
+class IndexLies(Exception):
+    """An index entry does not meet the batch that it names: the index must be made anew."""
+
+
 class FoundOffset(NamedTuple):
     """Answer to a look-up by time; `leader_epoch` is the batch's, -1: none (`list_offsets.md L20`, `L22`)."""
 
@@ -115,13 +119,21 @@ def find(read: Read, index: OffsetIndex, extent: Extent, offset: int) -> int:
     end = extent.size_bytes
     if 0 <= indexed < end:
         header = peek_header(memoryview(read(indexed, BATCH_OVERHEAD)))
-        if header.base_offset <= offset:
+        if header.base_offset <= offset <= header.last_offset:
             return indexed
         end = indexed
     for position, header in headers_from(read, before, end):
         if header.last_offset >= offset:
+            if position == before and position > 0 and header.base_offset > offset:
+                break
             return position
-    return end
+    else:
+        if indexed < 0 or end == extent.size_bytes:
+            return extent.size_bytes
+        header = peek_header(memoryview(read(indexed, BATCH_OVERHEAD)))
+        if header.base_offset > offset and header.last_offset >= offset:
+            return indexed  # between two batches: compaction took the offset away
+    raise IndexLies
 
 
 def fit(read: Read, index: OffsetIndex, position: int, end: int, max_bytes: int, at_least_one: bool) -> int:
@@ -163,10 +175,19 @@ class Request(NamedTuple):
 
 def read_now(files: OpenFiles, segment: Segment, request: Request) -> tuple[memoryview, int, bool]:
     """(records, position, whether they reach the end bound) from the page cache. Raises NotResident, StorageError."""
-    disk = files.disk
     index = segment.index
     if index is None:
         raise NotResident
+    try:
+        return _read_resident(files, segment, index, request)
+    except (IndexLies, PeerError):
+        raise NotResident from None  # the thread makes the index anew, or says what is wrong
+
+
+def _read_resident(
+    files: OpenFiles, segment: Segment, index: OffsetIndex, request: Request
+) -> tuple[memoryview, int, bool]:
+    disk = files.disk
     fd = segment.fd if segment.fd >= 0 else files.open(segment)
     segment.recently_used = True
 
@@ -231,15 +252,22 @@ class _Loader:
             return found
 
         try:
-            index, _ = self._segment.indexes()
-            position, size, _ = _locate(read, index, self._extent, self._request)
-            return (memoryview(read(position, size)) if size else EMPTY), position
+            try:
+                return self._read(read, self._segment.indexes()[0])
+            except (IndexLies, PeerError):
+                index, time_index = self._segment.rebuild_indexes()
+                self._segment.index, self._segment.time_index = index, time_index
+                return self._read(read, index)
         except OSError as error:
             raise StorageError.of(f"reading {self._segment.path}", error) from error
-        except (BadBatch, PeerError) as error:
+        except (BadBatch, IndexLies, PeerError) as error:
             raise StorageError(f"{self._segment.path} is damaged near offset {self._request.offset}: {error}") from None
         finally:
             self.close()
+
+    def _read(self, read: Read, index: OffsetIndex) -> tuple[memoryview, int]:
+        position, size, _ = _locate(read, index, self._extent, self._request)
+        return (memoryview(read(position, size)) if size else EMPTY), position
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

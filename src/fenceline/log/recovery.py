@@ -291,8 +291,6 @@ class _Loader:
         interval = self._config.index_interval_bytes
         fd = self._disk.open_read(segment.path)
         try:
-            if start:
-                segment.first_timestamp_ms = peek_header(self._disk.pread(fd, BATCH_OVERHEAD, 0)).max_timestamp
             if not keep_indexes:
                 segment.size_bytes, segment.next_offset = start, next_offset
             self._end = next_offset
@@ -336,6 +334,7 @@ class _Loader:
         relative, position = index.offsets[keep - 1], index.positions[keep - 1]
         fd = self._disk.open_read(segment.path)
         try:
+            first = peek_header(self._disk.pread(fd, BATCH_OVERHEAD, 0))
             header = peek_header(self._disk.pread(fd, BATCH_OVERHEAD, position))
         except PeerError:
             return 0, segment.base_offset
@@ -346,6 +345,7 @@ class _Loader:
         del index.offsets[keep:], index.positions[keep:]
         time_index.truncate_to_offset(relative + 1)
         segment.index, segment.time_index = index, time_index
+        segment.first_timestamp_ms = first.max_timestamp
         segment.max_timestamp_ms, at = time_index.last
         segment.max_timestamp_offset = segment.base_offset + at if segment.max_timestamp_ms >= 0 else -1
         return position, header.base_offset

@@ -12,6 +12,7 @@ from typing import Final
 
 from fenceline.log.disk import Disk, read_file, replace_file
 from fenceline.log.index import (
+    TIME_ENTRY_BYTES,
     AbortedTransaction,
     OffsetIndex,
     TimeIndex,
@@ -203,12 +204,27 @@ class Segment:
     # -- facts --------------------------------------------------------------------------------------------------
 
     def largest_timestamp_ms(self) -> int:
-        """Of the records, or of the file where they have none: what retention by time goes by. May read an index."""
+        """Of the records, or of the file where they have none: what retention by time goes by.
+
+        A segment from before the start is asked once, by the last entry of its time index. Raises OSError.
+        """
         if self.max_timestamp_ms < 0 and self.size_bytes:
-            _, time_index = self.indexes()
-            self.max_timestamp_ms, relative = time_index.last
-            self.max_timestamp_offset = self.base_offset + relative
+            self._read_largest_timestamp()
         if self.max_timestamp_ms >= 0:
             return self.max_timestamp_ms
         found = self.disk.stat(self.path)
         return found.modified_ms if found is not None else self.created_ms
+
+    def _read_largest_timestamp(self) -> None:
+        path = self.stem + ".timeindex"
+        found = self.disk.stat(path)
+        if found is not None and found.size_bytes >= TIME_ENTRY_BYTES and found.size_bytes % TIME_ENTRY_BYTES == 0:
+            fd = self.disk.open_read(path)
+            try:
+                entry = self.disk.pread(fd, TIME_ENTRY_BYTES, found.size_bytes - TIME_ENTRY_BYTES)
+            finally:
+                self.disk.close(fd)
+            self.max_timestamp_ms, relative = TimeIndex.decode_entry(entry)
+        else:
+            self.max_timestamp_ms, relative = self.indexes()[1].last
+        self.max_timestamp_offset = self.base_offset + relative

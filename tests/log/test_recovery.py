@@ -1,0 +1,186 @@
+"""What opening a damaged log does: cut above the recovery point, refuse below it, rebuild what is derived."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fenceline.log.config import LogConfig
+from fenceline.log.disk import OsDisk
+from fenceline.log.errors import CorruptLog
+from fenceline.log.partition_log import PartitionLog
+from fenceline.records.batch import iter_headers
+
+from .helpers import append, batch, open_log, read_all
+
+CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Forty batches of two records in epochs 0 to 3, several segments, stopped cleanly."""
+    log = open_log(OsDisk(), str(tmp_path / "rain-0"), config=CONFIG)
+    for number in range(40):
+        made = batch(2, producer_id=3, producer_epoch=0, base_sequence=number * 2)
+        log.append_as_leader(made, leader_epoch=number // 10, now_ms=1_000)
+    log.close()
+    return tmp_path / "rain-0"
+
+
+def reopen(directory: Path, *, recovery_point: int = 0, clean: bool = False) -> PartitionLog:
+    return open_log(OsDisk(), str(directory), config=CONFIG, recovery_point=recovery_point, clean=clean)
+
+
+def segments(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.log"))
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x40
+    path.write_bytes(content)
+
+
+def same_as_before(log: PartitionLog, end: int = 80) -> None:
+    assert log.log_end_offset == end
+    assert [header.base_offset for header, _ in read_all(log)] == list(range(0, end, 2))
+    assert log.epochs.entries == tuple((e, s) for e, s in ((0, 0), (1, 20), (2, 40), (3, 60)) if s < end)
+    assert [state.last_sequence for state in log.producers] == [end - 1]
+    log.close(clean=False)
+
+
+@pytest.mark.parametrize("pattern", ["*.index", "*.timeindex", "*.snapshot", "leader-epoch-checkpoint", "*[!g]"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_derived_files_are_rebuilt(directory: Path, pattern: str, clean: bool) -> None:
+    for path in directory.glob(pattern):
+        if path.suffix != ".log" and path.is_file():
+            path.unlink()
+    log = reopen(directory, clean=clean, recovery_point=80)
+    hit = log.offset_for_timestamp(1_001)
+    assert hit is not None
+    assert hit.offset == 1
+    same_as_before(log)
+
+
+@pytest.mark.parametrize("pattern", ["*.index", "*.timeindex", "*.snapshot", "leader-epoch-checkpoint"])
+@pytest.mark.parametrize("clean", [True, False])
+def test_damaged_derived_files_are_rebuilt(directory: Path, pattern: str, clean: bool) -> None:
+    for path in directory.glob(pattern):
+        path.write_bytes(b"\x7f\x01\x02\x03" * 9)
+    same_as_before(reopen(directory, clean=clean, recovery_point=0))
+
+
+@pytest.mark.parametrize("at", [3, 7])
+def test_an_index_that_lies_is_not_believed(directory: Path, at: int) -> None:
+    """Wrong positions (7) or wrong offsets (3) in every entry of every index."""
+    for path in directory.glob("*.index"):
+        content = bytearray(path.read_bytes())
+        for byte in range(at, len(content), 8):
+            content[byte] -= 2
+        path.write_bytes(content)
+    log = reopen(directory, recovery_point=60)
+    for offset in range(80):
+        read = log.read(offset, 1, end_offset_exclusive=80)
+        assert next(iter_headers(read.load())).base_offset == offset - offset % 2
+    same_as_before(log)
+
+
+@pytest.mark.parametrize("torn", [1, 11, 60, 61, 100])
+def test_a_torn_tail_is_cut_without_ado(directory: Path, torn: int) -> None:
+    last = segments(directory)[-1]
+    with last.open("ab") as tail:
+        tail.write(bytes(batch(9, base_offset=80))[:torn])
+    log = reopen(directory, recovery_point=60)
+    assert log.recovery is not None
+    assert (log.recovery.torn_bytes, log.recovery.lost_something, log.recovery.evidence) == (torn, False, [])
+    assert append(log, epoch=5) == 80
+    log.close(clean=False)
+
+
+def test_zeros_at_the_end_are_torn(directory: Path) -> None:
+    with segments(directory)[-1].open("ab") as tail:
+        tail.write(bytes(5000))
+    same_as_before(reopen(directory))
+
+
+def test_damage_above_the_recovery_point_is_cut_and_kept(directory: Path) -> None:
+    path = segments(directory)[-2]
+    base = int(path.stem)
+    size = len(batch(2))
+    flip(path, 3 * size - 5)
+    bytes_before = sum(found.stat().st_size for found in segments(directory))
+    log = reopen(directory, recovery_point=base)
+    report = log.recovery
+    assert report is not None
+    assert report.lost_something
+    assert "checksum" in report.reason
+    assert path.name in report.reason
+    kept = sum(os.path.getsize(found) for found in report.evidence)
+    assert kept == report.cut_bytes == bytes_before - log.size_bytes
+    same_as_before(log, base + 4)
+
+
+def test_damage_below_the_recovery_point_takes_the_partition_offline(directory: Path) -> None:
+    path = segments(directory)[-1]
+    flip(path, 16)  # the magic of its first batch
+    before = path.read_bytes()
+    with pytest.raises(CorruptLog, match="below the recovery point 80") as caught:
+        reopen(directory, recovery_point=80)
+    assert (caught.value.path, caught.value.position) == (str(path), 0)
+    assert path.read_bytes() == before
+
+
+def test_broken_structure_after_a_clean_stop_takes_the_partition_offline(directory: Path) -> None:
+    path = segments(directory)[-1]
+    content = path.read_bytes()
+    path.write_bytes(content[:-10])
+    with pytest.raises(CorruptLog) as caught:
+        reopen(directory, clean=True)
+    said = str(caught.value)
+    assert str(path) in said
+    assert "at byte" in said
+    assert "Restore" in said
+    assert path.read_bytes() == content[:-10], "evidence stays as it is"
+
+
+def test_an_unreadable_segment_takes_the_partition_offline(directory: Path) -> None:
+    path = segments(directory)[0]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CorruptLog, match="can not be read"):
+        reopen(directory)
+
+
+def test_a_missing_segment_is_not_passed_over(directory: Path) -> None:
+    segments(directory)[-2].unlink()
+    log = reopen(directory, recovery_point=0)
+    assert log.recovery is not None
+    assert "missing" in log.recovery.reason
+    same_as_before(log, log.log_end_offset)
+
+
+def test_leftovers_are_tidied_and_an_unfinished_compaction_is_not_touched(directory: Path) -> None:
+    (directory / "00000000000000000000.log.deleted").write_bytes(b"x")
+    (directory / "00000000000000000777.index").write_bytes(bytes(8))
+    (directory / "leader-epoch-checkpoint.tmp").write_bytes(b"x")
+    same_as_before(reopen(directory))
+    assert not [path for path in directory.iterdir() if path.name.endswith((".deleted", ".tmp")) or "777" in path.name]
+    (directory / "00000000000000000000.log.swap").write_bytes(b"x")
+    with pytest.raises(CorruptLog, match="compaction"):
+        reopen(directory)
+
+
+def test_records_below_a_log_start_past_the_end_never_come_back(directory: Path) -> None:
+    log = open_log(OsDisk(), str(directory), config=CONFIG, log_start_offset=500)
+    assert (log.log_start_offset, log.log_end_offset) == (500, 500)
+    assert append(log, epoch=9) == 500
+    log.close(clean=False)
+
+
+def test_recovery_reads_only_past_what_is_trusted(directory: Path) -> None:
+    log = reopen(directory, recovery_point=80)
+    assert log.recovery is not None
+    assert log.recovery.scanned_bytes <= 2_000
+    same_as_before(log)
