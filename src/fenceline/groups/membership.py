@@ -119,7 +119,7 @@ class Membership:
         try:
             member = group.require_member(request.member_id, request.group_instance_id)
         except PeerError as error:
-            self._shard.answer(ticket, JoinAnswer(error.code, request.member_id, protocol_name=None))
+            self._shard.answer(ticket, JoinAnswer(error.code, request.member_id))
             return
         is_unchanged = member.protocols == request.protocols
         match group.state:
@@ -486,7 +486,7 @@ class Membership:
     def _end_waits(self, group: Group, member: Member, error: ErrorCode, member_id: str = NO_MEMBER_ID) -> None:
         parked = group.unpark_join(member)
         if parked is not None:
-            self._shard.answer(parked, JoinAnswer(error, member_id, protocol_name=None if member_id else ""))
+            self._shard.answer(parked, JoinAnswer(error, member_id))
         ticket, member.sync_ticket = member.sync_ticket, None
         if ticket is not None:
             self._shard.answer(ticket, SyncAnswer(error))

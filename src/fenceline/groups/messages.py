@@ -130,7 +130,7 @@ class JoinAnswer:
     member_id: str = NO_MEMBER_ID
     generation: int = NO_GENERATION
     protocol_type: str | None = None
-    protocol_name: str | None = ""
+    protocol_name: str | None = None
     leader: str = NO_MEMBER_ID
     skip_assignment: bool = False
     members: tuple[JoinedMember, ...] = ()

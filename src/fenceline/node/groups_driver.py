@@ -102,7 +102,7 @@ class GroupsDriver:
         self._timer_at_ms = 0
         self._is_closed = False
 
-    # --- the life of the broker -----------------------------------------------------------------------------------
+    # --- the life of the broker ----------------------------------------
 
     def on_leader(self, partition: int, epoch: int) -> None:
         """This broker leads `__consumer_offsets-<partition>` from this epoch on: load it and coordinate its groups.
@@ -146,7 +146,7 @@ class GroupsDriver:
         for task in self._tasks:
             task.cancel()
 
-    # --- requests -------------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------
 
     def join(self, request: JoinRequest) -> Reply[JoinAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.join(ticket, request, now))
@@ -184,7 +184,7 @@ class GroupsDriver:
         """Raises PeerError."""
         return self.coordinator.describe(group_id)
 
-    # --- duties -----------------------------------------------------------------------------------------------------
+    # --- duties ----------------------------------------
 
     def _submit(self, start: Callable[[Reply[_T], Now], list[Duty]]) -> Reply[_T]:
         reply: Reply[_T] = Reply()
@@ -235,7 +235,7 @@ class GroupsDriver:
         log.warning("write refused", partition=duty.partition, records=len(duty.records), error=str(error))
         return self.coordinator.append_failed(duty.partition, duty.write_id, error.code, self._now())
 
-    # --- loading ----------------------------------------------------------------------------------------------------
+    # --- loading ----------------------------------------
 
     def _replay(self, shard: Shard, batches: Iterator[tuple[BatchHeader, list[Record]]]) -> Iterator[int]:
         """Replay everything; yields after each slice."""
@@ -279,7 +279,7 @@ class GroupsDriver:
         if not isinstance(error, FencelineError | OSError) or isinstance(error, InternalError):
             raise error
 
-    # --- time -------------------------------------------------------------------------------------------------------
+    # --- time ----------------------------------------
 
     def _now(self) -> Now:
         return Now(self._clock.now_ms(), self._clock.monotonic_ms())

@@ -74,7 +74,7 @@ def _all_answered(replies: Sequence[Reply[_T]], fields: Callable[[list[_T]], _Fi
     return later()
 
 
-# --- FindCoordinator --------------------------------------------------------------------------------------------------
+# --- FindCoordinator ----------------------------------------
 
 
 class _Found(NamedTuple):
@@ -138,7 +138,7 @@ def _find(context: RequestContext, key_type: int, key: str) -> _Found:
     return _Found(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
-# --- membership -------------------------------------------------------------------------------------------------------
+# --- membership ----------------------------------------
 
 
 def join_group(context: RequestContext, request: Any) -> Answer | Awaitable[Answer]:
@@ -255,7 +255,7 @@ def leave_group(context: RequestContext, request: Any) -> Answer | Awaitable[Ans
     return _answered(reply, fields)
 
 
-# --- offsets ----------------------------------------------------------------------------------------------------------
+# --- offsets ----------------------------------------
 
 
 class _TopicAnswers:
@@ -299,7 +299,7 @@ def offset_commit(context: RequestContext, request: Any) -> Answer | Awaitable[A
                     partition.committed_offset,
                     getattr(partition, "committed_leader_epoch", -1),
                     partition.committed_metadata,
-                    topic.id if by_id else ZERO_UUID,
+                    topic.id,
                 )
             )
     if not offsets:
@@ -469,12 +469,13 @@ def offset_delete(context: RequestContext, request: Any) -> Answer | Awaitable[A
     return _answered(reply, fields)
 
 
-# --- groups as a whole ------------------------------------------------------------------------------------------------
+# --- groups as a whole ----------------------------------------
 
 
 def list_groups(context: RequestContext, request: Any) -> Answer:
     states = frozenset(each.strip().lower() for each in getattr(request, "states_filter", ()))
-    types = frozenset(each.strip().lower() for each in getattr(request, "types_filter", ()))
+    # Kafka trims the names of states, but not those of types.
+    types = frozenset(each.lower() for each in getattr(request, "types_filter", ()))
     try:
         listed = context.broker.groups.list_groups(states, types)
     except PeerError as error:

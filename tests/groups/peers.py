@@ -1,0 +1,201 @@
+"""Two sides to put the same requests to: Apache Kafka on a socket, and our handlers behind the same bytes.
+
+`Session` runs a script against one side and writes down what it saw, with everything that may differ by chance
+(member ids, topic ids, ports, order where the protocol has none) replaced by names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+from collections.abc import Awaitable, Iterable
+from datetime import timedelta
+from enum import IntEnum
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Protocol
+from uuid import UUID
+
+from fenceline.groups.settings import GroupSettings
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
+from fenceline.metadata.image import PartitionImage, TopicImage
+from fenceline.node.clock import SystemClock
+from fenceline.node.groups_driver import GroupsDriver
+from fenceline.node.handlers.groups import APIS
+from fenceline.node.handlers.registry import RequestContext
+from fenceline.records.batch import BatchHeader
+from fenceline.records.build import Record, build_batch
+from fenceline.records.decode import decode_all
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import read_request, read_response, unknown_fields, write_request, write_response
+from fenceline.wire.frame import encode_request_frame, parse_response_header
+
+Seen = dict[str, Any]
+
+
+class Peer(Protocol):
+    topic_ids: dict[str, UUID]
+
+    async def call(self, client: str, api: ApiKey, version: int, fields: Seen) -> Any:
+        """Send one request as this client and return the response's entity."""
+        ...
+
+
+class SocketPeer:
+    """A broker behind a port; one connection a client."""
+
+    def __init__(self, port: int) -> None:
+        self.topic_ids: dict[str, UUID] = {}
+        self._port = port
+        self._connections: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._correlation_id = 0
+
+    async def call(self, client: str, api: ApiKey, version: int, fields: Seen) -> Any:
+        async with self._locks.setdefault(client, asyncio.Lock()):
+            if client not in self._connections:
+                self._connections[client] = await asyncio.open_connection("127.0.0.1", self._port)
+            reader, writer = self._connections[client]
+            self._correlation_id += 1
+            body = write_request(api, version, fields)
+            for part in encode_request_frame(api, version, self._correlation_id, client, body):
+                writer.write(part)
+            (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 20))
+            frame = await reader.readexactly(size)
+            _, position = parse_response_header(api, version, frame)
+            return read_response(api, version, frame[position:])
+
+    async def prepare(self, topics: Iterable[str], partitions: int) -> None:
+        """Create the topics and wait until the coordinator of groups is there."""
+        wanted = [{"name": name, "num_partitions": partitions, "replication_factor": 1} for name in topics]
+        await self.call("setup", ApiKey.CREATE_TOPICS, 7, {"topics": wanted, "timeout": 20_000})
+        for _ in range(400):
+            found = await self.call("setup", ApiKey.FIND_COORDINATOR, 3, {"key": "g", "key_type": 0})
+            described = await self.call("setup", ApiKey.DESCRIBE_GROUPS, 5, {"groups": [f"w{n}" for n in range(500)]})
+            if not found.error_code and not any(group.error_code for group in described.groups):
+                break
+            await asyncio.sleep(0.05)
+        metadata = await self.call(
+            "setup", ApiKey.METADATA, 12, {"topics": [{"topic_id": None, "name": name} for name in topics]}
+        )
+        self.topic_ids = {topic.name: topic.topic_id for topic in metadata.topics}
+
+    def close(self) -> None:
+        for _, writer in self._connections.values():
+            writer.close()
+
+
+class MemoryLog:
+    """`__consumer_offsets` as batches in memory."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, bytearray] = {}
+        self._ends: dict[int, int] = {}
+
+    def append(self, topic_partition: TopicPartition, records: list[tuple[bytes | None, bytes | None]]) -> int:
+        assert topic_partition.topic == CONSUMER_OFFSETS_TOPIC
+        partition = topic_partition.partition
+        base = self._ends.get(partition, 0)
+        batch = build_batch([(0, key, value, ()) for key, value in records], base_offset=base, leader_epoch=0)
+        self.batches.setdefault(partition, bytearray()).extend(batch)
+        self._ends[partition] = base + len(records)
+        return base
+
+    def read(self, topic_partition: TopicPartition) -> Iterable[tuple[BatchHeader, list[Record]]]:
+        return decode_all(bytes(self.batches.get(topic_partition.partition, b"")))
+
+    def records(self) -> list[tuple[bytes | None, bytes | None]]:
+        return [
+            (record.key, record.value)
+            for _, batch in sorted(self.batches.items())
+            for _, records in decode_all(bytes(batch))
+            for record in records
+        ]
+
+
+class HandlerPeer:
+    """Our handlers on a broker that is only an image and a coordinator; bytes in, bytes out. Needs a running loop."""
+
+    def __init__(self, topics: Iterable[str], partitions: int, settings: GroupSettings) -> None:
+        images = {
+            name: TopicImage(UUID(int=10 + number), name, (PartitionImage((1,), (1,), 1),) * partitions)
+            for number, name in enumerate(topics)
+        }
+        offsets = TopicImage(UUID(int=1), CONSUMER_OFFSETS_TOPIC, (PartitionImage((1,), (1,), 1),) * 50)
+        self.topic_ids = {name: image.id for name, image in images.items()}
+        images[CONSUMER_OFFSETS_TOPIC] = offsets
+        endpoint = SimpleNamespace(name="PLAINTEXT", host="127.0.0.1", port=9092)
+        self.log = MemoryLog()
+        self.driver = GroupsDriver(self.log.append, self.log.read, SystemClock(), settings=settings, rng=Random(1))
+        for partition in range(50):
+            self.driver.on_leader(partition, 0)
+        self._broker: Any = SimpleNamespace(
+            image=SimpleNamespace(
+                topics_by_name=images,
+                topics_by_id={image.id: image for image in images.values()},
+                brokers={1: SimpleNamespace(fenced=False, endpoints=(endpoint,))},
+            ),
+            groups=self.driver,
+            auto_create=lambda names: None,
+        )
+        self._apis = {api.key: api for api in APIS}
+
+    async def call(self, client: str, api: ApiKey, version: int, fields: Seen) -> Any:
+        registered = self._apis[api]
+        assert registered.min_version <= version <= registered.max_version
+        request = read_request(api, version, write_request(api, version, fields))
+        context = RequestContext(self._broker, version, 1, client, "127.0.0.1:1", "127.0.0.1", "PLAINTEXT")
+        answer = registered.handler(context, request)
+        ready: Any = await answer if isinstance(answer, Awaitable) else answer
+        assert not unknown_fields(api, ready), "every field that a handler gives is one of the schema"
+        return read_response(api, version, write_response(api, version, ready))
+
+    def close(self) -> None:
+        self.driver.close()
+
+
+_MEMBER_ID = re.compile(r"^(.*)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+_BY_CHANCE = frozenset({"throttle_time", "port", "node_id"})
+
+
+class Session:
+    """One run of a script against one side."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.seen: list[Any] = []
+        self._names: dict[str, str] = {}
+
+    async def ask(self, api: ApiKey, version: int, *, client: str = "c", note: str = "", **fields: Any) -> Any:
+        """Send, write down the answer under its note, and give the entity."""
+        answer = await self.peer.call(client, api, version, fields)
+        self.seen.append((note or api.name, version, self.plain(answer)))
+        return answer
+
+    def start(self, api: ApiKey, version: int, *, client: str = "c", **fields: Any) -> asyncio.Task[Any]:
+        """Send a request that may be parked. What it answers is written down by `result`."""
+        return asyncio.ensure_future(self.peer.call(client, api, version, fields))
+
+    async def result(self, task: asyncio.Task[Any], note: str) -> Any:
+        answer = await asyncio.wait_for(task, 20)
+        self.seen.append((note, self.plain(answer)))
+        return answer
+
+    def plain(self, value: Any) -> Any:
+        """An entity as dictionaries, with names in place of what differs by chance."""
+        if isinstance(value, UUID):
+            known = {topic_id: name for name, topic_id in self.peer.topic_ids.items()}
+            return f"id of {known.get(value, value)}"
+        if isinstance(value, str):
+            match = _MEMBER_ID.match(value)
+            return value if match is None else self._names.setdefault(value, f"{match[1]}#{len(self._names)}")
+        if isinstance(value, IntEnum):
+            return value.name
+        if isinstance(value, timedelta) or value is None or isinstance(value, int | bytes | float):
+            return value
+        if isinstance(value, memoryview):
+            return bytes(value)
+        if isinstance(value, tuple | list):
+            return sorted((self.plain(each) for each in value), key=repr)
+        return {name: self.plain(getattr(value, name)) for name in value.__slots__ if name not in _BY_CHANCE}

@@ -1,0 +1,245 @@
+"""The driver: duties in order, appends that answer now or later, loading in slices, one timer."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from random import Random
+
+import pytest
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.groups import records
+from fenceline.groups.messages import CommitRequest, FetchOffsetsRequest, JoinRequest, OffsetToCommit, TopicToFetch
+from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.settings import GroupSettings
+from fenceline.ids import TopicPartition
+from fenceline.node.groups_driver import LOAD_SLICE_RECORDS, Batches, GroupsDriver
+from fenceline.records.batch import BatchHeader
+from fenceline.records.build import Record, build_batch
+from fenceline.records.decode import decode_all
+
+_Pairs = list[tuple[bytes | None, bytes | None]]
+GROUP = "g"
+
+
+def on_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+    """Run a test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*arguments: object, **named: object) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.at_ms = 0
+
+    def now_ms(self) -> int:
+        return 1_700_000_000_000 + self.at_ms
+
+    def monotonic_ms(self) -> int:
+        return self.at_ms
+
+
+def _driver(
+    append: Callable[[TopicPartition, _Pairs], Awaitable[int] | int],
+    batches: Callable[[], Batches] = lambda: (),
+    clock: _Clock | None = None,
+) -> GroupsDriver:
+    return GroupsDriver(
+        append,
+        lambda topic_partition: batches(),
+        clock or _Clock(),
+        settings=GroupSettings(initial_rebalance_delay_ms=0),
+        rng=Random(1),
+    )
+
+
+def _commit(offset: int) -> CommitRequest:
+    return CommitRequest(GROUP, -1, "", None, (OffsetToCommit("t", 0, offset),))
+
+
+def _partition(driver: GroupsDriver) -> int:
+    return driver.coordinator.partition_of(GROUP)
+
+
+async def _loaded(driver: GroupsDriver) -> None:
+    for _ in range(1_000):
+        if not driver.coordinator.is_loading:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the load does not end")
+
+
+def _offset(driver: GroupsDriver) -> int:
+    outcome = driver.fetch_offsets(FetchOffsetsRequest(GROUP, (TopicToFetch("t", (0,)),))).outcome
+    assert outcome is not None
+    return outcome.topics[0][1][0].offset
+
+
+def _join(session_timeout_ms: int = 10_000) -> JoinRequest:
+    return JoinRequest(GROUP, "", None, "consumer", (("range", b""),), session_timeout_ms, 60_000, "c", "/h", False)
+
+
+def _batch(pairs: Iterable[tuple[bytes | None, bytes | None]], **more: object) -> tuple[BatchHeader, list[Record]]:
+    built = build_batch([(0, key, value, ()) for key, value in pairs], **more)  # type: ignore[arg-type]
+    return next(iter(decode_all(built)))
+
+
+def _pair(offset: int) -> tuple[bytes | None, bytes | None]:
+    return records.offset_record(OffsetSlot(GROUP, "t", 0), CommittedOffset(offset, -1, "", 1))
+
+
+@on_loop
+async def test_an_append_that_answers_at_once_answers_the_commit_at_once() -> None:
+    appended: list[tuple[TopicPartition, _Pairs]] = []
+
+    def append(topic_partition: TopicPartition, pairs: _Pairs) -> int:
+        appended.append((topic_partition, pairs))
+        return 0
+
+    driver = _driver(append)
+    driver.on_leader(_partition(driver), 0)
+    reply = driver.commit(_commit(5))
+    assert reply.outcome is not None
+    assert reply.outcome.errors == (ErrorCode.NONE,)
+    assert [(str(where), len(pairs)) for where, pairs in appended] == [(f"__consumer_offsets-{_partition(driver)}", 1)]
+    driver.close()
+
+
+@on_loop
+async def test_appends_that_take_time_reach_the_log_in_order() -> None:
+    order: list[bytes | None] = []
+    gate = asyncio.Event()
+
+    async def append(topic_partition: TopicPartition, pairs: _Pairs) -> int:
+        order.append(pairs[0][1])
+        await gate.wait()
+        return 0
+
+    driver = _driver(append)
+    driver.on_leader(_partition(driver), 0)
+    replies = [driver.commit(_commit(offset)) for offset in range(5)]
+    assert all(reply.outcome is None for reply in replies)
+    await asyncio.sleep(0)
+    assert [value[2:10] for value in order if value is not None] == [offset.to_bytes(8) for offset in range(5)]
+    assert _offset(driver) == -1
+    gate.set()
+    assert [(await reply.wait()).errors for reply in replies] == [(ErrorCode.NONE,)] * 5
+    assert _offset(driver) == 4
+    driver.close()
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+@on_loop
+async def test_a_refused_append_is_told(when: str) -> None:
+    def refuse(topic_partition: TopicPartition, pairs: _Pairs) -> int:
+        raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    async def refuse_later(topic_partition: TopicPartition, pairs: _Pairs) -> int:
+        return refuse(topic_partition, pairs)
+
+    driver = _driver(refuse if when == "at once" else refuse_later)
+    driver.on_leader(_partition(driver), 0)
+    assert (await driver.commit(_commit(5)).wait()).errors == (ErrorCode.NOT_COORDINATOR,)
+    assert _offset(driver) == -1
+    driver.close()
+
+
+@on_loop
+async def test_a_short_log_is_loaded_before_on_leader_returns() -> None:
+    driver = _driver(lambda where, pairs: 0, lambda: [_batch([_pair(7)])])
+    driver.on_leader(_partition(driver), 0)
+    assert _offset(driver) == 7
+    driver.close()
+
+
+@on_loop
+async def test_a_long_log_is_loaded_in_slices_and_others_are_told_to_wait() -> None:
+    batches = [_batch([_pair(number)] * LOAD_SLICE_RECORDS) for number in range(4)]
+    driver = _driver(lambda where, pairs: 0, lambda: batches)
+    driver.on_leader(_partition(driver), 0)
+    loading = driver.commit(_commit(1)).outcome
+    assert loading is not None
+    assert loading.errors == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,)
+    with pytest.raises(PeerError, match="COORDINATOR_LOAD_IN_PROGRESS"):
+        driver.list_groups(frozenset(), frozenset())
+    await _loaded(driver)
+    assert _offset(driver) == 3
+    driver.close()
+
+
+@on_loop
+async def test_a_load_that_is_overtaken_is_dropped() -> None:
+    batches = [_batch([_pair(number)] * LOAD_SLICE_RECORDS) for number in range(4)]
+    driver = _driver(lambda where, pairs: 0, lambda: batches)
+    partition = _partition(driver)
+    driver.on_leader(partition, 0)
+    driver.on_resigned(partition)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    outcome = driver.commit(_commit(1)).outcome
+    assert outcome is not None
+    assert outcome.errors == (ErrorCode.NOT_COORDINATOR,)
+    driver.on_leader(partition, 2)
+    driver.on_leader(partition, 1)
+    await _loaded(driver)
+    assert _offset(driver) == 3
+    driver.close()
+
+
+@on_loop
+async def test_a_log_that_can_not_be_read_leaves_other_groups_alone() -> None:
+    def batches() -> Batches:
+        raise PeerError(ErrorCode.KAFKA_STORAGE_ERROR, "unreadable")
+
+    driver = _driver(lambda where, pairs: 0, batches)
+    driver.on_leader(_partition(driver), 0)
+    outcome = driver.commit(_commit(1)).outcome
+    assert outcome is not None
+    assert outcome.errors == (ErrorCode.NOT_COORDINATOR,)
+    assert driver.list_groups(frozenset(), frozenset()) == []
+    driver.close()
+
+
+@on_loop
+async def test_transactions_of_the_log_are_replayed() -> None:
+    marker = ((b"\x00\x00\x00\x01", b"\x00\x00\x00\x00\x00\x00"),)
+    batches = [
+        _batch([_pair(7)], producer_id=9, producer_epoch=0, base_sequence=0, transactional=True),
+        _batch(marker, producer_id=9, producer_epoch=0, transactional=True, control=True),
+    ]
+    for count, expected in ((1, -1), (2, 7)):
+        driver = _driver(lambda where, pairs: 0, lambda count=count: batches[:count])  # type: ignore[misc]
+        driver.on_leader(_partition(driver), 0)
+        assert _offset(driver) == expected
+        driver.close()
+
+
+@on_loop
+async def test_one_timer_for_all_groups_fires_what_is_due() -> None:
+    clock = _Clock()
+    driver = _driver(lambda where, pairs: 0, clock=clock)
+    driver.on_leader(_partition(driver), 0)
+    reply = driver.join(_join())
+    assert reply.outcome is None
+    joined = await asyncio.wait_for(reply.wait(), 10)
+    assert joined.generation == 1
+    assert len(asyncio.all_tasks()) == 1, "no task a group"
+    clock.at_ms += 10_000
+    driver._on_timer()
+    assert driver.list_groups(frozenset({"empty"}), frozenset()) != []
+    driver.close()
+
+
+@on_loop
+async def test_closing_answers_whoever_waits() -> None:
+    driver = _driver(lambda where, pairs: 0)
+    driver.on_leader(_partition(driver), 0)
+    reply = driver.join(_join())
+    driver.close()
+    assert (await reply.wait()).error is ErrorCode.NOT_COORDINATOR
