@@ -232,7 +232,7 @@ class EpochMismatchError(ClientError):
         }
         message = (
             f"{topic}-{partition}: offset {offset} was written in leader epoch {leader_epoch}, but the range was "
-            f"planned when the log ended in epoch {expected_epoch}. The log was cut and rewritten: plan the range again."
+            f"planned when the log ended in epoch {expected_epoch}. The log was cut and rewritten: plan it again."
         )
         super().__init__(ErrorCode.FENCED_LEADER_EPOCH, message, **facts)
         self.__dict__.update(facts)

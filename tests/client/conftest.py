@@ -1,0 +1,67 @@
+"""Brokers to test the client against: the same tests run on Apache Kafka and on a Fenceline node."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fenceline.client.admin import Admin, NewTopic
+from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+from fenceline.testing.node import EmbeddedNode
+
+_SETTINGS = {"offsets.topic.num.partitions": "4", "group.min.session.timeout.ms": "1000"}
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap() -> Iterator[str]:
+    """Apache Kafka, started once for all tests that use it."""
+    reason = why_unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    with ApacheKafka(heap="512m", overrides={**_SETTINGS, "transaction.state.log.num.partitions": "2"}) as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture(scope="session")
+def fenceline_bootstrap() -> Iterator[str]:
+    """A Fenceline node, started once for all tests that use it."""
+    with EmbeddedNode(overrides=_SETTINGS) as node:
+        yield node.bootstrap
+
+
+@pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), "fenceline"])
+def bootstrap(request: pytest.FixtureRequest) -> str:
+    """The address of a broker; each test that takes it runs once on each kind."""
+    address: str = request.getfixturevalue(f"{request.param}_bootstrap")
+    return address
+
+
+@pytest.fixture
+def unique() -> Callable[[str], str]:
+    """Makes names that no other test uses."""
+    return lambda stem: f"{stem}-{next(_numbers)}"
+
+
+@pytest.fixture
+def admin(bootstrap: str) -> Iterator[Admin]:
+    with Admin(bootstrap) as client:
+        yield client
+
+
+@pytest.fixture
+def make_topic(admin: Admin, unique: Callable[[str], str]) -> Iterator[Callable[..., str]]:
+    """Creates topics, and deletes them when the test is over."""
+    made: list[str] = []
+
+    def make(partitions: int = 1, stem: str = "topic", **configs: str) -> str:
+        name = unique(stem)
+        admin.create_topics([NewTopic(name, partitions, 1, {k.replace("_", "."): v for k, v in configs.items()})])
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        admin.delete_topics([name])

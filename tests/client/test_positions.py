@@ -1,0 +1,154 @@
+"""The consumer's state machine, cell by cell (`epochs.md` E44-E55)."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.client.metadata import LeaderAndEpoch
+from fenceline.client.offsets import EpochEnd
+from fenceline.client.positions import PartitionState, Phase, Position, Positions
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+
+_TP = TopicPartition("t", 0)
+_L5, _L6 = LeaderAndEpoch(1, 5), LeaderAndEpoch(2, 6)
+
+
+def _at(offset: int, epoch: int, leader: LeaderAndEpoch = _L5) -> tuple[Positions, PartitionState]:
+    positions = Positions()
+    positions.assign([_TP])
+    positions.seek(_TP, offset, epoch)
+    positions.check_leader(_TP, leader)
+    state = positions.of(_TP)
+    state.phase = Phase.FETCHING
+    return positions, state
+
+
+def test_a_new_partition_has_no_position_and_is_not_fetched() -> None:
+    positions = Positions()
+    positions.assign([_TP])
+    assert positions.of(_TP).phase is Phase.INITIALIZING
+    assert not positions.is_fetchable(_TP, 0.0)
+    positions.check_leader(_TP, _L5)
+    assert positions.of(_TP).phase is Phase.INITIALIZING
+
+
+def test_keeping_an_assignment_keeps_the_position() -> None:
+    positions, state = _at(10, 5)
+    positions.assign([_TP, TopicPartition("t", 1)])
+    assert positions.of(_TP) is state
+
+
+def test_another_leader_means_validation_when_both_epochs_are_known() -> None:
+    positions, state = _at(10, 5)
+    positions.check_leader(_TP, _L6)
+    assert state.phase is Phase.AWAIT_VALIDATION
+
+
+@pytest.mark.parametrize(("epoch", "leader"), [(-1, _L6), (5, LeaderAndEpoch(2, -1))])
+def test_without_an_epoch_there_is_nothing_to_validate(epoch: int, leader: LeaderAndEpoch) -> None:
+    positions, state = _at(10, epoch)
+    positions.check_leader(_TP, leader)
+    assert state.phase is Phase.FETCHING
+
+
+def test_the_same_leader_and_an_unknown_one_change_nothing() -> None:
+    positions, state = _at(10, 5)
+    positions.check_leader(_TP, _L5)
+    positions.check_leader(_TP, LeaderAndEpoch(-1, 9))
+    assert state.phase is Phase.FETCHING
+
+
+def test_seek_with_an_epoch_is_validated_before_the_next_fetch() -> None:
+    positions, state = _at(10, 5)
+    positions.seek(_TP, 7, 4)
+    positions.check_leader(_TP, _L5)
+    assert state.phase is Phase.AWAIT_VALIDATION
+    positions.seek(_TP, 7)
+    positions.check_leader(_TP, _L5)
+    assert state.phase is Phase.FETCHING
+
+
+def test_an_answer_at_or_behind_the_position_validates_it() -> None:
+    positions, state = _at(10, 5)
+    positions.check_leader(_TP, _L6)
+    assert state.fetch_position is not None
+    assert positions.complete_validation(_TP, state.fetch_position, EpochEnd(5, 10))
+    assert state.phase is Phase.FETCHING
+    assert state.truncation is None
+
+
+@pytest.mark.parametrize(
+    ("end", "divergent"), [(EpochEnd(4, 8), (8, 4)), (EpochEnd(-1, -1), (-1, -1)), (EpochEnd(5, -1), (-1, 5))]
+)
+def test_a_divergence_below_what_was_handed_out_is_kept_until_a_seek(end: EpochEnd, divergent: tuple[int, int]) -> None:
+    positions, state = _at(10, 5)
+    positions.check_leader(_TP, _L6)
+    assert state.fetch_position is not None
+    assert not positions.complete_validation(_TP, state.fetch_position, end)
+    assert state.phase is Phase.AWAIT_VALIDATION
+    error = state.truncation
+    assert error is not None
+    assert (error.topic, error.partition, error.offset, error.leader_epoch) == ("t", 0, 10, 5)
+    assert (error.divergent_offset, error.divergent_epoch) == divergent
+    positions.check_leader(_TP, LeaderAndEpoch(1, 7))
+    assert state.truncation is error
+    assert not positions.is_fetchable(_TP, 0.0)
+    positions.seek(_TP, 8)
+    assert state.truncation is None
+    assert positions.is_fetchable(_TP, 0.0)
+
+
+def test_a_divergence_under_what_was_only_fetched_ahead_is_fetched_again() -> None:
+    positions, state = _at(10, 5)
+    positions.consumed(_TP, 10, 5)
+    state.fetch_position = Position(50, 5, _L5)
+    serial = state.serial
+    positions.diverged(_TP, EpochEnd(5, 30))
+    assert state.truncation is None
+    assert state.fetch_position == Position(10, 5, _L5)
+    assert state.phase is Phase.AWAIT_VALIDATION
+    assert state.serial > serial, "what was fetched ahead must not be handed out"
+
+
+def test_answers_for_a_position_that_moved_on_are_ignored() -> None:
+    positions, state = _at(10, 5)
+    positions.check_leader(_TP, _L6)
+    old = state.fetch_position
+    assert old is not None
+    positions.seek(_TP, 3, 5)
+    state.phase = Phase.AWAIT_VALIDATION
+    assert not positions.complete_validation(_TP, old, EpochEnd(1, 1))
+    assert state.truncation is None
+    positions.await_reset(_TP, "latest")
+    positions.complete_reset(_TP, state.serial - 1, 99)
+    assert state.position is None
+
+
+def test_a_reset_has_no_position_until_its_answer_and_then_no_epoch() -> None:
+    positions, state = _at(10, 5)
+    positions.await_reset(_TP, "earliest")
+    assert (state.position, state.phase) == (None, Phase.AWAIT_RESET)
+    positions.check_leader(_TP, _L6)
+    assert state.phase is Phase.AWAIT_RESET
+    positions.complete_reset(_TP, state.serial, 3)
+    assert state.position == Position(3)
+    assert state.phase is Phase.FETCHING
+
+
+def test_a_pause_goes_back_to_what_was_handed_out() -> None:
+    positions, state = _at(10, 5)
+    positions.consumed(_TP, 12, 5)
+    state.fetch_position = Position(50, 5, _L5)
+    state.is_paused = True
+    positions.rewind(_TP)
+    assert state.fetch_position == Position(12, 5, _L5)
+    assert not positions.is_fetchable(_TP, 0.0)
+
+
+def test_negative_offsets_and_foreign_partitions_are_refused() -> None:
+    positions, _ = _at(10, 5)
+    with pytest.raises(OperatorError):
+        positions.seek(_TP, -1)
+    with pytest.raises(OperatorError, match="not assigned"):
+        positions.seek(TopicPartition("u", 0), 1)
