@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,3 +54,75 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
     return str(tmp_path / "checkpoint")
+
+
+class Broker:
+    """A running broker, real Kafka or Fenceline, and the few calls that tests need."""
+
+    def __init__(self, kind: str, bootstrap: str) -> None:
+        from fenceline.client.admin import Admin
+
+        self.kind = kind
+        self.bootstrap = bootstrap
+        self.admin = Admin(bootstrap)
+
+    def create(self, topic: str, partitions: int = 1) -> str:
+        from fenceline.client.admin import NewTopic
+
+        self.admin.create_topics([NewTopic(topic, partitions, 1)])
+        return topic
+
+    def produce(self, topic: str, values: Sequence[int], *, partition: int | None = None) -> None:
+        """Records with key `k<value % 5>`, the value as text, and a timestamp of `value` seconds."""
+        import pyarrow as pa
+
+        from fenceline.client.producer import Producer
+
+        table = pa.table(
+            {
+                "key": [f"k{v % 5}" for v in values],
+                "value": [str(v) for v in values],
+                "timestamp": pa.array([v * 1000 for v in values], pa.int64()),
+            }
+        )
+        with Producer(self.bootstrap) as producer:
+            promise = producer.send_arrow(table, topic, key="key", timestamp="timestamp", partition=partition)
+            producer.flush()
+            promise.result()
+
+
+@pytest.fixture(scope="session")
+def apache_kafka() -> Iterator[Broker]:
+    from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+
+    reason = why_unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    with ApacheKafka(heap="512m") as kafka:
+        yield Broker("kafka", kafka.bootstrap)
+
+
+@pytest.fixture(scope="session")
+def fenceline_node() -> Iterator[Broker]:
+    from fenceline.testing.node import EmbeddedNode
+
+    with EmbeddedNode() as node:
+        yield Broker("fenceline", node.bootstrap)
+
+
+@pytest.fixture(params=["fenceline", pytest.param("kafka", marks=pytest.mark.kafka)])
+def broker(request: pytest.FixtureRequest) -> Broker:
+    """Each test runs against a Fenceline node and against Apache Kafka."""
+    name = "apache_kafka" if request.param == "kafka" else "fenceline_node"
+    found = request.getfixturevalue(name)
+    assert isinstance(found, Broker)
+    return found
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", request.node.name)[:180] + f"-{next(_numbers)}"
+
+
+_numbers = itertools.count()
