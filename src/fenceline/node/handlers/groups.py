@@ -283,7 +283,7 @@ def offset_commit(context: RequestContext, request: Any) -> Answer | Awaitable[A
     offsets: list[OffsetToCommit] = []
     keys: list[Any] = []
     for each in request.topics:
-        key = (each.topic_id or ZERO_UUID) if by_id else each.name
+        key: Any = (each.topic_id or ZERO_UUID) if by_id else each.name
         topic = image.topics_by_id.get(key) if by_id else image.topics_by_name.get(key)
         unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id and topic is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         for partition in each.partitions:
