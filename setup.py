@@ -8,7 +8,14 @@ except ImportError:
     extensions = []
 else:
     extensions = cythonize(
-        [Extension("fenceline.records._kernel", ["src/fenceline/records/_kernel.pyx"], optional=True, extra_compile_args=["-O3"])],
+        [
+            Extension(
+                "fenceline.records._kernel",
+                ["src/fenceline/records/_kernel.pyx"],
+                optional=True,
+                extra_compile_args=["-O3"],
+            )
+        ],
         compiler_directives={"language_level": "3"},
     )
 
