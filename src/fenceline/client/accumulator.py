@@ -69,7 +69,17 @@ class PartitionQueue:
     Invariant: `in_flight` and the batches at the head of `waiting` that carry a sequence hold neighbouring sequences.
     """
 
-    __slots__ = ("epoch", "in_flight", "next_sequence", "producer_id", "retrying", "tp", "unresolved", "waiting")
+    __slots__ = (
+        "epoch",
+        "in_flight",
+        "is_known",
+        "next_sequence",
+        "producer_id",
+        "retrying",
+        "tp",
+        "unresolved",
+        "waiting",
+    )
 
     def __init__(self, tp: TopicPartition) -> None:
         self.tp = tp
@@ -78,6 +88,10 @@ class PartitionQueue:
         self.producer_id = -1
         self.epoch = -1
         self.next_sequence = 0
+        self.is_known = False
+        """The leader has acknowledged a batch of this epoch. Before that it takes any sequence as the first one, so a
+        second
+        batch in flight could overtake a first one that failed and shut it out for good."""
         self.retrying = False
         """A batch failed for now: nothing more is sent until all in flight is back, so that order is kept."""
         self.unresolved = False
@@ -88,7 +102,7 @@ class PartitionQueue:
         """Start sequences anew; batches that are known not to be in the log get new ones when sent again."""
         assert not self.in_flight, "sequences can start anew only when nothing is in flight"
         self.producer_id, self.epoch, self.next_sequence = producer_id, epoch, 0
-        self.unresolved = False
+        self.unresolved = self.is_known = False
         for batch in self.waiting:
             batch.base_sequence = batch.epoch = -1
 

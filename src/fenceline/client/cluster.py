@@ -227,8 +227,26 @@ class Cluster:
                 ErrorCode.UNSUPPORTED_VERSION,
                 f"{connection.peer} speaks {api_key.name} only up to version {version}, {min_version} is needed",
             )
-        timeout_ms = int(min(self.config["request.timeout.ms"], max(1.0, deadline.left_ms)) + extra_ms)
-        return await connection.call(api_key, version, fields, timeout_ms=timeout_ms)
+        return await self._in_time(connection, api_key, version, fields, deadline, extra_ms)
+
+    async def _in_time(
+        self,
+        connection: Connection,
+        api_key: ApiKey,
+        version: int,
+        fields: dict[str, Any],
+        deadline: Deadline,
+        extra_ms: float = 0,
+    ) -> Any:
+        """Wait no longer than the deadline; the request itself keeps its time, so that a late answer breaks nothing."""
+        timeout_ms = int(self.config["request.timeout.ms"] + extra_ms)
+        try:
+            async with asyncio.timeout((deadline.left_ms + extra_ms) / 1000):
+                return await connection.call(api_key, version, fields, timeout_ms=timeout_ms)
+        except TimeoutError:
+            if deadline.trouble is None:
+                deadline.trouble = TimedOut(f"{connection.peer} did not answer {api_key.name} in that time")
+            raise self.out_of_time(deadline) from None
 
     async def retrying(self, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
         """Run `attempt` until it succeeds, fails for good, or the time is over (then TimedOut)."""
@@ -236,7 +254,7 @@ class Cluster:
             try:
                 return await attempt()
             except PeerError as error:
-                if error.code not in RETRIABLE:
+                if error.code not in RETRIABLE or (deadline.is_over and isinstance(error, TimedOut)):
                     raise
                 deadline.trouble = error
                 if error.code in COORDINATOR_MOVED or isinstance(error, ConnectionLost | TimedOut):
@@ -280,8 +298,7 @@ class Cluster:
                 "topics": None if topics is None else [{"name": name, "topic_id": None} for name in topics],
                 "allow_auto_topic_creation": auto_create,
             }
-            timeout_ms = int(min(self.config["request.timeout.ms"], max(1.0, deadline.left_ms)))
-            response = await connection.call(ApiKey.METADATA, version, fields, timeout_ms=timeout_ms)
+            response = await self._in_time(connection, ApiKey.METADATA, version, fields, deadline)
             code = error_code(getattr(response, "error_code", 0))
             if code is not ErrorCode.NONE:
                 raise broker_error(code, f"{connection.peer} refused Metadata")

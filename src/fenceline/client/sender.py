@@ -35,6 +35,8 @@ from fenceline.wire.apis import ApiKey
 
 _log = logging.getLogger("fenceline.client")
 _FIRST_WITH_IDS = 13
+_IN_FLIGHT_REMEMBERED = 5
+"""How many batches of a producer a leader remembers to tell repetitions by (KIP-98)."""
 _UNKNOWN_PRODUCER = frozenset({ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_ID_MAPPING})
 
 
@@ -176,7 +178,7 @@ class Sender:
     def _next_batch(self, queue: PartitionQueue, now_s: float) -> Batch | None:
         if not queue.waiting or (queue.retrying and queue.in_flight):
             return None
-        if len(queue.in_flight) >= 5 and self._idempotent:
+        if self._idempotent and len(queue.in_flight) >= (_IN_FLIGHT_REMEMBERED if queue.is_known else 1):
             return None
         head = queue.waiting[0]
         if queue.unresolved and (queue.in_flight or not head.has_sequence):
@@ -293,6 +295,7 @@ class Sender:
         with self._accumulator.lock:
             queue.in_flight.remove(batch)
             queue.unresolved = False
+            queue.is_known = True
             if not queue.in_flight:
                 queue.retrying = False
         self._accumulator.finished(batch)

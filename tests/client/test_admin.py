@@ -1,0 +1,155 @@
+"""Admin against real brokers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from fenceline.client.admin import Admin, NewTopic
+from fenceline.client.errors import BrokersUnreachable, ClientError
+from fenceline.client.offsets import CommittedOffset, EpochEnd
+from fenceline.client.producer import Producer
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.ids import ZERO_UUID, TopicPartition
+from fenceline.testing.apache_kafka import free_port
+
+MakeTopic = Callable[..., str]
+
+
+def test_cluster_and_topics(admin: Admin, make_topic: MakeTopic) -> None:
+    topic = make_topic(3)
+    cluster = admin.describe_cluster()
+    assert cluster.cluster_id
+    assert [b.port for b in cluster.brokers]
+    found = admin.metadata([topic]).topics[topic]
+    assert found.id != ZERO_UUID
+    assert sorted(found.partitions) == [0, 1, 2]
+    leader, leader_epoch, replicas, isr = found.partitions[0][:4]
+    assert leader == replicas[0] == isr[0] == cluster.brokers[0].node_id
+    assert leader_epoch == 0
+    assert topic in admin.metadata().topics
+
+
+def test_creating_tells_what_was_made_and_refuses_twice(admin: Admin, unique: Callable[[str], str]) -> None:
+    topic = unique("made")
+    made = admin.create_topics([NewTopic(topic, 2, 1, {"retention.ms": "5000"})])[topic]
+    assert (made.name, made.num_partitions, made.replication_factor) == (topic, 2, 1)
+    with pytest.raises(ClientError) as refused:
+        admin.create_topics([topic])
+    assert refused.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
+    admin.create_partitions({topic: 4})
+    admin.delete_topics([topic])
+    with pytest.raises(PeerError) as gone:
+        admin.delete_topics([topic])
+    assert gone.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_topic_that_does_not_exist_is_there_with_its_error(admin: Admin) -> None:
+    found = admin.metadata(["never-made"]).topics["never-made"]
+    assert (found.error, dict(found.partitions)) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {})
+    with pytest.raises(PeerError) as refused:
+        admin.list_offsets({TopicPartition("never-made", 0): "latest"}, timeout_ms=300)
+    assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_offsets_by_every_spec(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
+    tp = TopicPartition(make_topic(), 0)
+    assert admin.list_offsets({tp: "latest"})[tp][:2] == (0, 0)
+    assert admin.list_offsets({tp: "max_timestamp"})[tp][:2] == (-1, -1)
+    with Producer(bootstrap) as producer:
+        for at in (1_000, 3_000, 2_000):
+            producer.send(tp.topic, b"v", timestamp_ms=at)
+    specs: dict[str | int, tuple[int, int]] = {
+        "earliest": (0, -1),
+        "latest": (3, -1),
+        "max_timestamp": (1, 3_000),
+        1_500: (1, 3_000),
+        4_000: (-1, -1),
+    }
+    for spec, expected in specs.items():
+        found = admin.list_offsets({tp: spec})[tp]
+        assert (found.offset, found.timestamp) == expected, spec
+    with pytest.raises(OperatorError, match="not an offset"):
+        admin.list_offsets({tp: "newest"})
+
+
+def test_ends_of_epochs(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
+    tp = TopicPartition(make_topic(), 0)
+    with Producer(bootstrap) as producer:
+        producer.send(tp.topic, b"v")
+    assert admin.offsets_for_leader_epoch({tp: 0})[tp] == EpochEnd(0, 1)
+    assert admin.offsets_for_leader_epoch({tp: (0, 0)})[tp] == EpochEnd(0, 1)
+    assert admin.offsets_for_leader_epoch({tp: 7})[tp] == EpochEnd(-1, -1)
+
+
+def test_deleting_records_moves_the_start(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
+    tp = TopicPartition(make_topic(), 0)
+    with Producer(bootstrap) as producer:
+        for _ in range(5):
+            producer.send(tp.topic, b"v")
+    assert admin.delete_records({tp: 3}) == {tp: 3}
+    assert admin.list_offsets({tp: "earliest"})[tp].offset == 3
+    assert admin.delete_records({tp: -1}) == {tp: 5}
+    with pytest.raises(PeerError) as refused:
+        admin.delete_records({tp: 50})
+    assert refused.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_configurations_are_set_and_unset_one_by_one(admin: Admin, make_topic: MakeTopic) -> None:
+    topic = make_topic(retention_ms="5000")
+    resource = ("topic", topic)
+    entry = admin.describe_configs([resource])[resource]["retention.ms"]
+    assert (entry.value, entry.source, entry.is_sensitive) == ("5000", "DYNAMIC_TOPIC_CONFIG", False)
+    admin.alter_configs({resource: {"retention.ms": None, "segment.bytes": "2000000"}})
+    found = admin.describe_configs([resource])[resource]
+    assert found["retention.ms"].source != "DYNAMIC_TOPIC_CONFIG"
+    assert found["segment.bytes"].value == "2000000"
+    with pytest.raises(PeerError) as refused:
+        admin.alter_configs({resource: {"segment.bytes": "many"}})
+    assert refused.value.code is ErrorCode.INVALID_CONFIG
+
+
+def test_a_brokers_configuration_is_asked_of_that_broker(admin: Admin) -> None:
+    node_id = admin.describe_cluster().brokers[0].node_id
+    resource = ("broker", str(node_id))
+    assert admin.describe_configs([resource])[resource]["node.id"].value == str(node_id)
+
+
+def test_group_offsets_without_members(admin: Admin, make_topic: MakeTopic, unique: Callable[[str], str]) -> None:
+    group, tp = unique("offsets"), TopicPartition(make_topic(2), 1)
+    admin.alter_group_offsets(group, {tp: CommittedOffset(7, 3, "note")})
+    assert admin.list_group_offsets(group) == {tp: CommittedOffset(7, 3, "note")}
+    assert admin.list_group_offsets(group, [TopicPartition(tp.topic, 0)]) == {}
+    assert group in [g.group_id for g in admin.list_groups()]
+    assert admin.describe_groups([group])[group].members == ()
+    admin.delete_group_offsets(group, [tp])
+    assert admin.list_group_offsets(group) == {}
+    admin.delete_groups([group])
+    assert group not in [g.group_id for g in admin.list_groups()]
+
+
+def test_producers_are_described(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:
+    tp = TopicPartition(make_topic(), 0)
+    with Producer(bootstrap) as producer:
+        for _ in range(3):
+            producer.send(tp.topic, b"v")
+    (found,) = admin.describe_producers([tp])[tp]
+    assert (found.producer_epoch, found.last_sequence) == (0, 2)
+
+
+def test_nobody_at_home_is_said_in_words_and_in_time() -> None:
+    start = time.monotonic()
+    with Admin(f"127.0.0.1:{free_port()}") as admin, pytest.raises(BrokersUnreachable) as error:
+        admin.describe_cluster(timeout_ms=300)
+    assert time.monotonic() - start < 30
+    assert "advertised.listeners" in str(error.value)
+
+
+def test_a_closed_client_says_so(bootstrap: str) -> None:
+    admin = Admin(bootstrap)
+    admin.close()
+    admin.close()
+    with pytest.raises(OperatorError, match="closed"):
+        admin.describe_cluster()
