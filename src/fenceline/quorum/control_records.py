@@ -12,7 +12,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -120,9 +119,15 @@ _CLASSES: Final = {int(control_type): record for record, control_type in _TYPES.
 _KEY: Final = struct.Struct(">hh")
 
 
-@cache
+_CODECS: Final[dict[type[Any], MessageCodec[Any]]] = {}
+
+
 def _codec_of(record: type[Any]) -> MessageCodec[Any]:
-    return codec(record, versions=(0, 0), flexible="0+")
+    """Made at its first use."""
+    found = _CODECS.get(record)
+    if found is None:
+        found = _CODECS[record] = codec(record, versions=(0, 0), flexible="0+")
+    return found
 
 
 def encode_control(record: ControlRecord) -> tuple[bytes, bytes]:

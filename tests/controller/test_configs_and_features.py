@@ -1,0 +1,171 @@
+"""Configs, feature levels and producer ids (controller.md C36, C38, C41; since_4_0.md K20, K26)."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.controller.requests import (
+    AllocateProducerIds,
+    AlterConfigs,
+    ConfigChange,
+    ConfigOperation,
+    FeatureUpdate,
+    IncrementalAlterConfigs,
+    Outcome,
+    UpdateFeatures,
+    UpgradeType,
+)
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.metadata.features import fresh_levels
+from fenceline.metadata.image import ConfigResource, ConfigResourceType
+from fenceline.metadata.records import ClearElrRecord, ConfigRecord, FeatureLevelRecord, ProducerIdsRecord
+
+from .helpers import Cluster
+
+T, B = ConfigResourceType.TOPIC, ConfigResourceType.BROKER
+SET, DELETE, APPEND, SUBTRACT = ConfigOperation
+TOPIC = ConfigResource(T, "t")
+
+
+def _change(cluster: Cluster, resource: ConfigResource, *changes: tuple[str, ConfigOperation, str | None]) -> Outcome:
+    request = IncrementalAlterConfigs(((resource, tuple(ConfigChange(*change) for change in changes)),))
+    outcome: Outcome = cluster.ask(request).resources[0].outcome
+    return outcome
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    made = Cluster(1)
+    made.create("t", (1,))
+    return made
+
+
+def test_set_append_subtract_delete(cluster: Cluster) -> None:
+    assert not _change(cluster, TOPIC, ("retention.ms", SET, "5"), ("cleanup.policy", APPEND, "compact")).failed
+    assert dict(cluster.image.config(T, "t")) == {"retention.ms": "5", "cleanup.policy": "delete,compact"}
+    _change(cluster, TOPIC, ("cleanup.policy", SUBTRACT, "delete"), ("retention.ms", DELETE, None))
+    assert dict(cluster.image.config(T, "t")) == {"cleanup.policy": "compact"}
+
+
+def test_an_unchanged_topic_config_is_no_record_but_a_brokers_is(cluster: Cluster) -> None:
+    _change(cluster, TOPIC, ("retention.ms", SET, "5"))
+    _change(cluster, TOPIC, ("retention.ms", SET, "5"))
+    assert cluster.records == []
+    for _ in range(2):
+        _change(cluster, ConfigResource(B, "1"), ("log.retention.ms", SET, "5"))
+        assert cluster.records == [ConfigRecord(B, "1", "log.retention.ms", "5")]
+
+
+def test_the_legacy_request_replaces_everything(cluster: Cluster) -> None:
+    _change(cluster, TOPIC, ("retention.ms", SET, "5"), ("segment.ms", SET, "9"))
+    cluster.ask(AlterConfigs(((TOPIC, (("segment.ms", "10"),)),)))
+    assert dict(cluster.image.config(T, "t")) == {"segment.ms": "10"}
+    cluster.ask(AlterConfigs(((TOPIC, ()),)))
+    assert TOPIC not in cluster.image.configs
+
+
+def test_one_bad_resource_leaves_the_others(cluster: Cluster) -> None:
+    bad = (ConfigResource(T, "none"), (ConfigChange("retention.ms", SET, "1"),))
+    good = (TOPIC, (ConfigChange("retention.ms", SET, "1"),))
+    answer = cluster.ask(IncrementalAlterConfigs((bad, good)))
+    assert [each.outcome.code for each in answer.resources] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE]
+    assert len(cluster.records) == 1
+
+
+def test_validate_only_writes_nothing(cluster: Cluster) -> None:
+    change = (TOPIC, (ConfigChange("retention.ms", SET, "1"),))
+    assert not cluster.ask(IncrementalAlterConfigs((change,), validate_only=True)).resources[0].outcome.failed
+    assert cluster.records == []
+
+
+def test_each_change_of_min_isr_clears_the_eligible_replicas(cluster: Cluster) -> None:
+    _change(cluster, TOPIC, ("min.insync.replicas", SET, "2"))
+    assert cluster.records[-1] == ClearElrRecord("t")
+    _change(cluster, ConfigResource(B, ""), ("min.insync.replicas", SET, "2"))
+    assert cluster.records[-1] == ClearElrRecord("")
+
+
+def test_clearing_empties_elr_and_moves_only_the_partition_epoch(cluster: Cluster) -> None:
+    cluster.heartbeat(1, want_shut_down=True)
+    assert cluster.partition("t").elr == (1,)
+    before = cluster.partition("t")
+    _change(cluster, TOPIC, ("min.insync.replicas", SET, "2"))
+    after = cluster.partition("t")
+    assert after == before._replace(elr=(), last_known_elr=(), partition_epoch=before.partition_epoch + 1)
+
+
+@pytest.mark.parametrize(
+    ("resource", "change"),
+    [
+        (ConfigResource(B, "1"), ("min.insync.replicas", SET, "2")),
+        (ConfigResource(B, "1"), ("min.insync.replicas", DELETE, None)),
+        (ConfigResource(B, ""), ("min.insync.replicas", DELETE, None)),
+        (TOPIC, ("retention.ms", APPEND, "2")),
+        (TOPIC, ("nope", SET, "2")),
+        (TOPIC, ("retention.ms", SET, "x")),
+    ],
+)
+def test_refused_configs(
+    cluster: Cluster, resource: ConfigResource, change: tuple[str, ConfigOperation, str | None]
+) -> None:
+    assert _change(cluster, resource, change).code is ErrorCode.INVALID_CONFIG
+    assert cluster.records == []
+
+
+def test_a_fresh_cluster_has_the_levels_of_4_3_and_its_min_isr() -> None:
+    cluster = Cluster(0)
+    assert (
+        dict(cluster.image.features)
+        == fresh_levels()
+        == {
+            "metadata.version": 30,
+            "eligible.leader.replicas.version": 1,
+            "group.version": 1,
+            "share.version": 1,
+            "streams.version": 1,
+            "transaction.version": 2,
+        }
+    )
+    assert dict(cluster.image.config(B, "")) == {"min.insync.replicas": "1"}
+
+
+def _update(cluster: Cluster, *updates: tuple[str, int, int]) -> Outcome:
+    request = UpdateFeatures(tuple(FeatureUpdate(name, level, UpgradeType(kind)) for name, level, kind in updates))
+    outcome: Outcome = cluster.ask(request).outcome
+    return outcome
+
+
+def test_features_go_down_and_up_again(cluster: Cluster) -> None:
+    assert not _update(cluster, ("group.version", 0, 2)).failed
+    assert cluster.records == [FeatureLevelRecord("group.version", 0)]
+    assert "group.version" not in cluster.image.features
+    assert not _update(cluster, ("group.version", 1, 1)).failed
+    assert not _update(cluster, ("group.version", 1, 1)).failed
+    assert cluster.records == []
+
+
+def test_enabling_elr_again_moves_min_isr_to_the_cluster(cluster: Cluster) -> None:
+    _update(cluster, ("eligible.leader.replicas.version", 0, 2))
+    _change(cluster, ConfigResource(B, ""), ("min.insync.replicas", DELETE, None))
+    _change(cluster, ConfigResource(B, "1"), ("min.insync.replicas", SET, "2"))
+    _update(cluster, ("eligible.leader.replicas.version", 1, 1))
+    assert cluster.records[1:] == [
+        ConfigRecord(B, "", "min.insync.replicas", "1"),
+        ConfigRecord(B, "1", "min.insync.replicas", None),
+    ]
+
+
+def test_one_bad_level_fails_all(cluster: Cluster) -> None:
+    outcome = _update(cluster, ("group.version", 0, 2), ("nope", 1, 1))
+    assert outcome.code is ErrorCode.INVALID_UPDATE_VERSION
+    assert cluster.records == []
+
+
+def test_producer_ids_come_in_blocks_and_never_twice(cluster: Cluster) -> None:
+    epoch = cluster.epochs[1]
+    firsts = [cluster.ask(AllocateProducerIds(1, epoch)).first for _ in range(3)]
+    assert firsts == [0, 1000, 2000]
+    assert cluster.records == [ProducerIdsRecord(1, epoch, 3000)]
+    with pytest.raises(PeerError) as error:
+        cluster.ask(AllocateProducerIds(1, epoch + 1))
+    assert error.value.code is ErrorCode.STALE_BROKER_EPOCH

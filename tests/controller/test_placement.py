@@ -1,0 +1,57 @@
+"""Automatic placement (controller.md C23, since_4_0.md K25)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fenceline.controller.placement import place
+from fenceline.errors import PeerError
+from fenceline.metadata.image import BrokerImage
+
+
+def _broker(
+    broker: int, rack: str | None = None, fenced: bool = False, cordoned: tuple[UUID, ...] | None = None
+) -> BrokerImage:
+    return BrokerImage(broker, 1, UUID(int=1), (), {}, rack, fenced, False, (UUID(int=200 + broker),), cordoned)
+
+
+@given(
+    brokers=st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.booleans()), min_size=1, max_size=9),
+    count=st.integers(1, 30),
+    factor=st.integers(1, 9),
+    seed=st.integers(0, 1000),
+)
+def test_what_holds_for_every_placement(
+    brokers: list[tuple[str | None, bool]], count: int, factor: int, seed: int
+) -> None:
+    images = {number: _broker(number, rack, fenced) for number, (rack, fenced) in enumerate(brokers)}
+    unfenced = {number for number, broker in images.items() if not broker.fenced}
+    if not unfenced or factor > len(images):
+        with pytest.raises(PeerError):
+            place(images.values(), count, factor, Random(seed))
+        return
+    placed = place(images.values(), count, factor, Random(seed))
+    assert len(placed) == count
+    racks = {broker.rack for broker in images.values()}
+    for replicas in placed:
+        assert len(set(replicas)) == len(replicas) == factor
+        assert replicas[0] in unfenced
+        assert len({images[replica].rack for replica in replicas}) == min(factor, len(racks)), "racks come first"
+
+
+def test_leaders_take_turns() -> None:
+    placed = place([_broker(number) for number in range(5)], 50, 3, Random(1))
+    assert set(Counter(replicas[0] for replicas in placed).values()) == {10}
+
+
+def test_a_broker_with_all_directories_cordoned_gets_nothing() -> None:
+    full = _broker(1, cordoned=(UUID(int=201),))
+    assert set(place([full, _broker(2)], 20, 1, Random(1))) == {(2,)}
+    with pytest.raises(PeerError):
+        place([full, _broker(2)], 1, 2, Random(1))

@@ -1,0 +1,137 @@
+"""Creating and deleting topics, adding partitions (controller.md C21-C25, since_4_0.md K27).
+
+The codes and messages here were read off a running Apache Kafka 4.3.1; `test_against_kafka.py` asks it again.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from fenceline.controller.requests import (
+    CreatePartitions,
+    CreateTopics,
+    DeleteTopics,
+    NewPartitions,
+    NewTopic,
+    TopicReference,
+)
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.metadata.image import ConfigResourceType
+from fenceline.metadata.records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
+
+from .helpers import Cluster
+
+
+def test_records_come_as_topic_configs_partitions() -> None:
+    cluster = Cluster(1)
+    topic = NewTopic("t", 2, 1, configs=(("retention.ms", "1000"),))
+    answer = cluster.ask(CreateTopics((topic,))).topics[0]
+    assert [type(record) for record in cluster.records] == [TopicRecord, ConfigRecord, PartitionRecord, PartitionRecord]
+    assert cluster.records[2] == PartitionRecord(
+        0, answer.topic_id, (1,), (1,), leader=1, leader_epoch=0, partition_epoch=0, directories=(UUID(int=10_001),)
+    )
+    assert (answer.num_partitions, answer.replication_factor, answer.configs) == (2, 1, {"retention.ms": "1000"})
+
+
+def test_validate_only_checks_and_writes_nothing() -> None:
+    cluster = Cluster(1)
+    answer = cluster.ask(CreateTopics((NewTopic("t", 1, 1), NewTopic("a b", 1, 1)), validate_only=True))
+    assert cluster.records == []
+    assert [topic.outcome.code for topic in answer.topics] == [ErrorCode.NONE, ErrorCode.INVALID_TOPIC_EXCEPTION]
+
+
+def test_one_bad_topic_leaves_the_others() -> None:
+    cluster = Cluster(1)
+    cluster.ask(CreateTopics((NewTopic("good", 1, 1), NewTopic("a b", 1, 1))))
+    assert list(cluster.image.topics_by_name) == ["good"]
+
+
+def test_the_default_counts() -> None:
+    cluster = Cluster(2, default_partition_count=3, default_replication_factor=2)
+    answer = cluster.ask(CreateTopics((NewTopic("t"),))).topics[0]
+    assert (answer.num_partitions, answer.replication_factor) == (3, 2)
+
+
+def test_more_than_ten_thousand_partitions_fail_the_request() -> None:
+    cluster = Cluster(1)
+    for request in (
+        CreateTopics((NewTopic("t", 10_001, 1),)),
+        CreateTopics((NewTopic("t", 6000, 1), NewTopic("u", 6000, 1))),
+    ):
+        with pytest.raises(PeerError) as error:
+            cluster.ask(request)
+        assert error.value.code is ErrorCode.POLICY_VIOLATION
+        assert error.value.message == "Excessively large number of partitions per request."
+    assert not cluster.image.topics_by_name
+
+
+def test_a_recreated_topic_has_a_new_id_and_starts_at_epoch_0() -> None:
+    cluster = Cluster(1)
+    first = cluster.create("t", (1,), configs={"retention.ms": "1"})
+    cluster.ask(DeleteTopics((TopicReference("t"),)))
+    assert cluster.records == [RemoveTopicRecord(first)]
+    assert not cluster.image.config(ConfigResourceType.TOPIC, "t")
+    assert cluster.create("t", (1,)) != first
+    assert cluster.partition("t").leader_epoch == 0
+
+
+def test_replicas_on_fenced_brokers_are_not_in_sync() -> None:
+    cluster = Cluster(2)
+    cluster.register(3)
+    cluster.create("t", (3, 2, 1))
+    assert (cluster.partition("t").isr, cluster.partition("t").leader) == ((2, 1), 2)
+
+
+def test_no_active_broker() -> None:
+    cluster = Cluster(0)
+    cluster.register(1)
+    answer = cluster.ask(CreateTopics((NewTopic("auto", 1, 1), NewTopic("manual", assignments=((0, (1,)),)))))
+    assert [topic.outcome.code for topic in answer.topics] == [
+        ErrorCode.INVALID_REPLICATION_FACTOR,
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+    ]
+
+
+def test_deletion_can_be_disabled() -> None:
+    cluster = Cluster(1, delete_topics_enabled=False)
+    cluster.create("t", (1,))
+    answer = cluster.ask(DeleteTopics((TopicReference("t"),)))
+    assert answer.topics[0].outcome.code is ErrorCode.TOPIC_DELETION_DISABLED
+    assert cluster.records == []
+
+
+def test_name_and_id_of_one_topic() -> None:
+    cluster = Cluster(1)
+    topic_id = cluster.create("t", (1,))
+    answer = cluster.ask(DeleteTopics((TopicReference("t"), TopicReference(id=topic_id))))
+    assert [topic.outcome.code for topic in answer.topics] == [ErrorCode.NONE, ErrorCode.INVALID_REQUEST]
+
+
+def test_partitions_are_added_behind_the_others() -> None:
+    cluster = Cluster(2)
+    cluster.create("t", (1, 2))
+    cluster.ask(CreatePartitions((NewPartitions("t", 3, ((2, 1), (1, 2))),)))
+    assert [partition.leader for partition in cluster.image.topics_by_name["t"].partitions] == [1, 2, 1]
+    changed = cluster.deltas[-1].changed_partitions
+    assert [(change.index, change.before) for change in changed] == [(1, None), (2, None)]
+    cluster.ask(CreatePartitions((NewPartitions("t", 5),), validate_only=True))
+    assert cluster.records == []
+
+
+def test_creating_one_topic_shares_all_others() -> None:
+    """The cost of a change is what changed (design.md section 8)."""
+    cluster = Cluster(1)
+    for number in range(50):
+        cluster.create(f"t{number}", (1,))
+    before = cluster.image
+    cluster.create("new", (1,))
+    after = cluster.image
+    assert all(after.topics_by_name[name] is topic for name, topic in before.topics_by_name.items())
+    assert after.brokers is before.brokers
+    assert after.configs is before.configs
+    one, other = after.partition("new", 0), after.partition("t1", 0)
+    assert one is not None
+    assert other is not None
+    assert one.replicas is one.isr

@@ -1,0 +1,104 @@
+"""A controller driver on any disk, with a clock that stands still and flushes that run at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from fenceline.config.node import NodeConfig
+from fenceline.controller.requests import BrokerHeartbeat, RegisterBroker, RegisterController
+from fenceline.ids import decode_uuid
+from fenceline.log.disk import Disk
+from fenceline.log.log_dir import read_meta
+from fenceline.metadata.features import SUPPORTED
+from fenceline.metadata.image import Endpoint
+from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.format import format_directory
+from fenceline.quorum.control_records import VoterEndpoint
+
+CLUSTER = "AAAAAAAAQACAAAAAAAAAAA"
+ENDPOINTS = (Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),)
+
+
+class StillClock:
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic_ms(self) -> int:
+        return self.ms
+
+
+class AtOnce(Executor):
+    """Runs what it is given before `submit` returns."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+def prepare(disk: Disk, directory: str) -> None:
+    format_directory(
+        [directory],
+        cluster_id=CLUSTER,
+        node_id=1,
+        voter_endpoint=VoterEndpoint("CONTROLLER", "localhost", 9093),
+        disk=disk,
+        now_ms=1_000_000,
+    )
+
+
+def driver(
+    disk: Disk,
+    directory: str,
+    *,
+    seed: int = 1,
+    executor: Executor | None = None,
+    clock: StillClock | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> ControllerDriver:
+    config = NodeConfig.load(
+        None,
+        {
+            "log.dirs": directory,
+            "listeners": "PLAINTEXT://127.0.0.1:9092,CONTROLLER://localhost:9093",
+            "controller.listener.names": "CONTROLLER",
+            **(overrides or {}),
+        },
+        {},
+    )
+    return ControllerDriver(
+        config=config,
+        disk=disk,
+        directory=directory,
+        cluster_id=CLUSTER,
+        node_id=1,
+        directory_id=decode_uuid(read_meta(disk, directory)["directory.id"]),
+        clock=clock or StillClock(),
+        rng=Random(seed),
+        executor=executor or AtOnce(),
+    )
+
+
+async def join(controller: ControllerDriver, *, incarnation: int = 1, previous: int = -1) -> int:
+    """Register controller and broker 1 and unfence it; the broker epoch."""
+    incarnation_id = UUID(int=incarnation)
+    await controller.submit(RegisterController(1, incarnation_id, ENDPOINTS, SUPPORTED))
+    answer = await controller.submit(
+        RegisterBroker(
+            1, CLUSTER, incarnation_id, ENDPOINTS, SUPPORTED, log_dirs=(UUID(int=500),), previous_broker_epoch=previous
+        )
+    )
+    beat = await controller.submit(BrokerHeartbeat(1, answer.broker_epoch, controller.image.offset))
+    assert not beat.is_fenced
+    epoch: int = answer.broker_epoch
+    return epoch

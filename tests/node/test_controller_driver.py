@@ -1,0 +1,414 @@
+"""The driver: order of append, flush, publication and answer; crashes; disks that refuse (C1-C3, G35, N11-N16)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from fenceline.controller.requests import (
+    CreateTopics,
+    DeleteTopics,
+    NewTopic,
+    TopicReference,
+    WriteNoOp,
+)
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.log.disk import Disk, OsDisk
+from fenceline.metadata.delta import Delta
+from fenceline.metadata.image import MetadataImage
+from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.metadata_log import MetadataLog
+from fenceline.testing.sim_disk import SimDisk
+
+from .controller_helpers import AtOnce, StillClock, driver, join, prepare
+
+D = "/data"
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def sim(seed: int = 0) -> SimDisk:
+    disk = SimDisk(seed)
+    disk.mkdir(D)
+    prepare(disk, D)
+    return disk
+
+
+class Held(AtOnce):
+    """Flushes wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Any, Future[Any]]] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((lambda: fn(*args, **kwargs), future))
+        return future
+
+    def let_go(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for work, future in waiting:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+
+async def _turns(count: int = 10) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_nothing_is_told_before_it_is_flushed() -> None:
+    """G35: neither the answer, nor the image, nor the high watermark."""
+
+    async def story() -> None:
+        disk, held = sim(), Held()
+        controller = driver(disk, D)
+        await controller.start()
+        await join(controller)
+        controller._executor = held
+        heard: list[MetadataImage] = []
+        controller.subscribe(lambda image, delta: heard.append(image))
+        mark = controller.high_watermark
+        answer = controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+        refused = controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+        await _turns()
+        assert not answer.done()
+        assert not refused.done(), "it rests on what is not committed yet"
+        assert not heard
+        assert controller.high_watermark == mark
+        assert "t" not in controller.image.topics_by_name
+        held.let_go()
+        await _turns()
+        assert not answer.result().topics[0].outcome.failed
+        assert refused.result().topics[0].outcome.code is ErrorCode.TOPIC_ALREADY_EXISTS
+        assert "t" in heard[0].topics_by_name
+        assert controller.high_watermark == mark + 2
+
+    run(story())
+
+
+def test_requests_that_come_during_a_flush_share_the_next_one() -> None:
+    async def story() -> None:
+        disk, held = sim(), Held()
+        controller = driver(disk, D)
+        await controller.start()
+        await join(controller)
+        controller._executor = held
+        first = controller.submit(CreateTopics((NewTopic("first", 1, 1),)))
+        await _turns()
+        rest = [controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),))) for number in range(20)]
+        await _turns()
+        assert len(held.waiting) == 1
+        held.let_go()
+        await _turns()
+        assert first.done()
+        assert len(held.waiting) == 1
+        held.let_go()
+        await _turns()
+        assert all(each.done() for each in rest)
+
+    run(story())
+
+
+def test_listeners_hear_every_change_in_order() -> None:
+    async def story() -> None:
+        controller = driver(sim(), D)
+        heard: list[tuple[int, Delta]] = []
+        await controller.start()
+        await join(controller)
+        controller.subscribe(lambda image, delta: heard.append((image.offset, delta)))
+        wanted = [controller.submit(CreateTopics((NewTopic(f"t{number}", 2, 1),))) for number in range(5)]
+        await asyncio.gather(*wanted)
+        await controller.submit(DeleteTopics((TopicReference("t3"),)))
+        assert [offset for offset, _ in heard] == sorted({offset for offset, _ in heard})
+        assert [delta.created_topics[0].name for _, delta in heard[:5]] == [f"t{number}" for number in range(5)]
+        assert heard[5][1].deleted_topics[0].name == "t3"
+        assert controller.partition_count == 8
+
+    run(story())
+
+
+def test_a_failed_request_fails_alone() -> None:
+    async def story() -> None:
+        controller = driver(sim(), D)
+        await controller.start()
+        await join(controller)
+        bad = controller.submit(CreateTopics((NewTopic("big", 10_001, 1),)))
+        good = controller.submit(CreateTopics((NewTopic("good", 1, 1),)))
+        with pytest.raises(PeerError):
+            await bad
+        assert not (await good).topics[0].outcome.failed
+
+    run(story())
+
+
+def test_a_full_disk_refuses_and_heals() -> None:
+    """C2: what was decided and never written is forgotten."""
+
+    async def story() -> None:
+        disk = sim()
+        controller = driver(disk, D)
+        await controller.start()
+        await join(controller)
+        disk.fail("write", ".log", errno.ENOSPC)
+        answers = [controller.submit(CreateTopics((NewTopic(name, 1, 1),))) for name in ("a", "b")]
+        for answer in answers:
+            with pytest.raises(PeerError) as error:
+                await answer
+            assert error.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        disk.heal()
+        again = await controller.submit(CreateTopics((NewTopic("a", 1, 1),)))
+        assert not again.topics[0].outcome.failed
+        assert list(controller.image.topics_by_name) == ["a"]
+        await controller.stop()
+        assert list(MetadataLog.open(disk, D, now_ms=0).replay().image.topics_by_name) == ["a"]
+
+    run(story())
+
+
+def test_a_failed_flush_stops_the_controller() -> None:
+    async def story() -> None:
+        disk = sim()
+        controller = driver(disk, D)
+        await controller.start()
+        await join(controller)
+        failed = controller.failed()
+        disk.fail("fsync", ".log")
+        with pytest.raises(PeerError) as error:
+            await controller.submit(CreateTopics((NewTopic("a", 1, 1),)))
+        assert error.value.code is ErrorCode.NOT_CONTROLLER
+        with pytest.raises(OperatorError):
+            await failed
+        with pytest.raises(PeerError):
+            await controller.submit(WriteNoOp())
+        await controller.stop()
+
+    run(story())
+
+
+def test_every_start_has_its_own_epoch_and_the_same_state() -> None:
+    async def story() -> None:
+        disk = sim()
+        before = None
+        epoch = -1
+        for life in range(1, 4):
+            controller = driver(disk, D, seed=life)
+            await controller.start()
+            assert controller.epoch == life
+            if before is not None:
+                assert controller.image.topics_by_id == before.topics_by_id
+            epoch = await join(controller, incarnation=life, previous=epoch)
+            await controller.submit(CreateTopics((NewTopic(f"t{life}", 1, 1),)))
+            before = controller.image
+            await controller.stop()
+
+    run(story())
+
+
+def test_requests_without_records_are_answered_without_a_flush() -> None:
+    async def story() -> None:
+        controller = driver(sim(), D)
+        await controller.start()
+        await join(controller)
+        controller._executor = Held()
+        answer = await controller.submit(CreateTopics((NewTopic("t", 1, 1),), validate_only=True))
+        assert not answer.topics[0].outcome.failed
+
+    run(story())
+
+
+def test_stopping_answers_what_was_asked() -> None:
+    async def story() -> None:
+        controller = driver(sim(), D)
+        await controller.start()
+        await join(controller)
+        answer = controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+        await controller.stop()
+        assert answer.done()
+        with pytest.raises(PeerError):
+            await controller.submit(WriteNoOp())
+
+    run(story())
+
+
+def test_snapshots_stand_for_the_log() -> None:
+    async def story() -> None:
+        disk = sim()
+        overrides = {"metadata.log.max.record.bytes.between.snapshots": "2000"}
+        controller = driver(disk, D, overrides=overrides)
+        await controller.start()
+        epoch = await join(controller)
+        for number in range(60):
+            await controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),)))
+        await controller.stop()
+        image = controller.image
+        log = MetadataLog.open(disk, D, now_ms=0)
+        assert len(log.snapshots) > 2
+        replayed = log.replay()
+        assert replayed.snapshot == log.snapshots[-1]
+        assert replayed.log_record_count < 40
+        assert replayed.image == image
+        assert replayed.voters == controller.quorum.voters
+        again = driver(disk, D, seed=2, overrides=overrides)
+        await again.start()
+        assert again.image.topics_by_id == image.topics_by_id
+        await join(again, incarnation=2, previous=epoch)
+        await again.stop()
+
+    run(story())
+
+
+def test_a_snapshot_without_its_end_is_refused() -> None:
+    """G24: Kafka would take it."""
+
+    async def story() -> None:
+        disk = sim()
+        controller = driver(disk, D, overrides={"metadata.log.max.record.bytes.between.snapshots": "1"})
+        await controller.start()
+        await join(controller)
+        await controller.stop()
+        log = MetadataLog.open(disk, D, now_ms=0)
+        path = f"{log.directory}/{log.snapshots[-1].file_name}"
+        fd = disk.open_append(path)
+        disk.truncate(fd, disk.stat(path).size_bytes - 75)  # type: ignore[union-attr]
+        disk.close(fd)
+        with pytest.raises(OperatorError):
+            MetadataLog.open(disk, D, now_ms=0).replay()
+
+    run(story())
+
+
+def test_idle_records_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    async def story(overrides: dict[str, str]) -> int:
+        directory = tmp_path / str(len(overrides))
+        directory.mkdir()
+        prepare(OsDisk(), str(directory))
+        controller = driver(OsDisk(), str(directory), overrides=overrides)
+        await controller.start()
+        before = controller.high_watermark
+        if overrides:
+            heard = asyncio.Event()
+            controller.subscribe(lambda image, delta: heard.set())
+            await asyncio.wait_for(heard.wait(), 10)
+        grown = controller.high_watermark - before
+        await controller.stop()
+        return grown
+
+    assert run(story({"metadata.max.idle.interval.ms": "20"})) > 0
+    assert run(story({})) == 0
+
+
+# -- crashes -----------------------------------------------------------------------------------------------------
+
+
+class PowerLoss(BaseException):
+    """The machine is off."""
+
+
+class FailingDisk:
+    """Passes everything on until its calls are used up."""
+
+    def __init__(self, disk: SimDisk, calls: int) -> None:
+        self._disk = disk
+        self.left = calls
+        self.is_off = False
+        self.went_off = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._disk, name)
+        if name not in _WRITING:
+            return call
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            if self.left <= 0:
+                self.is_off = True
+                self.went_off.set()
+                raise PowerLoss
+            self.left -= 1
+            return call(*arguments, **named)
+
+        return counted
+
+
+_WRITING = {"open_append", "write", "truncate", "fsync", "fsync_dir", "rename", "unlink", "mkdir", "link"}
+
+
+async def _live(disk: Disk, off: FailingDisk, seed: int, answered: set[str]) -> None:
+    """Start, join, create and delete topics until the power goes; `answered` is what was told to a client."""
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    overrides = {"metadata.log.max.record.bytes.between.snapshots": "700"}
+    controller = driver(disk, D, seed=seed, overrides=overrides)
+    await controller.start()
+    work = asyncio.ensure_future(_create(controller, seed, answered))
+    await asyncio.wait([work, asyncio.ensure_future(off.went_off.wait())], return_when=asyncio.FIRST_COMPLETED)
+    work.cancel()
+    await asyncio.wait([work])
+    if not off.is_off:
+        work.result()
+        await controller.stop()
+
+
+async def _create(controller: ControllerDriver, seed: int, answered: set[str]) -> None:
+    await join(controller, incarnation=seed + 1)
+    for number in range(6):
+        names = [f"s{seed}-{number}-{each}" for each in range(2)]
+        answers = [controller.submit(CreateTopics((NewTopic(name, 1, 1),))) for name in names]
+        for name, answer in zip(names, answers, strict=True):
+            if not (await answer).topics[0].outcome.failed:
+                answered.add(name)
+
+
+def _calls_of_one_life() -> int:
+    off = FailingDisk(sim(), 1_000_000)
+    run(_live(off, off, 1, set()))  # type: ignore[arg-type]
+    return 1_000_000 - off.left
+
+
+def test_a_crash_between_any_two_disk_operations_loses_no_answered_creation() -> None:
+    total = _calls_of_one_life()
+    assert total > 60
+    for calls in range(total):
+        disk = sim(calls)
+        answered: set[str] = set()
+        for life in (1, 2):
+            off = FailingDisk(disk, calls if life == 1 else Random(calls).randrange(total))
+            try:
+                run(_live(off, off, life, answered))  # type: ignore[arg-type]
+            except PowerLoss:
+                assert off.is_off
+            disk.crash()
+            log = MetadataLog.open(disk, D, now_ms=0)
+            replayed = log.replay()
+            lost = answered - set(replayed.image.topics_by_name)
+            assert not lost, f"crash after {calls} calls of life {life}: {sorted(lost)}"
+            assert not replayed.open_transaction
+            election = log.read_election()
+            assert election is None or election.epoch >= max(0, log.end.epoch)
+            log.partition_log.close(clean=False)
+
+
+def test_the_clock_is_not_asked_for_the_real_time() -> None:
+    """Sessions end by the node's monotonic clock alone."""
+
+    async def story() -> None:
+        clock = StillClock()
+        controller = driver(sim(), D, clock=clock)
+        await controller.start()
+        await join(controller)
+        clock.ms += 1_000_000
+        controller._check_sessions()
+        await _turns()
+        assert not controller.image.brokers[1].fenced, "the broker of this process lives as long as the driver runs"
+
+    run(story())
