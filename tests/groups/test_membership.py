@@ -654,13 +654,32 @@ def test_a_static_member_that_comes_back_while_members_gather_fences_its_old_sel
     assert new.outcome.generation == 2
 
 
-def test_static_members_that_do_not_rejoin_keep_their_place_until_their_session_ends() -> None:
+def test_a_static_leader_that_does_not_rejoin_keeps_its_place_but_does_not_lead() -> None:
     world = World()
     members = _static(world, "i", "j")
-    world.join(members["i"], instance="i", rebalance_timeout_ms=5_000)
-    world.group().members[members["j"]].rebalance_timeout_ms = 5_000
-    world.advance(60_000)
-    assert members["j"] not in world.group().members
+    for member in world.group().members.values():
+        member.rebalance_timeout_ms = 5_000
+    changed = (("range", b"new"),)
+    back = world.join(members["j"], instance="j", protocols=changed, rebalance_timeout_ms=5_000)
+    world.advance(5_000)
+    assert (back.outcome.leader, len(back.outcome.members)) == (members["j"], 2)
+    # It neither asks for its assignment nor is it heard of: now it has to go.
+    world.sync(members["j"], 2, {members["j"]: b"1"})
+    world.advance(5_000)
+    assert list(world.group().members) == [members["j"]]
+
+
+def test_a_group_of_static_members_that_are_all_away_waits_for_their_sessions_to_end() -> None:
+    world = World()
+    members = _static(world, "i", "j")
+    for member in world.group().members.values():
+        member.rebalance_timeout_ms = 2_000
+    world.leave(("", "j"))
+    world.advance(9_999)
+    assert list(world.group().members) == [members["i"]]
+    assert world.group().state is PREPARING
+    world.advance(1)
+    assert world.group().state is EMPTY
 
 
 def test_an_administrator_removes_a_static_member_by_its_instance() -> None:

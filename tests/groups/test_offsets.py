@@ -338,6 +338,7 @@ def test_records_of_other_kinds_of_groups_are_passed_over() -> None:
     shard.replay(b"\x00\x63whatever", b"?", world.now)
     assert shard.skipped_record_count == 3
     assert world.join().outcome.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert world.commit().outcome.errors == (ErrorCode.UNKNOWN_MEMBER_ID,)
     shard.replay(b"\x00\x03\x00\x01g", None, world.now)
     assert world.join().outcome is None
 

@@ -176,12 +176,20 @@ async def test_a_long_log_is_loaded_in_slices_and_others_are_told_to_wait() -> N
 @on_loop
 async def test_a_load_that_is_overtaken_is_dropped() -> None:
     batches = [_batch([_pair(number)] * LOAD_SLICE_RECORDS) for number in range(4)]
-    driver = _driver(lambda where, pairs: 0, lambda: batches)
+    read: list[int] = []
+
+    def counted() -> Batches:
+        for number, batch in enumerate(batches):
+            read.append(number)
+            yield batch
+
+    driver = _driver(lambda where, pairs: 0, counted)
     partition = _partition(driver)
     driver.on_leader(partition, 0)
     driver.on_resigned(partition)
     for _ in range(10):
         await asyncio.sleep(0)
+    assert read == [0, 1], "nothing is read for a load that nobody waits for"
     outcome = driver.commit(_commit(1)).outcome
     assert outcome is not None
     assert outcome.errors == (ErrorCode.NOT_COORDINATOR,)

@@ -40,9 +40,7 @@ class GroupSettings:
             max_size=number("group.max.size", base.max_size),
             initial_rebalance_delay_ms=number("group.initial.rebalance.delay.ms", base.initial_rebalance_delay_ms),
             offset_metadata_max_chars=number("offset.metadata.max.bytes", base.offset_metadata_max_chars),
-            offsets_retention_ms=number("offsets.retention.minutes", base.offsets_retention_ms, scale=60_000)
-            if get("offsets.retention.minutes") is not None
-            else base.offsets_retention_ms,
+            offsets_retention_ms=number("offsets.retention.minutes", base.offsets_retention_ms, scale=60_000),
             offsets_retention_check_interval_ms=number(
                 "offsets.retention.check.interval.ms", base.offsets_retention_check_interval_ms
             ),

@@ -219,6 +219,9 @@ class Shard:
         """The group, or a new simple one. Raises PeerError in Kafka's order of checks."""
         group = self.groups.get(request.group_id)
         has_generation = request.generation >= 0
+        if request.group_id in self.foreign_groups:
+            # What a group of the newer protocol says to somebody who is none of its members.
+            raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         if group is None:
             if not has_generation:
                 # A consumer that manages its partitions itself, or an administrator: a simple group is enough.

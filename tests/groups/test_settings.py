@@ -1,0 +1,30 @@
+"""Kafka's property names, defaults and units."""
+
+from __future__ import annotations
+
+from fenceline.groups.settings import GroupSettings
+
+
+def test_what_is_not_set_has_kafkas_default() -> None:
+    assert GroupSettings.from_lookup(lambda name: None) == GroupSettings()
+
+
+def test_every_property_is_taken_in_its_unit() -> None:
+    properties = {
+        "group.min.session.timeout.ms": "1",
+        "group.max.session.timeout.ms": 2,
+        "group.max.size": "3",
+        "group.initial.rebalance.delay.ms": "4",
+        "offset.metadata.max.bytes": "5",
+        "offsets.retention.minutes": "6",
+        "offsets.retention.check.interval.ms": "7",
+    }
+    assert GroupSettings.from_lookup(properties.get) == GroupSettings(
+        min_session_timeout_ms=1,
+        max_session_timeout_ms=2,
+        max_size=3,
+        initial_rebalance_delay_ms=4,
+        offset_metadata_max_chars=5,
+        offsets_retention_ms=360_000,
+        offsets_retention_check_interval_ms=7,
+    )
