@@ -1,0 +1,332 @@
+"""A cluster in memory that does what a test tells it to: elections, truncations, refusals, lost answers, old versions.
+
+Speaks the real protocol over real sockets, so that the client under test needs no seams. Its leaders check producers'
+sequences as Kafka's do and keep an epoch cache by `epochs.md` E13-E17, so that a client's mistake shows in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import TopicPartition
+from fenceline.records.batch import assign_in_place, check_crc, iter_headers, read_header
+from fenceline.records.decode import decode_batch
+from fenceline.wire import entities, fetch, frame, produce
+from fenceline.wire.apis import ApiKey
+
+HANG_UP = object()
+"""A fault: the request is carried out, its answer is lost with the connection."""
+REFUSE = object()
+"""A fault: the connection is closed before the request is carried out."""
+
+_VERSIONS: dict[ApiKey, tuple[int, int]] = {
+    ApiKey.PRODUCE: (3, 13),
+    ApiKey.FETCH: (4, 18),
+    ApiKey.LIST_OFFSETS: (1, 11),
+    ApiKey.METADATA: (0, 13),
+    ApiKey.API_VERSIONS: (0, 4),
+    ApiKey.INIT_PRODUCER_ID: (0, 5),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),
+}
+
+
+@dataclass
+class Log:
+    """One partition: batches, epochs that began (epoch, start offset), and the producer's last five batches."""
+
+    leader: int = 1
+    leader_epoch: int = 0
+    start_offset: int = 0
+    batches: list[bytes] = field(default_factory=list)
+    epochs: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+    producers: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=lambda: defaultdict(list))
+    """Producer id -> (epoch, first sequence, last sequence, base offset)."""
+
+    @property
+    def end_offset(self) -> int:
+        return read_header(self.batches[-1]).next_offset if self.batches else self.start_offset
+
+    def values(self) -> list[bytes | None]:
+        return [r.value for raw in self.batches for h in iter_headers(raw) for r in decode_batch(raw, h)]
+
+    def append(self, records: bytes) -> tuple[ErrorCode, int]:
+        raw = bytearray(records)
+        header = read_header(raw)
+        check_crc(raw, header)
+        if header.producer_id >= 0:
+            known = self.producers[header.producer_id]
+            for epoch, first, last, offset in known:
+                if (epoch, first, last) == (header.producer_epoch, header.base_sequence, header.last_sequence):
+                    return ErrorCode.NONE, offset
+            if known and known[-1][0] > header.producer_epoch:
+                return ErrorCode.INVALID_PRODUCER_EPOCH, -1
+            expected = None if not known else (known[-1][2] + 1 if known[-1][0] == header.producer_epoch else 0)
+            if expected is not None and header.base_sequence != expected & 0x7FFFFFFF:
+                return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
+        base_offset = self.end_offset
+        assign_in_place(raw, 0, base_offset, self.leader_epoch)
+        self.batches.append(bytes(raw))
+        if header.producer_id >= 0:
+            known.append((header.producer_epoch, header.base_sequence, header.last_sequence, base_offset))
+            del known[:-5]
+        return ErrorCode.NONE, base_offset
+
+    def elect(self, leader: int, *, cut_to: int | None = None) -> None:
+        """A new epoch; with `cut_to` the log first loses everything from that offset on."""
+        if cut_to is not None:
+            self.batches = [raw for raw in self.batches if read_header(raw).next_offset <= cut_to]
+            assert self.end_offset == cut_to, "cut at the edge of a batch"
+            self.epochs = [(e, start) for e, start in self.epochs if start < cut_to]
+        self.leader, self.leader_epoch = leader, self.leader_epoch + 1
+        self.epochs.append((self.leader_epoch, self.end_offset))
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """E13."""
+        higher = [start for e, start in self.epochs if e > epoch]
+        lower = [e for e, _ in self.epochs if e <= epoch]
+        if epoch == self.epochs[-1][0]:
+            return epoch, self.end_offset
+        if epoch < 0 or not higher:
+            return -1, -1
+        return (lower[-1] if lower else epoch), higher[0]
+
+
+class ScriptedCluster:
+    """Use as a context manager. State may be changed from the test between calls (one lock guards it)."""
+
+    def __init__(self, nodes: int = 1, *, versions: dict[ApiKey, tuple[int, int]] | None = None) -> None:
+        self.versions = {**_VERSIONS, **(versions or {})}
+        self.logs: dict[TopicPartition, Log] = {}
+        self.ids: dict[str, UUID] = {}
+        self.ports: dict[int, int] = {}
+        self.lock = threading.RLock()
+        self.seen: Counter[ApiKey] = Counter()
+        self.requests: list[tuple[ApiKey, int, Any]] = []
+        self.faults: dict[ApiKey, list[Any]] = defaultdict(list)
+        """Next outcomes by API: None (as usual), HANG_UP, REFUSE, or an ErrorCode for every partition asked for."""
+        self.fault_rule: Callable[[ApiKey], Any] | None = None
+        self._nodes = nodes
+        self._next_producer_id = 100
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._servers: list[asyncio.Server] = []
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    def __enter__(self) -> ScriptedCluster:
+        self._thread.start()
+        for node_id in range(1, self._nodes + 1):
+            asyncio.run_coroutine_threadsafe(self._listen(node_id), self._loop).result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        async def stop() -> None:
+            for server in self._servers:
+                server.close()
+            for writer in list(self._writers):
+                writer.transport.abort()
+            await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.ports[1]}"
+
+    def add_topic(self, name: str, partitions: int = 1, leader: int = 1) -> list[TopicPartition]:
+        self.ids[name] = uuid4()
+        tps = [TopicPartition(name, i) for i in range(partitions)]
+        self.logs.update({tp: Log(leader) for tp in tps})
+        return tps
+
+    def hang_up(self) -> None:
+        """Close every connection."""
+        self._loop.call_soon_threadsafe(lambda: [w.transport.abort() for w in list(self._writers)])
+
+    # -- the server
+
+    async def _listen(self, node_id: int) -> None:
+        server = await asyncio.start_server(lambda r, w: self._serve(node_id, r, w), "127.0.0.1", 0)
+        self._servers.append(server)
+        self.ports[node_id] = server.sockets[0].getsockname()[1]
+
+    async def _serve(self, node_id: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                raw = bytearray(await reader.readexactly(size))
+                header = frame.parse_request_header(raw)
+                key, body = ApiKey(header.api_key), memoryview(raw)[header.body_position :]
+                with self.lock:
+                    self.seen[key] += 1
+                    fault = self.faults[key].pop(0) if self.faults[key] else None
+                    if fault is None and self.fault_rule is not None:
+                        fault = self.fault_rule(key)
+                    if fault is REFUSE:
+                        return
+                    version, answer = self._answer(node_id, key, header.api_version, body, fault)
+                if fault is HANG_UP:
+                    return
+                if key is ApiKey.FETCH and not any(p.records for p in self._fetched):
+                    await asyncio.sleep(0.01)
+                if answer is not None:
+                    writer.writelines(frame.encode_response_frame(key, version, header.correlation_id, answer))
+                    await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+    def _answer(self, node_id: int, key: ApiKey, version: int, body: memoryview, fault: Any) -> tuple[int, Any]:
+        low, high = self.versions.get(key, (0, -1))
+        if key is ApiKey.API_VERSIONS:
+            keys = [{"api_key": k, "min_version": lo, "max_version": hi} for k, (lo, hi) in self.versions.items()]
+            if version > high:
+                fields = {"error_code": 35, "api_keys": [k for k in keys if k["api_key"] == key]}
+                return 0, entities.write_response(key, 0, fields)
+            return version, entities.write_response(key, version, {"api_keys": keys})
+        assert low <= version <= high, f"{key.name} v{version} was not offered"
+        code = fault if isinstance(fault, ErrorCode) else None
+        if key is ApiKey.PRODUCE:
+            return version, self._produce(node_id, version, produce.parse_request(version, body), code)
+        if key is ApiKey.FETCH:
+            return version, self._fetch(node_id, version, fetch.parse_request(version, body), code)
+        request = entities.read_request(key, version, body)
+        self.requests.append((key, version, request))
+        fields = getattr(self, f"_{key.name.lower()}")(node_id, request, code)
+        return version, entities.write_response(key, version, fields)
+
+    def _metadata(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        names = self.ids if request.topics is None else [t.name for t in request.topics]
+        return {
+            "brokers": [{"node_id": n, "host": "127.0.0.1", "port": port} for n, port in self.ports.items()],
+            "cluster_id": "scripted",
+            "controller_id": 1,
+            "topics": [
+                {
+                    "error_code": (code or 0) if name in self.ids else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    "name": name,
+                    "topic_id": self.ids.get(name),
+                    "partitions": [
+                        {
+                            "partition_index": tp.partition,
+                            "leader_id": log.leader,
+                            "leader_epoch": log.leader_epoch,
+                            "replica_nodes": list(self.ports),
+                            "isr_nodes": [log.leader],
+                        }
+                        for tp, log in self.logs.items()
+                        if tp.topic == name and code is None
+                    ],
+                }
+                for name in names
+            ],
+        }
+
+    def _init_producer_id(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        self._next_producer_id += 1
+        return {"error_code": code or 0, "producer_id": self._next_producer_id, "producer_epoch": 0}
+
+    def _list_offsets(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        def answer(topic: str, asked: Any) -> dict[str, Any]:
+            log = self.logs[TopicPartition(topic, asked.partition_index)]
+            error = code or self._check(log, node_id, getattr(asked, "current_leader_epoch", -1))
+            offset = log.end_offset if asked.timestamp == -1 else log.start_offset
+            known = {"offset": offset, "leader_epoch": log.leader_epoch} if not error else {}
+            return {"partition_index": asked.partition_index, "error_code": error, **known}
+
+        return {
+            "topics": [
+                {"name": t.name, "partitions": [answer(str(t.name), p) for p in t.partitions]} for t in request.topics
+            ]
+        }
+
+    def _offset_for_leader_epoch(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        def answer(topic: str, asked: Any) -> dict[str, Any]:
+            log = self.logs[TopicPartition(topic, asked.partition)]
+            error = code or self._check(log, node_id, asked.current_leader_epoch)
+            epoch, end = (-1, -1) if error else log.end_of_epoch(asked.leader_epoch)
+            return {"partition": asked.partition, "error_code": error, "leader_epoch": epoch, "end_offset": end}
+
+        return {
+            "topics": [
+                {"topic": t.topic, "partitions": [answer(str(t.topic), p) for p in t.partitions]}
+                for t in request.topics
+            ]
+        }
+
+    def _check(self, log: Log, node_id: int, epoch: int) -> ErrorCode:
+        if epoch >= 0 and epoch != log.leader_epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH if epoch < log.leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
+        return ErrorCode.NONE if log.leader == node_id else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def _produce(self, node_id: int, version: int, request: produce.ProduceRequest, code: ErrorCode | None) -> Any:
+        results = []
+        for asked in request.partitions:
+            tp = self._tp(asked.topic, asked.topic_id, asked.index)
+            log, base_offset = self.logs[tp], -1
+            error = code or self._check(log, node_id, -1)
+            if not error:
+                error, base_offset = log.append(bytes(asked.records or b""))
+            results.append(
+                produce.PartitionResult(
+                    asked.topic,
+                    asked.topic_id,
+                    asked.index,
+                    error,
+                    base_offset,
+                    current_leader=(log.leader, log.leader_epoch)
+                    if error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+                    else None,
+                )
+            )
+        if request.acks == 0:
+            return None
+        return produce.encode_response(version, produce.ProduceResponse(results))
+
+    def _fetch(self, node_id: int, version: int, request: fetch.FetchRequest, code: ErrorCode | None) -> Any:
+        self.requests.append((ApiKey.FETCH, version, request))
+        self._fetched: list[fetch.FetchedPartition] = []
+        for asked in request.partitions:
+            tp = self._tp(asked.topic, asked.topic_id, asked.index)
+            log = self.logs[tp]
+            error = code or self._check(log, node_id, asked.current_leader_epoch)
+            name = asked.topic, asked.topic_id, asked.index
+            if error:
+                self._fetched.append(fetch.FetchedPartition(*name, error))
+                continue
+            ends = log.end_offset, log.end_offset, log.start_offset
+            if asked.last_fetched_epoch >= 0:
+                epoch, end = log.end_of_epoch(asked.last_fetched_epoch)
+                if epoch < 0 or asked.fetch_offset < log.start_offset:
+                    self._fetched.append(fetch.FetchedPartition(*name, ErrorCode.OFFSET_OUT_OF_RANGE))
+                    continue
+                if epoch < asked.last_fetched_epoch or end < asked.fetch_offset:
+                    self._fetched.append(fetch.FetchedPartition(*name, 0, *ends, diverging_epoch=(epoch, end)))
+                    continue
+            if not log.start_offset <= asked.fetch_offset <= log.end_offset:
+                self._fetched.append(fetch.FetchedPartition(*name, ErrorCode.OFFSET_OUT_OF_RANGE))
+                continue
+            found, size = [], 0
+            for raw in log.batches:
+                if read_header(raw).next_offset > asked.fetch_offset and (not size or size < asked.max_bytes):
+                    found.append(raw)
+                    size += len(raw)
+            self._fetched.append(fetch.FetchedPartition(*name, 0, *ends, records=b"".join(found)))
+        return fetch.encode_response(version, fetch.FetchResponse(self._fetched))
+
+    def _tp(self, topic: str | None, topic_id: bytes | None, index: int) -> TopicPartition:
+        if not topic:
+            topic = next(name for name, known in self.ids.items() if known.bytes == bytes(topic_id or b""))
+        return TopicPartition(topic, index)

@@ -1,0 +1,188 @@
+"""Exactly once and in order, whatever happens on the way: the producer against a cluster that misbehaves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from fenceline.client.producer import Producer
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import TopicPartition
+from fenceline.wire.apis import ApiKey
+from tests.client.scripted_cluster import HANG_UP, REFUSE, ScriptedCluster
+
+_QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "reconnect.backoff.max.ms": 5}
+_SMALL = {**_QUICK, "batch.size": 200, "linger.ms": 0}
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster(nodes=2) as scripted:
+        yield scripted
+
+
+def _values(count: int) -> list[bytes]:
+    return [b"%06d" % i for i in range(count)]
+
+
+def _send_all(cluster: ScriptedCluster, tp: TopicPartition, values: list[bytes], **config: object) -> list[int]:
+    with Producer(cluster.bootstrap, **{**_SMALL, **config}) as producer:
+        deliveries = [producer.send(tp.topic, value, partition=tp.partition) for value in values]
+        producer.flush(30)
+        return [delivery.result(0).offset for delivery in deliveries]
+
+
+@pytest.mark.parametrize("fault", [HANG_UP, REFUSE, ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.KAFKA_STORAGE_ERROR])
+@pytest.mark.parametrize("position", [0, 1, 5])
+def test_a_passing_fault_neither_loses_nor_doubles_nor_reorders(
+    cluster: ScriptedCluster, fault: object, position: int
+) -> None:
+    (tp,) = cluster.add_topic("t")
+    cluster.faults[ApiKey.PRODUCE] = [None] * position + [fault]
+    values = _values(300)
+    assert _send_all(cluster, tp, values) == list(range(300))
+    assert cluster.logs[tp].values() == values
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_faults_neither_lose_nor_double_nor_reorder(cluster: ScriptedCluster, seed: int) -> None:
+    rng = random.Random(seed)
+    tps = cluster.add_topic("t", 3)
+    faults = [HANG_UP, REFUSE, ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.CORRUPT_MESSAGE]
+
+    def rule(key: ApiKey) -> object:
+        if key is ApiKey.METADATA and rng.random() < 0.1:
+            return REFUSE
+        if key is not ApiKey.PRODUCE:
+            return None
+        if rng.random() < 0.1:
+            log = cluster.logs[rng.choice(tps)]
+            log.elect(3 - log.leader)
+        return rng.choice(faults) if rng.random() < 0.25 else None
+
+    values = _values(400)
+    with Producer(cluster.bootstrap, **_SMALL) as producer:
+        producer.partitions_for("t")
+        cluster.fault_rule = rule
+        deliveries = [producer.send("t", v, partition=i % 3) for i, v in enumerate(values)]
+        producer.flush(60)
+        assert [d.exception(0) for d in deliveries] == [None] * len(values)
+    for tp in tps:
+        assert cluster.logs[tp].values() == values[tp.partition :: 3]
+
+
+def test_a_moved_leader_is_found_by_the_answers_hint(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    with Producer(cluster.bootstrap, **_SMALL) as producer:
+        producer.send("t", b"a").result(10)
+        asked = cluster.seen[ApiKey.METADATA]
+        cluster.logs[tp].elect(2)
+        producer.send("t", b"b").result(10)
+        assert cluster.logs[tp].values() == [b"a", b"b"]
+        assert cluster.seen[ApiKey.METADATA] <= asked + 1
+
+
+def test_a_refused_batch_fails_alone_and_the_next_go_on_under_a_new_epoch(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    with Producer(cluster.bootstrap, **_SMALL) as producer:
+        producer.send("t", b"first").result(10)
+        cluster.faults[ApiKey.PRODUCE] = [ErrorCode.MESSAGE_TOO_LARGE]
+        refused = producer.send("t", b"large")
+        with pytest.raises(PeerError, match=r"max\.message\.bytes"):
+            refused.result(10)
+        rest = [producer.send("t", v) for v in _values(100)]
+        producer.flush(10)
+        assert [d.exception(0) for d in rest] == [None] * 100
+    assert cluster.logs[tp].values() == [b"first", *_values(100)]
+    ((last_epoch, *_),) = [known[-1] for known in cluster.logs[tp].producers.values()]
+    assert last_epoch == 1
+
+
+def test_a_refused_batch_in_the_middle_of_many_in_flight(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    cluster.faults[ApiKey.PRODUCE] = [None, None, ErrorCode.MESSAGE_TOO_LARGE]
+    values = _values(200)
+    with Producer(cluster.bootstrap, **_SMALL) as producer:
+        deliveries = [producer.send("t", v) for v in values]
+        producer.flush(20)
+        failed = [v for v, d in zip(values, deliveries, strict=True) if d.exception(0) is not None]
+    assert failed
+    assert cluster.logs[tp].values() == [v for v in values if v not in failed]
+
+
+def test_records_that_a_leader_lost_are_told(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    with Producer(cluster.bootstrap, **_SMALL) as producer:
+        for value in (b"a", b"b"):
+            producer.send("t", value).result(10)
+        log = cluster.logs[tp]
+        log.producers[next(iter(log.producers))].pop()
+        with pytest.raises(PeerError) as error:
+            producer.send("t", b"c").result(10)
+        assert error.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert producer.send("t", b"d").result(10).offset == 2
+
+
+def test_a_forgotten_producer_starts_anew_without_loss(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    with Producer(cluster.bootstrap, **_SMALL) as producer:
+        producer.send("t", b"a").result(10)
+        cluster.faults[ApiKey.PRODUCE] = [ErrorCode.UNKNOWN_PRODUCER_ID]
+        assert producer.send("t", b"b").result(10).offset == 1
+    assert cluster.logs[tp].values() == [b"a", b"b"]
+
+
+def test_what_can_not_be_delivered_in_time_fails_and_does_not_block_the_rest(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    with Producer(cluster.bootstrap, **_SMALL, **{"delivery.timeout.ms": 150}) as producer:
+        producer.send("t", b"a").result(10)
+        cluster.fault_rule = lambda key: ErrorCode.NOT_ENOUGH_REPLICAS if key is ApiKey.PRODUCE else None
+        with pytest.raises(PeerError, match=r"delivery\.timeout\.ms"):
+            producer.send("t", b"lost").result(10)
+        cluster.fault_rule = None
+        producer.send("t", b"b").result(10)
+    assert cluster.logs[tp].values() == [b"a", b"b"]
+
+
+def test_a_given_up_batch_that_was_written_after_all_does_not_break_the_sequence(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    with Producer(cluster.bootstrap, **_SMALL, **{"delivery.timeout.ms": 150}) as producer:
+        producer.send("t", b"a").result(10)
+        cluster.fault_rule = lambda key: HANG_UP if key is ApiKey.PRODUCE else None
+        with pytest.raises(PeerError):
+            producer.send("t", b"unknown fate").result(10)
+        cluster.fault_rule = None
+        producer.send("t", b"b").result(10)
+    assert cluster.logs[tp].values() == [b"a", b"unknown fate", b"b"]
+
+
+def test_without_idempotence_nothing_carries_a_producer_id(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    assert _send_all(cluster, tp, [b"a"], acks=1) == [0]
+    assert cluster.seen[ApiKey.INIT_PRODUCER_ID] == 0
+    assert not cluster.logs[tp].producers
+
+
+def test_acks_0_sends_and_does_not_wait(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    assert _send_all(cluster, tp, [b"a"], acks=0) == [-1]
+    with Producer(cluster.bootstrap, **_SMALL) as producer:
+        producer.send("t", b"b").result(10)
+    # The answer to the second came over another connection; the first one has no answer to wait for.
+    assert b"b" in cluster.logs[tp].values()
+
+
+@pytest.mark.parametrize("version", [3, 8, 9, 12])
+def test_old_brokers_without_topic_ids(version: int) -> None:
+    with ScriptedCluster(versions={ApiKey.PRODUCE: (3, version), ApiKey.METADATA: (0, 7)}) as cluster:
+        (tp,) = cluster.add_topic("t")
+        assert _send_all(cluster, tp, _values(50)) == list(range(50))
+
+
+def test_closing_sends_what_is_queued(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    with Producer(cluster.bootstrap, **{**_SMALL, "linger.ms": 60_000, "batch.size": 100_000}) as producer:
+        producer.send("t", b"a")
+    assert cluster.logs[tp].values() == [b"a"]
