@@ -51,6 +51,8 @@ def parse_request_header(buf: Buffer) -> RequestHeader:
     """
     try:
         api_key, version, correlation_id, client_id_size = _REQUEST_WITH_CLIENT_ID.unpack_from(buf)
+        if api_key == ApiKey.API_VERSIONS and not 0 <= version <= API_VERSIONS_LATEST:
+            return RequestHeader(api_key, version, correlation_id, None, len(buf))
         position = 10
         if client_id_size >= 0:
             position += client_id_size
@@ -58,26 +60,23 @@ def parse_request_header(buf: Buffer) -> RequestHeader:
         else:
             client_id = None
         if version >= first_flexible_version(api_key):
-            if api_key == ApiKey.API_VERSIONS and version > API_VERSIONS_LATEST:
-                return RequestHeader(api_key, version, correlation_id, None, len(buf))
             if buf[position]:
                 position = skip_tagged_fields(buf, position, len(buf))
             else:
                 position += 1
-        if position > len(buf):
-            raise MalformedRequest("the client id ends outside of the request")
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        return _unknown_api_versions(buf, error)
+        return _short_header(buf, error)
+    if position > len(buf):
+        raise MalformedRequest("the client id ends outside of the request")
     return RequestHeader(api_key, version, correlation_id, client_id, position)
 
 
-def _unknown_api_versions(buf: Buffer, error: Exception) -> RequestHeader:
-    try:
+def _short_header(buf: Buffer, error: Exception) -> RequestHeader:
+    """Not even a client id: enough for an ApiVersions request of an unknown version, for nothing else."""
+    if len(buf) >= _REQUEST_START.size:
         api_key, version, correlation_id = _REQUEST_START.unpack_from(buf)
-    except struct.error:
-        raise MalformedRequest(f"a request of {len(buf)} bytes has no header") from None
-    if api_key == ApiKey.API_VERSIONS and not 0 <= version <= API_VERSIONS_LATEST:
-        return RequestHeader(api_key, version, correlation_id, None, len(buf))
+        if api_key == ApiKey.API_VERSIONS and not 0 <= version <= API_VERSIONS_LATEST:
+            return RequestHeader(api_key, version, correlation_id, None, len(buf))
     raise MalformedRequest(f"request header: {error}") from None
 
 
