@@ -27,7 +27,9 @@ def main() -> int:
         epilog="\n".join(f"  {name:<11} {text}" for name, text in NAMES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="one or more of the names below; all when none is given")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="one or more of the names below; all when none is given"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="counted runs of each figure (default 3)")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in NAMES]

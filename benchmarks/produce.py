@@ -20,7 +20,15 @@ def run(figures: Figures, repeats: int) -> None:
             for size_bytes, records in SIZES.items():
                 for attempt in range(WARM_UPS + repeats):
                     for side, subject in subjects.items():
-                        measure(figures if attempt >= WARM_UPS else None, side, subject, client, produce, size_bytes, records)
+                        measure(
+                            figures if attempt >= WARM_UPS else None,
+                            side,
+                            subject,
+                            client,
+                            produce,
+                            size_bytes,
+                            records,
+                        )
         for side, subject in subjects.items():
             figures.add("resident memory after produce", side, resident_mb(subject.pid), "MB")
 

@@ -40,7 +40,9 @@ def run(figures: Figures, repeats: int) -> None:
         for side in STARTERS:
             root = directory / side
             port = free_port()
-            subject = EmbeddedNode(data_dir=root, port=port) if side == "fenceline" else ApacheKafka(data_dir=root, port=port)
+            subject = (
+                EmbeddedNode(data_dir=root, port=port) if side == "fenceline" else ApacheKafka(data_dir=root, port=port)
+            )
             subject.start()
             time.sleep(2)
             figures.add("resident memory, idle", side, resident_mb(subject.pid), "MB")

@@ -30,7 +30,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print it")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print it")
+    ] = False,
 ) -> None:
     """A Kafka-compatible log. Nothing that it loses goes unnoticed."""
 

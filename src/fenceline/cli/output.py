@@ -99,5 +99,3 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
             raise OperatorError(f"{option} {text!r} has no value", f"Write it as {option} key=value.")
         found[key] = value
     return found
-
-

