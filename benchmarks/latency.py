@@ -50,7 +50,6 @@ def measure(figures: Figures | None, side: str, subject: Subject, label: str) ->
 
 def drop_page_cache(directory: Path) -> None:
     """Write the directory's files out and drop them from the page cache (needs no privilege)."""
-    import os
 
     for path in directory.rglob("*.log"):
         descriptor = os.open(path, os.O_RDONLY)

@@ -81,5 +81,5 @@ class Flights:
             distance_miles=int(frame["distance"].sum()),
             departure_delay_minutes=float(frame["dep_delay"].sum()),
             by_carrier={str(carrier): int(count) for carrier, count in frame["carrier"].value_counts().items()},
-            hours=int(len(frame[["time_hour", "origin"]].drop_duplicates())),
+            hours=len(frame[["time_hour", "origin"]].drop_duplicates()),
         )

@@ -23,16 +23,7 @@ _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep",
 _UTC_OFFSET_HOURS: Final = -5
 _FIRST_HOUR: Final = 5
 _LAST_HOUR: Final = 23
-_STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1c2430; --dim: #667085; --line: #d7dce3; --back: #ffffff; --ok: #11784a; --bad: #b42318; --mark: #1f6feb; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --dim: #98a2b3; --line: #344054; --back: #12161c; --ok: #4cc38a; --bad: #ff7b72; --mark: #6ea8fe; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back); max-width: 960px; margin: 2.5rem auto; padding: 0 1.25rem; }
-h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-top: 2.2rem; } p { max-width: 68ch; } .dim { color: var(--dim); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: .75rem; margin: 1.2rem 0; }
-.tile { border: 1px solid var(--line); border-radius: 8px; padding: .7rem .9rem; } .tile b { display: block; font-size: 1.35rem; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; } th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
-.ok { color: var(--ok); } .bad { color: var(--bad); font-weight: 600; } svg { width: 100%; height: auto; } svg text { fill: var(--dim); font: 11px system-ui, sans-serif; }
-"""
+_STYLE: Final = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 
 
 def write_report(path: Path, facts: Facts, tables: Tables) -> None:
@@ -153,8 +144,8 @@ def _heatmap(grid: Mapping[tuple[int, int], float]) -> str:
                 continue
             strength = max(0.0, min(1.0, mean / highest))
             parts.append(
-                f'<rect x="{left + cell_width * i}" y="{row}" width="{cell_width - 2}" height="{cell_height - 2}" rx="3"'
-                f' fill="var(--mark)" fill-opacity="{0.06 + 0.9 * strength:.2f}"><title>{name}, {hour}h: {mean:.1f} min'
+                f'<rect x="{left + cell_width * i}" y="{row}" width="{cell_width - 2}" height="{cell_height - 2}"'
+                f' rx="3" fill="var(--mark)" fill-opacity="{0.06 + 0.9 * strength:.2f}"><title>{name}, {hour}h: {mean:.1f} min'
                 f'</title></rect><text x="{left + cell_width * i + cell_width / 2 - 1:.0f}" y="{row + 15}"'
                 f' text-anchor="middle" style="fill:var(--ink)">{mean:.0f}</text>'
             )

@@ -171,9 +171,7 @@ class Broker:
             ),
         )
 
-    def append_internal(
-        self, topic_partition: TopicPartition, records: list[tuple[bytes | None, bytes | None]]
-    ) -> int:
+    def append_internal(self, topic_partition: TopicPartition, records: list[tuple[bytes | None, bytes | None]]) -> int:
         """Append one batch of (key, value) to an internal topic; its base offset. Raises PeerError."""
         now_ms = self.clock.now_ms()
         replica = self.partitions.leader(topic_partition.topic, None, topic_partition.partition)
@@ -232,7 +230,9 @@ class Broker:
             clock=self.clock,
             rng=self.rng,
         )
-        self.partitions = Replicas(self.node_id, self.log_dirs, lambda: self.controller.image, self.topic_config, self.clock, self.delete_later)
+        self.partitions = Replicas(
+            self.node_id, self.log_dirs, lambda: self.controller.image, self.topic_config, self.clock, self.delete_later
+        )
         self.producer_ids = ProducerIds(self)
         self.groups = GroupsDriver(
             self.append_internal,
@@ -329,9 +329,7 @@ class Broker:
         ports = {}
         for listener in self.config.listeners:
             ports[listener.name] = await self.server.bind(listener.name, listener.host, listener.port)
-        return tuple(
-            told._replace(port=told.port or ports[told.name]) for told in self.config.advertised_listeners
-        )
+        return tuple(told._replace(port=told.port or ports[told.name]) for told in self.config.advertised_listeners)
 
     async def _register(self) -> None:
         endpoints = tuple(
@@ -432,4 +430,3 @@ class Broker:
                 f"The metrics endpoint can not be opened on {host or '*'}:{port}: {error.strerror}",
                 "Choose another fenceline.metrics.port, or take the key out.",
             ) from error
-

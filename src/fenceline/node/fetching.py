@@ -33,10 +33,10 @@ from fenceline.wire.fetch import (
 )
 
 if TYPE_CHECKING:
-    from fenceline.wire.produce import NodeEndpoint
     from fenceline.log.reading import LogRead
     from fenceline.node.broker import Broker
     from fenceline.node.replicas import Replica
+    from fenceline.wire.produce import NodeEndpoint
 
 log = Logger("fetch")
 

@@ -229,9 +229,7 @@ class Replicas:
             return None
         config = self._config_of(topic.name)
         try:
-            partition_log = self._log_dirs[0].partition(
-                topic_partition, topic.id, config, now_ms=self._clock.now_ms()
-            )
+            partition_log = self._log_dirs[0].partition(topic_partition, topic.id, config, now_ms=self._clock.now_ms())
         except CorruptLog as error:
             self.set_offline(topic_partition, str(error))
             return None
