@@ -37,6 +37,10 @@ def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_
             (n for n in wanted if n.startswith(_LISTENER_PREFIX) or update_mode(n) is UpdateMode.PER_BROKER),
             "Cannot update these configs at default cluster level, broker id must be specified",
         )
+    for name, text in wanted.items():
+        key = BROKER_CONFIGS.get(name)
+        if key is not None and key.unsupported is not None and key.parse(text) != key.default_value:
+            raise PeerError(ErrorCode.INVALID_REQUEST, f"{name} is not supported: {key.unsupported}")
     _refuse(
         (name for name in wanted if name in _FIXED_HERE and wanted[name] != node.text(name)),
         "Listeners of a running node can not be changed",
@@ -59,8 +63,6 @@ def _check_value(name: str, text: str) -> None:
             if is_dynamic(name):
                 parse_type(name, ConfigType.LONG, text)
             return
-        value = key.parse(text)
+        key.parse(text)
     except InvalidConfig as error:
         raise PeerError(ErrorCode.INVALID_REQUEST, error.message) from error
-    if key.unsupported is not None and value != key.default_value:
-        raise PeerError(ErrorCode.INVALID_REQUEST, f"{name} is not supported: {key.unsupported}")

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fenceline.config.listeners import Listener
+from fenceline.config.node import NodeConfig
+from fenceline.errors import OperatorError
+
+
+def load(tmp_path: Path, text: str, **overrides: str) -> NodeConfig:
+    path = tmp_path / "server.properties"
+    path.write_text(text)
+    return NodeConfig.load(path, {key.replace("_", "."): value for key, value in overrides.items()}, {"HOME": "/h"})
+
+
+def test_without_anything() -> None:
+    config = NodeConfig.load(None, {}, {"HOME": "/home/me"})
+    assert config.node_id == 1
+    assert config.process_roles == {"broker", "controller"}
+    assert config.listeners == (Listener("PLAINTEXT", "", 9092),)
+    assert config.advertised_listeners[0].host
+    assert config.log_dirs == (Path("/home/me/.local/share/fenceline"),)
+    assert config.metadata_log_dir == config.log_dirs[0]
+    assert config.get_int("offsets.topic.replication.factor") == 1
+    assert config.warnings == ()
+
+
+def test_xdg_folder() -> None:
+    assert NodeConfig.load(None, {}, {"XDG_DATA_HOME": "/x"}).log_dirs == (Path("/x/fenceline"),)
+
+
+def test_a_file_has_kafkas_defaults(tmp_path: Path) -> None:
+    assert load(tmp_path, "").get_int("offsets.topic.replication.factor") == 3
+
+
+def test_overrides_before_environment_before_file(tmp_path: Path) -> None:
+    path = tmp_path / "server.properties"
+    path.write_text("num.partitions=1\nlog.retention.ms=1\nlog.dirs=/d\n")
+    environment = {"FENCELINE_NUM_PARTITIONS": "2", "fenceline_log_retention_ms": "2", "FENCELINE_PURE_PYTHON": "1"}
+    config = NodeConfig.load(path, {"num.partitions": "3"}, environment)
+    assert config.get_int("num.partitions") == 3
+    assert config.get("log.retention.ms") == 2
+    assert config.log_dirs == (Path("/d"),)
+    assert config.origins["num.partitions"] == "--override"
+    assert config.origins["log.retention.ms"] == "environment"
+    assert config.warnings == ()
+
+
+def test_unknown_keys_warn() -> None:
+    config = NodeConfig.load(None, {"log.retention.millis": "1", "zookeeper.connect": "x"}, {"FENCELINE_NOPE": "1"})
+    assert len(config.warnings) == 3
+    assert any("did you mean" in warning for warning in config.warnings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"log.retention.ms": "abc"}, "Not a number of type LONG"),
+        ({"num.partitions": "0"}, "Value must be at least 1"),
+        ({"log.retention.ms": "0"}, "at least 1"),
+        ({"listeners": "SSL://:9093"}, "not built yet"),
+        ({"listeners": "SASL_PLAINTEXT://:9093"}, "not built yet"),
+        ({"listeners": "PLAINTEXT://a:1,PLAINTEXT://b:2"}, "must be different"),
+        ({"listeners": "PLAINTEXT://a:1,OTHER://b:2"}, "does not know"),
+        ({"listeners": "nonsense"}, "no listener"),
+        ({"listeners": ""}, "no listener"),
+        ({"advertised.listeners": "PLAINTEXT://0.0.0.0:9092"}, "can not connect"),
+        ({"advertised.listeners": "SSL://a:1"}, "listeners has no SSL"),
+        ({"process.roles": "broker"}, "broker and controller in one"),
+        ({"controller.quorum.voters": "1@a:1,2@b:1,3@c:1"}, "one voter"),
+        ({"remote.log.storage.system.enable": "true"}, "tiered storage is not built"),
+        ({"authorizer.class.name": "x.Y"}, "authorization is not built"),
+        ({"security.inter.broker.protocol": "SSL"}, "must be PLAINTEXT"),
+        ({"node.id": "1", "broker.id": "2"}, "differ"),
+        ({"log.dirs": "/a,/b"}, "one data directory"),
+        ({"queued.max.request.bytes": "10"}, "at least socket.request.max.bytes"),
+        ({"log.cleaner.min.compaction.lag.ms": "9", "log.cleaner.max.compaction.lag.ms": "5"}, "do not fit together"),
+        ({"delegation.token.secret.key": "hush"}, "delegation tokens are not built"),
+    ],
+)
+def test_refusals_say_why(settings: dict[str, str], part: str) -> None:
+    with pytest.raises(OperatorError) as refused:
+        NodeConfig.load(None, settings, {"HOME": "/h"})
+    assert part in str(refused.value)
+    assert "hush" not in str(refused.value)
+
+
+def test_keys_without_effect_are_named() -> None:
+    config = NodeConfig.load(None, {"num.io.threads": "4", "num.partitions": "2"}, {})
+    assert config.without_effect == ("num.io.threads",)
+
+
+def test_controller_listeners_are_not_for_clients() -> None:
+    config = NodeConfig.load(
+        None,
+        {
+            "listeners": "PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:9093",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.voters": "1@127.0.0.1:9093",
+        },
+        {},
+    )
+    assert config.listeners == (Listener("PLAINTEXT", "127.0.0.1", 0),)
+    assert config.controller_listeners == (Listener("CONTROLLER", "127.0.0.1", 9093),)
+    assert config.advertised_listeners == config.listeners
+
+
+def test_ipv6_listener() -> None:
+    config = NodeConfig.load(None, {"listeners": "PLAINTEXT://[::1]:9092"}, {})
+    assert config.listeners[0].host == "::1"
+    assert str(config.listeners[0]) == "PLAINTEXT://[::1]:9092"

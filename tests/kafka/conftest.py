@@ -1,0 +1,33 @@
+"""A real Apache Kafka 4.3.1 and a Fenceline node beside it, one of each for the whole test run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+from fenceline.testing.node import EmbeddedNode
+
+SAME_SETTINGS = {"node.id": "1", "offsets.topic.replication.factor": "1", "group.initial.rebalance.delay.ms": "0"}
+"""What both are told, so that their answers can be the same."""
+
+
+@pytest.fixture(scope="session")
+def apache_kafka() -> Iterator[ApacheKafka]:
+    """A running Kafka. Skips with the reason where there can be none; in CI that is a failure."""
+    reason = why_unavailable()
+    if reason is not None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"Apache Kafka must be there in CI: {reason}")
+        pytest.skip(reason)
+    with ApacheKafka(heap="512m", overrides=SAME_SETTINGS) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="session")
+def fenceline_node() -> Iterator[EmbeddedNode]:
+    """A running Fenceline node."""
+    with EmbeddedNode(overrides=SAME_SETTINGS) as node:
+        yield node

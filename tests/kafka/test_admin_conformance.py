@@ -1,0 +1,64 @@
+"""The admin APIs against a real Kafka 4.3.1: same requests, same answers, field by field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fenceline.testing.apache_kafka import ApacheKafka
+from fenceline.testing.node import EmbeddedNode
+from fenceline.wire.apis import ApiKey
+from tests.support.admin_scripts import BROKER, SCRIPTS, run_script
+from tests.support.raw import RawConnection
+from tests.support.recorded import recorded_answers
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module", params=SCRIPTS)
+def told(request: pytest.FixtureRequest, apache_kafka: ApacheKafka) -> tuple[str, list[Any]]:
+    """A script's name and what Kafka answers to it."""
+    with RawConnection(apache_kafka.port) as connection:
+        return request.param, run_script(connection, SCRIPTS[request.param])
+
+
+def test_same_answers(told: tuple[str, list[Any]], fenceline_node: EmbeddedNode) -> None:
+    name, answers = told
+    with RawConnection(fenceline_node.port) as connection:
+        ours = run_script(connection, SCRIPTS[name])
+    for step, theirs, mine in zip(SCRIPTS[name], answers, ours, strict=True):
+        assert mine == theirs, f"{step.api.name} v{step.version} {step.fields}"
+
+
+def test_recorded_answers_are_kafkas(told: tuple[str, list[Any]]) -> None:
+    name, answers = told
+    for step, recorded, answer in zip(SCRIPTS[name], recorded_answers()[name], answers, strict=True):
+        assert recorded == answer, f"{step.api.name} v{step.version} {step.fields}: record them anew"
+
+
+def test_every_broker_key_is_known(apache_kafka: ApacheKafka, fenceline_node: EmbeddedNode) -> None:
+    """Names, types, whether they can be changed or told; and values and layers where neither side sets its own."""
+    resource = {"resource_type": BROKER, "resource_name": "1", "configuration_keys": None}
+    told = []
+    for port in (apache_kafka.port, fenceline_node.port):
+        with RawConnection(port) as connection:
+            answer = connection.call(ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [resource], "include_synonyms": True})
+        told.append({row.name: row for row in answer.results[0].configs if not row.name.startswith("fenceline.")})
+    theirs, ours = told
+    assert set(ours) == set(theirs)
+    for name, row in theirs.items():
+        mine = ours[name]
+        facts = (row.config_type, row.read_only, row.is_sensitive)
+        assert (mine.config_type, mine.read_only, mine.is_sensitive) == facts, name
+        if 4 not in {row.config_source, mine.config_source}:
+            assert (mine.value, mine.config_source) == (row.value, row.config_source), name
+            layers = [(each.name, each.value, each.source) for each in row.synonyms]
+            assert [(each.name, each.value, each.source) for each in mine.synonyms] == layers, name
+
+
+def test_every_key_is_explained(fenceline_node: EmbeddedNode) -> None:
+    resource = {"resource_type": BROKER, "resource_name": "1", "configuration_keys": None}
+    with RawConnection(fenceline_node.port) as connection:
+        answer = connection.call(ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [resource], "include_documentation": True})
+    assert all(row.documentation for row in answer.results[0].configs)
