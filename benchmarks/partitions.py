@@ -27,7 +27,7 @@ def run(figures: Figures, repeats: int) -> None:
                 if attempt:
                     figures.add(f"{SINGLE_TOPICS} topics created one by one", side, rate, "topics/s")
     with both() as subjects:
-        for side, subject in subjects.items():
+        for subject in subjects.values():
             create(subject.bootstrap, {f"idle-{n}": 100 for n in range(IDLE_PARTITIONS // 100)})
             time.sleep(5)
         for _ in range(repeats):

@@ -25,10 +25,11 @@ def produce(
     as_json: AsJson = False,
 ) -> None:
     """Send each line of standard input as a record."""
+    from fenceline.client.delivery import Delivery
     from fenceline.client.producer import Producer
 
     with readable_errors(), Producer(bootstrap, **{"compression.type": compression}) as producer:
-        sent = []
+        sent: list[Delivery] = []
         for line in sys.stdin.buffer:
             text = line.rstrip(b"\r\n")
             key = None

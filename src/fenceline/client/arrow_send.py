@@ -111,7 +111,10 @@ def _split(
         yield sticky.move_on(topic, available), rows
         return
     else:
-        hashes = hash_keys(rows.column(key))
+        try:
+            hashes = hash_keys(rows.column(key))
+        except TypeError as error:
+            raise OperatorError(f"The column {key} can not be the key: {error}") from None
         if hashes.null_count == len(hashes):
             yield sticky.move_on(topic, available), rows
             return

@@ -36,6 +36,7 @@ from fenceline.wire.apis import ApiKey
 _log = logging.getLogger("fenceline.client")
 T = TypeVar("T")
 
+_CLOSE_PATIENCE_S = 2.0
 _UNKNOWN_TOPIC_PATIENCE_MS = 5_000
 """A topic may be younger than a broker's view of it for a moment; a misspelt one should not take a minute to say so."""
 
@@ -99,10 +100,13 @@ class Link:
             self._failures = 0
             return self._connection
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def close(self) -> Connection | None:
+        """Begin to close; the connection that still has to end."""
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.is_open:
+            connection.close()
+            return connection
+        return None
 
 
 def backoff_ms(attempt: int, base_ms: int, max_ms: int) -> float:
@@ -154,8 +158,8 @@ class Cluster:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
-        for link in [*self._seeds, *self._links.values()]:
-            link.close()
+        closing = [connection for link in [*self._seeds, *self._links.values()] if (connection := link.close())]
+        await asyncio.gather(*(connection.closed(_CLOSE_PATIENCE_S) for connection in closing))
         self._links.clear()
 
     # -- finding brokers

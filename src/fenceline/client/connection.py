@@ -123,13 +123,26 @@ class Connection(asyncio.BufferedProtocol):
         return self.versions.get(api_key, (0, -1))[1]
 
     def close(self, reason: Exception | None = None) -> None:
-        """End the connection; requests in flight fail with `reason`."""
+        """End the connection. Without a reason what is written still goes out; with one the requests in flight fail
+        at once.
+        """
         if self._reason is None:
             self._reason = reason or ConnectionLost(f"the connection to {self.peer} was closed by this client")
-        if self._transport is not None:
-            self._transport.abort()
-        else:
+        if self._transport is None:
             self._fail_pending()
+        elif reason is None:
+            self._transport.close()
+        else:
+            self._transport.abort()
+
+    async def closed(self, timeout_s: float) -> None:
+        """Wait until a closed connection has written all it had; cut it off when the time is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self.lost)
+        except TimeoutError:
+            if self._transport is not None:
+                self._transport.abort()
 
     # -- asyncio's side
 

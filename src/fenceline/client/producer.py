@@ -185,6 +185,7 @@ class AsyncProducer:
             found = answer.topics.get(topic)
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if found is None else found.error
             error = broker_error(code, f"topic {topic}")
+            deadline.trouble = error
             if code not in RETRIABLE:
                 raise error
             # A topic that the broker is not about to create does not appear by waiting.

@@ -10,7 +10,6 @@ Rules: controller.md C1-C4, C7.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from random import Random
 from typing import Any, Final
 
 from fenceline.controller import brokers, configs, feature_updates, partitions, producer_ids, topics
@@ -38,8 +37,9 @@ from fenceline.controller.state import ControllerSettings, ControllerState, Deci
 from fenceline.metadata.delta import Delta
 from fenceline.metadata.image import MetadataImage
 from fenceline.metadata.records import MetadataRecord, NoOpRecord
+from fenceline.rng import Rng
 
-_Handler = Callable[[ControllerState, Any, int, Random], Decision]
+_Handler = Callable[[ControllerState, Any, int, Rng], Decision]
 
 HANDLERS: Final[Mapping[type[Any], _Handler]] = {
     CreateTopics: lambda state, request, now_ms, rng: topics.create_topics(state, request, rng),
@@ -88,7 +88,7 @@ class Controller:
         """Forget what was decided but never committed (C2)."""
         self.state.reset(image, next_offset)
 
-    def decide(self, request: Request, now_ms: int, rng: Random) -> Decision:
+    def decide(self, request: Request, now_ms: int, rng: Rng) -> Decision:
         """The records that `request` leads to and its answer. Raises PeerError when it fails as a whole."""
         return HANDLERS[type(request)](self.state, request, now_ms, rng)
 

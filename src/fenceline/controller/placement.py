@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
-from random import Random
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import BrokerImage
+from fenceline.rng import Rng
 
 
 class _Rack:
@@ -25,7 +25,7 @@ class _Rack:
         self.fenced: list[int] = []
         self._turn = 0
 
-    def shuffle(self, rng: Random) -> None:
+    def shuffle(self, rng: Rng) -> None:
         rng.shuffle(self.unfenced)
         rng.shuffle(self.fenced)
         self._turn = rng.randrange(max(1, len(self.unfenced)))
@@ -43,7 +43,7 @@ class _Rack:
 
 
 def place(
-    brokers: Iterable[BrokerImage], partition_count: int, replication_factor: int, rng: Random
+    brokers: Iterable[BrokerImage], partition_count: int, replication_factor: int, rng: Rng
 ) -> list[tuple[int, ...]]:
     """Replicas of each of `partition_count` new partitions, the preferred leader first.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from random import Random
 from typing import TypeVar
 from uuid import UUID
 
@@ -43,6 +42,7 @@ from fenceline.metadata.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
+from fenceline.rng import Rng
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class _Refused(Exception):
         self.outcome = Outcome(code, message)
 
 
-def create_topics(state: ControllerState, request: CreateTopics, rng: Random) -> Decision:
+def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> Decision:
     """C21, C22. Topics that can be created are, in one atomic batch; each other one gets its error."""
     records: list[MetadataRecord] = []
     results: list[CreatedTopic] = []
@@ -73,7 +73,7 @@ def create_topics(state: ControllerState, request: CreateTopics, rng: Random) ->
     return Decision(() if request.validate_only else records, CreateTopicsAnswer(tuple(results)))
 
 
-def _create_topic(state: ControllerState, topic: NewTopic, records: list[MetadataRecord], rng: Random) -> CreatedTopic:
+def _create_topic(state: ControllerState, topic: NewTopic, records: list[MetadataRecord], rng: Rng) -> CreatedTopic:
     name = topic.name
     if name == METADATA_TOPIC:
         raise _Refused(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
@@ -111,7 +111,7 @@ def _checked_configs(topic: NewTopic) -> dict[str, str]:
 
 
 def _assignments(
-    state: ControllerState, topic: NewTopic, rng: Random
+    state: ControllerState, topic: NewTopic, rng: Rng
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Replicas and in-sync replicas of each partition."""
     if topic.assignments:
@@ -132,7 +132,7 @@ def _assignments(
 
 
 def _place(
-    state: ControllerState, count: int, factor: int, rng: Random
+    state: ControllerState, count: int, factor: int, rng: Rng
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     try:
         replicas = place(state.image.brokers.values(), count, factor, rng)
@@ -229,7 +229,7 @@ def _partition_record(
     )
 
 
-def _new_topic_id(rng: Random) -> UUID:
+def _new_topic_id(rng: Rng) -> UUID:
     """A random id; never one whose text starts with a dash, as tools would take it for an option."""
     while True:
         topic_id = UUID(int=rng.getrandbits(128), version=4)
@@ -289,7 +289,7 @@ def _referenced(
     return topic
 
 
-def create_partitions(state: ControllerState, request: CreatePartitions, rng: Random) -> Decision:
+def create_partitions(state: ControllerState, request: CreatePartitions, rng: Rng) -> Decision:
     """C24."""
     records: list[MetadataRecord] = []
     results: list[NamedOutcome] = []
@@ -305,9 +305,7 @@ def create_partitions(state: ControllerState, request: CreatePartitions, rng: Ra
     return Decision(() if request.validate_only else records, CreatePartitionsAnswer(tuple(results)))
 
 
-def _create_partitions(
-    state: ControllerState, wanted: NewPartitions, records: list[MetadataRecord], rng: Random
-) -> None:
+def _create_partitions(state: ControllerState, wanted: NewPartitions, records: list[MetadataRecord], rng: Rng) -> None:
     topic = state.image.topics_by_name.get(wanted.name)
     if topic is None:
         raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)

@@ -24,7 +24,7 @@ SPARK_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Sums over the whole input, to hold against the tables. Delays of cancelled flights are missing and not counted."""
+    """Sums over the whole input, to hold against the tables. A cancelled flight has no delay and counts for none."""
 
     flights: int
     distance_miles: int

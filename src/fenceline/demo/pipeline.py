@@ -16,7 +16,7 @@ from fenceline.demo.flights import SPARK_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 FLIGHTS_PER_TRIGGER = 40_000
 _LOG_SETTINGS = """\

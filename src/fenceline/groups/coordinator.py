@@ -13,7 +13,6 @@ heap of deadlines, and the turning of `PeerError` into the answer of each API. S
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from random import Random
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.clock import Now
@@ -43,10 +42,11 @@ from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
 from fenceline.groups.timers import Timers
+from fenceline.rng import Rng
 
 
 class GroupCoordinator:
-    def __init__(self, settings: GroupSettings, rng: Random, partition_count: int = DEFAULT_PARTITION_COUNT) -> None:
+    def __init__(self, settings: GroupSettings, rng: Rng, partition_count: int = DEFAULT_PARTITION_COUNT) -> None:
         self.settings = settings
         self.partition_count = partition_count
         """Of `__consumer_offsets`; fixed once a group exists."""

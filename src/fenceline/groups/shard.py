@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from random import Random
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -42,6 +41,7 @@ from fenceline.groups.offsets import CommittedOffset, OffsetSlot, OffsetStore, i
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.states import GroupState, Step
 from fenceline.groups.timers import TimerKey, TimerKind, Timers
+from fenceline.rng import Rng
 
 Settled: TypeAlias = Callable[[ErrorCode, Now], None]
 """Called once when a write is committed (NONE) or refused."""
@@ -79,7 +79,7 @@ class Shard:
         epoch: int,
         settings: GroupSettings,
         timers: Timers,
-        rng: Random,
+        rng: Rng,
         take_write_id: Callable[[], int],
     ) -> None:
         self.partition = partition

@@ -116,7 +116,8 @@ class Broker:
     def ready_line(self) -> str:
         """What `fenceline start` prints once it serves; ends in host:port of the first listener."""
         first = self.endpoints[0]
-        return f"Fenceline is ready: node {self.node_id}, cluster {self.cluster_id}, listening on {first.host}:{first.port}"
+        address = f"{first.host}:{first.port}"
+        return f"Fenceline is ready: node {self.node_id}, cluster {self.cluster_id}, listening on {address}"
 
     def topic_config(self, topic: str) -> Mapping[str, str]:
         """Every setting of a topic that has a value (`controller.md C37`)."""
@@ -378,7 +379,7 @@ class Broker:
             await self.loop.run_in_executor(self.disk_threads, self.partitions.recover)
 
     def delete_later(self, delete: Callable[[], None], delay_ms: int) -> None:
-        """Remove files in a thread after a delay; what can not be removed is logged and tried again at the next start."""
+        """Remove files in a thread after a delay; what can not be removed is logged and left to the next start."""
 
         def start() -> None:
             def report(done: asyncio.Future[None]) -> None:

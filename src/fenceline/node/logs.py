@@ -1,4 +1,4 @@
-"""Structured logs. structlog is imported at the first line that is written, so that a quiet start does not pay for it."""
+"""Structured logs. structlog is imported at the first line written, so that a quiet start does not pay for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Everything a node does by the clock: heartbeats, retention, timed flushes, checkpoints, expiry.
 
-Owns a handful of timers for the whole node; no partition has one. Each pass walks the replicas in use only, in slices, so that
-the loop is never held for long; what touches the disk for long runs in the disk threads.
+Owns a handful of timers for the whole node; no partition has one. Each pass walks the replicas in use only, in slices,
+so that the loop is never held for long; what touches the disk for long runs in the disk threads.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Server:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def bind(self, listener: str, host: str, port: int) -> int:
-        """Take one address; the port it got. `start_serving` opens it. Raises OperatorError when the address can not be had."""
+        """Take one address; the port it got. `start_serving` opens it. Raises OperatorError when it can not be had."""
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(
@@ -116,7 +116,8 @@ class Server:
         for connection in list(self._connections):
             if not connection.is_busy:
                 connection.close("node stops", quiet=True)
-        while any(c.is_busy for c in self._connections) and asyncio.get_running_loop().time() < deadline:
+        # No event tells that a transport has sent everything.
+        while any(c.is_busy for c in self._connections) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for task in list(self._tasks):
             task.cancel()

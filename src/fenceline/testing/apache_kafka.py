@@ -50,7 +50,9 @@ def java_command(main_class: str, *arguments: str, jars: Path = DEFAULT_JARS, he
     ]
 
 
-def run_tool(main_class: str, *arguments: str, jars: Path = DEFAULT_JARS, timeout_s: float = 120, check: bool = True) -> str:
+def run_tool(
+    main_class: str, *arguments: str, jars: Path = DEFAULT_JARS, timeout_s: float = 120, check: bool = True
+) -> str:
     """Run one of Kafka's own tools to its end and return what it printed (stdout and stderr)."""
     _write_log_config(jars)
     done = subprocess.run(

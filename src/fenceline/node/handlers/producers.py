@@ -43,9 +43,7 @@ class ProducerIds:
 
 async def init_producer_id(context: RequestContext, request: Any) -> dict[str, Any]:
     if request.transactional_id is not None:
-        code = (
-            ErrorCode.INVALID_REQUEST if request.transactional_id == "" else ErrorCode.COORDINATOR_NOT_AVAILABLE
-        )
+        code = ErrorCode.INVALID_REQUEST if request.transactional_id == "" else ErrorCode.COORDINATOR_NOT_AVAILABLE
         return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
     try:
         producer_id = await context.broker.producer_ids.take()
