@@ -1,6 +1,6 @@
 """Bytes that nobody meant: every parser gives a value or MalformedRequest, and nothing else.
 
-Three kinds of input for each of them: random bytes, a valid message with some bytes changed, and a valid message cut off.
+Random bytes, a valid message with some bytes changed, and a valid message cut off, for each of them.
 Memory is bounded: no count makes a parser reserve more than the message could hold.
 """
 
