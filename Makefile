@@ -24,12 +24,13 @@ $(BIN)/uv:
 
 $(LOCK_STAMP): requirements.lock | $(BIN)/uv
 	@echo "Installing locked dependencies ..."
-	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	@$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements.lock
 	@touch $@
 
 $(BUILD_STAMP): $(LOCK_STAMP) $(KERNEL_SOURCES)
 	@echo "Building Fenceline ..."
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 java:  ## find Java 17+, or install a headless JRE where that is allowed

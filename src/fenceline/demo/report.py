@@ -146,7 +146,8 @@ def _heatmap(grid: Mapping[tuple[int, int], float]) -> str:
             parts.append(
                 f'<rect x="{left + cell_width * i}" y="{row}" width="{cell_width - 2}" height="{cell_height - 2}"'
                 f' rx="3" fill="var(--mark)" fill-opacity="{0.06 + 0.9 * strength:.2f}">'
-                f'<title>{name}, {hour}h: {mean:.1f} min</title></rect><text x="{left + cell_width * i + cell_width / 2 - 1:.0f}" y="{row + 15}"'
+                f"<title>{name}, {hour}h: {mean:.1f} min</title></rect>"
+                f'<text x="{left + cell_width * i + cell_width / 2 - 1:.0f}" y="{row + 15}"'
                 f' text-anchor="middle" style="fill:var(--ink)">{mean:.0f}</text>'
             )
     return (

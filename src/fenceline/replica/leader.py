@@ -32,7 +32,7 @@ class IsolationLevel(IntEnum):
 
 def check_leader_epoch(requested: int, local: int) -> ErrorCode:
     """Fence a request by its leader epoch: NONE, FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH (`epochs.md E1-E2`)."""
-    if requested == local or requested == NO_EPOCH:
+    if requested in (local, NO_EPOCH):
         return ErrorCode.NONE
     return ErrorCode.FENCED_LEADER_EPOCH if requested < local else ErrorCode.UNKNOWN_LEADER_EPOCH
 

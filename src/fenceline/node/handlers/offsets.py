@@ -1,6 +1,6 @@
 """ListOffsets v1-11, OffsetForLeaderEpoch v2-4 and DeleteRecords v0-2.
 
-Rules: `list_offsets.md L2-L24` (order of checks, KIP-207), `epochs.md E21` (end offset of an epoch), `since_4_0.md K29`.
+Rules: `list_offsets.md L2-L24` (order of checks, KIP-207), `epochs.md E21` (an epoch's end), `since_4_0.md K29`.
 """
 
 from __future__ import annotations
