@@ -1,0 +1,119 @@
+"""Formatting directories (since_4_0.md K19, formats.md F1, F2)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fenceline.config.node import NodeConfig
+from fenceline.errors import OperatorError
+from fenceline.ids import encode_uuid
+from fenceline.log.disk import OsDisk
+from fenceline.log.log_dir import LogDir, read_meta
+from fenceline.metadata.features import fresh_levels
+from fenceline.node.format import format_directory, format_if_new, read_bootstrap_features
+from fenceline.node.metadata_log import NO_SNAPSHOT, MetadataLog
+from fenceline.quorum.control_records import VoterEndpoint
+from fenceline.testing.sim_disk import SimDisk
+
+from .controller_helpers import CLUSTER
+
+ENDPOINT = VoterEndpoint("CONTROLLER", "localhost", 9093)
+
+
+def test_every_directory_gets_its_own_id_and_one_the_voter(tmp_path: Path) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    done = format_directory(paths, cluster_id=CLUSTER, node_id=7, metadata_log_dir=paths[1], voter_endpoint=ENDPOINT)
+    assert done.directories == tuple(map(str, paths))
+    opened = [LogDir.open(str(path), OsDisk(), cluster_id=CLUSTER, node_id=7) for path in paths]
+    assert opened[0].directory_id != opened[1].directory_id
+    assert read_bootstrap_features(OsDisk(), str(paths[0])) == fresh_levels()
+    log = MetadataLog.open(OsDisk(), str(paths[1]), now_ms=0)
+    assert log.snapshots == [NO_SNAPSHOT]
+    replayed = log.replay()
+    assert (replayed.kraft_version, replayed.voters_in_log) == (1, False)
+    (voter,) = replayed.voters
+    assert (voter.voter_id, voter.voter_directory_id, voter.endpoints) == (7, opened[1].directory_id, (ENDPOINT,))
+    assert not (paths[0] / "__cluster_metadata-0").exists()
+    for directory in opened:
+        directory.close()
+
+
+def test_a_formatted_directory_is_not_touched(tmp_path: Path) -> None:
+    format_directory([tmp_path], cluster_id=CLUSTER, node_id=1)
+    before = (tmp_path / "meta.properties").read_bytes()
+    with pytest.raises(OperatorError):
+        format_directory([tmp_path], cluster_id=CLUSTER, node_id=1)
+    assert format_directory([tmp_path], cluster_id=CLUSTER, node_id=1, ignore_formatted=True).directories == ()
+    for cluster, node in ((CLUSTER, 2), ("BBBBBBBBQACAAAAAAAAAAA", 1)):
+        with pytest.raises(OperatorError):
+            format_directory([tmp_path], cluster_id=cluster, node_id=node, ignore_formatted=True)
+    assert (tmp_path / "meta.properties").read_bytes() == before
+
+
+@pytest.mark.parametrize("cluster_id", ["", "x", "not a cluster id at all", "AAAA"])
+def test_bad_cluster_ids(tmp_path: Path, cluster_id: str) -> None:
+    with pytest.raises(OperatorError):
+        format_directory([tmp_path / "d"], cluster_id=cluster_id, node_id=1)
+    assert not (tmp_path / "d").exists()
+
+
+def _config(*paths: Path) -> NodeConfig:
+    config = NodeConfig.load(None, {"log.dirs": str(paths[0])}, {})
+    return dataclasses.replace(config, log_dirs=paths)
+
+
+def test_a_first_start_formats_and_a_second_does_not(tmp_path: Path) -> None:
+    config = _config(tmp_path / "a", tmp_path / "b")
+    done = format_if_new(config)
+    assert done is not None
+    assert len(done.directories) == 2
+    assert {read_meta(OsDisk(), path)["cluster.id"] for path in done.directories} == {done.cluster_id}
+    assert format_if_new(config) is None
+
+
+def test_a_new_disk_among_old_ones_is_not_formatted_by_chance(tmp_path: Path) -> None:
+    format_if_new(_config(tmp_path / "a"))
+    with pytest.raises(OperatorError, match="not formatted"):
+        format_if_new(_config(tmp_path / "a", tmp_path / "b"))
+
+
+def test_a_directory_with_somebodys_files_is_not_formatted_by_chance(tmp_path: Path) -> None:
+    (tmp_path / "topic-0").mkdir()
+    with pytest.raises(OperatorError, match="topic-0"):
+        format_if_new(_config(tmp_path))
+
+
+def test_a_crash_at_any_step_leaves_a_whole_directory_or_one_to_format_again() -> None:
+    from .test_controller_driver import FailingDisk, PowerLoss
+
+    for calls in range(60):
+        disk = SimDisk(calls)
+        disk.mkdir("/data")
+        off = FailingDisk(disk, calls)
+
+        def attempt(on: object) -> None:
+            format_directory(
+                ["/data"],
+                cluster_id=CLUSTER,
+                node_id=1,
+                voter_endpoint=ENDPOINT,
+                disk=on,
+                now_ms=5,  # type: ignore[arg-type]
+            )
+
+        with contextlib.suppress(PowerLoss):
+            attempt(off)
+        disk.crash()
+        if disk.stat("/data/meta.properties") is None:
+            attempt(disk)
+        meta = read_meta(disk, "/data")
+        (voter,) = MetadataLog.open(disk, "/data", now_ms=0).replay().voters
+        assert encode_uuid(voter.voter_directory_id) == meta["directory.id"]
+        assert read_bootstrap_features(disk, "/data") == fresh_levels()
+        if not off.is_off:
+            return
+    raise AssertionError("formatting never ended")
