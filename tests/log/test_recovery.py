@@ -72,13 +72,13 @@ def test_damaged_derived_files_are_rebuilt(directory: Path, pattern: str, clean:
     same_as_before(reopen(directory, clean=clean, recovery_point=0))
 
 
-@pytest.mark.parametrize("at", [3, 7])
-def test_an_index_that_lies_is_not_believed(directory: Path, at: int) -> None:
+@pytest.mark.parametrize(("at", "less"), [(3, 2), (3, 4), (7, 2)])
+def test_an_index_that_lies_is_not_believed(directory: Path, at: int, less: int) -> None:
     """Wrong positions (7) or wrong offsets (3) in every entry of every index."""
     for path in directory.glob("*.index"):
         content = bytearray(path.read_bytes())
         for byte in range(at, len(content), 8):
-            content[byte] -= 2
+            content[byte] = max(0, content[byte] - less)
         path.write_bytes(content)
     log = reopen(directory, recovery_point=60)
     for offset in range(80):

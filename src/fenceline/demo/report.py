@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from datetime import date, timedelta
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from zoneinfo import ZoneInfo
 
 from fenceline import __version__
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from fenceline.demo.run import Facts
 
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_UTC_OFFSET_HOURS: Final = -5
+_NEW_YORK: Final = ZoneInfo("America/New_York")
 _FIRST_HOUR: Final = 5
 _LAST_HOUR: Final = 23
 _STYLE: Final = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
@@ -69,7 +70,7 @@ def _checks(facts: Facts) -> str:
 
 
 def _means(hourly: pa.Table) -> tuple[dict[date, float], dict[tuple[int, int], float]]:
-    """Mean delay by day, and by (month, hour of the day in New York, standard time), of flights that departed."""
+    """Mean delay by day, and by (month, hour of the day in New York), of flights that departed."""
     days: dict[date, list[float]] = {}
     cells: dict[tuple[int, int], list[float]] = {}
     columns = ("time_hour", "flights", "cancelled", "departure_delay_minutes")
@@ -77,7 +78,7 @@ def _means(hourly: pa.Table) -> tuple[dict[date, float], dict[tuple[int, int], f
         departed = flights - cancelled
         if not departed:
             continue
-        local = hour + timedelta(hours=_UTC_OFFSET_HOURS)
+        local = hour.astimezone(_NEW_YORK)
         for sums in (
             days.setdefault(local.date(), [0.0, 0.0]),
             cells.setdefault((local.month, local.hour), [0.0, 0.0]),
@@ -148,7 +149,7 @@ def _heatmap(grid: Mapping[tuple[int, int], float]) -> str:
                 f' rx="3" fill="var(--mark)" fill-opacity="{0.06 + 0.9 * strength:.2f}">'
                 f"<title>{name}, {hour}h: {mean:.1f} min</title></rect>"
                 f'<text x="{left + cell_width * i + cell_width / 2 - 1:.0f}" y="{row + 15}"'
-                f' text-anchor="middle" style="fill:var(--ink)">{mean:.0f}</text>'
+                f' text-anchor="middle" style="fill:var(--ink)">{round(mean)}</text>'
             )
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Mean departure delay by month and hour">'
