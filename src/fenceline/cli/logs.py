@@ -72,7 +72,7 @@ def _rows(file: Path, records: bool) -> Iterator[dict[str, Any]]:
 
 def _batch_row(file: Path, content: memoryview, header: BatchHeader) -> dict[str, Any]:
     return {
-        "segment": file.name,
+        "segment": file.stem.lstrip("0") or "0",
         "position": header.position,
         "base_offset": header.base_offset,
         "last_offset": header.last_offset,

@@ -14,6 +14,9 @@ from fenceline.client.admin import Admin
 from fenceline.errors import FencelineError, OperatorError, PeerError
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+_TIMEOUT_MS = 10_000
+_WIDTH_OF_FILES = 160
+"""Columns of a table that is not shown on a terminal."""
 
 Bootstrap = Annotated[
     str,
@@ -30,7 +33,7 @@ def readable_errors() -> Iterator[None]:
     except OperatorError as error:
         fail(error.message, error.advice)
     except PeerError as error:
-        fail(f"{error.message} ({error.code.name})")
+        fail(error.message if error.code.name in error.message else f"{error.message} ({error.code.name})")
     except FencelineError as error:
         fail(str(error))
 
@@ -45,7 +48,7 @@ def fail(message: str, advice: str = "") -> None:
 @contextmanager
 def admin_of(bootstrap: str) -> Iterator[Admin]:
     """An admin client for one command; errors come out readable."""
-    with readable_errors(), Admin(bootstrap) as admin:
+    with readable_errors(), Admin(bootstrap, **{"default.api.timeout.ms": _TIMEOUT_MS}) as admin:
         yield admin
 
 
@@ -66,7 +69,7 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool, title: str = "", empt
         table.add_column(key.replace("_", " "), justify="right" if key in numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES).print(table)
 
 
 def print_json(document: Any) -> None:
