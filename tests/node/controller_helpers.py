@@ -89,13 +89,19 @@ def driver(
     )
 
 
-async def join(controller: ControllerDriver, *, incarnation: int = 1, previous: int = -1) -> int:
+async def join(
+    controller: ControllerDriver,
+    *,
+    incarnation: int = 1,
+    previous: int = -1,
+    log_dir: UUID = UUID(int=500),  # noqa: B008
+) -> int:
     """Register controller and broker 1 and unfence it; the broker epoch."""
     incarnation_id = UUID(int=incarnation)
     await controller.submit(RegisterController(1, incarnation_id, ENDPOINTS, SUPPORTED))
     answer = await controller.submit(
         RegisterBroker(
-            1, CLUSTER, incarnation_id, ENDPOINTS, SUPPORTED, log_dirs=(UUID(int=500),), previous_broker_epoch=previous
+            1, CLUSTER, incarnation_id, ENDPOINTS, SUPPORTED, log_dirs=(log_dir,), previous_broker_epoch=previous
         )
     )
     beat = await controller.submit(BrokerHeartbeat(1, answer.broker_epoch, controller.image.offset))

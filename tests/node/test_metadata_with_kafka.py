@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from fenceline.controller.requests import BrokerHeartbeat, CreateTopics, NewTopic
+from fenceline.ids import decode_uuid
 from fenceline.log.disk import OsDisk
+from fenceline.log.log_dir import read_meta
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import decode_record, encode_record
@@ -255,3 +257,44 @@ def test_kafkas_tools_read_our_log_and_our_snapshots(tmp_path: Path) -> None:
     assert _invalid(dump) == 0
     assert dump.count("SnapshotFooter") == len(list((tmp_path / DIRECTORY_NAME).glob("*.checkpoint")))
     assert dump.count("PARTITION_CHANGE_RECORD") >= 240
+
+
+def test_kafka_starts_on_a_directory_that_lived_here(tmp_path: Path) -> None:
+    if (reason := why_unavailable()) is not None:
+        unavailable(reason)
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient
+
+    data = tmp_path / "data"
+    data.mkdir()
+    prepare(OsDisk(), str(data))
+
+    async def story() -> MetadataImage:
+        controller = driver(OsDisk(), str(data), overrides={"metadata.log.max.record.bytes.between.snapshots": "3000"})
+        await controller.start()
+        epoch = await join(controller, log_dir=decode_uuid(read_meta(OsDisk(), str(data))["directory.id"]))
+        for number in range(30):
+            await controller.submit(
+                CreateTopics((NewTopic(f"t{number}", 2, 1, configs=(("retention.ms", "9000000"),)),))
+            )
+        for _ in range(2):
+            await controller.submit(BrokerHeartbeat(1, epoch, controller.image.offset, want_shut_down=True))
+        await controller.stop()
+        (data / ".kafka_cleanshutdown").write_text(json.dumps({"version": 0, "brokerEpoch": epoch}))
+        return controller.image
+
+    image = asyncio.run(story())
+    with ApacheKafka(data_dir=tmp_path, heap="512m") as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        topics = admin.list_topics(timeout=30).topics
+        assert set(image.topics_by_name) <= set(topics)
+        assert [partition.leader for partition in topics["t7"].partitions.values()] == [1, 1]
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all"})
+        producer.produce("t7", b"x", partition=1)
+        assert producer.flush(30) == 0
+        broker.stop()
+    there = _image_up_to(data / DIRECTORY_NAME)
+    partition = there.partition("t7", 1)
+    assert partition is not None
+    assert partition.leader_recovery_state == 0, "the stop was clean: Kafka elects without a loss"
+    assert there.topics_by_name["t7"].id == image.topics_by_name["t7"].id

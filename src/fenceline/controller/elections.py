@@ -76,7 +76,10 @@ def change_partition(
             if partition.leader_recovery_state != LeaderRecoveryState.RECOVERING:
                 new_recovery = LeaderRecoveryState.RECOVERING
         elif leader in elr:
-            isr, elr = (leader,), tuple(replica for replica in elr if replica != leader)
+            # Kafka keeps the others eligible even where one replica is enough to commit: they would lack what the new
+            # leader commits alone.
+            rest = tuple(replica for replica in elr if replica != leader)
+            isr, elr = (leader,), rest if min_isr > 1 else ()
     elif replicas is not partition.replicas and not set(partition.replicas) <= set(replicas):
         # C27: a replica set that loses a member starts a new leader epoch.
         new_leader = partition.leader

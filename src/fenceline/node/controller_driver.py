@@ -207,9 +207,7 @@ class ControllerDriver:
             levels = read_bootstrap_features(self._disk, self._directory) or {METADATA_VERSION: LATEST_METADATA_VERSION}
             await self._submit_now(WriteBootstrapRecords(tuple(levels.items())))
         self._snapshots = Snapshots(self._log, self._config, self._clock, self._executor)
-        self._snapshots.replayed(
-            replayed.log_record_count, self._committed, self._quorum.kraft_version, self._quorum.voters
-        )
+        self._snapshots.replayed(replayed.log_record_count, lambda: self._committed, self._quorum)
         self._arm_timers()
 
     def _open(self) -> Replayed:
@@ -374,24 +372,27 @@ class ControllerDriver:
         if error is not None:
             self._give_up(error, [_Waiting(None, answer) for answer, _ in flight.answers])
             return
-        if flight.size_bytes:
-            self._perform(self._quorum.flushed(flight.end_offset))
         try:
-            for image, delta in flight.images:
-                self._publish(image, delta)
+            self._commit(flight)
         except Exception as failure:
             self._give_up(failure, [_Waiting(None, answer) for answer, _ in flight.answers])
-            raise
+            return
+        self._schedule()
+        self._wake()
+
+    def _commit(self, flight: _Flight) -> None:
+        """What the flight carried is durable: publish it, then answer."""
+        if flight.size_bytes:
+            self._perform(self._quorum.flushed(flight.end_offset))
+        for image, delta in flight.images:
+            self._publish(image, delta)
         for answer, value in flight.answers:
             if isinstance(value, Exception):
                 _fail(answer, value)
             elif not answer.done():
                 answer.set_result(value)
         if flight.size_bytes and hasattr(self, "_snapshots"):
-            quorum = self._quorum
-            self._snapshots.committed(flight.size_bytes, self._committed, quorum.kraft_version, quorum.voters)
-        self._schedule()
-        self._wake()
+            self._snapshots.committed(flight.size_bytes, self._committed, self._quorum)
 
     def _publish(self, image: MetadataImage, delta: Delta) -> None:
         self._committed = image

@@ -8,6 +8,7 @@ Rules: formats.md F1, F2; since_4_0.md K1, K19; snapshots.md N4.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -94,10 +95,23 @@ def format_if_new(config: NodeConfig) -> Formatted | None:
 
     None when they are formatted already. Raises OperatorError, also when only some are.
     """
-    disk = OsDisk()
+    try:
+        return _format_if_new(config, OsDisk())
+    except OSError as error:
+        raise OperatorError(
+            f"The data directory {error.filename or config.log_dirs[0]} can not be used: {error.strerror or error}",
+            "Name a directory that exists or can be made, and that this user may read and write.",
+        ) from error
+
+
+def _format_if_new(config: NodeConfig, disk: OsDisk) -> Formatted | None:
     paths = [os.path.abspath(path) for path in config.log_dirs]
     metadata_path = os.path.abspath(config.metadata_log_dir)
     everything = [*paths, *([] if metadata_path in paths else [metadata_path])]
+    for path in everything:
+        found = disk.stat(path)
+        if found is not None and not found.is_directory:
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a directory", path)
     missing = [path for path in everything if disk.stat(f"{path}/{META_FILE}") is None]
     if not missing:
         return None

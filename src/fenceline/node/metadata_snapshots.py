@@ -1,8 +1,8 @@
 """When to write a snapshot of the image, and writing it beside the running node.
 
-Owns the two limits of Kafka (bytes since the last one, time since the last one) and one of its own: a start that had to
-replay many records writes one soon, so that the next start is quick. One snapshot at a time, in a thread, from an
-immutable image; a failed one is reported and tried again at the next limit.
+Owns the two limits of Kafka (bytes since the last one, time since the last one) and one of its own: after a start that
+had to replay many records, one is written a little later, so that the next start is quick. One snapshot at a time, in a
+thread, from an immutable image; a failed one is reported and tried again at the next limit.
 
 Rules: snapshots.md N11, N12, N14-N16, N18.
 """
@@ -10,17 +10,20 @@ Rules: snapshots.md N11, N12, N14-N16, N18.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import Final
 
 from fenceline.config.node import NodeConfig
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
 from fenceline.node.metadata_batches import image_batches
 from fenceline.node.metadata_log import MetadataLog, SnapshotId
-from fenceline.quorum.control_records import Voter
+from fenceline.quorum.quorum import Quorum
 
-_REPLAYED_RECORDS = 50_000
+_REPLAYED_RECORDS: Final = 50_000
+_QUIET_S: Final = 10.0
+"""How long a node is left alone after its start."""
 
 
 class Snapshots:
@@ -36,35 +39,38 @@ class Snapshots:
         self._bytes = 0
         self._since_ms = clock.monotonic_ms()
         self._running: asyncio.Future[None] | None = None
+        self._later: asyncio.TimerHandle | None = None
         self.last_error: Exception | None = None
         """Why the newest attempt failed; None when it did not."""
 
-    def replayed(
-        self, log_record_count: int, image: MetadataImage, kraft_version: int, voters: Sequence[Voter]
-    ) -> None:
-        """The node has started and had to read this many records from the log."""
+    def replayed(self, log_record_count: int, current: Callable[[], MetadataImage], quorum: Quorum) -> None:
+        """The node has started and had to read this many records from the log. `current` gives the committed image."""
         if log_record_count > _REPLAYED_RECORDS:
-            self._begin(image, kraft_version, voters)
+            loop = asyncio.get_running_loop()
+            self._later = loop.call_later(_QUIET_S, lambda: self._begin(current(), quorum))
 
-    def committed(self, size_bytes: int, image: MetadataImage, kraft_version: int, voters: Sequence[Voter]) -> None:
+    def committed(self, size_bytes: int, image: MetadataImage, quorum: Quorum) -> None:
         """`size_bytes` more of the log are committed; they end with `image`, at the end of a batch."""
         self._bytes += size_bytes
         late = 0 < self._interval_ms <= self._clock.monotonic_ms() - self._since_ms
         if self._bytes >= self._limit_bytes or late:
-            self._begin(image, kraft_version, voters)
+            self._begin(image, quorum)
 
     async def finish(self) -> None:
-        """Wait for a snapshot that is being written."""
+        """Begin no other, wait for the one that is being written."""
+        if self._later is not None:
+            self._later.cancel()
         if self._running is not None:
             await asyncio.wait([self._running])
 
-    def _begin(self, image: MetadataImage, kraft_version: int, voters: Sequence[Voter]) -> None:
+    def _begin(self, image: MetadataImage, quorum: Quorum) -> None:
         snapshot = SnapshotId(image.offset + 1, image.epoch)
         if self._running is not None or snapshot in self._log.snapshots:
             return
         self._bytes = 0
         self._since_ms = self._clock.monotonic_ms()
         now_ms = self._clock.now_ms()
+        kraft_version, voters = quorum.kraft_version, quorum.voters
 
         def write() -> None:
             batches = image_batches(
