@@ -220,3 +220,18 @@ def test_ten_thousand_partitions_cost_little(log_dir: LogDir) -> None:
     tracemalloc.stop()
     assert never_written < 4_096
     assert written < 4_096
+
+
+def test_the_metadata_log_beside_the_partitions_does_not_keep_the_mark_away(log_dir: LogDir) -> None:
+    """Its owner opens it, so that it is never among the opened partitions."""
+    log_dir.disk.mkdir(f"{log_dir.path}/__cluster_metadata-0")
+    append(partition(log_dir), 3)
+    again = reopened(log_dir, clean=True)
+    assert again.clean
+    again.close(clean=False)
+
+
+def test_a_directory_id_that_is_none(path: Path) -> None:
+    (path / "meta.properties").write_text(META.replace("directory.id=", "directory.id=%%"))
+    with pytest.raises(OperatorError, match=r"directory\.id=%%\S+ is no id"):
+        LogDir.open(str(path), OsDisk())

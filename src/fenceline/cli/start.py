@@ -1,7 +1,7 @@
 """`fenceline start`: run one node in the foreground until SIGTERM or Ctrl-C.
 
 Owns the command's options and exit codes: 0 after a clean stop, 1 when the operator has to mend something, 2 for wrong
-options, 130 after a second signal.
+options, 70 after an internal error, 130 after a second signal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fenceline.errors import OperatorError
+from fenceline.errors import InternalError, OperatorError
+
+EXIT_INTERNAL_ERROR = 70
 
 EXAMPLES = """\
 examples:
@@ -50,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Parse options, run the node, return the exit code."""
     options = parser().parse_args(arguments)
-    from fenceline.node.logs import configure
+    from fenceline.node.logs import Logger, configure
     from fenceline.node.run import run_node, settings_from_options
 
     configure(log_format=options.log_format, level=options.log_level)
@@ -62,3 +64,11 @@ def main(arguments: Sequence[str]) -> int:
         if error.advice:
             print(f"  {error.advice}", file=sys.stderr)
         return 1
+    except InternalError as error:
+        Logger("node").exception("internal error, the node has stopped")
+        print(f"fenceline: internal error: {error}", file=sys.stderr)
+        print(
+            "  This is a bug of Fenceline. Keep the data directory and the log lines before, report them.",
+            file=sys.stderr,
+        )
+        return EXIT_INTERNAL_ERROR

@@ -39,6 +39,10 @@ def read_properties(path: Path) -> dict[str, str]:
             f"Configuration file {path} can not be read: {error.strerror or error}",
             "Check the path and its permissions.",
         ) from error
+    if b"\0" in content:
+        raise OperatorError(
+            f"Configuration file {path} is no text: it has zero bytes", "Name a server.properties file, as Kafka's."
+        )
     try:
         text = content.decode()
     except UnicodeDecodeError:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 from fenceline.errors import OperatorError
-from fenceline.ids import TopicPartition, decode_uuid
+from fenceline.ids import METADATA_TOPIC, TopicPartition, decode_uuid
 from fenceline.log import maintenance
 from fenceline.log.checkpoints import (
     BadCheckpoint,
@@ -130,7 +130,7 @@ class LogDir:
             )
         log_dir = cls(disk, path, cluster_id=found_cluster, node_id=found_node, files=files)
         if "directory.id" in meta:
-            log_dir.directory_id = decode_uuid(meta["directory.id"])
+            log_dir.directory_id = _directory_id(meta["directory.id"], path)
         log_dir._take_lock()
         try:
             log_dir._read_state()
@@ -351,7 +351,7 @@ class LogDir:
                     failure = failure or error
             if clean and failure is None and not any(log.offline for log in self.open_logs.values()):
                 self.checkpoint_work()()
-                if self.clean or all(found.topic_partition in self.open_logs for found in self.existing()):
+                if self.clean or self._all_opened():
                     mark = {"version": 0, "brokerEpoch": self.broker_epoch}
                     replace_file(self.disk, f"{self.path}/{CLEAN_FILE}", json.dumps(mark).encode())
         except OSError as error:
@@ -363,6 +363,13 @@ class LogDir:
                 self._lock = -1
         if failure is not None:
             raise failure
+
+    def _all_opened(self) -> bool:
+        """Whether every partition here was opened, and so checked; the metadata log is checked by its owner."""
+        return all(
+            found.topic_partition in self.open_logs or found.topic_partition.topic == METADATA_TOPIC
+            for found in self.existing()
+        )
 
     def _save_together(self, dirty: list[PartitionLog]) -> StorageError | None:
         """Many logs at once: write them all, then one sync of the file system instead of several for each."""
@@ -395,6 +402,16 @@ def read_meta(disk: Disk, path: str) -> Mapping[str, str]:
             "Restore the file from a backup; its values are those of the other nodes' logs and configuration.",
         )
     return meta
+
+
+def _directory_id(text: str, path: str) -> UUID:
+    try:
+        return decode_uuid(text)
+    except ValueError:
+        raise OperatorError(
+            f"{path}/{META_FILE} is damaged: directory.id={text} is no id",
+            "Restore the file from a backup; the metadata log's voters name the id of this directory.",
+        ) from None
 
 
 def parse_partition_name(name: str) -> TopicPartition | None:

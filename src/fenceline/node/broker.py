@@ -35,7 +35,7 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.disk import OsDisk
-from fenceline.log.log_dir import LogDir
+from fenceline.log.log_dir import META_FILE, LogDir
 from fenceline.log.producer_state import Origin
 from fenceline.metadata.delta import Delta
 from fenceline.metadata.features import SUPPORTED, Levels
@@ -82,6 +82,8 @@ class Broker:
         self._incarnation_id = uuid4()
         self._is_fenced = True
         self._metrics_server: tuple[object, object] | None = None
+        self._metadata_dir: LogDir | None = None
+        """Holds the lock of `metadata.log.dir` where that is a directory of its own."""
         self._started: list[str] = []
 
     # --- what handlers see ----------------------------------------------------------------------------------------
@@ -215,12 +217,33 @@ class Broker:
     async def start(self) -> None:
         """Come up to where connections are taken. Raises OperatorError; call `stop` in any case."""
         self.loop = asyncio.get_running_loop()
+        try:
+            await self._start()
+        except (PeerError, OSError) as error:
+            # Nobody has asked anything yet: what a disk refuses now is the operator's.
+            raise OperatorError(
+                f"Node {self.node_id} can not start: {error}",
+                f"Check that {self.config.metadata_log_dir} has room, can be written and that its disk is healthy;"
+                " then start again.",
+            ) from error
+
+    async def _start(self) -> None:
         config = self.config
         disk = OsDisk()
         format_if_new(config)
         log_dir = LogDir.open(str(config.log_dirs[0]), disk, node_id=self.node_id)
         self.log_dirs: list[LogDir] = [log_dir]
-        assert log_dir.directory_id is not None, "formatting writes a directory id"
+        if log_dir.directory_id is None:
+            raise OperatorError(
+                f"{log_dir.path}/{META_FILE} has no directory.id",
+                "It was written before Kafka 3.7 or cut short. Start Apache Kafka 4 once on this directory, or restore"
+                " the file from a backup.",
+            )
+        if config.metadata_log_dir != config.log_dirs[0]:
+            # Locked and checked as the first one: its owner and its cluster must be the same.
+            self._metadata_dir = LogDir.open(
+                str(config.metadata_log_dir), disk, cluster_id=log_dir.cluster_id, node_id=self.node_id
+            )
         self.controller = ControllerDriver(
             config=config,
             disk=disk,
@@ -278,22 +301,25 @@ class Broker:
             self._metrics_server[0].shutdown()  # type: ignore[attr-defined]
         if "maintenance" in self._started:
             await self.maintenance.stop()
-        clean = False
         if "controller" in self._started:
             self.groups.close()
+            if self.broker_epoch >= 0:
+                try:
+                    await self._say_goodbye()
+                except PeerError as error:
+                    log.warning("controlled shutdown failed", reason=error.message)
             try:
-                await self._say_goodbye()
-                clean = True
-            except PeerError as error:
-                log.warning("controlled shutdown failed", reason=error.message)
-        if "controller" in self._started:
-            await self.controller.stop()
+                await self.controller.stop()
+            except (PeerError, OSError) as error:
+                log.error("the metadata log was not closed cleanly, the next start will check it", reason=str(error))
         for log_dir in getattr(self, "log_dirs", ()):
             log_dir.broker_epoch = self.broker_epoch
             try:
-                await self.loop.run_in_executor(self.disk_threads, log_dir.close, clean)
+                await self.loop.run_in_executor(self.disk_threads, log_dir.close)
             except PeerError as error:
                 log.error("the stop was not clean, the next start will check the logs", reason=error.message)
+        if self._metadata_dir is not None:
+            self._metadata_dir.close(clean=False)
         self.disk_threads.shutdown()
 
     def _make_server(self) -> Server:

@@ -131,7 +131,7 @@ def _format_if_new(config: NodeConfig, disk: OsDisk) -> Formatted | None:
             )
     return format_directory(
         paths,
-        cluster_id=encode_uuid(uuid4()),
+        cluster_id=encode_uuid(_random_id()),
         node_id=config.node_id,
         metadata_log_dir=metadata_path,
         voter_endpoint=controller_endpoint(config),
@@ -216,7 +216,7 @@ def _format_one(
 ) -> None:
     """`meta.properties` comes last: until it is there, the directory counts as not formatted."""
     os.makedirs(path, exist_ok=True) if isinstance(disk, OsDisk) else _make(disk, path)
-    directory_id = _random_directory_id()
+    directory_id = _random_id()
     levels = fresh_levels(metadata_version)
     records: list[MetadataRecord] = [FeatureLevelRecord(name, level) for name, level in levels.items()]
     batches = snapshot_batches(
@@ -248,12 +248,12 @@ def _format_one(
     replace_file(disk, f"{path}/{META_FILE}", format_properties(meta).encode())
 
 
-def _random_directory_id() -> UUID:
-    """Random, never one of the reserved ids nor one whose text starts with a dash."""
+def _random_id() -> UUID:
+    """Random, never one whose text starts with a dash, which tools would take for an option."""
     while True:
-        directory_id = uuid4()
-        if not encode_uuid(directory_id).startswith("-"):
-            return directory_id
+        made = uuid4()
+        if not encode_uuid(made).startswith("-"):
+            return made
 
 
 def _make(disk: Disk, path: str) -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
@@ -53,6 +54,12 @@ def run_node(config_file: Path | None, overrides: Mapping[str, str]) -> int:
         return runner.run(_serve(config))
 
 
+def _report_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What nobody awaited or caught is our bug: one structured line with its traceback, and the node goes on."""
+    error = context.get("exception")
+    log.error("unhandled", detail=context.get("message", ""), exc_info=error)
+
+
 async def _serve(config: NodeConfig) -> int:
     from fenceline.node.broker import Broker
 
@@ -64,6 +71,7 @@ async def _serve(config: NodeConfig) -> int:
             os._exit(_EXIT_SECOND_SIGNAL)
         stop.set()
 
+    loop.set_exception_handler(_report_unhandled)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     broker = Broker(config)

@@ -12,6 +12,8 @@ Owns every open connection. Decides nothing of the protocol: a request goes to i
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -88,10 +90,9 @@ class Server:
                 start_serving=False,
             )
         except OSError as error:
+            reason, advice = _why_not_bound(error)
             raise OperatorError(
-                f"Listener {listener} can not be opened on {host or '*'}:{port}: {error.strerror or error}",
-                "Another process holds that address (see `ss -ltnp`), or it is not of this machine."
-                " Stop the other process or choose another port with --listen or `listeners`.",
+                f"Listener {listener} can not be opened on {host or '*'}:{port}: {reason}", advice
             ) from error
         self._servers.append(server)
         for opened in server.sockets:
@@ -244,6 +245,28 @@ class Server:
         answered = version if error is ErrorCode.NONE else 0
         encoded = encode_api_versions(answered, error, self.api_ranges, self.broker)
         return encode_response_frame(ApiKey.API_VERSIONS, answered, correlation_id, encoded)
+
+
+def _why_not_bound(error: OSError) -> tuple[str, str]:
+    """Reason and advice, in the operator's words; the loop's own text repeats the address."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error), "The host's name is not known here. Correct --listen or `listeners`."
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    match error.errno:
+        case errno.EADDRINUSE:
+            advice = (
+                "Another process has that port (`ss -ltnp` names it). Stop it, or choose another with --listen."
+            )
+        case errno.EADDRNOTAVAIL:
+            advice = (
+                "That address is not of this machine. Listen on one that is, or on all with an empty host (:9092);"
+                " what clients are told is set by advertised.listeners."
+            )
+        case errno.EACCES | errno.EPERM:
+            advice = "Ports below 1024 need privileges. Choose a higher port with --listen."
+        case _:
+            advice = "Choose another address with --listen or `listeners`."
+    return reason, advice
 
 
 def _top_level_error(error: PeerError) -> dict[str, Any]:
