@@ -29,7 +29,7 @@ from uuid import UUID
 from fenceline.config.node import NodeConfig
 from fenceline.controller.controller import Controller
 from fenceline.controller.requests import BalanceLeaders, FenceStaleBroker, Request, WriteBootstrapRecords, WriteNoOp
-from fenceline.controller.state import MAX_RECORDS, ControllerSettings
+from fenceline.controller.state import ControllerSettings
 from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
 from fenceline.log.disk import Disk
 from fenceline.log.errors import StorageError
@@ -39,7 +39,7 @@ from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import AbortTransactionRecord, MetadataRecord
 from fenceline.node.clock import Clock
 from fenceline.node.format import controller_endpoint, read_bootstrap_features
-from fenceline.node.metadata_batches import control_batch, record_batch
+from fenceline.node.metadata_batches import DecisionBatches, control_batch, record_batch
 from fenceline.node.metadata_log import MetadataLog, Replayed
 from fenceline.node.metadata_snapshots import Snapshots
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter
@@ -47,7 +47,6 @@ from fenceline.quorum.quorum import AdvanceHighWatermark, AppendControlBatch, Du
 
 Listener = Callable[[MetadataImage, Delta], None]
 
-_BATCH_RECORDS: Final = 1000
 _KRAFT_LEVELS: Final = KRaftVersionFeature(0, 1)
 _STALE_CHECKS_PER_SESSION: Final = 8
 _STATIC_TOPIC_CONFIGS: Final = ("min.insync.replicas", "unclean.leader.election.enable")
@@ -329,7 +328,7 @@ class ControllerDriver:
         epoch = self._quorum.epoch
         now_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
         first_offset = controller.next_offset
-        batches = _Batches(now_ms)
+        batches = DecisionBatches(now_ms)
         flight = _Flight(first_offset)
         for waiting in queue:
             try:
@@ -491,37 +490,6 @@ class ControllerDriver:
     def _ignore(answer: asyncio.Future[Any]) -> None:
         """Nobody waits for it; its failure is that of the next request."""
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-class _Batches:
-    """Decisions' records gathered into batches: an atomic decision lies in one (C3), small ones share one."""
-
-    def __init__(self, now_ms: int) -> None:
-        self._now_ms = now_ms
-        self._content = bytearray()
-        self._group: list[MetadataRecord] = []
-        self._version = 0
-
-    def add(self, records: Sequence[MetadataRecord], atomic: bool, metadata_version: int) -> None:
-        if self._group and (len(self._group) + len(records) > _BATCH_RECORDS or metadata_version != self._version):
-            self._close()
-        self._version = metadata_version
-        if atomic:
-            self._group.extend(records)
-            return
-        for start in range(0, len(records), MAX_RECORDS):
-            self._group.extend(records[start : start + MAX_RECORDS])
-            if len(self._group) >= MAX_RECORDS:
-                self._close()
-
-    def finish(self) -> bytearray:
-        if self._group:
-            self._close()
-        return self._content
-
-    def _close(self) -> None:
-        self._content += record_batch(self._group, self._version or LATEST_METADATA_VERSION, self._now_ms)
-        self._group = []
 
 
 def _partitions_gained(delta: Delta) -> int:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Final
 
+from fenceline.controller.state import MAX_RECORDS
+from fenceline.metadata.features import LATEST_METADATA_VERSION
 from fenceline.metadata.image import MetadataImage
 from fenceline.metadata.records import MetadataRecord, encode_record
 from fenceline.metadata.snapshot import RECORDS_PER_BATCH, image_records
@@ -23,6 +26,8 @@ from fenceline.quorum.control_records import (
     encode_control,
 )
 from fenceline.records.build import build_batch
+
+_BATCH_RECORDS: Final = 1000
 
 
 def record_batch(
@@ -90,3 +95,34 @@ def image_batches(
         kraft_version=kraft_version,
         voters=voters,
     )
+
+
+class DecisionBatches:
+    """Decisions' records gathered into batches: an atomic decision lies in one (C3), small ones share one."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._content = bytearray()
+        self._group: list[MetadataRecord] = []
+        self._version = 0
+
+    def add(self, records: Sequence[MetadataRecord], atomic: bool, metadata_version: int) -> None:
+        if self._group and (len(self._group) + len(records) > _BATCH_RECORDS or metadata_version != self._version):
+            self._close()
+        self._version = metadata_version
+        if atomic:
+            self._group.extend(records)
+            return
+        for start in range(0, len(records), MAX_RECORDS):
+            self._group.extend(records[start : start + MAX_RECORDS])
+            if len(self._group) >= MAX_RECORDS:
+                self._close()
+
+    def finish(self) -> bytearray:
+        if self._group:
+            self._close()
+        return self._content
+
+    def _close(self) -> None:
+        self._content += record_batch(self._group, self._version or LATEST_METADATA_VERSION, self._now_ms)
+        self._group = []
