@@ -35,6 +35,7 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.disk import OsDisk
+from fenceline.log.errors import StorageError
 from fenceline.log.log_dir import META_FILE, LogDir
 from fenceline.log.producer_state import Origin
 from fenceline.metadata.delta import Delta
@@ -52,6 +53,7 @@ from fenceline.node.metrics import NodeMetrics
 from fenceline.node.producing import Producing
 from fenceline.node.replicas import Replica, Replicas
 from fenceline.node.server import RawHandler, Server
+from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
 from fenceline.wire.apis import ApiKey
@@ -60,6 +62,8 @@ from fenceline.wire.produce import NodeEndpoint
 log = Logger("broker")
 
 _DISK_THREADS: Final = 4
+_GOODBYES: Final = 3
+"""Heartbeats of a controlled shutdown: the first moves leaders away, a later one sees that nothing is led any more."""
 _RECEIVE_BUDGET_BYTES: Final = 512 << 20
 """Stands in for `queued.max.request.bytes=-1`, Kafka's unlimited default: receive memory is always bounded here."""
 _READ_CHUNK_BYTES: Final = 1 << 20
@@ -74,6 +78,7 @@ class Broker:
         self.clock: Clock = clock or SystemClock()
         self.rng = rng or Random()
         self.metrics = NodeMetrics()
+        self.storage_trouble = StorageTrouble(self.clock)
         self.supported_features: Mapping[str, Levels] = SUPPORTED
         self.disk_threads = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self.endpoints: tuple[Listener, ...] = ()
@@ -181,9 +186,13 @@ class Broker:
         leader = replica.leader
         assert leader is not None, "a leader without leader state"
         batch = build_batch([(now_ms, key, value, ()) for key, value in records])
-        appended = replica.log.append_as_leader(
-            memoryview(batch), leader_epoch=leader.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
-        )
+        try:
+            appended = replica.log.append_as_leader(
+                memoryview(batch), leader_epoch=leader.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
+            )
+        except StorageError as error:
+            self.storage_trouble.refused(topic_partition, replica.log.log_end_offset, error)
+            raise
         replica.appended()
         return appended.base_offset
 
@@ -206,9 +215,9 @@ class Broker:
             return
         try:
             await self.loop.run_in_executor(self.disk_threads, work)
-        except PeerError as error:
-            work.failed(error)  # type: ignore[arg-type]
-            self.partitions.set_offline(replica.topic_partition, error.message)
+        except StorageError as error:
+            work.failed(error)
+            self.partitions.storage_failed(replica, error)
             return
         work.done()
 
@@ -381,7 +390,9 @@ class Broker:
     async def heartbeat(self) -> None:
         """Tell the controller that this broker lives. Raises PeerError."""
         answer = await self.controller.submit(
-            BrokerHeartbeat(self.node_id, self.broker_epoch, current_metadata_offset=self.image.offset)
+            BrokerHeartbeat(
+                self.node_id, self.broker_epoch, current_metadata_offset=self.image.offset, cordoned_log_dirs=()
+            )
         )
         if answer.is_fenced and not self._is_fenced:
             log.warning("broker fenced", epoch=self.broker_epoch)
@@ -390,11 +401,19 @@ class Broker:
         self._is_fenced = answer.is_fenced
 
     async def _say_goodbye(self) -> None:
-        await self.controller.submit(
-            BrokerHeartbeat(
-                self.node_id, self.broker_epoch, current_metadata_offset=self.image.offset, want_shut_down=True
+        for _ in range(_GOODBYES):
+            answer = await self.controller.submit(
+                BrokerHeartbeat(
+                    self.node_id,
+                    self.broker_epoch,
+                    current_metadata_offset=self.image.offset,
+                    want_shut_down=True,
+                    cordoned_log_dirs=(),
+                )
             )
-        )
+            if answer.should_shut_down:
+                return
+        log.warning("the controller did not let this broker go", epoch=self.broker_epoch)
 
     async def _recover_after_crash(self) -> None:
         """Check every log past its recovery point, in a thread; finish deletions that were interrupted."""
