@@ -11,7 +11,11 @@ from fenceline.client.admin import Admin, NewTopic
 from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
 from fenceline.testing.node import EmbeddedNode
 
-_SETTINGS = {"offsets.topic.num.partitions": "4", "group.min.session.timeout.ms": "1000"}
+_SETTINGS = {
+    "offsets.topic.num.partitions": "4",
+    "group.min.session.timeout.ms": "1000",
+    "group.initial.rebalance.delay.ms": "0",
+}
 _numbers = itertools.count()
 
 

@@ -106,6 +106,7 @@ class AsyncConsumer:
         if pattern is not None:
             self._pattern = re.compile(pattern.removeprefix("^"))
             self.cluster.tracked = None
+            self.cluster.request_refresh()
             self._metadata_changed()
         else:
             self._pattern = None
@@ -526,6 +527,7 @@ class AsyncConsumer:
         self.cluster.tracked = set(topics)
         if topics - self.cluster.metadata.topics.keys():
             self.cluster.request_refresh()
+        self.cluster.keep_fresh()
 
     def _drop_held(self) -> None:
         """Forget a piece that is partly handed out, when its partition is not ours any more."""

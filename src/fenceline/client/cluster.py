@@ -338,20 +338,35 @@ class Cluster:
     def request_refresh(self) -> None:
         """Metadata is stale: have it refreshed soon, in the background, at most once each `retry.backoff.ms`."""
         self._refresh_wanted.set()
+        self.keep_fresh()
+
+    def keep_fresh(self) -> None:
+        """From now on refresh metadata every `metadata.max.age.ms`, sooner while a tracked topic is not to be seen."""
         if self._keeper is None and not self._closed:
             self._keeper = asyncio.ensure_future(self._keep_fresh())
 
     async def _keep_fresh(self) -> None:
+        fruitless = 0
+        backoff = self.config["retry.backoff.ms"], self.config["retry.backoff.max.ms"]
         while not self._closed:
+            age_ms = self.config["metadata.max.age.ms"]
+            wait_ms = min(age_ms, backoff_ms(fruitless, *backoff)) if fruitless else age_ms
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.config["metadata.max.age.ms"] / 1000):
+                async with asyncio.timeout(wait_ms / 1000):
                     await self._refresh_wanted.wait()
             self._refresh_wanted.clear()
             try:
                 await self.refresh()
+                fruitless = fruitless + 1 if self._misses_topics() else 0
             except Exception as error:
+                fruitless += 1
                 _log.warning("metadata could not be refreshed: %s", error)
             await asyncio.sleep(self.config["retry.backoff.ms"] / 1000)
+
+    def _misses_topics(self) -> bool:
+        """Whether a tracked topic is unknown to the brokers: it may have been created a moment ago."""
+        known = self.metadata.topics
+        return any(name not in known or not known[name].partitions for name in self.tracked or ())
 
     async def leader(self, tp: TopicPartition, deadline: Deadline) -> LeaderAndEpoch:
         """The partition's leader, asking for metadata until one is known.

@@ -277,6 +277,9 @@ class Group:
         if topics - self._cluster.metadata.topics.keys():
             await self._cluster.fetch_metadata(sorted(topics), deadline)
         self._counts_when_led = self._counts(dict.fromkeys(topics, 0))
+        if not all(self._counts_when_led.values()):
+            # A topic that is not to be seen yet: when it is, `metadata_changed` starts another round.
+            self._cluster.request_refresh()
         return assignor.assign(subscriptions, self._counts_when_led)
 
     def _counts(self, topics: Mapping[str, int]) -> dict[str, int]:

@@ -176,6 +176,7 @@ class AsyncProducer:
         """Have the topic's partitions at hand. Raises PeerError when it does not exist within max.block.ms."""
         assert self.cluster.tracked is not None
         self.cluster.tracked.add(topic)
+        self.cluster.keep_fresh()
         deadline = Deadline(self.config["max.block.ms"])
         while topic not in self._core.partitions:
             auto_create = self.config["allow.auto.create.topics"]

@@ -1,0 +1,220 @@
+"""Groups on real brokers: sharing, rebalances, static members, and life beside librdkafka's consumers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+from confluent_kafka import Consumer as ConfluentConsumer
+
+from fenceline.client.admin import Admin, NewTopic
+from fenceline.client.consumer import Consumer
+from fenceline.client.errors import CommitFailedError
+from fenceline.client.producer import Producer
+from fenceline.ids import TopicPartition
+
+MakeTopic = Callable[..., str]
+Unique = Callable[[str], str]
+_STRATEGIES = ["range", "roundrobin", "sticky", "cooperative-sticky"]
+
+
+class Member:
+    """A consumer that polls in a thread of its own and remembers what happened to it."""
+
+    def __init__(self, bootstrap: str, topics: list[str], **config: object) -> None:
+        defaults = {
+            "auto.offset.reset": "earliest",
+            "heartbeat.interval.ms": 100,
+            "session.timeout.ms": 6_000,
+            "auto.commit.interval.ms": 50,
+        }
+        self.values: list[bytes] = []
+        self.assigned: list[list[TopicPartition]] = []
+        self.revoked: list[list[TopicPartition]] = []
+        self.error: BaseException | None = None
+        self.consumer = Consumer(bootstrap, **{**defaults, **config})
+        self.consumer.subscribe(topics, on_assigned=self.assigned.append, on_revoked=self.revoked.append)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self.values += [record.value or b"" for record in self.consumer.poll(100)]
+            self.consumer.close()
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def partitions(self) -> set[TopicPartition]:
+        return set(self.consumer.assignment())
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(40)
+        assert not self._thread.is_alive(), "the member did not end"
+        if self.error is not None:
+            raise self.error
+
+    def __enter__(self) -> Member:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _until(condition: Callable[[], bool], what: str, timeout_s: float = 40) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, f"did not come about: {what}"
+        time.sleep(0.02)
+
+
+def _balanced(members: list[Member], count: int) -> bool:
+    shares = [m.partitions for m in members]
+    return sum(map(len, shares)) == count == len(set().union(*shares)) and all(shares)
+
+
+@pytest.mark.parametrize("strategy", _STRATEGIES)
+def test_members_come_and_go_and_every_record_is_read(
+    bootstrap: str, make_topic: MakeTopic, unique: Unique, strategy: str
+) -> None:
+    topic, group = make_topic(6), unique("group")
+    config = {"group.id": group, "partition.assignment.strategy": strategy}
+    values = [b"%d" % i for i in range(900)]
+    with Producer(bootstrap) as producer, ExitStack() as stack:
+        first = stack.enter_context(Member(bootstrap, [topic], **config))
+        _until(lambda: _balanced([first], 6), "the first has all")
+        for i, value in enumerate(values[:300]):
+            producer.send(topic, value, partition=i % 6)
+        producer.flush()
+        second = Member(bootstrap, [topic], **config)
+        _until(lambda: _balanced([first, second], 6), "two share")
+        assert len(second.partitions) == 3
+        for i, value in enumerate(values[300:600]):
+            producer.send(topic, value, partition=i % 6)
+        producer.flush()
+        _until(lambda: {*first.values, *second.values} >= set(values[:600]), "both read")
+        second.stop()
+        _until(lambda: _balanced([first], 6), "the first has all again")
+        for i, value in enumerate(values[600:]):
+            producer.send(topic, value, partition=i % 6)
+        producer.flush()
+        _until(lambda: {*first.values, *second.values} == set(values), "all is read")
+    # Nothing failed, so nothing was read twice either: commits came before partitions went.
+    assert sorted([*first.values, *second.values]) == sorted(values)
+    if strategy == "cooperative-sticky":
+        assert all(len(given_up) <= 3 for given_up in first.revoked[:1]), "only what the other needs is given up"
+
+
+def test_next_to_librdkafkas_members(bootstrap: str, make_topic: MakeTopic, unique: Unique) -> None:
+    topic, group = make_topic(4), unique("group")
+    for strategy in ("range", "cooperative-sticky"):
+        config = {"group.id": f"{group}-{strategy}", "partition.assignment.strategy": strategy}
+        other = ConfluentConsumer({**config, "bootstrap.servers": bootstrap, "heartbeat.interval.ms": 100})
+        try:
+            other.subscribe([topic])
+            with Member(bootstrap, [topic], **config) as ours:
+
+                def shared(ours: Member = ours, other: ConfluentConsumer = other) -> bool:
+                    other.poll(0.05)
+                    theirs = {TopicPartition(p.topic, p.partition) for p in other.assignment()}
+                    return len(ours.partitions) == 2 and len(theirs) == 2 and not ours.partitions & theirs
+
+                _until(shared, f"two and two by {strategy}")
+        finally:
+            other.close()
+
+
+def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(
+    bootstrap: str, make_topic: MakeTopic, unique: Unique
+) -> None:
+    topic, group = make_topic(4), unique("group")
+    config = {"group.id": group, "partition.assignment.strategy": "range", "session.timeout.ms": 20_000}
+    with Member(bootstrap, [topic], **config, **{"group.instance.id": "a"}) as first:
+        second = Member(bootstrap, [topic], **config, **{"group.instance.id": "b"})
+        _until(lambda: _balanced([first, second], 4), "two share")
+        before, rounds = second.partitions, len(first.assigned)
+        second.stop()
+        with Member(bootstrap, [topic], **config, **{"group.instance.id": "b"}) as again:
+            _until(lambda: again.partitions == before, "the old partitions are back")
+            assert len(first.assigned) == rounds
+
+
+def test_a_growing_topic_is_dealt_out_anew(bootstrap: str, admin: Admin, make_topic: MakeTopic, unique: Unique) -> None:
+    topic = make_topic(1)
+    with Member(bootstrap, [topic], **{"group.id": unique("group"), "metadata.max.age.ms": 200}) as member:
+        _until(lambda: len(member.partitions) == 1, "one partition")
+        admin.create_partitions({topic: 3})
+        _until(lambda: len(member.partitions) == 3, "three partitions")
+
+
+def test_a_pattern_follows_topics_as_they_appear(bootstrap: str, admin: Admin, unique: Unique) -> None:
+    stem = unique("pattern")
+    admin.create_topics([NewTopic(f"{stem}.a", 1, 1)])
+    with Consumer(bootstrap, group_id=unique("group"), metadata_max_age_ms=200) as consumer:
+        consumer.subscribe(pattern=f"^{stem}\\..*")
+
+        def topics() -> set[str]:
+            consumer.poll(50)
+            return {tp.topic for tp in consumer.assignment()}
+
+        _until(lambda: topics() == {f"{stem}.a"}, "the first topic")
+        admin.create_topics([NewTopic(f"{stem}.b", 1, 1)])
+        _until(lambda: topics() == {f"{stem}.a", f"{stem}.b"}, "the second topic")
+    admin.delete_topics([f"{stem}.a", f"{stem}.b"])
+
+
+def test_listeners_may_commit_and_seek(bootstrap: str, make_topic: MakeTopic, unique: Unique, admin: Admin) -> None:
+    tp, group = TopicPartition(make_topic(), 0), unique("group")
+    with Producer(bootstrap) as producer:
+        for i in range(10):
+            producer.send(tp.topic, b"%d" % i)
+    config = {"group.id": group, "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+    with Consumer(bootstrap, **config) as consumer:
+        consumer.subscribe(
+            [tp.topic],
+            on_assigned=lambda given: [consumer.seek(one, 4) for one in given] and None,
+            on_revoked=lambda _: consumer.commit(),
+        )
+        found: list[bytes | None] = []
+        while len(found) < 3:
+            found += [r.value for r in consumer.poll(500, max_records=3 - len(found))]
+        assert found == [b"4", b"5", b"6"]
+    assert admin.list_group_offsets(group)[tp].offset == 7
+
+
+def test_who_does_not_poll_loses_its_partitions_and_its_commit_is_refused(
+    bootstrap: str, make_topic: MakeTopic, unique: Unique
+) -> None:
+    topic, group = make_topic(2), unique("group")
+    config = {"group.id": group, "heartbeat.interval.ms": 50, "session.timeout.ms": 6_000}
+    lost: list[TopicPartition] = []
+    slow = Consumer(bootstrap, **config, **{"max.poll.interval.ms": 400, "enable.auto.commit": False})
+    slow.subscribe([topic], on_lost=lost.extend)
+    _until(lambda: slow.poll(50) == [] and len(slow.assignment()) == 2, "assigned")
+    with Member(bootstrap, [topic], **config) as other:
+        _until(lambda: len(other.partitions) == 2, "the other has both")
+        with pytest.raises(CommitFailedError, match=r"max\.poll\.interval\.ms"):
+            slow.commit({TopicPartition(topic, 0): 0})
+        _until(lambda: slow.poll(50) == [] and len(slow.assignment()) == 1, "the slow one is back")
+    assert len(lost) == 2
+    slow.close()
+
+
+def test_unsubscribing_leaves_the_group(bootstrap: str, make_topic: MakeTopic, unique: Unique, admin: Admin) -> None:
+    topic, group = make_topic(1), unique("group")
+    with Consumer(bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        _until(lambda: consumer.poll(50) == [] and len(consumer.assignment()) == 1, "assigned")
+        assert consumer.subscription() == {topic}
+        assert len(admin.describe_groups([group])[group].members) == 1
+        consumer.unsubscribe()
+        assert consumer.assignment() == []
+        assert admin.describe_groups([group])[group].state == "Empty"
+        consumer.assign([TopicPartition(topic, 0)])
+        assert consumer.poll(10) == []
