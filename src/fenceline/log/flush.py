@@ -31,6 +31,8 @@ class FlushWork:
     on_done: Callable[[FlushWork], None]
     on_failed: Callable[[FlushWork, StorageError], None]
     epochs_too: bool = False
+    batches_safe: bool = False
+    """Whether every batch is on the disk; what is left then can be made anew from them."""
     _finished: bool = field(default=False)
     _abandoned: bool = field(default=False)
     _running: threading.Lock = field(default_factory=threading.Lock)
@@ -57,6 +59,7 @@ class FlushWork:
                 finally:
                     self.descriptors.pop()
                     self.disk.close(fd)
+            self.batches_safe = True
             for segment in self.sealed:
                 segment.save_indexes(durable=True)
             for path, content in self.files:

@@ -84,6 +84,8 @@ class LogDir:
         """Goes into the clean mark; set by the node once it is registered."""
         self.open_logs: dict[TopicPartition, PartitionLog] = {}
         self.offline: dict[TopicPartition, CorruptLog] = {}
+        self.damaged: dict[str, str] = {}
+        """Checkpoints that could not be read, and why; the node says so."""
         self.jitter_ms: Callable[[int], int] | None = None
         self._lock = -1
         self._recovery_points: dict[TopicPartition, int] = {}
@@ -168,9 +170,10 @@ class LogDir:
     def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
         try:
             found = read_offsets(self.disk, f"{self.path}/{name}")
-        except (BadCheckpoint, UnicodeDecodeError):
+        except (BadCheckpoint, UnicodeDecodeError) as error:
             # Without recovery points everything is checked again, without the others they are found from the log.
             self.clean = self.clean and name != RECOVERY_POINTS
+            self.damaged[name] = str(error)
             found = {}
         self._written[name] = dict(found)
         return found

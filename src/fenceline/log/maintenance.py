@@ -109,7 +109,7 @@ def _flushed(log: PartitionLog, work: FlushWork) -> None:
 
 def _flush_failed(log: PartitionLog, work: FlushWork, error: StorageError) -> None:
     _take_back(log, work)
-    if not error.disk_full:
+    if not (error.disk_full and work.batches_safe):
         # A failed fsync may have dropped the pages: going on would acknowledge what the disk does not hold.
         log.offline = StorageError(
             f"{log.topic_partition} takes no more records: {error.message}. Check the disk, then restart the node",
@@ -200,7 +200,13 @@ def _remove_while(log: PartitionLog, now_ms: int, reason: str, due: _Due) -> lis
         return []
     if count == len(segments):
         # Everything goes: the log needs an empty segment to go on in, or the log end would be forgotten.
-        log._start_segment(log.log_end_offset, now_ms)
+        try:
+            log._start_segment(log.log_end_offset, now_ms)
+        except OSError:
+            # A full disk has no room for the empty segment: what goes before it makes some.
+            count -= 1
+            if count == 0:
+                raise
     gone = segments[:count]
     del segments[:count], log._bases[:count]
     start = segments[0].base_offset

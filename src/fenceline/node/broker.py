@@ -36,7 +36,7 @@ from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.disk import OsDisk
 from fenceline.log.errors import StorageError
-from fenceline.log.log_dir import META_FILE, LogDir
+from fenceline.log.log_dir import HIGH_WATERMARKS, LOG_STARTS, META_FILE, RECOVERY_POINTS, LogDir
 from fenceline.log.producer_state import Origin
 from fenceline.metadata.delta import Delta
 from fenceline.metadata.features import SUPPORTED, Levels
@@ -67,6 +67,18 @@ _GOODBYES: Final = 3
 _RECEIVE_BUDGET_BYTES: Final = 512 << 20
 """Stands in for `queued.max.request.bytes=-1`, Kafka's unlimited default: receive memory is always bounded here."""
 _READ_CHUNK_BYTES: Final = 1 << 20
+
+
+_LOST_WITH_CHECKPOINT: Final[Mapping[str, str]] = {
+    RECOVERY_POINTS: "every log is checked from its start, which may take a while",
+    LOG_STARTS: "records that DeleteRecords had taken out of the middle of a segment may be read again",
+    HIGH_WATERMARKS: "high watermarks are found anew from the logs",
+}
+
+
+def _tell_damage(log_dir: LogDir) -> None:
+    for name, reason in log_dir.damaged.items():
+        log.warning("checkpoint damaged, going on without it", reason=reason, consequence=_LOST_WITH_CHECKPOINT[name])
 
 
 class Broker:
@@ -248,6 +260,7 @@ class Broker:
                 "It was written before Kafka 3.7 or cut short. Start Apache Kafka 4 once on this directory, or restore"
                 " the file from a backup.",
             )
+        _tell_damage(log_dir)
         if config.metadata_log_dir != config.log_dirs[0]:
             # Locked and checked as the first one: its owner and its cluster must be the same.
             self._metadata_dir = LogDir.open(

@@ -175,6 +175,18 @@ class Connection(asyncio.BufferedProtocol):
         return freed
 
     @property
+    def stalled_bytes(self) -> int:
+        """Bytes of a request that is not whole yet and holds receive memory of the budget; 0 without one."""
+        if self._pending is not None or not self.holds_budget:
+            return 0
+        return self._end - self._start
+
+    @property
+    def holds_budget(self) -> bool:
+        """Whether the receive buffer is larger than the first one, which every connection has."""
+        return len(self._buffer) > INITIAL_BUFFER_BYTES
+
+    @property
     def is_busy(self) -> bool:
         """Whether a request is being handled or an answer is not yet sent."""
         transport = self._transport
@@ -209,6 +221,11 @@ class Connection(asyncio.BufferedProtocol):
             except MalformedRequest as error:
                 self.close(f"malformed request: {error}")
                 return
+            except Exception:
+                # Our bug. Without an answer the peer must not wait for one.
+                log.exception("request failed", peer=self.peer)
+                self.close("internal error, see the log line before")
+                return
             if type(outcome) is list:
                 self.send(outcome)
             elif isinstance(outcome, PendingAnswer):
@@ -216,6 +233,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._pending = outcome
         if self._start == self._end:
             self._start = self._end = 0
+            if self._server.wants_room and (freed := self.shrink_idle_buffer()):
+                self._server.give_back(freed)
         self._read_or_pause()
 
     def _make_room(self, frame_bytes: int) -> bool:

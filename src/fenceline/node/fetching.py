@@ -16,12 +16,13 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.log.errors import StorageError
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.logs import Logger
 from fenceline.node.server import Buffer, frame_of
 from fenceline.replica.fetch_session import FetchSessions, SessionAnswer
-from fenceline.replica.leader import IsolationLevel, check_leader_epoch
+from fenceline.replica.leader import NO_EPOCH, IsolationLevel, check_leader_epoch
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import (
     FetchedPartition,
@@ -44,6 +45,8 @@ MIN_VERSION: Final = 4
 MAX_VERSION: Final = 18
 _FIRST_WITH_TOPIC_IDS: Final = 13
 _FIRST_WITH_LEADER_HINT: Final = 16
+_ISOLATION_LEVELS: Final = (0, 1)
+_MISSING: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 _HINTED_ERRORS: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
@@ -73,6 +76,10 @@ class Fetching:
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer:
         request = parse_request(context.api_version, body)
+        if request.isolation_level not in _ISOLATION_LEVELS:
+            return frame_of(
+                ApiKey.FETCH, context, encode_response(context.api_version, _refused(request, context.api_version))
+            )
         try:
             answer = self._sessions.begin(
                 request,
@@ -84,7 +91,7 @@ class Fetching:
             return frame_of(
                 ApiKey.FETCH, context, encode_response(context.api_version, FetchResponse([], error_code=error.code))
             )
-        result = self.read(request, answer.partitions)
+        result = self.read(request, answer)
         if self.is_ready(request, answer, result):
             if not result.cold:
                 return self.frame(context, answer, result)
@@ -109,6 +116,8 @@ class Fetching:
             try:
                 self._read_partition(request, partition, budget - result.size_bytes, result)
             except PeerError as error:
+                if isinstance(error, StorageError):
+                    self._storage_failed(partition, error)
                 result.must_answer = True
                 result.fetched.append(self._failed(partition, error.code))
         return result
@@ -119,15 +128,16 @@ class Fetching:
         replica = self._replicas.leader(partition.topic, partition.topic_id, partition.index)
         leader = replica.leader
         assert leader is not None, "a leader without leader state"
-        code = check_leader_epoch(partition.current_leader_epoch, leader.leader_epoch)
+        # Every negative epoch is none here (ListOffsets takes -1 alone).
+        code = check_leader_epoch(max(partition.current_leader_epoch, NO_EPOCH), leader.leader_epoch)
         if code is not ErrorCode.NONE:
             raise PeerError(code)
         if request.replica_id >= 0:
             # Nobody replicates from a node that is its partitions' only replica (`epochs.md E30`).
-            known = partition.current_leader_epoch != -1
+            known = partition.current_leader_epoch >= 0
             raise PeerError(ErrorCode.UNKNOWN_LEADER_EPOCH if known else ErrorCode.NOT_LEADER_OR_FOLLOWER)
         partition_log = replica.log
-        if partition.last_fetched_epoch != -1:
+        if partition.last_fetched_epoch >= 0:
             diverging = self._divergence(replica, partition)
             if diverging is not None:
                 result.must_answer = True
@@ -210,7 +220,16 @@ class Fetching:
             records=b"",
         )
 
-    def _failed(self, partition: FetchPartition, code: ErrorCode) -> FetchedPartition:
+    def _storage_failed(self, partition: FetchPartition | FetchedPartition, error: StorageError) -> None:
+        replicas = self._replicas
+        if partition.topic_id is not None:
+            replica = replicas.by_id(partition.topic_id, partition.index)
+        else:
+            replica = replicas.get(partition.topic or "", partition.index)
+        if replica is not None:
+            replicas.storage_failed(replica, error)
+
+    def _failed(self, partition: FetchPartition | FetchedPartition, code: ErrorCode) -> FetchedPartition:
         hint = None
         if code in _HINTED_ERRORS:
             hint = self._broker.leader_hint(partition.topic, partition.topic_id, partition.index)
@@ -250,8 +269,23 @@ class Fetching:
     async def _load(self, result: _Result) -> None:
         loop = asyncio.get_running_loop()
         for position, read in result.cold:
-            records = await loop.run_in_executor(self._broker.disk_threads, read.load)
-            result.fetched[position] = result.fetched[position]._replace(records=records)
+            try:
+                records = await loop.run_in_executor(self._broker.disk_threads, read.load)
+            except StorageError as error:
+                # Of one partition; the others of this fetch are answered as they are.
+                fetched = result.fetched[position]
+                self._storage_failed(fetched, error)
+                result.fetched[position] = self._failed(fetched, error.code)
+            else:
+                result.fetched[position] = result.fetched[position]._replace(records=records)
+
+
+def _refused(request: FetchRequest, version: int) -> FetchResponse:
+    """The answer to a request that makes no sense: below topic ids each partition says so, too."""
+    code = ErrorCode.UNKNOWN_SERVER_ERROR
+    partitions = [] if version >= _FIRST_WITH_TOPIC_IDS else request.partitions
+    failed = [FetchedPartition(p.topic, p.topic_id, p.index, code, records=b"") for p in partitions]
+    return FetchResponse(failed, error_code=code, session_id=request.session_id)
 
 
 class _ParkedFetch:
@@ -297,12 +331,12 @@ class _ParkedFetch:
         self._is_woken = False
         if self._timer is None:
             return
-        result = self._fetching.read(self._request, self._answer.partitions)
+        result = self._fetching.read(self._request, self._answer)
         if self._fetching.is_ready(self._request, self._answer, result):
             self._complete(result)
 
     def _time_out(self) -> None:
-        self._complete(self._fetching.read(self._request, self._answer.partitions))
+        self._complete(self._fetching.read(self._request, self._answer))
 
     def _complete(self, result: _Result) -> None:
         self._leave()

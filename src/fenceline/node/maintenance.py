@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import PeerError
+from fenceline.log.errors import StorageError
+from fenceline.log.scan import BadBatch
 from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
@@ -55,16 +57,23 @@ class Maintenance:
             await asyncio.sleep(period_s)
             try:
                 await work()
-            except PeerError as error:
-                log.warning("maintenance put off", work=work.__name__, reason=error.message)
-            except OSError as error:
-                log.error("maintenance failed", work=work.__name__, error=str(error))
+            except (PeerError, OSError) as error:
+                log.warning("maintenance put off", work=work.__name__.strip("_"), reason=str(error))
+            except Exception:
+                # Our bug; the timer goes on, since the next pass may well do its work.
+                log.exception("maintenance failed", work=work.__name__.strip("_"))
 
     async def _in_slices(self, work: Callable[[Replica], None]) -> None:
+        """One partition's trouble is its own: the others are looked at all the same."""
         for position, replica in enumerate(self._broker.partitions):
             if position % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
-            work(replica)
+            try:
+                work(replica)
+            except StorageError as error:
+                self._broker.partitions.storage_failed(replica, error)
+            except (BadBatch, OSError) as error:
+                log.error("partition not maintained", partition=str(replica.topic_partition), reason=str(error))
 
     async def _enforce_retention(self) -> None:
         """Roll by time, expire producers, take out old segments; their files go by a thread after a delay."""
@@ -72,7 +81,7 @@ class Maintenance:
 
         def enforce(replica: Replica) -> None:
             partition_log = replica.log
-            partition_log.maybe_roll(now_ms)
+            # Before the roll, which needs room on the disk: retention is what makes it.
             removed = partition_log.enforce_retention(now_ms)
             for segment in removed:
                 log.info(
@@ -83,15 +92,22 @@ class Maintenance:
                     log_start_offset=partition_log.log_start_offset,
                 )
                 self._broker.delete_later(segment.delete, replica.config.file_delete_delay_ms)
+            partition_log.maybe_roll(now_ms)
 
         await self._in_slices(enforce)
 
     async def _flush_overdue(self) -> None:
         """`flush.messages`, `flush.ms` (off by default) and sealed segments, whose indexes want to be on the disk."""
         now_ms = self._broker.clock.now_ms()
-        for replica in self._broker.partitions:
+        partitions = self._broker.partitions
+        for replica in partitions:
             if replica.log.flush_due(now_ms):
-                await self._broker.flush(replica)
+                try:
+                    await self._broker.flush(replica)
+                except StorageError as error:
+                    partitions.storage_failed(replica, error)
+        if self._broker.storage_trouble:
+            self._broker.storage_trouble.look(partitions.log_end_offset)
 
     async def _checkpoint(self) -> None:
         for log_dir in self._broker.log_dirs:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import INTERNAL_TOPICS
+from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
@@ -34,6 +35,15 @@ log = Logger("produce")
 
 MIN_VERSION: Final = 3
 MAX_VERSION: Final = 13
+_WITHOUT_LOG_START: Final = (
+    ErrorCode.CORRUPT_MESSAGE,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.MESSAGE_TOO_LARGE,
+    ErrorCode.RECORD_LIST_TOO_LARGE,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+)
+"""Errors that Kafka answers without the partition's log start."""
 _ADMIN_CLIENT_ID: Final = "__admin_client"
 
 
@@ -51,16 +61,17 @@ class Producing:
         request = parse_request(version, body)
         acks = request.acks
         now_ms = self._clock.now_ms()
+        partitions = _last_mentions(request.partitions)
         if acks not in (-1, 0, 1):
-            results = [_failed(p, ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}") for p in request.partitions]
+            results = [self._refuse_acks(p, acks) for p in partitions]
         elif request.transactional_id is not None:
             results = [
                 _failed(p, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "This node has no transaction coordinator")
-                for p in request.partitions
+                for p in partitions
             ]
         else:
             internal_allowed = context.client_id == _ADMIN_CLIENT_ID
-            results = [self._append(p, version, acks, now_ms, internal_allowed) for p in request.partitions]
+            results = [self._append(p, version, acks, now_ms, internal_allowed) for p in partitions]
         if acks == 0:
             if any(result.error_code for result in results):
                 # There is no answer to carry the error, so the closed connection has to tell it (as Kafka does).
@@ -73,10 +84,19 @@ class Producing:
             return None
         return frame_of(ApiKey.PRODUCE, context, encode_response(version, ProduceResponse(results)))
 
+    def _refuse_acks(self, partition: PartitionRecords, acks: int) -> PartitionResult:
+        """The topic is looked up first, as in Kafka."""
+        try:
+            self._replicas.leader(partition.topic, partition.topic_id, partition.index)
+        except PeerError as error:
+            return _failed(partition, error.code, error.message)
+        return _failed(partition, ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}")
+
     def _append(
         self, partition: PartitionRecords, version: int, acks: int, now_ms: int, internal_allowed: bool
     ) -> PartitionResult:
         topic, topic_id, index, records = partition
+        log_start_offset = -1
         try:
             replica = self._replicas.leader(topic, topic_id, index)
             leader = replica.leader
@@ -86,6 +106,7 @@ class Producing:
                     ErrorCode.INVALID_TOPIC_EXCEPTION,
                     f"Records can not be written to the internal topic {replica.topic_partition.topic}",
                 )
+            log_start_offset = replica.log.log_start_offset
             if acks == -1 and not leader.has_enough_replicas(replica.config.min_insync_replicas):
                 raise PeerError(
                     ErrorCode.NOT_ENOUGH_REPLICAS,
@@ -98,12 +119,14 @@ class Producing:
             )
         except RecordsError as error:
             self._metrics.failed_produce_partitions += 1
-            return PartitionResult(
-                topic, topic_id, index, error.code, record_errors=error.record_errors, error_message=error.message
-            )
+            told_start = -1 if error.is_framing or error.code in _WITHOUT_LOG_START else log_start_offset
+            return _failed(partition, error.code, error.message, told_start)._replace(record_errors=error.record_errors)
         except PeerError as error:
+            if isinstance(error, StorageError):
+                self._broker.storage_trouble.refused(replica.topic_partition, replica.log.log_end_offset, error)
             self._metrics.failed_produce_partitions += 1
-            return _failed(partition, error.code, error.message)
+            told_start = -1 if error.code in _WITHOUT_LOG_START else log_start_offset
+            return _failed(partition, error.code, error.message, told_start)
         if not appended.duplicate:
             replica.appended()
             self._metrics.produced_partitions += 1
@@ -119,5 +142,20 @@ class Producing:
         )
 
 
-def _failed(partition: PartitionRecords, code: ErrorCode, message: str) -> PartitionResult:
-    return PartitionResult(partition.topic, partition.topic_id, partition.index, code, error_message=message or None)
+def _failed(partition: PartitionRecords, code: ErrorCode, message: str, log_start_offset: int = -1) -> PartitionResult:
+    return PartitionResult(
+        partition.topic,
+        partition.topic_id,
+        partition.index,
+        code,
+        log_start_offset=log_start_offset,
+        error_message=message or None,
+    )
+
+
+def _last_mentions(partitions: list[PartitionRecords]) -> list[PartitionRecords]:
+    """A partition that is named twice in one request counts once, with what was named last (as Kafka does)."""
+    if len(partitions) < 2:
+        return partitions
+    by_key = {(p.topic_id or p.topic, p.index): p for p in partitions}
+    return partitions if len(by_key) == len(partitions) else list(by_key.values())

@@ -6,14 +6,15 @@ thousand idle partitions cost nothing here.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import METADATA_TOPIC, TopicPartition
 from fenceline.log.config import LogConfig
-from fenceline.log.errors import CorruptLog
+from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.log_dir import LogDir
 from fenceline.log.partition_log import PartitionLog
 from fenceline.metadata.image import ConfigResourceType
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
 
 log = Logger("replicas")
+
+_OFFLINE_ADVICE: Final = (
+    "This partition is offline, the others are served. Check the disk (dmesg, smartctl), then restart the node."
+)
+_PASSING: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
+"""System errors that go away without a repair of the disk."""
 
 
 class Replica:
@@ -125,6 +132,11 @@ class Replicas:
             replica = self._open(image, index) if image is not None else None
         return replica
 
+    def log_end_offset(self, topic_partition: TopicPartition) -> int | None:
+        """Of a replica in use; None when it is not."""
+        replica = self._by_name.get(topic_partition)
+        return replica.log.log_end_offset if replica is not None else None
+
     def by_id(self, topic_id: bytes, index: int) -> Replica | None:
         """As `get`, by the topic id's 16 bytes."""
         replica = self._by_id.get((topic_id, index))
@@ -169,8 +181,7 @@ class Replicas:
                 continue
             topic = self._image().topics_by_name.get(topic_partition.topic)
             if topic is None or (found.topic_id is not None and found.topic_id != topic.id):
-                log_dir.set_aside_stray(topic_partition)
-                log.warning("stray partition set aside", partition=str(topic_partition), path=found.path)
+                self._set_aside(log_dir, topic_partition)
                 continue
             replica = self._open(topic, topic_partition.partition)
             report = replica.log.recovery if replica is not None else None
@@ -184,6 +195,21 @@ class Replicas:
                     evidence=report.evidence,
                     log_end_offset=replica.log.log_end_offset,
                 )
+
+    @staticmethod
+    def _set_aside(log_dir: LogDir, topic_partition: TopicPartition) -> None:
+        try:
+            stray = log_dir.set_aside_stray(topic_partition)
+        except StorageError as error:
+            log.error("stray partition can not be set aside", partition=str(topic_partition), reason=error.message)
+            return
+        log.warning(
+            "stray partition set aside",
+            partition=str(topic_partition),
+            path=stray.path if stray is not None else None,
+            reason="the cluster's metadata does not know a topic with this name and id",
+            advice="Nothing is deleted. Remove the directory when its records are not needed.",
+        )
 
     # --- following the image --------------------------------------------------------------------------------------
 
@@ -231,7 +257,10 @@ class Replicas:
         try:
             partition_log = self._log_dirs[0].partition(topic_partition, topic.id, config, now_ms=self._clock.now_ms())
         except CorruptLog as error:
-            self.set_offline(topic_partition, str(error))
+            self.set_offline(topic_partition, error.message, error.advice)
+            return None
+        except OSError as error:
+            self.set_offline(topic_partition, f"{error.filename or topic_partition}: {error.strerror or error}")
             return None
         replica = Replica(topic_partition, topic.id, partition_log, None, config)
         self._follow(replica, partition)
@@ -263,10 +292,19 @@ class Replicas:
         replica.appended()
         replica.wake()
 
-    def set_offline(self, topic_partition: TopicPartition, reason: str) -> None:
+    def storage_failed(self, replica: Replica, error: StorageError) -> None:
+        """A flush or a read met the disk's trouble: where it will not pass by itself, the partition goes offline."""
+        if self._by_name.get(replica.topic_partition) is not replica:
+            return  # deleted meanwhile, perhaps created anew: its files are gone with reason
+        if error.errno in _PASSING and replica.log.offline is None:
+            log.warning("disk access failed", partition=str(replica.topic_partition), reason=error.message)
+        else:
+            self.set_offline(replica.topic_partition, error.message)
+
+    def set_offline(self, topic_partition: TopicPartition, reason: str, advice: str = _OFFLINE_ADVICE) -> None:
         """Take one partition out of service; the others go on. The operator reads why and what to do."""
         self.offline[topic_partition] = reason
-        log.error("partition offline", partition=str(topic_partition), reason=reason)
+        log.error("partition offline", partition=str(topic_partition), reason=reason, advice=advice)
         replica = self._by_name.pop(topic_partition, None)
         if replica is not None:
             self._by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
@@ -281,6 +319,15 @@ class Replicas:
             if replica is not None:
                 self._by_id.pop((replica.topic_id_bytes, index), None)
                 replica.end_leadership()
-            removed = self._log_dirs[0].delete_partition(topic_partition)
+            try:
+                removed = self._log_dirs[0].delete_partition(topic_partition)
+            except StorageError as error:
+                log.error(
+                    "files of a deleted topic stay",
+                    partition=str(topic_partition),
+                    reason=error.message,
+                    advice="Check the disk; the next start sets the directory aside as -stray.",
+                )
+                continue
             if removed is not None:
                 self._delete_later(removed.delete, 0)

@@ -6,6 +6,7 @@ Owns nothing of the broker but its life. The first SIGTERM or SIGINT stops clean
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -44,6 +45,7 @@ def settings_from_options(overrides: Sequence[str], data_dir: Path | None, liste
 def run_node(config_file: Path | None, overrides: Mapping[str, str]) -> int:
     """Run a node until it is told to stop; the process's exit code. Raises OperatorError."""
     config = NodeConfig.load(config_file, overrides, os.environ)
+    _raise_file_limit()
     for warning in config.warnings:
         log.warning("configuration", detail=warning)
     try:
@@ -58,6 +60,16 @@ def _report_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
     """What nobody awaited or caught is our bug: one structured line with its traceback, and the node goes on."""
     error = context.get("exception")
     log.error("unhandled", detail=context.get("message", ""), exc_info=error)
+
+
+def _raise_file_limit() -> None:
+    """As many open files as may be had: every connection is one, and every partition in use has two."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _serve(config: NodeConfig) -> int:

@@ -5,7 +5,8 @@ Owns every open connection. Decides nothing of the protocol: a request goes to i
 - An unknown api key or version closes the connection with a log line; ApiVersions alone is answered in version 0 with
   UNSUPPORTED_VERSION, so that clients can step down (KIP-35).
 - Receive buffers beyond the first 64 KiB of a connection come out of one budget (`queued.max.request.bytes`); a
-  connection that finds it empty stops reading until others have given back.
+  connection that finds it empty stops reading until others have given back. While somebody waits, grown buffers are
+  given back as soon as they are empty, and a peer that stalls in the middle of a large request loses its connection.
 - One sweep closes connections that were idle for `connections.max.idle.ms` and takes back grown buffers.
 """
 
@@ -38,6 +39,7 @@ RawHandler: TypeAlias = Callable[[RequestContext, memoryview], "list[Buffer] | P
 """A handler of the data path: takes the body's bytes, gives the whole frame, a pending answer, or nothing (acks=0)."""
 
 _SWEEPS_PER_IDLE_PERIOD: Final = 10
+_STALL_S: Final = 5.0
 
 
 class Server:
@@ -74,6 +76,9 @@ class Server:
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
+        self._is_granting = False
+        self._favoured: Connection | None = None
+        self._stall_check: asyncio.TimerHandle | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -113,6 +118,8 @@ class Server:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        if self._stall_check is not None:
+            self._stall_check.cancel()
         deadline = asyncio.get_running_loop().time() + drain_s
         for connection in list(self._connections):
             if not connection.is_busy:
@@ -138,20 +145,68 @@ class Server:
 
         self._connections.discard(connection)
         self.metrics.connections = len(self._connections)
-        self._give_back(buffer_bytes - INITIAL_BUFFER_BYTES)
+        self.give_back(buffer_bytes - INITIAL_BUFFER_BYTES)
 
     def reserve(self, connection: Connection, size_bytes: int) -> bool:
         """Take receive memory out of the budget, or queue up for it. A lone connection always gets its request."""
-        if size_bytes <= self._receive_free_bytes or self._receive_free_bytes == self._receive_budget_bytes:
-            self._receive_free_bytes -= size_bytes
+        if self._take(connection, size_bytes):
             return True
-        self._waiting_for_room.append(connection)
+        for other in self._connections:
+            self._receive_free_bytes += other.shrink_idle_buffer()
+        if self._take(connection, size_bytes):
+            return True
+        if connection not in self._waiting_for_room:
+            self._waiting_for_room.append(connection)
+        if self._stall_check is None:
+            self._mark_progress()
         return False
 
-    def _give_back(self, size_bytes: int) -> None:
+    def _take(self, connection: Connection, size_bytes: int) -> bool:
+        free_bytes = self._receive_free_bytes
+        if size_bytes > free_bytes and free_bytes != self._receive_budget_bytes and connection is not self._favoured:
+            return False
+        self._receive_free_bytes = free_bytes - size_bytes
+        return True
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether somebody waits for receive memory, so that what is not needed must be given back at once."""
+        return bool(self._waiting_for_room)
+
+    def give_back(self, size_bytes: int) -> None:
+        """Receive memory that a connection does not need any more; those who wait are asked to try again."""
         self._receive_free_bytes += size_bytes
-        for _ in range(len(self._waiting_for_room)):
-            self._waiting_for_room.popleft().room_granted()
+        if not self._is_granting:
+            self._is_granting = True
+            try:
+                for _ in range(len(self._waiting_for_room)):
+                    self._waiting_for_room.popleft().room_granted()
+            finally:
+                self._is_granting = False
+
+    def _mark_progress(self) -> None:
+        progress = {each: each.stalled_bytes for each in self._connections if each.stalled_bytes}
+        self._stall_check = asyncio.get_running_loop().call_later(_STALL_S, self._close_stalled, progress)
+
+    def _close_stalled(self, progress: dict[Connection, int]) -> None:
+        """Receive memory is for requests that come in, not for peers that begin them and fall silent."""
+        self._stall_check = None
+        if not self._waiting_for_room:
+            return
+        for connection, received_bytes in progress.items():
+            if connection.stalled_bytes == received_bytes and connection not in self._waiting_for_room:
+                connection.close(
+                    f"stopped in the middle of a request ({received_bytes} bytes came) while others wait for receive"
+                    " memory (queued.max.request.bytes)"
+                )
+                connection.abort()
+        if all(each in self._waiting_for_room for each in self._connections if each.holds_budget):
+            # Everybody who holds some waits for more: one of them may overdraw, and gives back when it is done.
+            self._favoured = self._waiting_for_room.popleft()
+            self._favoured.room_granted()
+            self._favoured = None
+        if self._waiting_for_room:
+            self._mark_progress()
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -161,7 +216,7 @@ class Server:
                 connection.close("idle (connections.max.idle.ms)", quiet=True)
                 connection.abort()
             elif connection.idle_ticks > 1 and (freed := connection.shrink_idle_buffer()):
-                self._give_back(freed)
+                self.give_back(freed)
         self._sweeper = loop.call_later(self._idle_timeout_ms / 1000 / _SWEEPS_PER_IDLE_PERIOD, self._sweep)
 
     # --- dispatch -------------------------------------------------------------------------------------------------
@@ -254,9 +309,7 @@ def _why_not_bound(error: OSError) -> tuple[str, str]:
     reason = os.strerror(error.errno) if error.errno else str(error)
     match error.errno:
         case errno.EADDRINUSE:
-            advice = (
-                "Another process has that port (`ss -ltnp` names it). Stop it, or choose another with --listen."
-            )
+            advice = "Another process has that port (`ss -ltnp` names it). Stop it, or choose another with --listen."
         case errno.EADDRNOTAVAIL:
             advice = (
                 "That address is not of this machine. Listen on one that is, or on all with an empty host (:9092);"

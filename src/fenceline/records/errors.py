@@ -14,12 +14,21 @@ class RecordsError(PeerError):
     """Bytes that are not an acceptable record batch.
 
     `record_errors` holds (index of the record in its batch, reason) as the Produce response (version 8 and later)
-    carries them; it is empty when the batch as a whole is refused.
+    carries them; it is empty when the batch as a whole is refused. `is_framing`: the bytes are no single batch of a
+    format that the request's version may carry, which Kafka finds before it looks at the partition's log.
     """
 
-    def __init__(self, code: ErrorCode, message: str, record_errors: Sequence[tuple[int, str | None]] = ()) -> None:
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        record_errors: Sequence[tuple[int, str | None]] = (),
+        *,
+        is_framing: bool = False,
+    ) -> None:
         super().__init__(code, message)
         self.record_errors: tuple[tuple[int, str | None], ...] = tuple(record_errors)
+        self.is_framing = is_framing
 
 
 def corrupt(message: str) -> RecordsError:

@@ -135,17 +135,19 @@ def validate_produced(
     return Validated(memoryview(batch), read_header(batch), log_append_time_ms, rebuilt=True)
 
 
-def _invalid(message: str) -> RecordsError:
-    return RecordsError(ErrorCode.INVALID_RECORD, message)
+def _invalid(message: str, *, is_framing: bool = False) -> RecordsError:
+    return RecordsError(ErrorCode.INVALID_RECORD, message, is_framing=is_framing)
 
 
 def _single_batch(records: memoryview, version: int) -> BatchHeader:
     """The header of the only batch. A second one is refused; a torn rest behind the first is left out, as in Kafka."""
     size = _batch_size(records, 0)
     if size is None:
-        raise _invalid("a partition of a Produce request must hold one record batch, found none")
+        raise _invalid("a partition of a Produce request must hold one record batch, found none", is_framing=True)
     if records[16] != MAGIC:
-        raise _invalid(f"batches of magic {records[16]} can not be produced, only of magic {MAGIC}")
+        raise _invalid(
+            f"batches of magic {records[16]} can not be produced, only of magic {MAGIC}", is_framing=True
+        )
     if size < BATCH_OVERHEAD:
         raise corrupt(f"the batch claims {size} bytes, less than its header")
     header = read_header(records[:size])
@@ -153,9 +155,10 @@ def _single_batch(records: memoryview, version: int) -> BatchHeader:
         raise RecordsError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
             f"zstd needs Produce version {_ZSTD_SINCE_VERSION} or later, this was version {version}",
+            is_framing=True,
         )
     if size < records.nbytes and _batch_size(records, size) is not None:
-        raise _invalid("a partition of a Produce request must hold exactly one record batch, found more")
+        raise _invalid("a partition of a Produce request must hold exactly one record batch, found more", is_framing=True)
     return header
 
 
