@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from fenceline.client.admin import Admin as Admin
-    from fenceline.client.admin import AsyncAdmin as AsyncAdmin
-    from fenceline.client.admin import NewTopic as NewTopic
+    from fenceline.client.async_admin import AsyncAdmin as AsyncAdmin
+    from fenceline.client.async_admin import NewTopic as NewTopic
     from fenceline.client.async_consumer import AsyncConsumer as AsyncConsumer
     from fenceline.client.consumer import Consumer as Consumer
     from fenceline.client.errors import EpochMismatchError as EpochMismatchError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _HOMES: Final = {
     "Admin": "admin",
-    "AsyncAdmin": "admin",
+    "AsyncAdmin": "async_admin",
     "AsyncConsumer": "async_consumer",
     "AsyncProducer": "producer",
     "AsyncRangeReader": "reader",
@@ -39,7 +39,7 @@ _HOMES: Final = {
     "ConsumerRecord": "fetched",
     "EpochMismatchError": "errors",
     "LogTruncationError": "errors",
-    "NewTopic": "admin",
+    "NewTopic": "async_admin",
     "OffsetAndEpoch": "offsets",
     "OffsetOutOfRangeError": "errors",
     "OffsetRange": "reader",

@@ -304,6 +304,10 @@ class Cluster:
             }
             response = await self._in_time(connection, ApiKey.METADATA, version, fields, deadline)
             code = error_code(getattr(response, "error_code", 0))
+            if code is ErrorCode.REBOOTSTRAP_REQUIRED:
+                # The brokers known so far are not to be asked any more (KIP-1102): begin with bootstrap.servers again.
+                self.metadata.brokers.clear()
+                raise ConnectionLost(f"{connection.peer} sends its clients back to bootstrap.servers")
             if code is not ErrorCode.NONE:
                 raise broker_error(code, f"{connection.peer} refused Metadata")
             answer = parse_metadata(version, response)

@@ -104,7 +104,6 @@ _COMMON: Final[dict[str, Property]] = {
     "retry.backoff.max.ms": Property(1_000, _integer(0)),
     "reconnect.backoff.ms": Property(50, _integer(0)),
     "reconnect.backoff.max.ms": Property(1_000, _integer(0)),
-    "connections.max.idle.ms": Property(540_000, _integer(-1)),
     "socket.connection.setup.timeout.ms": Property(10_000, _integer(1)),
     "send.buffer.bytes": Property(-1, _integer(-1)),
     "receive.buffer.bytes": Property(-1, _integer(-1)),

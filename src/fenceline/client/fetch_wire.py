@@ -72,7 +72,8 @@ async def fetch_once(
             for p in wanted
         ],
         forgotten=[],
-        rack_id=config["client.rack"],
+        # A rack would make the leader point to a replica near by instead of answering; leaders serve everyone here.
+        rack_id="",
     )
     response = await connection.exchange(
         ApiKey.FETCH,
