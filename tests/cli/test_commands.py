@@ -1,0 +1,130 @@
+"""Every command against a running node: what a program reads (--json), what a person reads, and the errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fenceline.cli.app import app
+from fenceline.testing.apache_kafka import free_port
+from fenceline.testing.node import EmbeddedNode
+
+
+def run(node: EmbeddedNode, *arguments: str, stdin: str | None = None, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(arguments), input=stdin, env={"FENCELINE_BOOTSTRAP": node.bootstrap})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def run_json(node: EmbeddedNode, *arguments: str, stdin: str | None = None) -> Any:
+    return json.loads(run(node, *arguments, "--json", stdin=stdin))
+
+
+def test_topics_from_creation_to_deletion(node: EmbeddedNode) -> None:
+    made = run_json(node, "topics", "create", "life", "--partitions", "2", "--config", "retention.ms=1000")
+    assert made["partitions"] == 2
+    assert [row for row in run_json(node, "topics", "list") if row["topic"] == "life"] == [
+        {"topic": "life", "id": made["id"], "partitions": 2, "internal": False}
+    ]
+    run(node, "topics", "grow", "life", "3")
+    described = run_json(node, "topics", "describe", "life")
+    assert [(row["partition"], row["leader"], row["leader_epoch"]) for row in described] == [(i, 1, 0) for i in range(3)]
+    assert run_json(node, "topics", "delete", "life") == {"deleted": ["life"]}
+    assert "life" not in run(node, "topics", "list")
+
+
+def test_settings(node: EmbeddedNode) -> None:
+    run(node, "topics", "create", "settings")
+    run(node, "configs", "set", "topic", "settings", "retention.ms=12345", "cleanup.policy=delete")
+    rows = {row["setting"]: row for row in run_json(node, "configs", "describe", "topic", "settings")}
+    assert rows["retention.ms"]["value"] == "12345"
+    assert rows["retention.ms"]["source"] == "DYNAMIC_TOPIC_CONFIG"
+    run(node, "configs", "set", "topic", "settings", "retention.ms=")
+    rows = {row["setting"]: row for row in run_json(node, "configs", "describe", "topic", "settings", "--all")}
+    assert rows["retention.ms"]["source"] != "DYNAMIC_TOPIC_CONFIG"
+
+
+def test_produce_consume_and_offsets(node: EmbeddedNode) -> None:
+    run(node, "topics", "create", "words", "--partitions", "1")
+    lines = "".join(f"k{i}:v{i}\n" for i in range(5))
+    sent = run_json(node, "produce", "words", "-K", ":", "--compression", "zstd", stdin=lines)
+    assert [row["offset"] for row in sent] == list(range(5))
+    read = [json.loads(line) for line in run(node, "consume", "words", "--json").splitlines()]
+    assert [(row["key"], row["value"], row["offset"]) for row in read] == [(f"k{i}", f"v{i}", i) for i in range(5)]
+    assert {row["leader_epoch"] for row in read} == {0}
+    assert run(node, "consume", "words", "--from", "=3").splitlines() == ["k3: v3", "k4: v4"]
+    assert run(node, "consume", "words", "-n", "1").splitlines() == ["k0: v0"]
+    assert run_json(node, "offsets", "words") == [
+        {"partition": 0, "start": 0, "end": 5, "records": 5, "leader_epoch": 0}
+    ]
+
+
+def test_groups(node: EmbeddedNode) -> None:
+    run(node, "topics", "create", "grouped", "--partitions", "1")
+    run(node, "produce", "grouped", stdin="a\nb\nc\n")
+    run(node, "groups", "reset", "readers", "grouped", "--to", "earliest")
+    described = run_json(node, "groups", "describe", "readers")
+    assert [(row["offset"], row["end"], row["lag"]) for row in described["offsets"]] == [(0, 3, 3)]
+    run(node, "groups", "reset", "readers", "grouped", "--to", "=2")
+    assert run_json(node, "groups", "describe", "readers")["offsets"][0]["lag"] == 1
+    assert "readers" in [row["group"] for row in run_json(node, "groups", "list")]
+    run(node, "groups", "delete", "readers")
+    assert "readers" not in run(node, "groups", "list")
+
+
+def test_log_dump_reads_batches_and_records(node: EmbeddedNode) -> None:
+    run(node, "topics", "create", "dumped", "--partitions", "1")
+    run(node, "produce", "dumped", stdin="one\ntwo\n")
+    directory = str(node.log_dir / "dumped-0")
+    batches = run_json(node, "log", "dump", directory)
+    assert sum(row["records"] for row in batches) == 2
+    assert {row["crc"] for row in batches} == {"ok"}
+    records = run_json(node, "log", "dump", directory, "--records")
+    assert [(row["offset"], row["value"]) for row in records] == [(0, "one"), (1, "two")]
+
+
+def test_a_damaged_segment_is_said_and_ends_with_1(node: EmbeddedNode, tmp_path: Path) -> None:
+    run(node, "topics", "create", "damaged", "--partitions", "1")
+    run(node, "produce", "damaged", stdin="something\n")
+    segment = next((node.log_dir / "damaged-0").glob("*.log"))
+    copy = tmp_path / segment.name
+    content = bytearray(segment.read_bytes())
+    content[-3] ^= 0xFF
+    copy.write_bytes(content)
+    assert "BAD" in run(node, "log", "dump", str(copy), code=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("topics", "describe", "nowhere"), "UNKNOWN_TOPIC_OR_PARTITION"),
+        (("consume", "nowhere"), "no topic nowhere"),
+        (("topics", "create", "bad name"), "INVALID_TOPIC_EXCEPTION"),
+        (("topics", "create", "x", "--config", "retention.ms"), "has no value"),
+        (("configs", "set", "topic", "nowhere", "retention.ms=1"), "UNKNOWN_TOPIC_OR_PARTITION"),
+        (("log", "dump", "/nonexistent"), "does not exist"),
+        (("groups", "delete", "nobody"), "GROUP_ID_NOT_FOUND"),
+    ],
+)
+def test_errors_are_one_line_and_end_with_1(node: EmbeddedNode, arguments: tuple[str, ...], said: str) -> None:
+    output = run(node, *arguments, code=1)
+    assert said in output
+    assert "Traceback" not in output
+
+
+def test_no_node_at_the_address(node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fenceline.cli.output._TIMEOUT_MS", 200)
+    output = run(node, "topics", "list", "--bootstrap", f"127.0.0.1:{free_port()}", code=1)
+    assert "Connection refused" in output
+
+
+def test_format_once(node: EmbeddedNode, tmp_path: Path) -> None:
+    directory = str(tmp_path / "fresh")
+    made = run_json(node, "format", "--data-dir", directory)
+    assert made["directories"] == [directory]
+    assert "already formatted" in run(node, "format", "--data-dir", directory, code=1)
+    assert (tmp_path / "fresh" / "meta.properties").read_text().count(made["cluster_id"]) == 1
