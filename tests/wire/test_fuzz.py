@@ -72,6 +72,30 @@ def test_hand_written_parsers(name: str, data: st.DataObject) -> None:
     survives(parse, version, data.draw(st.binary(max_size=60)))
 
 
+@pytest.mark.parametrize("name", list(HAND_WRITTEN))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_no_part_of_a_message_is_a_message(name: str, data: st.DataObject) -> None:
+    versions, parse, messages, encode = HAND_WRITTEN[name]
+    version = data.draw(st.sampled_from(versions))
+    encoded = encode(version, data.draw(messages(version)))
+    whole = encoded if isinstance(encoded, bytes) else b"".join(encoded)
+    for size in {len(whole) - 1, *range(0, len(whole), 1 + len(whole) // 60)}:
+        assert not survives(parse, version, whole[:size]), f"{size} of {len(whole)} bytes were taken for all"
+
+
+def test_no_part_of_a_message_of_kafka_is_a_message() -> None:
+    for key in api_key_map:
+        for version in kio_schemas.kio_versions(key):
+            for is_request in (True, False):
+                read = entities.read_request if is_request else entities.read_response
+                write = entities.write_request if is_request else entities.write_response
+                whole = write(key, version, filled(entities._schema(key, is_request).root, version))
+                for size in {len(whole) - 1, *range(0, len(whole), 1 + len(whole) // 8)} - {-1, len(whole)}:
+                    with pytest.raises(MalformedRequest):
+                        read(key, version, whole[:size])
+
+
 def test_every_message_of_kafka_damaged() -> None:
     """Seeded, so that a failure names its message; the property test below looks further."""
     rng = random.Random(7)
