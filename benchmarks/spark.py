@@ -1,0 +1,143 @@
+"""`format("fenceline")` beside Spark's own Kafka connector: one session, one node, the same topic.
+
+10 M records of 100 B (key 8 B) in 4 partitions, local[2]. Both sides are warmed up before they count.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.harness import Figures, scratch, start_fenceline
+from benchmarks.workloads import create_topic
+from fenceline.client import Producer
+from fenceline.testing.apache_kafka import DEFAULT_JARS
+
+PARTITIONS = 4
+RECORDS = 10_000_000
+TOPIC = "spark-100"
+SIDES = {"fenceline": "fenceline", "connector": "kafka"}
+SMALL_BATCHES = 20
+
+
+def run(figures: Figures, repeats: int) -> None:
+    node = start_fenceline()
+    try:
+        with scratch() as directory:
+            fill(node.bootstrap)
+            spark = session(directory)
+            try:
+                measure(figures, repeats, spark, node.bootstrap, directory)
+            finally:
+                spark.stop()
+    finally:
+        node.close()
+
+
+def fill(bootstrap: str) -> None:
+    create_topic(bootstrap, TOPIC, PARTITIONS)
+    rows = 250_000
+    keys = pa.array([b"%08d" % number for number in range(rows)], pa.binary())
+    table = pa.table({"key": keys, "value": pa.array([b"x" * 100] * rows, pa.binary())})
+    with Producer(bootstrap) as producer:
+        for number in range(RECORDS // rows):
+            producer.send_arrow(table, TOPIC, key="key", value="value", partition=number % PARTITIONS)
+        producer.flush()
+
+
+def session(directory: Path) -> Any:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    jars = ",".join(str(jar) for jar in sorted((DEFAULT_JARS / "connector").glob("*.jar")))
+    return (
+        SparkSession.builder.master("local[2]")
+        .appName("fenceline-bench")
+        .config("spark.jars", jars)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "3g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.local.dir", str(directory / "local"))
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+
+
+def measure(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> None:
+    jobs = {
+        "batch count": lambda form: read(spark, form, bootstrap).count(),
+        "batch noop": lambda form: read(spark, form, bootstrap).write.format("noop").mode("overwrite").save(),
+        "stream noop": lambda form: drain(spark, form, bootstrap, directory, "noop"),
+        "stream parquet": lambda form: drain(spark, form, bootstrap, directory, "parquet"),
+    }
+    for name, job in jobs.items():
+        for attempt in range(1 + repeats):
+            for side, form in SIDES.items():
+                started = time.perf_counter()
+                job(form)
+                elapsed = time.perf_counter() - started
+                if attempt:
+                    figures.add(name, side, RECORDS / elapsed, "rows/s")
+    for attempt in range(2):
+        for side, form in SIDES.items():
+            overheads = small_batches(spark, form, bootstrap, directory, f"small-{side}-{attempt}")
+            if attempt:
+                figures.add("micro-batch of a handful of rows, p50", side, statistics.median(overheads), "ms")
+
+
+def read(spark: Any, form: str, bootstrap: str) -> Any:
+    reader = spark.read.format(form).option("kafka.bootstrap.servers", bootstrap).option("subscribe", TOPIC)
+    return reader.option("startingOffsets", "earliest").load()
+
+
+def stream(spark: Any, form: str, bootstrap: str, topic: str) -> Any:
+    reader = spark.readStream.format(form).option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic)
+    return reader.option("startingOffsets", "earliest")
+
+
+def drain(spark: Any, form: str, bootstrap: str, directory: Path, sink: str) -> None:
+    """Read the whole topic with Trigger.AvailableNow, 2 M rows a batch."""
+    target, checkpoint = directory / "target", directory / "checkpoint"
+    for path in (target, checkpoint):
+        shutil.rmtree(path, ignore_errors=True)
+    frame = stream(spark, form, bootstrap, TOPIC).option("maxOffsetsPerTrigger", 2_000_000).load()
+    writer = frame.writeStream.format(sink).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    query = writer.start(str(target)) if sink == "parquet" else writer.start()
+    query.awaitTermination()
+
+
+def small_batches(spark: Any, form: str, bootstrap: str, directory: Path, topic: str) -> list[float]:
+    """Milliseconds of each micro-batch while a few records trickle in."""
+    create_topic(bootstrap, topic, PARTITIONS)
+    frame = stream(spark, form, bootstrap, topic).load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(directory / topic)).start()
+    durations: dict[int, float] = {}
+    try:
+        with Producer(bootstrap) as producer:
+            while len(durations) < SMALL_BATCHES:
+                for partition in range(PARTITIONS):
+                    producer.send(topic, b"x" * 100, partition=partition)
+                producer.flush()
+                seen = len(durations)
+                while len(durations) == seen:
+                    failure = query.exception()
+                    if failure is not None:
+                        raise failure
+                    for progress in query.recentProgress:
+                        if progress["numInputRows"]:
+                            durations[progress["batchId"]] = float(progress["durationMs"]["triggerExecution"])
+                    time.sleep(0.02)
+    finally:
+        query.stop()
+    # The first batches pay for the start of the query.
+    return [duration for _, duration in sorted(durations.items())][3:]
