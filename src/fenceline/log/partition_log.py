@@ -140,8 +140,12 @@ class PartitionLog:
         high_watermark: int = 0,
         now_ms: int,
         files: OpenFiles | None = None,
+        only_torn: bool = False,
     ) -> PartitionLog:
-        """Open or recover (for a thread when there is something to recover). Raises CorruptLog."""
+        """Open or recover (for a thread when there is something to recover). Raises CorruptLog.
+
+        `only_torn`: every append was fsynced before it counted, so recovery cuts nothing but the end of the last write.
+        """
         log = cls(
             disk,
             directory,
@@ -162,6 +166,7 @@ class PartitionLog:
             clean=clean,
             log_start_offset=log_start_offset,
             now_ms=now_ms,
+            only_torn=only_torn,
         )
         log.segments = loaded.segments
         log._bases = [segment.base_offset for segment in loaded.segments]

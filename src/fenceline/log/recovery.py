@@ -3,7 +3,8 @@
 Owns the decision what to trust. Never decides that damaged data is acceptable: bytes below the recovery point (or all
 of them after a clean stop) had been safe on the disk, so damage there is `CorruptLog` and the partition stays offline.
 Past the recovery point every CRC is checked, and the log ends before the first batch that is not whole: what is cut
-there goes into the partition's `lost+found` unless it is the torn end of one write.
+there goes into the partition's `lost+found` unless it is the torn end of one write, with nothing whole behind it. A log
+that is fsynced before it counts (`only_torn`) is never cut before a whole batch: that one was acknowledged.
 
 - Trusted: sealed segments that end at or below the recovery point. Their indexes are read when they are needed.
 - Scanned: from the newest producer snapshot that can be trusted or the recovery point, whichever is lower; headers
@@ -30,7 +31,7 @@ from fenceline.log.errors import CorruptLog
 from fenceline.log.index import AbortedTransaction, OffsetIndex, TimeIndex
 from fenceline.log.lost_and_found import keep_file, keep_tail
 from fenceline.log.producer_state import BadSnapshot, EndMarker, ProducerStates, decode_end_marker
-from fenceline.log.scan import BadBatch, Found, scan
+from fenceline.log.scan import BadBatch, Found, find_whole_batch, scan
 from fenceline.log.segment import DELETED_SUFFIX, INDEX_SUFFIXES, Segment, stem
 from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
 from fenceline.records.decode import decode_batch
@@ -39,6 +40,7 @@ EPOCH_FILE: Final = "leader-epoch-checkpoint"
 METADATA_FILE: Final = "partition.metadata"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 _BASE_DIGITS: Final = 20
+_LOOK_BEHIND_BYTES: Final = 16 << 20
 
 
 @dataclass(slots=True)
@@ -106,13 +108,15 @@ def load(
     clean: bool,
     log_start_offset: int,
     now_ms: int,
+    only_torn: bool = False,
 ) -> Loaded:
     """Open the files of one partition. `clean`: a clean stop was the last thing that happened to them.
 
     Raises CorruptLog; any OSError on the way becomes one.
     """
     try:
-        return _Loader(disk, directory, config, recovery_point, clean, now_ms).load(log_start_offset)
+        loader = _Loader(disk, directory, config, recovery_point, clean, now_ms, only_torn)
+        return loader.load(log_start_offset)
     except OSError as error:
         raise CorruptLog(
             error.filename or directory,
@@ -124,7 +128,14 @@ def load(
 
 class _Loader:
     def __init__(
-        self, disk: Disk, directory: str, config: LogConfig, recovery_point: int, clean: bool, now_ms: int
+        self,
+        disk: Disk,
+        directory: str,
+        config: LogConfig,
+        recovery_point: int,
+        clean: bool,
+        now_ms: int,
+        only_torn: bool,
     ) -> None:
         self._disk = disk
         self._directory = directory
@@ -132,6 +143,7 @@ class _Loader:
         self._recovery_point = recovery_point
         self._clean = clean
         self._now_ms = now_ms
+        self._only_torn = only_torn
         self._report = RecoveryReport(clean)
         self._producers = ProducerStates()
         self._epochs = EpochCache()
@@ -350,6 +362,15 @@ class _Loader:
         segment.max_timestamp_offset = segment.base_offset + at if segment.max_timestamp_ms >= 0 else -1
         return position, header.base_offset
 
+    def _whole_follows(self, segment: Segment, position: int) -> bool:
+        """Whether a batch that was written whole lies behind a bad place of a file; looked for within bounds."""
+        fd = self._disk.open_read(segment.path)
+        try:
+            content = self._disk.pread(fd, _LOOK_BEHIND_BYTES, position + 1)
+        finally:
+            self._disk.close(fd)
+        return find_whole_batch(memoryview(content)) is not None
+
     def _cut(self, segments: list[Segment], number: int, bad: BadBatch) -> None:
         """The log ends inside of segment `number`: keep the evidence, drop what follows. Raises CorruptLog."""
         segment, end = segments[number], self._end
@@ -362,11 +383,19 @@ class _Loader:
                 _restore_advice("partition"),
             )
         following = segments[number + 1 :]
+        whole_follows = any(later.size_bytes for later in following) or self._whole_follows(segment, bad.position)
+        if self._only_torn and whole_follows:
+            raise CorruptLog(
+                segment.path,
+                bad.position,
+                f"{bad.reason}, and whole batches follow (offset {end})",
+                _restore_advice("partition"),
+            )
         report = self._report
         report.reason = f"{segment.path}: at byte {bad.position}: {bad.reason}"
         found = self._disk.stat(segment.path)
         tail_bytes = (found.size_bytes if found is not None else bad.position) - bad.position
-        if bad.torn and not any(later.size_bytes for later in following):
+        if bad.torn and not whole_follows:
             report.torn_bytes += tail_bytes
         elif tail_bytes:
             report.cut_bytes += tail_bytes

@@ -76,6 +76,27 @@ def scan(
         position += size
 
 
+def find_whole_batch(content: memoryview) -> int | None:
+    """Position of the first batch with a right checksum, wherever it begins; None when there is none.
+
+    Tells damage from the torn end of a write: what was torn has nothing whole behind it.
+    """
+    text = bytes(content)
+    magic = text.find(2, MAGIC_POSITION)
+    while magic >= 0:
+        start = magic - MAGIC_POSITION
+        size = int.from_bytes(text[start + 8 : start + LENGTH_PREFIX], "big", signed=True) + LENGTH_PREFIX
+        if BATCH_OVERHEAD <= size <= len(text) - start:
+            try:
+                header = peek_header(content, start)
+                if crc_is_valid(content, header):
+                    return start
+            except PeerError:
+                pass
+        magic = text.find(2, magic + 1)
+    return None
+
+
 def _fill(disk: Disk, fd: int, position: int, size_bytes: int) -> memoryview:
     content = disk.pread(fd, size_bytes, position)
     while len(content) < size_bytes:

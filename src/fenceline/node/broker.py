@@ -51,7 +51,7 @@ from fenceline.node.logs import Logger
 from fenceline.node.maintenance import Maintenance
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.producing import Producing
-from fenceline.node.replicas import Replica, Replicas
+from fenceline.node.replicas import Replica, Replicas, tell_recovery
 from fenceline.node.server import RawHandler, Server
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.records.build import build_batch
@@ -289,6 +289,7 @@ class Broker:
             rng=self.rng,
         )
         await self.controller.start()
+        tell_recovery(self.controller.log.partition_log)
         self._started.append("controller")
         self.server = self._make_server()
         self.endpoints = await self._bind()

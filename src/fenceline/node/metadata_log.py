@@ -18,10 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fenceline.errors import InternalError, OperatorError
+from fenceline.errors import InternalError, OperatorError, PeerError
 from fenceline.ids import METADATA_TOPIC, METADATA_TOPIC_ID, TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file, replace_file, write_all
+from fenceline.log.errors import CorruptLog
 from fenceline.log.flush import FlushWork
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
@@ -130,15 +131,25 @@ class MetadataLog:
             max_message_bytes=MAX_BATCH_BYTES,
         )
         newest = snapshots[-1] if snapshots else NO_SNAPSHOT
-        log = PartitionLog.open(
-            disk,
-            directory,
-            topic_partition=METADATA_PARTITION,
-            topic_id=METADATA_TOPIC_ID,
-            config=config,
-            recovery_point=newest.end_offset,  # a snapshot stands only for what was flushed (N15)
-            now_ms=now_ms,
-        )
+        try:
+            log = PartitionLog.open(
+                disk,
+                directory,
+                topic_partition=METADATA_PARTITION,
+                topic_id=METADATA_TOPIC_ID,
+                config=config,
+                recovery_point=newest.end_offset,  # a snapshot stands only for what was flushed (N15)
+                now_ms=now_ms,
+                only_torn=True,
+            )
+        except CorruptLog as error:
+            raise OperatorError(
+                f"The metadata log is damaged: {error.message}",
+                "The node does not start, because the topics that are described behind this place would be gone."
+                f" Restore {error.path} from a backup. Where there is none, cutting the file there"
+                f" (truncate -s {error.position} {error.path}) goes on with what lies before it: the partitions of"
+                " topics that are unknown then are set aside as -stray, not deleted.",
+            ) from error
         if log.log_start_offset > 0 and newest.end_offset < log.log_start_offset:
             raise OperatorError(
                 f"{directory} begins at offset {log.log_start_offset} and no snapshot stands for what was before.",
@@ -250,9 +261,15 @@ class MetadataLog:
         if content is None:
             raise OperatorError(f"{path} has vanished.", "Restore the file and start again.")
         records = memoryview(content)
-        for header in iter_headers(records):
-            check_crc(records, header)
-            yield records, header
+        try:
+            for header in iter_headers(records):
+                check_crc(records, header)
+                yield records, header
+        except PeerError as error:
+            raise OperatorError(
+                f"The metadata snapshot {path} is damaged: {error.message}",
+                "Delete the file if the log reaches back to an older snapshot or to offset 0; else restore it.",
+            ) from error
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 

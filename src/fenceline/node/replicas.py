@@ -94,6 +94,21 @@ class Replica:
         self.wake()
 
 
+def tell_recovery(partition_log: PartitionLog) -> None:
+    """Say what opening a log had to cut off."""
+    report = partition_log.recovery
+    if report is not None and (report.torn_bytes or report.cut_bytes):
+        log.warning(
+            "log cut back by recovery",
+            partition=str(partition_log.topic_partition),
+            torn_bytes=report.torn_bytes,
+            cut_bytes=report.cut_bytes,
+            reason=report.reason,
+            evidence=report.evidence,
+            log_end_offset=partition_log.log_end_offset,
+        )
+
+
 class Replicas:
     """Lookup of replicas, in step with the metadata image."""
 
@@ -184,17 +199,8 @@ class Replicas:
                 self._set_aside(log_dir, topic_partition)
                 continue
             replica = self._open(topic, topic_partition.partition)
-            report = replica.log.recovery if replica is not None else None
-            if replica is not None and report is not None and (report.torn_bytes or report.cut_bytes):
-                log.warning(
-                    "log cut back by recovery",
-                    partition=str(topic_partition),
-                    torn_bytes=report.torn_bytes,
-                    cut_bytes=report.cut_bytes,
-                    reason=report.reason,
-                    evidence=report.evidence,
-                    log_end_offset=replica.log.log_end_offset,
-                )
+            if replica is not None:
+                tell_recovery(replica.log)
 
     @staticmethod
     def _set_aside(log_dir: LogDir, topic_partition: TopicPartition) -> None:
