@@ -39,16 +39,23 @@ class RawConnection:
         body = self.exchange(api_key, version, write_request(api_key, version, fields or {}))
         return read_response(api_key, version, body)
 
+    def send(self, api_key: ApiKey, version: int, fields: Mapping[str, Any]) -> None:
+        """Send a request that has no answer."""
+        self._send(api_key, version, write_request(api_key, version, fields))
+
     def exchange(self, api_key: ApiKey, version: int, body: bytes) -> bytes:
         """The same for ready bytes: the body of the request, and that of the answer."""
-        self._correlation_id += 1
-        frame = encode_request_frame(api_key, version, self._correlation_id, self._client_id, body)
-        self._socket.sendall(b"".join(frame))
+        self._send(api_key, version, body)
         (size,) = struct.unpack(">i", self._receive(4))
         answer = self._receive(size)
         correlation_id, position = parse_response_header(api_key, version, answer)
         assert correlation_id == self._correlation_id, "an answer to another request"
         return answer[position:]
+
+    def _send(self, api_key: ApiKey, version: int, body: bytes) -> None:
+        self._correlation_id += 1
+        frame = encode_request_frame(api_key, version, self._correlation_id, self._client_id, body)
+        self._socket.sendall(b"".join(frame))
 
     def _receive(self, size: int) -> bytes:
         received = bytearray()
@@ -70,6 +77,8 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, int):
         return int(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
     if isinstance(value, timedelta):
         return millis(value)
     return str(value)

@@ -53,9 +53,10 @@ _HINTED_ERRORS: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEAD
 class _Result:
     """One pass over all partitions of a fetch."""
 
-    __slots__ = ("cold", "fetched", "must_answer", "size_bytes")
+    __slots__ = ("cold", "fetched", "is_for_replica", "must_answer", "size_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, is_for_replica: bool) -> None:
+        self.is_for_replica = is_for_replica
         self.fetched: list[FetchedPartition] = []
         self.size_bytes = 0
         self.must_answer = False
@@ -101,25 +102,37 @@ class Fetching:
         return _ParkedFetch(self, context, request, answer).park()
 
     def is_ready(self, request: FetchRequest, answer: SessionAnswer, result: _Result) -> bool:
-        return (
-            result.must_answer
-            or result.size_bytes >= request.min_bytes
-            or request.max_wait_ms <= 0
-            or not answer.partitions
-        )
+        return result.must_answer or result.size_bytes >= request.min_bytes or request.max_wait_ms <= 0
 
-    def read(self, request: FetchRequest, partitions: list[FetchPartition]) -> _Result:
-        """Check and read every partition, within the request's and the node's limit of bytes."""
-        result = _Result()
+    def read(self, request: FetchRequest, answer: SessionAnswer) -> _Result:
+        """Check and read every partition, within the request's and the node's limit of bytes.
+
+        Partitions that do not exist come last and do not end the wait of the others, as in Kafka: a reader with an
+        outdated list shall not turn in circles.
+        """
+        result = _Result(request.replica_id >= 0)
+        missing: list[FetchedPartition] = []
         budget = min(request.max_bytes, self._max_response_bytes)
-        for partition in partitions:
+        for partition in answer.partitions:
             try:
                 self._read_partition(request, partition, budget - result.size_bytes, result)
             except PeerError as error:
+                code = error.code
+                if code in _MISSING:
+                    if code is ErrorCode.UNKNOWN_TOPIC_ID and answer.knew(partition):
+                        # A session remembers the name of a topic that was deleted since.
+                        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    missing.append(_failed(partition, code)._replace(aborted_transactions=[]))
+                    continue
                 if isinstance(error, StorageError):
                     self._storage_failed(partition, error)
                 result.must_answer = True
-                result.fetched.append(self._failed(partition, error.code))
+                result.fetched.append(_failed(partition, code))
+        if not result.fetched:
+            result.must_answer = True
+        if len(missing) > 1:
+            missing.sort(key=lambda partition: partition.error_code != ErrorCode.UNKNOWN_TOPIC_ID)
+        result.fetched += missing
         return result
 
     def _read_partition(
@@ -153,7 +166,9 @@ class Fetching:
         if offset < partition_log.log_start_offset or offset > partition_log.log_end_offset:
             raise PeerError(ErrorCode.OFFSET_OUT_OF_RANGE)
         if offset >= bound:
-            result.fetched.append(self._empty(replica, partition, None))
+            empty = self._empty(replica, partition, None)
+            is_committed = request.isolation_level == IsolationLevel.READ_COMMITTED
+            result.fetched.append(empty._replace(aborted_transactions=[]) if is_committed else empty)
             return
         at_least_one = result.size_bytes == 0
         if budget_bytes <= 0 and not at_least_one:
@@ -229,25 +244,30 @@ class Fetching:
         if replica is not None:
             replicas.storage_failed(replica, error)
 
-    def _failed(self, partition: FetchPartition | FetchedPartition, code: ErrorCode) -> FetchedPartition:
-        hint = None
-        if code in _HINTED_ERRORS:
-            hint = self._broker.leader_hint(partition.topic, partition.topic_id, partition.index)
-        return FetchedPartition(
-            partition.topic, partition.topic_id, partition.index, code, current_leader=hint, records=b""
-        )
-
     # --- answers --------------------------------------------------------------------------------------------------
 
     def frame(self, context: RequestContext, answer: SessionAnswer, result: _Result) -> list[Buffer]:
         partitions = answer.select(result.fetched)
         endpoints: tuple[NodeEndpoint, ...] = ()
         if context.api_version >= _FIRST_WITH_LEADER_HINT and result.must_answer:
-            endpoints = self._broker.node_endpoints(
-                {p.current_leader[0] for p in partitions if p.current_leader is not None}
-            )
+            partitions, endpoints = self._with_hints(partitions, is_for_replica=result.is_for_replica)
         response = FetchResponse(partitions, session_id=answer.session_id, node_endpoints=endpoints)
         return frame_of(ApiKey.FETCH, context, encode_response(context.api_version, response))
+
+    def _with_hints(
+        self, partitions: list[FetchedPartition], *, is_for_replica: bool
+    ) -> tuple[list[FetchedPartition], tuple[NodeEndpoint, ...]]:
+        """Tell who leads where the reader asked with an outdated epoch or the wrong node (KIP-951, `epochs.md E6`)."""
+        broker = self._broker
+        hinted = [
+            p._replace(current_leader=broker.leader_hint(p.topic, p.topic_id, p.index))
+            if p.error_code in _HINTED_ERRORS
+            else p
+            for p in partitions
+        ]
+        if is_for_replica:
+            return hinted, ()
+        return hinted, broker.node_endpoints({p.current_leader[0] for p in hinted if p.current_leader is not None})
 
     def answer_cold(
         self, context: RequestContext, answer: SessionAnswer, result: _Result, pending: PendingAnswer
@@ -275,7 +295,7 @@ class Fetching:
                 # Of one partition; the others of this fetch are answered as they are.
                 fetched = result.fetched[position]
                 self._storage_failed(fetched, error)
-                result.fetched[position] = self._failed(fetched, error.code)
+                result.fetched[position] = _failed(fetched, error.code)
             else:
                 result.fetched[position] = result.fetched[position]._replace(records=records)
 
@@ -284,8 +304,12 @@ def _refused(request: FetchRequest, version: int) -> FetchResponse:
     """The answer to a request that makes no sense: below topic ids each partition says so, too."""
     code = ErrorCode.UNKNOWN_SERVER_ERROR
     partitions = [] if version >= _FIRST_WITH_TOPIC_IDS else request.partitions
-    failed = [FetchedPartition(p.topic, p.topic_id, p.index, code, records=b"") for p in partitions]
+    failed = [_failed(p, code)._replace(aborted_transactions=[]) for p in partitions]
     return FetchResponse(failed, error_code=code, session_id=request.session_id)
+
+
+def _failed(partition: FetchPartition | FetchedPartition, code: ErrorCode) -> FetchedPartition:
+    return FetchedPartition(partition.topic, partition.topic_id, partition.index, code, records=b"")
 
 
 class _ParkedFetch:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.node.connection import Connection, PendingAnswer
-from fenceline.node.handlers.api_versions import encode_api_versions
+from fenceline.node.handlers.api_versions import encode_api_versions, names_its_software
 from fenceline.node.handlers.registry import Api, RequestContext
 from fenceline.node.logs import Logger
 from fenceline.wire.apis import ApiKey
@@ -296,8 +296,11 @@ class Server:
 
     def _answer_api_versions(self, correlation_id: int, version: int, body: memoryview) -> list[Buffer]:
         low, high = self.api_ranges[ApiKey.API_VERSIONS]
-        error = ErrorCode.NONE if low <= version <= high else ErrorCode.UNSUPPORTED_VERSION
-        answered = version if error is ErrorCode.NONE else 0
+        answered, error = version, ErrorCode.NONE
+        if not low <= version <= high:
+            answered, error = 0, ErrorCode.UNSUPPORTED_VERSION
+        elif not names_its_software(version, body):
+            error = ErrorCode.INVALID_REQUEST
         encoded = encode_api_versions(answered, error, self.api_ranges, self.broker)
         return encode_response_frame(ApiKey.API_VERSIONS, answered, correlation_id, encoded)
 

@@ -145,9 +145,7 @@ def _single_batch(records: memoryview, version: int) -> BatchHeader:
     if size is None:
         raise _invalid("a partition of a Produce request must hold one record batch, found none", is_framing=True)
     if records[16] != MAGIC:
-        raise _invalid(
-            f"batches of magic {records[16]} can not be produced, only of magic {MAGIC}", is_framing=True
-        )
+        raise _invalid(f"batches of magic {records[16]} can not be produced, only of magic {MAGIC}", is_framing=True)
     if size < BATCH_OVERHEAD:
         raise corrupt(f"the batch claims {size} bytes, less than its header")
     header = read_header(records[:size])
@@ -158,7 +156,9 @@ def _single_batch(records: memoryview, version: int) -> BatchHeader:
             is_framing=True,
         )
     if size < records.nbytes and _batch_size(records, size) is not None:
-        raise _invalid("a partition of a Produce request must hold exactly one record batch, found more", is_framing=True)
+        raise _invalid(
+            "a partition of a Produce request must hold exactly one record batch, found more", is_framing=True
+        )
     return header
 
 

@@ -67,7 +67,7 @@ class FetchSession:
             self.partitions.pop(key, None)
             self.told.pop(key, None)
 
-    def filter(self, fetched: list[FetchedPartition]) -> list[FetchedPartition]:
+    def filter(self, fetched: list[FetchedPartition], *, reorder: bool = True) -> list[FetchedPartition]:
         """Leave out what the reader knows already; partitions with records move to the end of the order."""
         changed = []
         told, order = self.told, self.partitions
@@ -85,8 +85,11 @@ class FetchSession:
             ):
                 changed.append(partition)
                 # After an error the reader needs the partition again, whatever it knew before.
-                told[key] = _NOTHING_TOLD if partition.error_code else now
-                if has_records and key in order:
+                if not partition.error_code:
+                    told[key] = now
+                elif partition.error_code != ErrorCode.UNKNOWN_TOPIC_ID:
+                    told[key] = _NOTHING_TOLD
+                if has_records and reorder and key in order:
                     order.move_to_end(key)
         return changed
 
@@ -103,8 +106,18 @@ class SessionAnswer:
     def select(self, fetched: list[FetchedPartition]) -> list[FetchedPartition]:
         if self.session is None:
             return fetched
-        changed = self.session.filter(fetched)
+        changed = self.session.filter(fetched, reorder=not self.is_full)
         return fetched if self.is_full else changed
+
+    def knew(self, partition: FetchPartition) -> bool:
+        """Whether the session has found this partition's topic before."""
+        return self.session is not None and key_of(partition) in self.session.told
+
+
+def _last_mentions(partitions: list[FetchPartition]) -> list[FetchPartition]:
+    """A partition that is named twice counts once, in its first place, with what was asked last."""
+    by_key = {key_of(partition): partition for partition in partitions}
+    return partitions if len(by_key) == len(partitions) else list(by_key.values())
 
 
 class FetchSessions:
@@ -127,12 +140,13 @@ class FetchSessions:
         if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             if request.session_id != NO_SESSION_ID:
                 self._sessions.pop(request.session_id, None)
-            if request.session_epoch == FINAL_EPOCH or not request.partitions:
-                return SessionAnswer(request.partitions, NO_SESSION_ID, None, True)
+            partitions = _last_mentions(request.partitions)
+            if request.session_epoch == FINAL_EPOCH:
+                return SessionAnswer(partitions, NO_SESSION_ID, None, True)
             session = self._open(request, uses_topic_ids, now_ms, fresh_id)
             if session is None:
-                return SessionAnswer(request.partitions, NO_SESSION_ID, None, True)
-            return SessionAnswer(request.partitions, session.session_id, session, True)
+                return SessionAnswer(partitions, NO_SESSION_ID, None, True)
+            return SessionAnswer(partitions, session.session_id, session, True)
         session = self._sessions.get(request.session_id)
         if session is None:
             raise PeerError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)

@@ -5,26 +5,46 @@ The answer lists what is registered and nothing else. Its header is never flexib
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import read_request, write_response
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
 
 _FIRST_FLEXIBLE: Final = 3
+_SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _TAG_SUPPORTED_FEATURES: Final = 0
 _TAG_FINALIZED_EPOCH: Final = 1
 _TAG_FINALIZED_FEATURES: Final = 2
 
 
+def names_its_software(version: int, body: memoryview) -> bool:
+    """Whether the client tells its software's name and version in the form that KIP-511 asks for from version 3 on.
+
+    Raises MalformedRequest.
+    """
+    if version < _FIRST_FLEXIBLE:
+        return True
+    request = read_request(ApiKey.API_VERSIONS, version, body)
+    names = (request.client_software_name, request.client_software_version)
+    return all(_SOFTWARE_NAME.fullmatch(name) is not None for name in names)
+
+
 def encode_api_versions(
     version: int, error: ErrorCode, ranges: Mapping[ApiKey, tuple[int, int]], broker: Broker
 ) -> bytes:
-    """The body in `version`: error, api ranges, and from v3 the supported and finalized features."""
+    """The body in `version`: error, api ranges, and from v3 the supported and finalized features.
+
+    INVALID_REQUEST comes alone; UNSUPPORTED_VERSION with what is supported, so that the client can step down.
+    """
+    if error is ErrorCode.INVALID_REQUEST:
+        return write_response(ApiKey.API_VERSIONS, version, {"error_code": error})
     if version < _FIRST_FLEXIBLE:
         parts = [struct.pack(">hi", error, len(ranges))]
         parts += [struct.pack(">hhh", key, low, high) for key, (low, high) in ranges.items()]

@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.controller.requests import AllocateProducerIds
+from fenceline.controller.topic_names import name_fault
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.node.handlers.registry import Api, RequestContext
 from fenceline.wire.apis import ApiKey
@@ -45,6 +46,9 @@ async def init_producer_id(context: RequestContext, request: Any) -> dict[str, A
     if request.transactional_id is not None:
         code = ErrorCode.INVALID_REQUEST if request.transactional_id == "" else ErrorCode.COORDINATOR_NOT_AVAILABLE
         return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
+    has_id, has_epoch = (getattr(request, name, -1) != -1 for name in ("producer_id", "producer_epoch"))
+    if has_id != has_epoch:
+        return {"error_code": ErrorCode.INVALID_REQUEST, "producer_id": -1, "producer_epoch": -1}
     try:
         producer_id = await context.broker.producer_ids.take()
     except PeerError as error:
@@ -59,6 +63,9 @@ def describe_producers(context: RequestContext, request: Any) -> dict[str, Any]:
         answers = []
         for index in topic.partition_indexes:
             try:
+                fault = name_fault(topic.name)
+                if fault is not None:
+                    raise PeerError(ErrorCode.INVALID_TOPIC_EXCEPTION, fault)
                 replica = context.broker.partitions.leader(topic.name, None, index)
             except PeerError as error:
                 answers.append(
