@@ -119,24 +119,17 @@ def scan(
 def to_records(fetched: Fetched) -> list[ConsumerRecord]:
     """The records as tuples, in offset order."""
     found: list[ConsumerRecord] = []
+    topic, partition = fetched.topic, fetched.partition
+    # Straight to the tuple: the generated constructor would cost half of the time that a record takes.
+    new = tuple.__new__
     for run in fetched.runs:
+        start, end = run.start_offset, run.end_offset_exclusive
         for header in iter_headers(run.records):
-            kind = int(header.timestamp_type)
-            epoch = header.leader_epoch
+            kind, epoch = int(header.timestamp_type), header.leader_epoch
             found += [
-                ConsumerRecord(
-                    fetched.topic,
-                    fetched.partition,
-                    record.offset,
-                    record.timestamp,
-                    kind,
-                    epoch,
-                    record.key,
-                    record.value,
-                    record.headers,
-                )
-                for record in decode_batch(run.records, header)
-                if run.start_offset <= record.offset < run.end_offset_exclusive
+                new(ConsumerRecord, (topic, partition, offset, timestamp, kind, epoch, key, value, headers))
+                for offset, timestamp, key, value, headers in decode_batch(run.records, header)
+                if start <= offset < end
             ]
     return found
 

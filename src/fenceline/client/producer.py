@@ -46,6 +46,9 @@ class _Core:
         self.sticky = Sticky()
         self.partitions: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Topic -> (partition count, partitions with a leader)."""
+        self.named: dict[str, tuple[TopicPartition, ...]] = {}
+        """The partitions of each topic, made once and not for every record."""
+        self._keys_choose = config["partitioner"] != "round_robin"
         self.wake: Callable[[], None] = lambda: None
 
     def choose(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
@@ -55,10 +58,10 @@ class _Core:
                 raise OperatorError(
                     f"{topic} has no partition {partition}", f"Its partitions are 0 to {count - 1}; or leave it out."
                 )
-            return TopicPartition(topic, partition)
-        if key is not None and self.config["partitioner"] != "round_robin":
-            return TopicPartition(topic, partition_of_key(key, count))
-        return TopicPartition(topic, self.sticky.current(topic, available))
+            return self.named[topic][partition]
+        if key is not None and self._keys_choose:
+            return self.named[topic][partition_of_key(key, count)]
+        return self.named[topic][self.sticky.current(topic, available)]
 
     def try_append(
         self,
@@ -71,8 +74,10 @@ class _Core:
     ) -> Delivery | None:
         """One try; None when the buffer is full."""
         tp = self.choose(topic, key, partition)
-        pairs = list(headers.items()) if isinstance(headers, Mapping) else headers
-        is_sticky = partition is None and (key is None or self.config["partitioner"] == "round_robin")
+        pairs: Sequence[tuple[str, bytes | None]] = ()
+        if headers:
+            pairs = list(headers.items()) if isinstance(headers, Mapping) else headers
+        is_sticky = partition is None and (key is None or not self._keys_choose)
         added = self.accumulator.append(tp, timestamp, key, value, pairs, may_open=not is_sticky)
         if added is None and is_sticky:
             # The partition's batch is full (or there was none): records without a key move on with each new batch.
@@ -91,6 +96,7 @@ class _Core:
         for name, topic in cluster.metadata.topics.items():
             if topic.partitions:
                 led = tuple(i for i, p in topic.partitions.items() if p.leader >= 0)
+                self.named[name] = tuple(TopicPartition(name, i) for i in range(len(topic.partitions)))
                 self.partitions[name] = (len(topic.partitions), led or tuple(topic.partitions))
 
     def check_sizes(self, key: bytes | None, value: bytes | None) -> None:
