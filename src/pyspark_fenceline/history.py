@@ -81,6 +81,7 @@ class History:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._known: dict[TopicPartition, _Boundaries] = {}
+        self._held: dict[TopicPartition, tuple[Position, int]] = {}
 
     def tag(
         self,
@@ -121,12 +122,17 @@ class History:
     def check(
         self, positions: Mapping[TopicPartition, Position], ends: Mapping[TopicPartition, LogEnd]
     ) -> dict[TopicPartition, Verdict]:
-        """Compare positions with the leaders' logs. Untagged positions can not be compared and count as held."""
+        """Compare positions with the leaders' logs. Untagged positions can not be compared and count as held.
+
+        A position that was held under a leader's epoch stays held under it and is not asked for again (E46).
+        """
         verdicts: dict[TopicPartition, Verdict] = dict.fromkeys(positions, Holds())
         questions = {
             tp: (position.leader_epoch, ends[tp].leader_epoch)
             for tp, position in positions.items()
-            if position.leader_epoch >= 0 and ends[tp].leader_epoch >= 0
+            if position.leader_epoch >= 0
+            and ends[tp].leader_epoch >= 0
+            and self._held.get(tp) != (position, ends[tp].leader_epoch)
         }
         if not questions:
             return verdicts
@@ -141,6 +147,9 @@ class History:
                 verdicts[tp] = Diverged(None, answer.leader_epoch, 0)
                 if answer.leader_epoch > 0:
                     foreign[tp] = (answer.leader_epoch - 1, ends[tp].leader_epoch)
+        for tp in questions:
+            if isinstance(verdicts[tp], Holds):
+                self._held[tp] = (positions[tp], ends[tp].leader_epoch)
         for tp, answer in self._cluster.epoch_ends(foreign).items() if foreign else ():
             verdicts[tp] = Diverged(None, foreign[tp][0] + 1, answer.end_offset)
         return verdicts

@@ -53,8 +53,7 @@ T = TypeVar("T")
 
 IDLE_WAIT_MS: Final = 250
 """How long one look for new records may last when there are none."""
-_FIRST_PAUSE_MS: Final = 10
-_LONGEST_PAUSE_MS: Final = 80
+_FIRST_IDLE_WAIT_MS: Final = 20
 
 
 class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -68,6 +67,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._gate = TriggerGate(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
         self._initial: SourceOffset | None = None
         self._is_available_now = False
+        self._idle_looks = 0
         self._target: Snapshot | None = None
         self._newest: Snapshot | None = None
 
@@ -100,16 +100,18 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """End of the next batch; `start` itself when there is nothing to do after a short wait."""
         held = decode(start)
-        deadline = time.monotonic() + IDLE_WAIT_MS / 1000
-        pause_ms = _FIRST_PAUSE_MS
+        # The first idle look is short, because `processAllAvailable` waits for one; then they grow.
+        wait_ms = min(_FIRST_IDLE_WAIT_MS << min(self._idle_looks, 10), IDLE_WAIT_MS)
+        deadline = time.monotonic() + wait_ms / 1000
         while True:
             end = self._retrying(lambda: self._next(held, limit))
             if end is not None:
+                self._idle_looks = 0
                 return end.encode()
-            if self._is_available_now or time.monotonic() + pause_ms / 1000 > deadline:
+            if self._is_available_now or time.monotonic() >= deadline:
+                self._idle_looks += 1
                 return start
-            time.sleep(pause_ms / 1000)
-            pause_ms = min(pause_ms * 2, _LONGEST_PAUSE_MS)
+            time.sleep(wait_ms / 3000)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._newest is None or not self._newest.ends:
