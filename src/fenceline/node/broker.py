@@ -242,8 +242,9 @@ class Broker:
             await self._start()
         except (PeerError, OSError) as error:
             # Nobody has asked anything yet: what a disk refuses now is the operator's.
+            reason = (error.strerror or str(error)) if isinstance(error, OSError) else error.message
             raise OperatorError(
-                f"Node {self.node_id} can not start: {error}",
+                f"Node {self.node_id} can not start: {reason}",
                 f"Check that {self.config.metadata_log_dir} has room, can be written and that its disk is healthy;"
                 " then start again.",
             ) from error
@@ -254,25 +255,28 @@ class Broker:
         format_if_new(config)
         log_dir = LogDir.open(str(config.log_dirs[0]), disk, node_id=self.node_id)
         self.log_dirs: list[LogDir] = [log_dir]
-        if log_dir.directory_id is None:
-            raise OperatorError(
-                f"{log_dir.path}/{META_FILE} has no directory.id",
-                "It was written before Kafka 3.7 or cut short. Start Apache Kafka 4 once on this directory, or restore"
-                " the file from a backup.",
-            )
         _tell_damage(log_dir)
+        metadata_dir = log_dir
         if config.metadata_log_dir != config.log_dirs[0]:
             # Locked and checked as the first one: its owner and its cluster must be the same.
-            self._metadata_dir = LogDir.open(
+            self._metadata_dir = metadata_dir = LogDir.open(
                 str(config.metadata_log_dir), disk, cluster_id=log_dir.cluster_id, node_id=self.node_id
             )
+        for opened in (log_dir, metadata_dir):
+            if opened.directory_id is None:
+                raise OperatorError(
+                    f"{opened.path}/{META_FILE} has no directory.id",
+                    "It was written before Kafka 3.7 or cut short. Start Apache Kafka 4 once on this directory, or"
+                    " restore the file from a backup.",
+                )
+        assert metadata_dir.directory_id is not None, "just checked"
         self.controller = ControllerDriver(
             config=config,
             disk=disk,
             directory=config.metadata_log_dir,
             cluster_id=log_dir.cluster_id,
             node_id=self.node_id,
-            directory_id=log_dir.directory_id,
+            directory_id=metadata_dir.directory_id,
             clock=self.clock,
             rng=self.rng,
         )
