@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,11 +100,22 @@ def topic_id(kafka_node: ApacheKafka) -> UUID:
     peer = Peer(kafka_node.port)
     fields = {"topics": [{"name": "wire", "num_partitions": 2, "replication_factor": 1}], "timeout": 20_000}
     (created,) = peer.call(ApiKey.CREATE_TOPICS, 7, fields).topics
-    peer.close()
     assert created.error_code is ErrorCode.NONE
+    _wait_for_leaders(peer)
+    peer.close()
     found = created.topic_id
     assert isinstance(found, UUID)
     return found
+
+
+def _wait_for_leaders(peer: Peer) -> None:
+    """A topic is created before its leaders know that they are."""
+    partitions = [{"partition_index": i, "current_leader_epoch": -1, "timestamp": -1} for i in range(2)]
+    fields = {"replica_id": -1, "topics": [{"name": "wire", "partitions": partitions}]}
+    deadline_s = time.monotonic() + 30
+    while any(p.error_code for p in peer.call(ApiKey.LIST_OFFSETS, 10, fields).topics[0].partitions):
+        assert time.monotonic() < deadline_s, "no leader within 30 s"
+        time.sleep(0.05)
 
 
 def test_api_versions_in_every_version(peer: Peer) -> None:
