@@ -1,7 +1,8 @@
 """A node whose disk and clock fail when a test says so: by files in a control directory, looked at on every call.
 
 `full`: nothing more can be written (ENOSPC), half of the last write still fits. `broken-sync`: fsync fails (EIO).
-`read-only`: nothing can be opened for writing, renamed or removed (EROFS). `clock-ms`: the wall clock is off by so much.
+`read-only`: nothing can be opened for writing, renamed or removed (EROFS). `clock-ms`: how far the wall clock
+is off.
 """
 
 from __future__ import annotations
