@@ -140,7 +140,7 @@ def test_pipelined_requests_are_answered_in_order(node: EmbeddedNode) -> None:
     with connected(node) as connection:
         topic = {"name": "pipelined", "num_partitions": 1, "replication_factor": 1}
         requests = [
-            frame(ApiKey.CREATE_TOPICS, 7, 0, {"topics": [topic], "timeout_ms": 10000}),
+            frame(ApiKey.CREATE_TOPICS, 7, 0, {"topics": [topic], "timeout": 10000}),
             frame(ApiKey.METADATA, 12, 1, {"topics": [{"name": "pipelined"}]}),
             frame(ApiKey.API_VERSIONS, 0, 2, {}),
             frame(ApiKey.LIST_GROUPS, 4, 3, {}),
