@@ -110,16 +110,16 @@ def produce_to_internal_topics(told: DataSession) -> None:
 
 def produce_times_and_codecs(told: DataSession) -> None:
     topics = {
-        "stamped": {"message_timestamp_type": "LogAppendTime"},
-        "stamped-zstd": {"message_timestamp_type": "LogAppendTime", "compression_type": "zstd"},
-        "recent": {"message_timestamp_before_max_ms": str(_HOUR_MS), "message_timestamp_after_max_ms": str(_HOUR_MS)},
-        "compacted": {"cleanup_policy": "compact"},
-        "small": {"max_message_bytes": "500"},
-        "small-unpacked": {"max_message_bytes": "500", "compression_type": "uncompressed"},
-        **{name: {"compression_type": name} for name in ("uncompressed", "gzip", "snappy", "lz4", "zstd", "producer")},
+        "stamped": {"message.timestamp.type": "LogAppendTime"},
+        "stamped-zstd": {"message.timestamp.type": "LogAppendTime", "compression.type": "zstd"},
+        "recent": {"message.timestamp.before.max.ms": str(_HOUR_MS), "message.timestamp.after.max.ms": str(_HOUR_MS)},
+        "compacted": {"cleanup.policy": "compact"},
+        "small": {"max.message.bytes": "500"},
+        "small-unpacked": {"max.message.bytes": "500", "compression.type": "uncompressed"},
+        **{name: {"compression.type": name} for name in ("uncompressed", "gzip", "snappy", "lz4", "zstd", "producer")},
     }
     for topic, configs in topics.items():
-        told.create(topic, **configs)
+        told.create(topic, configs=configs)
         for codec in Codec:
             _produce(told, 9, topic, told.batch(3, codec=codec))
         _produce(told, 6, topic, told.batch(codec=Codec.ZSTD))
@@ -139,7 +139,7 @@ def produce_bad_batches(told: DataSession) -> None:
     from tests.records.produce_cases import CASES, MAX_MESSAGE_BYTES, TOPICS
 
     for topic, configs in TOPICS.items():
-        told.create(topic, **{"max_message_bytes": str(MAX_MESSAGE_BYTES), **_underscored(configs)})
+        told.create(topic, configs={"max.message.bytes": str(MAX_MESSAGE_BYTES), **configs})
     for case in CASES:
         if case.ours is not None or case.name in _FOUND_BY_KAFKA_ALONE:
             continue
@@ -148,12 +148,8 @@ def produce_bad_batches(told: DataSession) -> None:
             _produce(told, version, case.topic, case.make(told.now_ms))
 
 
-def _underscored(configs: dict[str, str]) -> dict[str, str]:
-    return {key.replace(".", "_"): value for key, value in configs.items()}
-
-
 def produce_min_insync_replicas(told: DataSession) -> None:
-    told.create("p", min_insync_replicas="2")
+    told.create("p", configs={"min.insync.replicas": "2"})
     for version in (3, 10):
         for acks in (-1, 1):
             _produce(told, version, "p", told.batch(), acks=acks)
@@ -310,7 +306,7 @@ def list_offsets_codecs(told: DataSession) -> None:
         for at in (-5000, -4600, -4000, -2600, -2000):
             _list(told, 7, (topic, 0, told.now_ms + at))
         _list(told, 7, (topic, 0, -3))
-    told.create("l-stamped", message_timestamp_type="LogAppendTime")
+    told.create("l-stamped", configs={"message.timestamp.type": "LogAppendTime"})
     told.produced("l-stamped", 0, told.batch(3, at_ms=-9000))
     told.tell(
         ApiKey.LIST_OFFSETS,
@@ -355,8 +351,8 @@ def offset_for_leader_epoch(told: DataSession) -> None:
 
 def delete_records(told: DataSession) -> None:
     told.create("x", 3)
-    told.create("kept", cleanup_policy="compact")
-    told.create("both", cleanup_policy="compact,delete")
+    told.create("kept", configs={"cleanup.policy": "compact"})
+    told.create("both", configs={"cleanup.policy": "compact,delete"})
     told.create("tiny")
 
     def delete(version: int, *asked: tuple[str, int, int]) -> None:

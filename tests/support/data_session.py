@@ -100,9 +100,9 @@ class DataSession:
     def topic_id(self, topic: str) -> UUID:
         return self._topics.get(topic, UNKNOWN_ID)
 
-    def create(self, topic: str, partitions: int = 1, **configs: str) -> None:
-        """Make a topic and wait until every partition of it is led; `configs` with _ for the dots."""
-        rows = [{"name": key.replace("_", "."), "value": value} for key, value in configs.items()]
+    def create(self, topic: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
+        """Make a topic and wait until every partition of it is led."""
+        rows = [{"name": key, "value": value} for key, value in (configs or {}).items()]
         name = self.name(topic)
         created = {"name": name, "num_partitions": partitions, "replication_factor": 1, "configs": rows}
         answer = self.ask(ApiKey.CREATE_TOPICS, 7, {"topics": [created], "timeout": 30_000})

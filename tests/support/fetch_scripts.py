@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from fenceline.wire.apis import ApiKey
@@ -241,9 +241,7 @@ def session_of_deleted_topics(told: DataSession) -> None:
 # --- waiting ------------------------------------------------------------------------------------------------------
 
 
-def _waits(
-    told: DataSession, version: int, parts: list[Any], then: Callable[[], object], **more: Mapping[str, Any] | int
-) -> None:
+def _waits(told: DataSession, version: int, parts: list[Any], then: Callable[[], object], **more: Any) -> None:
     fields = told.fetch(parts, max_wait=_LONG_MS, **more)
     future = told.in_background(ApiKey.FETCH, version, fields)
     then()
