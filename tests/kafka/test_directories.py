@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fenceline.records.batch import Codec
-from fenceline.records.build import build_batch
+from fenceline.records.build import Row, build_batch
 from fenceline.records.decode import decode_all
 from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
 from fenceline.testing.node import EmbeddedNode
@@ -21,7 +21,7 @@ from tests.support.raw import RawConnection, plain
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
-TOPICS = {
+TOPICS: dict[str, dict[str, str]] = {
     "plain": {},
     "small-segments": {"segment.bytes": "1048576", "retention.ms": "-1"},
     "stamped": {"message.timestamp.type": "LogAppendTime", "compression.type": "zstd"},
@@ -65,7 +65,7 @@ class Life:
         with RawConnection(port) as server:
             for topic in TOPICS:
                 for partition, codec in ((p, c) for p in range(PARTITIONS) for c in Codec):
-                    rows = [
+                    rows: list[Row] = [
                         (self.now_ms + n, b"k%d" % n, f"{self.round} {codec.name} {n}".encode(), (("h", b"v"),))
                         for n in range(5)
                     ]
@@ -82,8 +82,8 @@ class Life:
             assert self._produce_once(server, self.sequence - 1) == 0
             self._commit(server)
             if self.round == 2:
-                partition = {"partition_index": 1, "offset": 7}
-                fields = {"topics": [{"name": "plain", "partitions": [partition]}], "timeout": 10_000}
+                cut = {"partition_index": 1, "offset": 7}
+                fields = {"topics": [{"name": "plain", "partitions": [cut]}], "timeout": 10_000}
                 assert server.call(ApiKey.DELETE_RECORDS, 2, fields).topics[0].partitions[0].error_code == 0
 
     def _produce_once(self, server: RawConnection, sequence: int) -> int:

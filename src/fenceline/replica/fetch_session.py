@@ -121,7 +121,7 @@ def _last_mentions(partitions: list[FetchPartition]) -> list[FetchPartition]:
 
 
 class FetchSessions:
-    """All sessions of a node, bounded in number; the least recently used consumer session gives way."""
+    """All sessions of a node, bounded in number. Without room a reader gets full answers, as without a session."""
 
     def __init__(self, *, max_sessions: int = 1000, min_eviction_ms: int = 120_000) -> None:
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
@@ -170,7 +170,7 @@ class FetchSessions:
 
     def _open(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int, fresh_id: int) -> FetchSession | None:
         is_replica = request.replica_id >= 0
-        if len(self._sessions) >= self._max_sessions and not self._evict(is_replica, now_ms):
+        if len(self._sessions) >= self._max_sessions and not self._evict(is_replica, len(request.partitions), now_ms):
             return None
         while fresh_id in self._sessions or fresh_id == NO_SESSION_ID:
             fresh_id = fresh_id % _LAST_EPOCH + 1
@@ -179,11 +179,26 @@ class FetchSessions:
         self._sessions[fresh_id] = session
         return session
 
-    def _evict(self, for_replica: bool, now_ms: int) -> bool:
-        """Make room: a session idle long enough, or for a replica any consumer's session."""
-        for session in self._sessions.values():
-            idle = now_ms - session.last_used_ms >= self._min_eviction_ms
-            if idle or (for_replica and not session.is_replica):
-                del self._sessions[session.session_id]
-                return True
-        return False
+    def _evict(self, is_replica: bool, partition_count: int, now_ms: int) -> bool:
+        """Make room for a session of `partition_count`, by the three rules of KIP-227 in their order.
+
+        1. The longest unused session goes when it is idle for longer than the eviction time.
+        2. A replica displaces any consumer, the one with the fewest partitions first.
+        3. A session that lived for longer than the eviction time gives way to one with more partitions, of its own
+           kind or of a replica.
+        """
+        oldest = next(iter(self._sessions.values()))
+        if now_ms - oldest.last_used_ms > self._min_eviction_ms:
+            del self._sessions[oldest.session_id]
+            return True
+        candidates = [
+            (session.is_replica, len(session.partitions), session.session_id)
+            for session in self._sessions.values()
+            if (is_replica and not session.is_replica)
+            or session.last_used_ms - session.opened_ms > self._min_eviction_ms
+        ]
+        least = min(candidates, default=None)
+        if least is None or least[:2] >= (is_replica, partition_count):
+            return False
+        del self._sessions[least[2]]
+        return True
