@@ -10,7 +10,7 @@ Never decides what happens after a loss. Rules: `epochs.md` E5, E8-E13, E21; KIP
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fenceline.ids import TopicPartition
@@ -118,6 +118,12 @@ class History:
                 self._known[tp].learn(answer)
             pending = list(questions)
         return tagged
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """These belong to another topic now, whose epochs begin anew."""
+        for tp in partitions:
+            self._known.pop(tp, None)
+            self._held.pop(tp, None)
 
     def check(
         self, positions: Mapping[TopicPartition, Position], ends: Mapping[TopicPartition, LogEnd]

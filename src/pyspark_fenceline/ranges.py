@@ -184,6 +184,7 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History) -> Compari
     recreated = {
         topic for topic, id in held.topic_ids.items() if id and snapshot.topic_ids.get(topic) not in (id, None)
     }
+    history.forget(tp for tp in snapshot.ends if tp.topic in recreated)
     comparable = {
         tp: position for tp, position in held.positions.items() if tp in snapshot.ends and tp.topic not in recreated
     }

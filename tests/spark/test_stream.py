@@ -90,6 +90,15 @@ def test_latest_is_pinned_by_the_first_batch() -> None:
     assert reads(make(cluster, startingOffsets="latest"), reader.initialOffset(), end) == {}
 
 
+def test_latest_does_not_drift_while_the_first_batch_is_planned() -> None:
+    cluster = cluster_with(5)
+    reader = make(cluster, startingOffsets="latest")
+    reader.latestOffset(reader.initialOffset(), ALL)
+    cluster.log("t").append(2)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert reads(reader, reader.initialOffset(), end) == {"t-0": (5, 7)}
+
+
 def test_without_news_the_start_comes_back_unchanged() -> None:
     reader = make(cluster_with(5))
     end = reader.latestOffset(reader.initialOffset(), ALL)
@@ -260,6 +269,34 @@ def test_truncation_and_regrowth_is_noticed_in_latest_offset() -> None:
     assert error.kind is LossKind.LOG_TRUNCATED
     (loss,) = error.losses
     assert (loss.offset, loss.leader_epoch, loss.divergence_offset, loss.log_end_offset) == (150, 0, 100, 200)
+
+
+def test_a_running_query_notices_it_too() -> None:
+    cluster = cluster_with(150)
+    reader = make(cluster)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert reader.latestOffset(end, ALL) == end
+    asked = cluster.questions.count("epoch_ends")
+    assert reader.latestOffset(end, ALL) == end
+    assert cluster.questions.count("epoch_ends") == asked
+    cluster.log("t").elect(2, keep=100)
+    cluster.log("t").append(100)
+    with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
+        reader.latestOffset(end, ALL)
+
+
+def test_what_was_known_of_a_topic_is_forgotten_with_it() -> None:
+    cluster = cluster_with(0)
+    cluster.log("t").elect(3)
+    cluster.log("t").append(50)
+    reader = make(cluster, failOnDataLoss="false")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    cluster.delete("t")
+    cluster.create("t", 1, id="new")
+    cluster.log("t").append(30)
+    cluster.log("t").elect(3)
+    later = reader.latestOffset(end, ALL)
+    assert later["topics"]["t"] == {"id": "new", "partitions": {"0": {"leader_epoch": 0, "offset": 30}}}
 
 
 def test_truncation_is_noticed_when_a_batch_is_replayed() -> None:
