@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from fenceline.demo.checks import Check, Tables, check
+from fenceline.demo.facts import Facts
 from fenceline.demo.flights import Expected
 from fenceline.demo.report import write_report
-from fenceline.demo.run import Facts
 
 EXPECTED = Expected(
     flights=4, distance_miles=1000, departure_delay_minutes=30.0, by_carrier={"AA": 3, "UA": 1}, hours=2

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from fenceline.demo.checks import Tables
-    from fenceline.demo.run import Facts
+    from fenceline.demo.facts import Facts
 
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _NEW_YORK: Final = ZoneInfo("America/New_York")

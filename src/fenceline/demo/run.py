@@ -10,12 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from fenceline.client.admin import Admin, NewTopic
 from fenceline.client.producer import Producer
-from fenceline.demo.checks import Check, check, read_tables, row_count
+from fenceline.demo.checks import check, read_tables, row_count
+from fenceline.demo.facts import Facts
 from fenceline.demo.flights import Flights
 from fenceline.demo.pipeline import Pipeline
 from fenceline.demo.report import write_report
@@ -27,18 +27,6 @@ TOPIC = "flights"
 PARTITIONS = 4
 _SECONDS_A_MONTH = 1.0
 _GIVE_UP_S = 300.0
-
-
-@dataclass(slots=True)
-class Facts:
-    """What the report tells."""
-
-    produced: int = 0
-    producing_s: float = 0.0
-    restarted_at_rows: int = 0
-    streaming_s: float = 0.0
-    log_ends: dict[int, int] = field(default_factory=dict)
-    checks: list[Check] = field(default_factory=list)
 
 
 class _Feed(threading.Thread):
