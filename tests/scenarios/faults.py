@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +83,20 @@ def fetch_body(topic: str, offsets: dict[int, int], max_bytes: int, wait_ms: int
         rack_id="",
     )
     return b"".join(encode_fetch(12, request))
+
+
+def receive_exactly(peer: socket.socket, size_bytes: int) -> bytes:
+    received = bytearray()
+    while len(received) < size_bytes:
+        piece = peer.recv(size_bytes - len(received))
+        assert piece, f"closed after {len(received)} of {size_bytes} bytes"
+        received += piece
+    return bytes(received)
+
+
+def receive_frame(peer: socket.socket) -> bytes:
+    """One answer without its size."""
+    return receive_exactly(peer, struct.unpack(">i", receive_exactly(peer, 4))[0])
 
 
 def listed(connection: RawConnection) -> dict[str, Any]:

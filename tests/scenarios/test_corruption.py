@@ -1,4 +1,4 @@
-"""Damaged, torn and missing files: what can be made anew is, what can not takes one partition offline, and it is said."""
+"""Damaged, torn and missing files: made anew where that can be, else one partition goes offline; always said."""
 
 from __future__ import annotations
 

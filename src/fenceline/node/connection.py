@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = Logger("connection")
 
 INITIAL_BUFFER_BYTES: Final = 64 * 1024
+_GROWTH: Final = 4
 _SIZE_PREFIX_BYTES: Final = 4
 _SMALLEST_REQUEST_BYTES: Final = 8
 
@@ -238,17 +239,21 @@ class Connection(asyncio.BufferedProtocol):
         self._read_or_pause()
 
     def _make_room(self, frame_bytes: int) -> bool:
-        """Let the buffer hold a frame that starts at `_start`. False: over the budget of all connections, waiting."""
+        """Let more of the frame at `_start` come in. False: over the budget of all connections, waiting.
+
+        The buffer grows with what has come, not with the size that was announced: announcing is free for the peer.
+        """
         capacity = len(self._buffer)
-        if capacity - self._start >= frame_bytes:
+        if self._end < capacity:
             return True
-        if frame_bytes <= capacity:
+        if self._start > 0:
             self._replace_buffer(capacity)
             return True
-        if not self._server.reserve(self, frame_bytes - capacity):
+        grown = min(frame_bytes, _GROWTH * capacity)
+        if not self._server.reserve(self, grown - capacity):
             self._pause_reading()
             return False
-        self._replace_buffer(frame_bytes)
+        self._replace_buffer(grown)
         return True
 
     def room_granted(self) -> None:

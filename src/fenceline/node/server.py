@@ -159,6 +159,7 @@ class Server:
             self._waiting_for_room.append(connection)
         if self._stall_check is None:
             self._mark_progress()
+        asyncio.get_running_loop().call_soon(self._break_deadlock)
         return False
 
     def _take(self, connection: Connection, size_bytes: int) -> bool:
@@ -200,13 +201,15 @@ class Server:
                     " memory (queued.max.request.bytes)"
                 )
                 connection.abort()
-        if all(each in self._waiting_for_room for each in self._connections if each.holds_budget):
-            # Everybody who holds some waits for more: one of them may overdraw, and gives back when it is done.
-            self._favoured = self._waiting_for_room.popleft()
+        self._mark_progress()
+
+    def _break_deadlock(self) -> None:
+        """Where everybody who holds receive memory waits for more, one may overdraw, and gives back when it is done."""
+        waiting = self._waiting_for_room
+        if waiting and all(each in waiting for each in self._connections if each.holds_budget):
+            self._favoured = waiting.popleft()
             self._favoured.room_granted()
             self._favoured = None
-        if self._waiting_for_room:
-            self._mark_progress()
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

@@ -114,6 +114,20 @@ class EmbeddedNode:
         self.port = int(line.rsplit(":", 1)[1].split()[0])
         return line.strip()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there; False also when it ended by itself."""
+        return self._process is not None and self._process.poll() is None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens when the process has ended."""
+        assert self._process is not None, "the node is not started"
+        self._process.send_signal(number)
+
+    def wait(self, *, wait_s: float = 30) -> int:
+        """Wait until the process has ended by itself; its exit code."""
+        return self._end(None, wait_s)
+
     def stop(self, *, wait_s: float = 30) -> int:
         """Stop cleanly (SIGTERM); the exit code. The data directory stays."""
         return self._end(signal.SIGTERM, wait_s)
@@ -127,11 +141,12 @@ class EmbeddedNode:
         if self._own_dir is not None:
             shutil.rmtree(self._own_dir, ignore_errors=True)
 
-    def _end(self, number: signal.Signals, wait_s: float) -> int:
+    def _end(self, number: signal.Signals | None, wait_s: float) -> int:
         process, self._process = self._process, None
         if process is None:
             return 0
-        process.send_signal(number)
+        if number is not None:
+            process.send_signal(number)
         try:
             code = process.wait(wait_s)
         except subprocess.TimeoutExpired:

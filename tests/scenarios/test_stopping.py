@@ -1,0 +1,99 @@
+"""SIGTERM under load, a second signal, and what clients see of it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer
+
+from fenceline.testing.node import EmbeddedNode
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.frame import encode_request_frame
+from tests.scenarios.faults import connection_to, create, fetch_body, values
+from tests.scenarios.test_hostile_clients import many_sockets
+from tests.scenarios.test_kill_loop import PARTITIONS as LOAD_PARTITIONS
+from tests.scenarios.test_kill_loop import TOPIC as LOAD_TOPIC
+from tests.scenarios.test_kill_loop import Load, read_everything
+
+
+def test_sigterm_under_load_with_parked_fetches_and_groups(tmp_path: Path) -> None:
+    node = EmbeddedNode(data_dir=tmp_path, overrides={"offsets.topic.num.partitions": "1"})
+    with node, ExitStack() as stack:
+        with connection_to(node) as connection:
+            create(connection, LOAD_TOPIC, partitions=LOAD_PARTITIONS)
+            create(connection, "quiet")
+        consumers = [
+            Consumer(
+                {
+                    "bootstrap.servers": node.bootstrap,
+                    "group.id": "g",
+                    "log_level": 0,
+                    "fetch.wait.max.ms": 30_000,
+                    "socket.timeout.ms": 60_000,
+                }
+            )
+            for _ in range(2)
+        ]
+        for consumer in consumers:
+            stack.callback(consumer.close)
+            consumer.subscribe(["quiet"])
+        while not any(consumer.poll(0.05) or consumer.assignment() for consumer in consumers):
+            pass
+        parked = b"".join(
+            encode_request_frame(ApiKey.FETCH, 12, 1, "parked", fetch_body("quiet", {0: 0}, 1 << 20, 600_000))
+        )
+        peers = stack.enter_context(many_sockets(node, 50))
+        for peer in peers:
+            peer.sendall(parked)
+        load = Load(node.bootstrap)
+        load.start()
+        try:
+            assert load.progress.wait(30)
+            for _ in range(2):
+                load.progress.clear()
+                assert load.progress.wait(30)
+                assert node.stop(wait_s=10) == 0
+                assert "Traceback" not in node.errors
+                assert (node.log_dir / ".kafka_cleanshutdown").exists()
+                node.start()
+        finally:
+            load.stop()
+        assert not load.failed
+        found = read_everything(node.bootstrap)
+        positions = {number: (p, offset) for p, records in found.items() for offset, number in records}
+        assert all(positions.get(number) == told for number, told in load.acknowledged.items() if told[1] >= 0)
+        assert len(positions) == sum(map(len, found.values()))
+
+
+def test_a_second_signal_ends_the_node_at_once(tmp_path: Path) -> None:
+    """130 where the second one came in time; a clean stop that was quicker is as good."""
+    with EmbeddedNode(data_dir=tmp_path) as node, many_sockets(node, 1) as (peer,):
+        with connection_to(node) as connection:
+            create(connection, "t")
+        # A parked fetch makes the node wait for a moment, so that the second signal meets a stop under way.
+        peer.sendall(
+            b"".join(encode_request_frame(ApiKey.FETCH, 12, 1, "p", fetch_body("t", {0: 0}, 1 << 20, 600_000)))
+        )
+        with connection_to(node) as connection:
+            create(connection, "u")
+        node.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        while node.is_running and time.monotonic() < deadline:
+            time.sleep(0.05)
+            node.send_signal(signal.SIGTERM)
+        assert node.wait(wait_s=10) in (0, 130)
+        node.start()
+        assert values(node, "t") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_either_signal_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    with EmbeddedNode(data_dir=tmp_path) as node:
+        node.send_signal(number)
+        assert node.wait(wait_s=20) == 0
+        assert (node.log_dir / ".kafka_cleanshutdown").exists()
+        assert node.errors == ""
