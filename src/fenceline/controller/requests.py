@@ -67,6 +67,8 @@ class CreatedTopic(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreateTopicsAnswer:
+    """One entry a topic, in the order of the request."""
+
     topics: tuple[CreatedTopic, ...]
 
 
@@ -79,6 +81,8 @@ class TopicReference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopics:
+    """Delete each topic that can be; the others fail alone."""
+
     topics: tuple[TopicReference, ...]
 
 
@@ -90,6 +94,8 @@ class DeletedTopic(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopicsAnswer:
+    """One entry a reference, in the order of the request."""
+
     topics: tuple[DeletedTopic, ...]
 
 
@@ -104,6 +110,8 @@ class NewPartitions:
 
 @dataclass(frozen=True, slots=True)
 class CreatePartitions:
+    """Grow each topic that can be; the others fail alone."""
+
     topics: tuple[NewPartitions, ...]
     validate_only: bool = False
 
@@ -115,6 +123,8 @@ class NamedOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreatePartitionsAnswer:
+    """One outcome a topic."""
+
     topics: tuple[NamedOutcome, ...]
 
 
@@ -138,6 +148,8 @@ class ConfigChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IncrementalAlterConfigs:
+    """Apply the changes of each resource; a resource changes as a whole or not at all."""
+
     resources: tuple[tuple[ConfigResource, tuple[ConfigChange, ...]], ...]
     validate_only: bool = False
 
@@ -157,6 +169,8 @@ class AlteredResource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AlterConfigsAnswer:
+    """One outcome a resource."""
+
     resources: tuple[AlteredResource, ...]
 
 
@@ -180,6 +194,8 @@ class RegisterBroker:
 
 @dataclass(frozen=True, slots=True)
 class RegisterBrokerAnswer:
+    """The epoch that all later requests of this broker carry."""
+
     broker_epoch: int
 
 
@@ -198,6 +214,8 @@ class BrokerHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class BrokerHeartbeatAnswer:
+    """What the broker is to the controller now, and what it shall do."""
+
     is_caught_up: bool
     is_fenced: bool
     should_shut_down: bool
@@ -205,11 +223,15 @@ class BrokerHeartbeatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class UnregisterBroker:
+    """Forget a broker for good."""
+
     broker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterController:
+    """A controller tells its address and what it supports."""
+
     controller_id: int
     incarnation_id: UUID
     endpoints: tuple[Endpoint, ...]
@@ -227,6 +249,8 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class AllocateProducerIds:
+    """A broker asks for its next block of producer ids."""
+
     broker_id: int
     broker_epoch: int
 
@@ -256,6 +280,8 @@ class FeatureUpdate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UpdateFeatures:
+    """Change feature levels, all of them or none."""
+
     updates: tuple[FeatureUpdate, ...]
     validate_only: bool = False
 
@@ -283,12 +309,16 @@ class ElectLeaders:
 
 @dataclass(frozen=True, slots=True)
 class ElectedPartition:
+    """How the election of one partition went."""
+
     index: int
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class ElectLeadersAnswer:
+    """Per topic, the partitions that were asked for."""
+
     topics: tuple[tuple[str, tuple[ElectedPartition, ...]], ...]
 
 

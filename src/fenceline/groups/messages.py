@@ -27,6 +27,8 @@ ALL_OPERATIONS_UNKNOWN: Final = -(1 << 31)
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
+    """A member enters the group, or enters the next generation."""
+
     group_id: str
     member_id: str
     group_instance_id: str | None
@@ -44,6 +46,8 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
+    """A member asks for its assignment; the leader brings those of all."""
+
     group_id: str
     generation: int
     member_id: str
@@ -55,6 +59,8 @@ class SyncRequest:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRequest:
+    """A member lives."""
+
     group_id: str
     generation: int
     member_id: str
@@ -68,6 +74,8 @@ class MemberIdentity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest:
+    """Members go, for themselves or removed by an administrator."""
+
     group_id: str
     members: tuple[MemberIdentity, ...]
 
@@ -83,6 +91,8 @@ class OffsetToCommit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
+    """Offsets to keep for a group, or for a lone consumer."""
+
     group_id: str
     generation: int
     member_id: str
@@ -103,6 +113,8 @@ class TopicToFetch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FetchOffsetsRequest:
+    """Which committed offsets to tell."""
+
     group_id: str
     topics: tuple[TopicToFetch, ...] | None
     """None asks for every topic of the group."""
@@ -111,6 +123,8 @@ class FetchOffsetsRequest:
 
 @dataclass(frozen=True, slots=True)
 class DeleteOffsetsRequest:
+    """Forget committed offsets of (topic, partition)."""
+
     group_id: str
     partitions: tuple[tuple[str, int], ...]
 
@@ -126,6 +140,8 @@ class JoinedMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JoinAnswer:
+    """The new generation; only its leader is told the members."""
+
     error: ErrorCode = ErrorCode.NONE
     member_id: str = NO_MEMBER_ID
     generation: int = NO_GENERATION
@@ -138,6 +154,8 @@ class JoinAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
+    """This member's assignment."""
+
     error: ErrorCode = ErrorCode.NONE
     protocol_type: str | None = None
     protocol_name: str | None = None
@@ -146,6 +164,8 @@ class SyncAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
+    """Whether the member may go on."""
+
     error: ErrorCode = ErrorCode.NONE
 
 
@@ -157,6 +177,8 @@ class LeftMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeaveAnswer:
+    """One outcome a member."""
+
     error: ErrorCode = ErrorCode.NONE
     members: tuple[LeftMember, ...] = ()
 
@@ -178,6 +200,8 @@ class FetchedOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FetchOffsetsAnswer:
+    """Per topic, the committed offset of each partition."""
+
     error: ErrorCode = ErrorCode.NONE
     topics: tuple[tuple[str, tuple[FetchedOffset, ...]], ...] = ()
 
@@ -215,6 +239,8 @@ class DescribedMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DescribedGroup:
+    """All that an administrator can see of a group."""
+
     group_id: str
     error: ErrorCode = ErrorCode.NONE
     error_message: str | None = None
@@ -252,6 +278,8 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """An outcome, and the ticket of who waits for it."""
+
     ticket: Ticket
     outcome: Outcome
 

@@ -27,6 +27,8 @@ GROUP_TYPE: Final = "classic"
 
 @dataclass(slots=True)
 class Member:
+    """One member of a group."""
+
     member_id: str
     group_instance_id: str | None
     client_id: str
@@ -69,6 +71,8 @@ class Member:
 
 @dataclass(slots=True)
 class Group:
+    """One group: its members, its generation, and what they agreed on."""
+
     group_id: str
     state_since_ms: int
     """When the state last changed; -1 where an old record does not tell."""

@@ -38,6 +38,8 @@ _MARKER_KEY: Final = struct.Struct(">hh")
 
 @dataclass(frozen=True, slots=True)
 class OffsetCommitKey:
+    """Which committed offset a record is about."""
+
     group: str = kafka("string", versions="0+", default="")
     topic: str = kafka("string", versions="0+", default="")
     partition: int = kafka("int32", versions="0+", default=0)
@@ -45,6 +47,8 @@ class OffsetCommitKey:
 
 @dataclass(frozen=True, slots=True)
 class OffsetCommitValue:
+    """A committed offset."""
+
     offset: int = kafka("int64", versions="0+", default=0)
     leader_epoch: int = kafka("int32", versions="3+", default=-1)
     metadata: str = kafka("string", versions="0+", default="")
@@ -55,11 +59,15 @@ class OffsetCommitValue:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadataKey:
+    """Which group a record is about."""
+
     group: str = kafka("string", versions="0+", default="")
 
 
 @dataclass(frozen=True, slots=True)
 class MemberMetadata:
+    """A member as the group's record keeps it."""
+
     member_id: str = kafka("string", versions="0+", default="")
     group_instance_id: str | None = kafka("string", versions="3+", nullable="3+", default=None)
     client_id: str = kafka("string", versions="0+", default="")
@@ -72,6 +80,8 @@ class MemberMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadataValue:
+    """A generation of a group."""
+
     protocol_type: str = kafka("string", versions="0+", default="")
     generation: int = kafka("int32", versions="0+", default=0)
     protocol: str | None = kafka("string", versions="0+", nullable="0+", default=None)

@@ -68,6 +68,8 @@ class ReplayedRecord(NamedTuple):
 
 @dataclass(slots=True)
 class _Write:
+    """What waits for one append."""
+
     settled: list[Settled]
     stable_fetches: list[tuple[Ticket, FetchOffsetsRequest]] = field(default_factory=list)
 

@@ -62,6 +62,8 @@ class RecoveryReport:
 
 @dataclass(slots=True)
 class Loaded:
+    """What opening a directory found."""
+
     segments: list[Segment]
     log_start_offset: int
     log_end_offset: int

@@ -31,6 +31,8 @@ _OTHER_ADVICE: Final = "Check the disk (dmesg, smartctl) and the permissions of 
 
 @dataclass(slots=True)
 class _Refusals:
+    """What was refused since the operator was last told."""
+
     count: int
     log_end_offset: int
     told_at_ms: int

@@ -58,6 +58,8 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
+    """Follows the leader of this epoch."""
+
     epoch: int
     leader_id: int
     voted_id: int = NOBODY
