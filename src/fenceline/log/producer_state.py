@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.records.batch import BatchHeader
+from fenceline.records.crc import crc32c
 
 MAX_SEQUENCE: Final = (1 << 31) - 1
 BATCHES_KEPT: Final = 5

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from crc32c import crc32c
-
 from fenceline.errors import ErrorCode
+from fenceline.records.crc import crc32c
 from fenceline.records.errors import RecordsError, corrupt
 
 if TYPE_CHECKING:
