@@ -69,7 +69,8 @@ class Broker:
     def create(self, topic: str, partitions: int = 1) -> str:
         from fenceline.client.admin import NewTopic
 
-        self.admin.create_topics([NewTopic(topic, partitions, 1)])
+        # Records here are of 1970: retention by time would take them.
+        self.admin.create_topics([NewTopic(topic, partitions, 1, {"retention.ms": "-1"})])
         return topic
 
     def produce(self, topic: str, values: Sequence[int], *, partition: int | None = None) -> None:

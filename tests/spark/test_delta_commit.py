@@ -127,7 +127,7 @@ def test_a_crash_between_any_two_steps_and_a_replay_give_every_row_once(
 def test_of_two_drivers_of_one_query_one_commits(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     batch(options, 0)
     real = delta_commit._commit
-    raced = []
+    raced: list[bool] = []
 
     def zombie_first(*positional: Any, **named: Any) -> None:
         # A second driver replays the same batch between this one's look at the table and its commit.
@@ -159,7 +159,7 @@ def test_a_commit_that_landed_and_still_failed_keeps_its_files(
 
 def test_others_may_append_meanwhile(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     real = delta_commit._commit
-    raced = []
+    raced: list[bool] = []
 
     def other_first(*positional: Any, **named: Any) -> None:
         if not raced:

@@ -20,6 +20,10 @@ pytestmark = [
 ]
 
 
+only_kafka = pytest.mark.parametrize("broker", ["kafka"], indirect=True)
+only_fenceline = pytest.mark.parametrize("broker", ["fenceline"], indirect=True)
+
+
 def read(spark: SparkSession, word: str, broker: Broker, **options: Any) -> DataFrame:
     given = {"kafka.bootstrap.servers": broker.bootstrap, **options}
     return spark.read.format(word).options(**given).load()
@@ -50,6 +54,7 @@ def test_batch(spark: SparkSession, broker: Broker, filled: str) -> None:
     assert len(same(spark, broker, subscribe=filled)) == 150
 
 
+@only_kafka
 def test_bounds(spark: SparkSession, broker: Broker, filled: str) -> None:
     starts = f'{{"{filled}":{{"0":10,"1":-2,"2":49}}}}'
     ends = f'{{"{filled}":{{"0":20,"1":1,"2":-1}}}}'
@@ -64,6 +69,7 @@ def test_bounds(spark: SparkSession, broker: Broker, filled: str) -> None:
     assert len(same(spark, broker, subscribe=filled, **latest)) == 51
 
 
+@only_kafka
 def test_subscriptions(spark: SparkSession, broker: Broker, filled: str) -> None:
     other = broker.create(filled + "-other", 1)
     broker.produce(other, range(7))
@@ -72,6 +78,7 @@ def test_subscriptions(spark: SparkSession, broker: Broker, filled: str) -> None
     assert len(same(spark, broker, assign=f'{{"{filled}":[1,2]}}')) == 100
 
 
+@only_fenceline
 def test_splitting_keeps_rows(spark: SparkSession, broker: Broker, filled: str) -> None:
     for options in ({"minPartitions": 10}, {"maxRecordsPerPartition": 7}, {"minPartitions": 1}):
         frame = read(spark, "fenceline", broker, subscribe=filled, **options)
@@ -98,6 +105,7 @@ def test_headers_nulls_and_compression(spark: SparkSession, broker: Broker, topi
     assert found[1].headers is None
 
 
+@only_kafka
 def test_an_empty_topic(spark: SparkSession, broker: Broker, topic: str) -> None:
     broker.create(topic, 2)
     assert same(spark, broker, subscribe=topic) == []
@@ -130,6 +138,7 @@ def test_streams(spark: SparkSession, broker: Broker, filled: str, tmp_path: Pat
     assert len(second[1]) == 200
 
 
+@only_kafka
 def test_a_checkpoint_of_the_connector_goes_on_with_us(
     spark: SparkSession, broker: Broker, filled: str, tmp_path: Path
 ) -> None:

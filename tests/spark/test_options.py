@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fenceline.errors import OperatorError
@@ -117,7 +119,7 @@ def test_streams_have_no_end_and_batches_no_latest_start() -> None:
 
 
 def test_starts_and_ends_that_do_not_fit() -> None:
-    both = {"streaming": False, "startingOffsets": '{"t":{"0":9}}'}
+    both: dict[str, Any] = {"streaming": False, "startingOffsets": '{"t":{"0":9}}'}
     assert "greater than its ending offset" in refused(**both, endingOffsets='{"t":{"0":8}}')
     assert "same partitions" in refused(**both, endingOffsets='{"t":{"1":8}}')
     assert read(**both, endingOffsets='{"t":{"0":-1}}').ending == AtOffsets({TopicPartition("t", 0): -1})

@@ -445,7 +445,7 @@ def test_an_election_between_two_questions_is_asked_again(monkeypatch: pytest.Mo
     cluster = cluster_with(5)
     _, end = planned(cluster)
     real = cluster.epoch_ends
-    calls = []
+    calls: list[Any] = []
 
     def elect_once(epochs: Any) -> Any:
         if not calls:
