@@ -38,6 +38,8 @@ class Life:
         self.producer_id = -1
         self.sequence = 0
         self.round = 0
+        self.epoch = 0
+        """Leader epoch at the last write; the server that comes next leads with a higher one."""
         self.now_ms = int(time.time() * 1000) - 100_000
 
     def begin(self, port: int) -> None:
@@ -81,6 +83,7 @@ class Life:
                 self.sequence += 1
             assert self._produce_once(server, self.sequence - 1) == 0
             self._commit(server)
+            self.epoch = _latest(server, "plain", 0).leader_epoch
             if self.round == 2:
                 cut = {"partition_index": 1, "offset": 7}
                 fields = {"topics": [{"name": "plain", "partitions": [cut]}], "timeout": 10_000}
@@ -136,8 +139,8 @@ def _await_coordinator(server: RawConnection, group: str) -> None:
     assert found.error_code == 0, found
 
 
-def held(port: int) -> dict[str, Any]:
-    """All that a server holds: topics and ids, settings, offsets, every record, producers, offsets of groups."""
+def held(port: int, life: Life) -> dict[str, Any]:
+    """All that a server holds: topics and ids, settings, offsets, every record, epochs, producers, groups."""
     seen: dict[str, Any] = {}
     with RawConnection(port) as server:
         _await_leaders(server)
@@ -153,6 +156,8 @@ def held(port: int) -> dict[str, Any]:
         for topic in TOPICS:
             for partition in range(PARTITIONS):
                 seen[f"{topic}-{partition}"] = _partition(server, topic, partition)
+        for partition in range(PARTITIONS):
+            seen[f"epochs of plain-{partition}"] = _epochs(server, partition, life.epoch)
         indexes = list(range(PARTITIONS))
         answer = server.call(
             ApiKey.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": "plain", "partition_indexes": indexes}]}
@@ -199,6 +204,30 @@ def _partition(server: RawConnection, topic: str, partition: int) -> Any:
     return bounds, batches
 
 
+def _latest(server: RawConnection, topic: str, partition: int) -> Any:
+    asked = [{"partition_index": partition, "timestamp": -1, "current_leader_epoch": -1}]
+    fields = {"replica_id": -1, "topics": [{"name": topic, "partitions": asked}]}
+    return server.call(ApiKey.LIST_OFFSETS, 5, fields).topics[0].partitions[0]
+
+
+def _epochs(server: RawConnection, partition: int, up_to: int) -> list[Any]:
+    """Where each epoch ends, and whether a reader whose log leaves ours is told so (`epochs.md E8-E13`)."""
+    end = _latest(server, "plain", partition).offset
+    found: list[Any] = []
+    for epoch in range(up_to + 1):
+        asked = [{"partition": partition, "current_leader_epoch": -1, "leader_epoch": epoch}]
+        fields: dict[str, Any] = {"replica_id": -1, "topics": [{"topic": "plain", "partitions": asked}]}
+        row = server.call(ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, fields).topics[0].partitions[0]
+        found.append((epoch, int(row.error_code), row.leader_epoch, row.end_offset))
+        for offset in sorted({0, 7, end // 3, end // 2, end - 1, end, end + 1, row.end_offset, row.end_offset + 1}):
+            wanted = {"partition": partition, "fetch_offset": offset, "partition_max_bytes": 1}
+            topics = [{"topic": "plain", "partitions": [wanted | {"last_fetched_epoch": epoch}]}]
+            fields = {"replica_id": -1, "min_bytes": 0, "max_bytes": 1, "topics": topics}
+            answer = server.call(ApiKey.FETCH, 12, fields).responses[0].partitions[0]
+            found.append((epoch, offset, int(answer.error_code), plain(answer.diverging_epoch)))
+    return found
+
+
 def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
     assert before.keys() == after.keys()
     for name, value in before.items():
@@ -220,33 +249,34 @@ def test_a_directory_goes_from_hand_to_hand(tmp_path: Path) -> None:
         kafka.start()
         life.begin(kafka.port)
         life.write(kafka.port)
-        before = held(kafka.port)
+        before = held(kafka.port, life)
         kafka.stop()
         assert _clean_mark(tmp_path)
 
         node.start()
-        _compare(before, held(node.port))
+        _compare(before, held(node.port, life))
         life.write(node.port)
-        before = held(node.port)
+        before = held(node.port, life)
         assert node.stop() == 0
         assert _clean_mark(tmp_path)
 
         kafka.start()
-        _compare(before, held(kafka.port))
+        _compare(before, held(kafka.port, life))
         life.write(kafka.port)
-        before = held(kafka.port)
+        before = held(kafka.port, life)
         kafka.kill()
         assert not _clean_mark(tmp_path)
 
         node.start()
-        _compare(before, held(node.port))
+        _compare(before, held(node.port, life))
         life.write(node.port)
-        before = held(node.port)
+        before = held(node.port, life)
         node.kill()
 
         kafka.start()
-        _compare(before, held(kafka.port))
+        _compare(before, held(kafka.port, life))
         life.write(kafka.port)
+        assert life.epoch >= 4
     finally:
         kafka.close()
         node.close()
@@ -262,17 +292,17 @@ def test_a_directory_born_here_goes_on_in_kafka(tmp_path: Path) -> None:
         node.start()
         life.begin(node.port)
         life.write(node.port)
-        before = held(node.port)
+        before = held(node.port, life)
         assert node.stop() == 0
 
         kafka.start()
-        _compare(before, held(kafka.port))
+        _compare(before, held(kafka.port, life))
         life.write(kafka.port)
-        before = held(kafka.port)
+        before = held(kafka.port, life)
         kafka.stop()
 
         node.start()
-        _compare(before, held(node.port))
+        _compare(before, held(node.port, life))
     finally:
         kafka.close()
         node.close()
