@@ -188,3 +188,20 @@ def test_writes(spark: SparkSession, broker: Broker, topic: str) -> None:
         .collect()
     }
     assert counts == {2: 1000}
+
+
+@only_kafka
+def test_transactions(spark: SparkSession, broker: Broker, topic: str) -> None:
+    import confluent_kafka
+
+    broker.create(topic)
+    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})
+    producer.init_transactions()
+    for number in range(6):
+        producer.begin_transaction()
+        for value in range(5):
+            producer.produce(topic, f"{number}-{value}".encode(), timestamp=1000)
+        producer.flush()
+        producer.commit_transaction() if number % 2 else producer.abort_transaction()
+    assert len(same(spark, broker, subscribe=topic)) == 30
+    assert len(same(spark, broker, subscribe=topic, **{"kafka.isolation.level": "read_committed"})) == 15
