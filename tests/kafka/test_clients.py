@@ -15,6 +15,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
+from fenceline.records.batch import Codec, iter_headers
 from fenceline.testing.node import EmbeddedNode
 from kafka import KafkaConsumer, KafkaProducer
 from tests.conftest import unavailable
@@ -50,6 +51,14 @@ def until(condition: Callable[[], bool], wait_s: float = 30) -> None:
         assert time.monotonic() < deadline, "it does not come about"
 
 
+def codecs_on_disk(node: EmbeddedNode, topic: str, partition: int) -> list[Codec]:
+    """The codecs of the partition's batches, one for each run of batches alike."""
+    found: list[Codec] = []
+    for segment in sorted((node.log_dir / f"{topic}-{partition}").glob("*.log")):
+        found += [header.codec for header in iter_headers(segment.read_bytes(), allow_partial_tail=True)]
+    return [codec for codec, _ in itertools.groupby(found)]
+
+
 # --- confluent-kafka (librdkafka) ---------------------------------------------------------------------------------
 
 
@@ -71,7 +80,9 @@ def _poll_into(consumer: confluent_kafka.Consumer, got: list[confluent_kafka.Mes
 
 
 @pytest.mark.parametrize("is_idempotent", [False, True])
-def test_confluent_kafka_every_codec(bootstrap: str, topic: str, is_idempotent: bool) -> None:
+def test_confluent_kafka_every_codec(
+    bootstrap: str, topic: str, is_idempotent: bool, fenceline_node: EmbeddedNode
+) -> None:
     sent = {}
     for codec in CODECS:
         producer = confluent_kafka.Producer(
@@ -90,6 +101,7 @@ def test_confluent_kafka_every_codec(bootstrap: str, topic: str, is_idempotent: 
         assert message.key().startswith(codec)
         assert message.headers() == [("codec", codec), ("empty", None)]
     for partition in range(4):
+        assert codecs_on_disk(fenceline_node, topic, partition) == [Codec.from_name(codec) for codec in CODECS]
         offsets = [message.offset() for message in got if message.partition() == partition]
         assert offsets == list(range(len(offsets)))
 
@@ -269,7 +281,7 @@ def test_kafka_python(bootstrap: str, topic: str, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_aiokafka(bootstrap: str, topic: str, codec: str) -> None:
+def test_aiokafka(bootstrap: str, topic: str, codec: str, fenceline_node: EmbeddedNode) -> None:
     async def story() -> set[tuple[bytes, bytes | None]]:
         kind = None if codec == "none" else codec
         producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, compression_type=kind)
@@ -287,6 +299,8 @@ def test_aiokafka(bootstrap: str, topic: str, codec: str) -> None:
         return {(record.key, record.value) for record in got}
 
     assert asyncio.run(story()) == set(records())
+    for partition in range(4):
+        assert codecs_on_disk(fenceline_node, topic, partition) == [Codec.from_name(codec)]
 
 
 # --- kcat ---------------------------------------------------------------------------------------------------------
@@ -312,10 +326,11 @@ def kcat(bootstrap: str) -> Callable[..., str]:
     return run
 
 
-def test_kcat(kcat: Callable[..., str], topic: str) -> None:
+def test_kcat(kcat: Callable[..., str], topic: str, fenceline_node: EmbeddedNode) -> None:
     lines = [f"key{n}:value {n}" for n in range(100)]
     for codec in CODECS:
         kcat("-P", "-t", topic, "-p", "1", "-K:", "-z", codec, "-H", "a=b", stdin="\n".join(lines) + "\n")
+    assert codecs_on_disk(fenceline_node, topic, 1) == [Codec.from_name(codec) for codec in CODECS]
     out = kcat("-C", "-t", topic, "-p", "1", "-o", "beginning", "-e", "-q", "-f", "%o %k:%s %h\n")
     assert out.splitlines() == [f"{n} {lines[n % 100]} a=b" for n in range(500)]
     assert f'topic "{topic}" with 4 partitions' in kcat("-L", "-t", topic)

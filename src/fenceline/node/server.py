@@ -70,6 +70,10 @@ class Server:
         ranges = {api.key: (api.min_version, api.max_version) for api in self._apis.values()}
         ranges.update({key: (low, high) for key, (low, high, _) in raw.items()})
         ranges[ApiKey.API_VERSIONS] = (0, 4)
+        if ApiKey.PRODUCE in ranges:
+            # To older librdkafka (2.0 for one) a lowest version above 2 means a server that knows no codec but zstd.
+            # Kafka tells 0, too, and closes the connection of who means it.
+            ranges[ApiKey.PRODUCE] = (0, ranges[ApiKey.PRODUCE][1])
         self.api_ranges: Final = dict(sorted(ranges.items()))
         self._connections: set[Connection] = set()
         self._servers: list[asyncio.Server] = []

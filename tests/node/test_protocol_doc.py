@@ -1,0 +1,31 @@
+"""docs/protocol.md says what the dispatch table says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fenceline.node import fetching, producing
+from fenceline.node.handlers import entity_apis
+from fenceline.wire.apis import ApiKey
+
+_DOC = Path(__file__).parents[2] / "docs" / "protocol.md"
+_ROW = re.compile(r"^\| (\d+) \| (\w+) \| (\d+)-(\d+) \|", re.MULTILINE)
+
+
+def _spoken() -> dict[int, tuple[str, int, int]]:
+    spoken = {api.key: (api.min_version, api.max_version) for api in entity_apis()}
+    spoken[ApiKey.PRODUCE] = (producing.MIN_VERSION, producing.MAX_VERSION)
+    spoken[ApiKey.FETCH] = (fetching.MIN_VERSION, fetching.MAX_VERSION)
+    spoken[ApiKey.API_VERSIONS] = (0, 4)
+    return {int(key): (_title(key), *versions) for key, versions in sorted(spoken.items())}
+
+
+def _title(key: ApiKey) -> str:
+    return "".join(word.capitalize() for word in key.name.split("_"))
+
+
+def test_the_table_is_true() -> None:
+    told = {int(key): (name, int(low), int(high)) for key, name, low, high in _ROW.findall(_DOC.read_text())}
+    assert told == _spoken()
+    assert list(told) == sorted(told)
