@@ -1,0 +1,62 @@
+"""What a node answers on the data path where it deliberately differs from Kafka (docs/protocol.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fenceline.errors import ErrorCode
+from fenceline.records.batch import iter_headers
+from fenceline.testing.node import EmbeddedNode
+from fenceline.wire.apis import ApiKey
+from tests.support.data_session import DataSession
+
+
+@pytest.fixture
+def told(node: EmbeddedNode) -> Iterator[DataSession]:
+    with DataSession(node.port) as session:
+        session.create("d")
+        yield session
+
+
+def _produced(told: DataSession, version: int, records: bytes | None, **more: Any) -> Any:
+    answer = told.ask(ApiKey.PRODUCE, version, told.produce("d", 0, records, **more))
+    return answer.responses[0].partition_responses[0]
+
+
+@pytest.mark.parametrize("version", [3, 8, 9, 13])
+def test_null_records_are_refused(told: DataSession, version: int) -> None:
+    assert _produced(told, version, None).error_code == ErrorCode.INVALID_RECORD
+    assert _produced(told, version, told.batch()).error_code == 0
+
+
+@pytest.mark.parametrize("version", [3, 9, 13])
+def test_a_transactional_produce_is_refused(told: DataSession, version: int) -> None:
+    refused = _produced(told, version, told.batch(), transactional_id="t")
+    assert refused.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    answer = told.ask(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": "t", "transaction_timeout": 1000})
+    assert answer.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def test_the_largest_timestamp_can_be_read(told: DataSession) -> None:
+    for _ in range(2):
+        told.produced("d", 0, told.batch(3))
+    rows = [{"name": told.name("d"), "partitions": [{"partition_index": 0, "offset": 3}]}]
+    assert told.ask(ApiKey.DELETE_RECORDS, 2, {"topics": rows, "timeout": 1000}).topics[0].partitions[0].error_code == 0
+    asked = [{"partition_index": 0, "timestamp": -3}]
+    topics = [{"name": told.name("d"), "partitions": asked}]
+    found = told.ask(ApiKey.LIST_OFFSETS, 11, {"replica_id": -1, "topics": topics}).topics[0].partitions[0]
+    assert (found.error_code, found.offset) == (0, 5)
+
+
+@pytest.mark.parametrize("limit", [1, 100, 400, 700, 5000])
+def test_batches_come_whole(told: DataSession, limit: int) -> None:
+    for _ in range(3):
+        told.produced("d", 0, told.batch(1, size_bytes=200))
+    fields = told.fetch([("d", 0, 0, {"partition_max_bytes": limit})])
+    records = told.ask(ApiKey.FETCH, 12, fields).responses[0].partitions[0].records
+    sizes = [header.size_bytes for header in iter_headers(records)]
+    assert sum(sizes) == len(records)
+    assert sum(sizes) <= limit or len(sizes) == 1
