@@ -32,7 +32,9 @@ def test_topics_from_creation_to_deletion(node: EmbeddedNode) -> None:
     ]
     run(node, "topics", "grow", "life", "3")
     described = run_json(node, "topics", "describe", "life")
-    assert [(row["partition"], row["leader"], row["leader_epoch"]) for row in described] == [(i, 1, 0) for i in range(3)]
+    assert [(row["partition"], row["leader"], row["leader_epoch"]) for row in described] == [
+        (i, 1, 0) for i in range(3)
+    ]
     assert run_json(node, "topics", "delete", "life") == {"deleted": ["life"]}
     assert "life" not in run(node, "topics", "list")
 
