@@ -175,7 +175,7 @@ def idempotent_sequences(told: DataSession) -> None:
         records = told.batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence, **more)
         _produce(told, version, "i", records, index)
 
-    send(5)  # a producer that the log does not know must begin at 0
+    send(5, index=1)  # of a producer that the log does not know any sequence is taken
     send(0)
     for sequence in range(1, 8):
         send(sequence, count=1)
