@@ -46,7 +46,7 @@ demo: setup java  ## the flights pipeline: node, Spark stream, Delta tables, rep
 
 test: setup java  ## all tests (those against real Kafka need Maven)
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 soak: setup java  ## long kill loops and fuzzing, until they end
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)

@@ -11,7 +11,9 @@ from fenceline.testing.node import EmbeddedNode
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Soak tests run only when they are asked for by `-m soak`."""
+    """Soak tests run only when they are asked for by `-m soak`; tests that share a process stay on one worker."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group_of(item)))
     if "soak" in (config.option.markexpr or ""):
         return
     kept = [item for item in items if item.get_closest_marker("soak") is None]
@@ -19,6 +21,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+
+
+def _group_of(item: pytest.Item) -> str:
+    """One Spark session, one Apache Kafka, and one node a module: whoever shares one runs where it is."""
+    if item.get_closest_marker("spark") is not None:
+        return "spark"
+    if item.get_closest_marker("kafka") is not None:
+        return "kafka"
+    return item.nodeid.partition("::")[0]
 
 
 def unavailable(reason: str) -> None:
