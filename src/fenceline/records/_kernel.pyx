@@ -17,9 +17,10 @@ from libc.string cimport memcpy
 
 from fenceline.records._columns_py import Columns, columns_full, timestamp_out_of_range
 from fenceline.records._kernel_py import Walk, decode_name
+from fenceline.records.crc import crc32c
 from fenceline.records.errors import corrupt
 
-ABI = 2
+ABI = 3
 IS_NATIVE = True
 
 cdef enum Problem:
@@ -290,7 +291,7 @@ def accept_plain(
         elif count <= (size - 61) // MIN_RECORD_BYTES:
             with nogil:
                 fine = _records_are_plain(p + 61, p + size, count, compacted, base, high, earliest, latest)
-        if not fine:
+        if not fine or crc32c(records[21:]) != _be32(p + 17):
             return None
         return (
             0, 0, size, <int32_t>_be32(p + 12), 2, _be32(p + 17), attributes, last_delta, base, high, producer_id,

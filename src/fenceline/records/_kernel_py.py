@@ -18,7 +18,7 @@ from fenceline.records.errors import corrupt
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-ABI: Final = 2
+ABI: Final = 3
 """Raised with every change of this interface, so that a stale build of the other twin is noticed."""
 IS_NATIVE: Final = False
 
@@ -95,7 +95,7 @@ def accept_plain(
     compacted: bool,
     check_compressed: bool,
 ) -> tuple[int, ...] | None:
-    """The fields of `BatchHeader` when a produced batch is beyond doubt and needs no change, its CRC apart.
+    """The fields of `BatchHeader` when a produced batch is beyond doubt and needs no change.
 
     None means only that the full checks (`validate.py`) must decide; this twin always leaves it to them. `codec` -1
     stands for the producer's; the topic has create time.

@@ -35,6 +35,8 @@ _ATTRIBUTES: Final = struct.Struct(">h")
 _CRC: Final = struct.Struct(">I")
 _OFFSET: Final = struct.Struct(">q")
 _INT32: Final = struct.Struct(">i")
+_put_offset: Final = _OFFSET.pack_into
+_put_int32: Final = _INT32.pack_into
 _LAST_OFFSET_DELTA_AT: Final = 23
 _MAX_TIMESTAMP_AT: Final = 35
 
@@ -225,8 +227,8 @@ def check_crc(buf: Buffer, header: BatchHeader) -> None:
 
 def assign_in_place(buf: Buffer, position: int, base_offset: int, leader_epoch: int) -> None:
     """Write what the leader decides; both fields lie before the CRC, which stays true."""
-    _OFFSET.pack_into(buf, position, base_offset)
-    _INT32.pack_into(buf, position + LENGTH_PREFIX, leader_epoch)
+    _put_offset(buf, position, base_offset)
+    _put_int32(buf, position + LENGTH_PREFIX, leader_epoch)
 
 
 def set_log_append_time(buf: Buffer, position: int, timestamp_ms: int) -> None:

@@ -95,8 +95,7 @@ def validate_produced(
         )
         if fields is not None:
             header = tuple.__new__(BatchHeader, fields)
-            check_crc(records, header)
-            return Validated(_writable(records), header, -1, False)
+            return tuple.__new__(Validated, (_writable(records) if records.readonly else records, header, -1, False))
     header = _single_batch(records, version)
     if from_client and header.base_offset != 0:
         raise _invalid(f"the base offset of a produced batch must be 0, not {header.base_offset}")
