@@ -13,7 +13,7 @@ from fenceline.log.config import LogConfig
 from fenceline.log.disk import OsDisk
 from fenceline.log.errors import StorageError
 from fenceline.log.open_files import OpenFiles
-from fenceline.log.partition_log import PartitionLog
+from fenceline.log.partition_log import WRITE_BYTES, PartitionLog
 from fenceline.records.batch import TimestampType, iter_headers, read_header
 from fenceline.testing.sim_disk import SimDisk
 
@@ -301,6 +301,24 @@ def test_a_full_disk_refuses_one_append_and_heals(disk: SimDisk) -> None:
     disk.capacity_bytes = None
     assert append(log, 3) == 3
     assert open_log(disk).log_end_offset == 6
+
+
+def test_a_large_batch_is_written_in_pieces_and_cut_off_whole(disk: SimDisk) -> None:
+    log = open_log(disk)
+    append(log, 3)
+    size = log.segments[0].size_bytes
+    large = 3 * WRITE_BYTES
+    disk.capacity_bytes = disk.used_bytes + 2 * WRITE_BYTES
+    with pytest.raises(StorageError):
+        log.append_as_leader(batch(1, size=large), leader_epoch=0, now_ms=0)
+    found = disk.stat(log.segments[0].path)
+    assert found is not None
+    assert found.size_bytes == size, "the pieces before the failed one are cut off too"
+    disk.capacity_bytes = None
+    writes = disk.calls["write"]
+    log.append_as_leader(batch(1, size=large), leader_epoch=0, now_ms=0)
+    assert disk.calls["write"] - writes == 4
+    assert open_log(disk).log_end_offset == 4
 
 
 def test_a_full_disk_at_the_first_append_and_at_a_roll(disk: SimDisk) -> None:

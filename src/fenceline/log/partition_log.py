@@ -4,7 +4,7 @@ Owns the in-memory truth about one log and keeps it in step with its files. Neve
 never waits for a disk on the loop but for the one write of an append and for opening a file: flushes, loads of what is
 not in the page cache, look-ups by time, deletion and truncation are for threads and say so.
 
-An append is: checks of the batch, checks of its producer, assignment in place, one write, bookkeeping in memory. Index
+An append is: checks of the batch, checks of its producer, assignment in place, the write, bookkeeping in memory. Index
 entries stay in memory until the segment is sealed; the epoch checkpoint is written with the next flush (what a crash
 loses of both is read back from the batches). A log without records has no directory and no open file.
 
@@ -28,7 +28,7 @@ from fenceline.log.disk import Disk, replace_file
 from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import StorageError
 from fenceline.log.flush import FlushWork
-from fenceline.log.index import AbortedTransaction
+from fenceline.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, AbortedTransaction
 from fenceline.log.open_files import OpenFiles
 from fenceline.log.producer_state import EndMarker, Origin, ProducerStates
 from fenceline.log.reading import FoundOffset, LogRead, NotResident, Request
@@ -40,6 +40,10 @@ from fenceline.records.validate import validate_produced
 
 NEWEST_PRODUCE_VERSION: Final = 13
 HINTS_KEPT: Final = 8
+WRITE_BYTES: Final = 64 << 10
+"""Bytes in one write call. Larger writes make the kernel take larger blocks of free memory for its page cache, and
+those are what a virtual machine has given back to its host: touching them again costs up to ten times the copy
+(`docs/decisions/005-what-made-the-server-fast.md`)."""
 
 
 class AppendInfo(NamedTuple):
@@ -245,10 +249,11 @@ class PartitionLog:
         PeerError with Kafka's codes (2, 10, 18, 32, 45, 47, 48, 52, 76, 87), StorageError (56) with the log unchanged.
         """
         config = self.config
-        assert leader_epoch >= self.epochs.latest_epoch or leader_epoch < 0, "a leader never writes with an older epoch"
+        latest_epoch = self.epochs.latest_epoch
+        assert leader_epoch >= latest_epoch or leader_epoch < 0, "a leader never writes with an older epoch"
         if origin is not Origin.CLIENT:
             return self._append_own(records, leader_epoch, now_ms, origin, transaction_version)
-        validated = validate_produced(
+        payload, header, log_append_time_ms, _ = validate_produced(
             records,
             version=version,
             max_message_bytes=config.max_message_bytes,
@@ -260,8 +265,6 @@ class PartitionLog:
             timestamp_after_max_ms=config.timestamp_after_max_ms,
             compacted="compact" in config.cleanup_policy,
         )
-        payload = validated.records
-        header = validated.header
         base = self.log_end_offset
         last = base + header.last_offset_delta
         size = header.size_bytes
@@ -274,7 +277,7 @@ class PartitionLog:
                     seen.first_offset, seen.last_offset, seen.timestamp_ms, self.log_start_offset, True, size
                 )
         assign_in_place(payload, 0, base, leader_epoch)
-        if leader_epoch > self.epochs.latest_epoch:
+        if leader_epoch > latest_epoch:
             self.epochs.assign(leader_epoch, base)
         segment = self._write(payload, base, last, header.max_timestamp, now_ms)
         segment.appended(base, last, header.max_timestamp, size, config.index_interval_bytes)
@@ -282,7 +285,7 @@ class PartitionLog:
         self.size_bytes += size
         if header.producer_id >= 0:
             self.producers.record(header, base)
-        return AppendInfo(base, last, validated.log_append_time_ms, self.log_start_offset, False, size)
+        return AppendInfo(base, last, log_append_time_ms, self.log_start_offset, False, size)
 
     def _append_own(
         self, records: memoryview, leader_epoch: int, now_ms: int, origin: Origin, transaction_version: int
@@ -370,19 +373,22 @@ class PartitionLog:
         return read_end_marker(header, content) if header.is_control else None
 
     def _write(self, payload: memoryview, base: int, last: int, newest_ms: int, now_ms: int) -> Segment:
-        """One write at the end of the segment that takes the batch. Raises StorageError with nothing changed."""
+        """Write at the end of the segment that takes the batch. Raises StorageError with nothing changed."""
         if self.offline is not None:
             raise self.offline
+        size = payload.nbytes
         try:
-            segment = self._segment_for(payload.nbytes, base, last, newest_ms, now_ms)
+            segment = self.segments[-1] if self.segments else None
+            if segment is None or self._roll_due(segment, size, last, newest_ms, now_ms):
+                segment = self._start_segment(base, now_ms)
             fd = segment.fd if segment.fd >= 0 else self._files.open(segment)
         except OSError as error:
             raise StorageError.of(f"opening a segment of {self.topic_partition}", error) from error
         segment.recently_used = True
         try:
-            written = self._disk.write(fd, payload)
-            while written < payload.nbytes:
-                written += self._disk.write(fd, payload[written:])
+            written = self._disk.write(fd, payload if size <= WRITE_BYTES else payload[:WRITE_BYTES])
+            while written < size:
+                written += self._disk.write(fd, payload[written : written + WRITE_BYTES])
         except OSError as error:
             self._cut_partial_write(segment, error)
             raise StorageError.of(f"appending to {segment.path}", error) from error
@@ -401,14 +407,6 @@ class PartitionLog:
 
     # -- segments -----------------------------------------------------------------------------------------------
 
-    def _segment_for(self, size: int, base: int, last: int, newest_ms: int, now_ms: int) -> Segment:
-        segments = self.segments
-        if segments:
-            segment = segments[-1]
-            if not self._roll_due(segment, size, last, newest_ms, now_ms):
-                return segment
-        return self._start_segment(base, now_ms)
-
     def _roll_due(self, segment: Segment, size: int, last: int, newest_ms: int, now_ms: int) -> bool:
         config = self.config
         if segment.size_bytes > config.segment_bytes - size or last - segment.base_offset > MAX_RELATIVE_OFFSET:
@@ -423,7 +421,10 @@ class PartitionLog:
         if index is None or time_index is None:
             return False
         limit = config.segment_index_bytes
-        return index.size_bytes > limit - 8 or time_index.size_bytes > limit - 24
+        return (
+            len(index.offsets) * OFFSET_ENTRY_BYTES > limit - OFFSET_ENTRY_BYTES
+            or len(time_index.offsets) * TIME_ENTRY_BYTES > limit - 2 * TIME_ENTRY_BYTES
+        )
 
     def maybe_roll(self, now_ms: int) -> bool:
         """Seal the active segment when it is older than `segment.ms` by the clock. Raises StorageError."""

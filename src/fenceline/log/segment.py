@@ -116,7 +116,9 @@ class Segment:
             self.max_timestamp_ms = max_timestamp_ms
             self.max_timestamp_offset = last_offset
         if self.bytes_since_index > interval_bytes:
-            index, time_index = self.indexes()
+            index, time_index = self.index, self.time_index
+            if index is None or time_index is None:
+                index, time_index = self.indexes()
             index.append(last_offset - self.base_offset, position)
             time_index.maybe_append(self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset)
             self.bytes_since_index = 0

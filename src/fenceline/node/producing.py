@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.ids import INTERNAL_TOPICS
 from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
 from fenceline.node.connection import PendingAnswer
@@ -101,7 +100,7 @@ class Producing:
             replica = self._replicas.leader(topic, topic_id, index)
             leader = replica.leader
             assert leader is not None, "a leader without leader state"
-            if not internal_allowed and replica.topic_partition.topic in INTERNAL_TOPICS:
+            if replica.is_internal and not internal_allowed:
                 raise PeerError(
                     ErrorCode.INVALID_TOPIC_EXCEPTION,
                     f"Records can not be written to the internal topic {replica.topic_partition.topic}",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.ids import METADATA_TOPIC, TopicPartition
+from fenceline.ids import INTERNAL_TOPICS, METADATA_TOPIC, TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.log_dir import LogDir
@@ -40,6 +40,7 @@ class Replica:
 
     __slots__ = (
         "config",
+        "is_internal",
         "leader",
         "log",
         "topic_id",
@@ -57,6 +58,7 @@ class Replica:
         config: LogConfig,
     ) -> None:
         self.topic_partition = topic_partition
+        self.is_internal = topic_partition.topic in INTERNAL_TOPICS
         self.topic_id = topic_id
         self.topic_id_bytes = topic_id.bytes
         self.log = partition_log
@@ -165,7 +167,10 @@ class Replicas:
 
         Raises PeerError in the order of `epochs.md E4`: 56 offline, 100 or 3 unknown, 6 not leader.
         """
-        replica = self.by_id(topic_id, index) if topic_id is not None else self.get(topic or "", index)
+        if topic_id is not None:
+            replica = self._by_id.get((topic_id, index)) or self.by_id(topic_id, index)
+        else:
+            replica = self._by_name.get((topic or "", index)) or self.get(topic or "", index)
         if replica is None:
             self._raise_missing(topic, topic_id, index)
             raise AssertionError("unreachable")

@@ -51,13 +51,19 @@ class LeaderState:
     high_watermark: int = 0
     _end_offsets: dict[int, int] = field(default_factory=dict)
     """Log end offsets of the in-sync replicas, this one included. A replica not heard of in this epoch is absent."""
+    _is_only_replica: bool = field(init=False)
+    """What is in the own log is committed: nobody else is waited for."""
 
     def __post_init__(self) -> None:
         self._end_offsets[self.node_id] = self.epoch_start_offset
+        self._is_only_replica = self.replica_count == 1 and self.isr == {self.node_id}
 
     def on_append(self, log_end_offset: int, min_insync_replicas: int) -> bool:
         """Note that the own log now ends at `log_end_offset` (exclusive). True if the high watermark moved."""
         self._end_offsets[self.node_id] = log_end_offset
+        if self._is_only_replica and log_end_offset > self.high_watermark:
+            self.high_watermark = log_end_offset
+            return True
         return self._advance(min_insync_replicas)
 
     def on_isr_change(self, isr: frozenset[int], partition_epoch: int, min_insync_replicas: int) -> bool:
@@ -65,11 +71,13 @@ class LeaderState:
         assert partition_epoch >= self.partition_epoch, "a partition epoch went back"
         self.isr = isr
         self.partition_epoch = partition_epoch
+        self._is_only_replica = self.replica_count == 1 and isr == {self.node_id}
         return self._advance(min_insync_replicas)
 
     def has_enough_replicas(self, min_insync_replicas: int) -> bool:
         """Whether acks=all may be taken: |ISR| >= min(min.insync.replicas, replication factor) (`E40`, `E42`)."""
-        return len(self.isr) >= min(min_insync_replicas, self.replica_count)
+        in_sync = len(self.isr)
+        return in_sync >= min_insync_replicas or in_sync >= self.replica_count
 
     def read_bound(self, *, replica_id: int, isolation: int, log_end_offset: int, last_stable_offset: int) -> int:
         """The offset (exclusive) up to which this reader may read (`epochs.md E43`, `list_offsets.md L8`)."""
