@@ -247,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._end < capacity:
             return True
         if self._start > 0:
-            self._replace_buffer(capacity)
+            self._move_to_front()
             return True
         grown = min(frame_bytes, _GROWTH * capacity)
         if not self._server.reserve(self, grown - capacity):
@@ -271,13 +271,19 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer = buffer
         self._view = memoryview(buffer)
 
+    def _move_to_front(self) -> None:
+        """Make room behind the bytes that wait; nobody holds a view of those before them (`Server.handle`)."""
+        waiting = self._end - self._start
+        self._view[:waiting] = self._view[self._start : self._end]
+        self._start, self._end = 0, waiting
+
     def _read_or_pause(self) -> None:
         if self._end < len(self._buffer):
             if self._paused_reading and self._transport is not None:
                 self._paused_reading = False
                 self._transport.resume_reading()
         elif self._start > 0:
-            self._replace_buffer(len(self._buffer))
+            self._move_to_front()
             self._read_or_pause()
         else:
             self._pause_reading()
