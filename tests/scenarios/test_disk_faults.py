@@ -180,12 +180,13 @@ def test_a_failed_fsync_of_the_metadata_log_stops_the_node(node: FaultyNode) -> 
 
 
 def test_a_failed_fsync_takes_one_partition_offline(tmp_path: Path) -> None:
+    """With `flush.messages=1` nothing is acknowledged that is not on the disk, so the producer is the first to hear."""
     with FaultyNode(data_dir=tmp_path) as node, connection_to(node) as connection:
         create(connection, "flushed", flush_messages="1")
         create(connection, "other")
         produce(connection, "other", b"x")
         node.set("broken-sync")
-        produce(connection, "flushed", b"x")
+        assert produce(connection, "flushed", b"x").error_code == STORAGE_ERROR
         wait_for(lambda: "partition offline" in node.errors)
         assert produce(connection, "flushed", b"y").error_code == STORAGE_ERROR
         assert fetch(connection, "flushed", {0: 0})[0][0] == STORAGE_ERROR

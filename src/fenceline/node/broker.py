@@ -36,6 +36,7 @@ from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.disk import OsDisk
 from fenceline.log.errors import StorageError
+from fenceline.log.flush import FlushWork
 from fenceline.log.log_dir import HIGH_WATERMARKS, LOG_STARTS, META_FILE, RECOVERY_POINTS, LogDir
 from fenceline.log.producer_state import Origin
 from fenceline.metadata.delta import Delta
@@ -96,6 +97,7 @@ class Broker:
         self.endpoints: tuple[Listener, ...] = ()
         """What clients are told, with the ports that the listeners really got."""
         self.broker_epoch = -1
+        self._flushes: dict[Replica, asyncio.Task[StorageError | None]] = {}
         self._incarnation_id = uuid4()
         self._is_fenced = True
         self._metrics_server: tuple[object, object] | None = None
@@ -220,18 +222,37 @@ class Broker:
                 offset = header.next_offset
                 yield header, decoded
 
-    async def flush(self, replica: Replica) -> None:
-        """Make a partition's log durable up to its end, in a thread."""
-        work = replica.log.flush_work(self.clock.now_ms())
-        if work is None:
-            return
+    async def flush(self, replica: Replica) -> StorageError | None:
+        """Make a partition's log durable up to its end, in a thread; what the disk said when it could not.
+
+        A flush that is under way already is waited for, and nothing else is done.
+        """
+        under_way = self._flushes.get(replica)
+        if under_way is None:
+            work = replica.log.flush_work(self.clock.now_ms())
+            if work is None:
+                return None
+            under_way = self._flushes[replica] = asyncio.ensure_future(self._run_flush(replica, work))
+            under_way.add_done_callback(lambda _: self._flushes.pop(replica, None))
+        return await asyncio.shield(under_way)
+
+    async def _run_flush(self, replica: Replica, work: FlushWork) -> StorageError | None:
         try:
             await self.loop.run_in_executor(self.disk_threads, work)
         except StorageError as error:
             work.failed(error)
             self.partitions.storage_failed(replica, error)
-            return
+            return error
         work.done()
+        return None
+
+    async def flush_up_to(self, replica: Replica, end_offset: int) -> StorageError | None:
+        """Make the log durable at least up to an offset; what the disk said when it could not."""
+        while replica.log.recovery_point < end_offset:
+            error = await self.flush(replica)
+            if error is not None:
+                return error
+        return None
 
     # --- start ----------------------------------------------------------------------------------------------------
 
@@ -376,6 +397,12 @@ class Broker:
             receive_budget_bytes=budget_bytes if budget_bytes > 0 else _RECEIVE_BUDGET_BYTES,
             max_connections=config.get_int("max.connections"),
             idle_timeout_ms=config.get_int("connections.max.idle.ms"),
+            # Bounds how long one answer holds the loop: what is sent at once is copied, and paged in, at once.
+            send_buffer_bytes=config.get_int("socket.send.buffer.bytes"),
+            # Kafka's default would cut each request into ten reads; the system's grows with what comes in.
+            receive_buffer_bytes=(
+                config.get_int("socket.receive.buffer.bytes") if config.is_set("socket.receive.buffer.bytes") else -1
+            ),
             metrics=self.metrics,
         )
 

@@ -8,6 +8,7 @@ Order of checks as in Kafka: acks, topic, leader, min.insync.replicas, then the 
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import ErrorCode, PeerError
@@ -29,6 +30,7 @@ from fenceline.wire.produce import (
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
+    from fenceline.node.replicas import Replica
 
 log = Logger("produce")
 
@@ -54,6 +56,9 @@ class Producing:
         self._replicas = broker.partitions
         self._clock = broker.clock
         self._metrics = broker.metrics
+        self._unflushed: dict[PartitionRecords, tuple[Replica, int]] = {}
+        """Of the request at hand: partitions that `flush.messages` wants on the disk, and up to which offset."""
+        self._flushing: set[asyncio.Task[None]] = set()
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer | None:
         version = context.api_version
@@ -81,7 +86,30 @@ class Producing:
                 )
                 return pending
             return None
+        if self._unflushed:
+            owed, self._unflushed = self._unflushed, {}
+            pending = PendingAnswer()
+            flushing = asyncio.ensure_future(self._answer_when_durable(context, results, owed, pending))
+            self._flushing.add(flushing)
+            flushing.add_done_callback(self._flushing.discard)
+            return pending
         return frame_of(ApiKey.PRODUCE, context, encode_response(version, ProduceResponse(results)))
+
+    async def _answer_when_durable(
+        self,
+        context: RequestContext,
+        results: list[PartitionResult],
+        owed: dict[PartitionRecords, tuple[Replica, int]],
+        pending: PendingAnswer,
+    ) -> None:
+        """`flush.messages`: what is acknowledged is on the disk; where the disk refuses, the answer says so."""
+        for partition, (replica, end_offset) in owed.items():
+            error = await self._broker.flush_up_to(replica, end_offset)
+            if error is not None:
+                failed = _failed(partition, error.code, error.message)
+                results = [failed if _key(each) == _key(partition) else each for each in results]
+        body = encode_response(context.api_version, ProduceResponse(results))
+        pending.complete(frame_of(ApiKey.PRODUCE, context, body))
 
     def _refuse_acks(self, partition: PartitionRecords, acks: int) -> PartitionResult:
         """The topic is looked up first, as in Kafka."""
@@ -128,6 +156,8 @@ class Producing:
             return _failed(partition, error.code, error.message, told_start)
         if not appended.duplicate:
             replica.appended()
+            if acks and replica.log.unflushed_messages >= replica.config.flush_messages:
+                self._unflushed[partition._replace(records=None)] = replica, replica.log.log_end_offset
             self._metrics.produced_partitions += 1
             self._metrics.produced_bytes += appended.size_bytes
         return PartitionResult(
@@ -152,9 +182,13 @@ def _failed(partition: PartitionRecords, code: ErrorCode, message: str, log_star
     )
 
 
+def _key(partition: PartitionRecords | PartitionResult) -> tuple[str | bytes | None, int]:
+    return partition.topic_id or partition.topic, partition.index
+
+
 def _last_mentions(partitions: list[PartitionRecords]) -> list[PartitionRecords]:
     """A partition that is named twice in one request counts once, with what was named last (as Kafka does)."""
     if len(partitions) < 2:
         return partitions
-    by_key = {(p.topic_id or p.topic, p.index): p for p in partitions}
+    by_key = {_key(p): p for p in partitions}
     return partitions if len(by_key) == len(partitions) else list(by_key.values())

@@ -55,6 +55,8 @@ class Server:
         receive_budget_bytes: int,
         max_connections: int,
         idle_timeout_ms: int,
+        send_buffer_bytes: int,
+        receive_buffer_bytes: int,
         metrics: NodeMetrics,
     ) -> None:
         self.broker = broker
@@ -65,6 +67,7 @@ class Server:
         self._waiting_for_room: deque[Connection] = deque()
         self._max_connections = max_connections
         self._idle_timeout_ms = idle_timeout_ms
+        self._socket_buffers = ((socket.SO_SNDBUF, send_buffer_bytes), (socket.SO_RCVBUF, receive_buffer_bytes))
         self._apis = {api.key: api for api in apis}
         self._raw = raw
         ranges = {api.key: (api.min_version, api.max_version) for api in self._apis.values()}
@@ -105,7 +108,11 @@ class Server:
             ) from error
         self._servers.append(server)
         for opened in server.sockets:
+            # Connections inherit all of it.
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for option, size_bytes in self._socket_buffers:
+                if size_bytes > 0:
+                    opened.setsockopt(socket.SOL_SOCKET, option, size_bytes)
         return int(server.sockets[0].getsockname()[1])
 
     async def start_serving(self) -> None:
