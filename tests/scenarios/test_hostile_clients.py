@@ -106,7 +106,7 @@ def test_more_than_max_connections() -> None:
             with many_sockets(node, 1) as (refused,):
                 assert is_closed(refused)
             assert all(map(is_answered, peers))
-        assert "too many connections (max.connections)" in node.errors
+        wait_for(lambda: "too many connections (max.connections)" in node.errors)
         wait_for(lambda: can_connect(node))
 
 
@@ -140,7 +140,7 @@ def test_a_request_larger_than_allowed() -> None:
         with many_sockets(node, 1) as (peer,):
             peer.sendall(struct.pack(">i", 100_001) + b"x" * 10)
             assert is_closed(peer)
-        assert "socket.request.max.bytes" in node.errors
+        wait_for(lambda: "socket.request.max.bytes" in node.errors)
         assert can_connect(node)
 
 
