@@ -106,7 +106,7 @@ SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT low 
 socket.send.buffer.bytes int 102400 high
     Send buffer of a socket in bytes; -1 is the system's default.
 socket.receive.buffer.bytes int 102400 high
-    Receive buffer of a socket in bytes; -1 is the system's default.
+    Receive buffer of a socket in bytes; -1, or no value set (unlike Kafka): the system's, which grows.
 socket.request.max.bytes int 104857600 high >=1
     Largest request in bytes; a larger one closes the connection.
 socket.listen.backlog.size int 50 medium >=1

@@ -33,7 +33,7 @@ class Releasable(Protocol):
 class OpenFiles:
     """`max_files` descriptors, `max_mapped_bytes` of windows."""
 
-    def __init__(self, disk: Disk, *, max_files: int = 1024, max_mapped_bytes: int = 128 << 20) -> None:
+    def __init__(self, disk: Disk, *, max_files: int = 1024, max_mapped_bytes: int = 64 << 20) -> None:
         assert max_files >= 1, "at least one segment must be open to be written"
         self.disk = disk
         self._max_files = max_files
