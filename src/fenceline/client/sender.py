@@ -14,10 +14,12 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from uuid import UUID
 
 from fenceline.client.accumulator import MAX_EPOCH, Accumulator, Batch, PartitionQueue, stamp
 from fenceline.client.cluster import Cluster, Deadline, Purpose, backoff_ms
 from fenceline.client.config import ClientConfig
+from fenceline.client.connection import Connection
 from fenceline.client.errors import (
     RETRIABLE,
     STALE_METADATA,
@@ -32,6 +34,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.wire import produce
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.primitives import Buffer
 
 _log = logging.getLogger("fenceline.client")
 _FIRST_WITH_IDS = 13
@@ -54,6 +57,7 @@ class Sender:
         self._producer_epoch = -1
         self._identity: asyncio.Task[None] | None = None
         self._in_flight: defaultdict[int, int] = defaultdict(int)
+        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._wake = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
         self._task = asyncio.ensure_future(self._run())
@@ -220,33 +224,19 @@ class Sender:
 
     async def _send(self, node_id: int, taken: list[tuple[PartitionQueue, Batch]]) -> None:
         acks = self._config["acks"]
+        timeout_ms = self._config["request.timeout.ms"]
         try:
-            connection = await self._cluster.link(node_id, Purpose.PRODUCE).connection()
-            version = connection.version_for(ApiKey.PRODUCE)
-            ids = {q.tp.topic: self._cluster.metadata.topic_id(q.tp.topic) for q, _ in taken}
-            if version >= _FIRST_WITH_IDS and ZERO_UUID in ids.values():
-                version = _FIRST_WITH_IDS - 1
-            timeout_ms = self._config["request.timeout.ms"]
-            request = produce.ProduceRequest(
-                transactional_id=None,
-                acks=acks,
-                timeout_ms=timeout_ms,
-                partitions=[
-                    produce.PartitionRecords(
-                        q.tp.topic, ids[q.tp.topic].bytes, q.tp.partition, memoryview(batch.encoded or b"")
-                    )
-                    for q, batch in taken
-                ],
-            )
-            await connection.drained()
-            body = produce.encode_request(version, request)
-            if acks == 0:
-                connection.post_unanswered(ApiKey.PRODUCE, version, body)
-                self._settle_unanswered(taken)
-                return
-            response = await connection.exchange(
-                ApiKey.PRODUCE, version, body, produce.parse_response, timeout_ms=timeout_ms
-            )
+            # While a connection comes up several requests wait for it; they go out in the order they were composed in.
+            async with self._turns[node_id]:
+                connection = await self._cluster.link(node_id, Purpose.PRODUCE).connection()
+                await connection.drained()
+                version, ids, body = self._encode(connection, taken)
+                if acks == 0:
+                    connection.post_unanswered(ApiKey.PRODUCE, version, body)
+                    self._settle_unanswered(taken)
+                    return
+                answer = connection.post(ApiKey.PRODUCE, version, body, timeout_ms=timeout_ms)
+            response = produce.parse_response(version, await answer)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -259,6 +249,27 @@ class Sender:
         finally:
             self._in_flight[node_id] -= 1
             self._wake.set()
+
+    def _encode(
+        self, connection: Connection, taken: list[tuple[PartitionQueue, Batch]]
+    ) -> tuple[int, dict[str, UUID], list[Buffer]]:
+        """Version, topic ids and body of one request."""
+        version = connection.version_for(ApiKey.PRODUCE)
+        ids = {q.tp.topic: self._cluster.metadata.topic_id(q.tp.topic) for q, _ in taken}
+        if version >= _FIRST_WITH_IDS and ZERO_UUID in ids.values():
+            version = _FIRST_WITH_IDS - 1
+        request = produce.ProduceRequest(
+            transactional_id=None,
+            acks=self._config["acks"],
+            timeout_ms=self._config["request.timeout.ms"],
+            partitions=[
+                produce.PartitionRecords(
+                    q.tp.topic, ids[q.tp.topic].bytes, q.tp.partition, memoryview(batch.encoded or b"")
+                )
+                for q, batch in taken
+            ],
+        )
+        return version, ids, produce.encode_request(version, request)
 
     def _settle_unanswered(self, taken: list[tuple[PartitionQueue, Batch]]) -> None:
         for queue, batch in taken:
