@@ -380,7 +380,6 @@ async def list_groups(s: Session) -> None:
     await stable(s, "list-stable")
     await stable(s, "list-connect", protocol_type="connect")
     await s.ask(COMMIT, 8, **committing(s, "list-simple", 8))
-    await s.ask(JOIN, 9, **joining("list-pending"))
     filters: list[dict[str, Any]] = [
         {},
         {"states_filter": ["Stable"]},
