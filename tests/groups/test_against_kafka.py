@@ -57,7 +57,7 @@ async def _told_to_us(run: Script) -> list[Any]:
         peer.close()
 
 
-# A group that only a refused or unfinished join has touched lives in Kafka's memory alone, and is gone after any refused
+# A group that only a refused or unfinished join has touched lives in Kafka's memory alone, and goes with any refused
 # write of its partition: under load Kafka sometimes says that there is no such group.
 UNSTEADY_IN_KAFKA = frozenset({"empty_group_after_failed_join"})
 
