@@ -41,9 +41,8 @@ from fenceline.records.validate import validate_produced
 NEWEST_PRODUCE_VERSION: Final = 13
 HINTS_KEPT: Final = 8
 WRITE_BYTES: Final = 64 << 10
-"""Bytes in one write call. Larger writes make the kernel take larger blocks of free memory for its page cache, and
-those are what a virtual machine has given back to its host: touching them again costs up to ten times the copy
-(`docs/decisions/005-what-made-the-server-fast.md`)."""
+"""Bytes in one write call: measured to cost less CPU, and to vary less, than writing a large batch at once on the
+virtual machine at hand. Why is not proven (`docs/decisions/005-what-made-the-server-fast.md`)."""
 
 
 class AppendInfo(NamedTuple):
