@@ -23,6 +23,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
+_skipped: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped:
+        _skipped.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI everything that tests need is there: a skip means that an install step was lost."""
+    if _skipped and os.environ.get("CI") == "true" and session.exitstatus == pytest.ExitCode.OK:
+        print(f"\n{len(_skipped)} tests were skipped, and CI=true makes that a failure: {_skipped[:5]}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def _group_of(item: pytest.Item) -> str:
     """One Spark session, one Apache Kafka, and one node a module: whoever shares one runs where it is."""
     if item.get_closest_marker("spark") is not None:

@@ -5,6 +5,7 @@ Owns requests to group coordinators outside of a membership, and the two offset 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -170,14 +171,15 @@ def _by_topic(partitions: Collection[TopicPartition]) -> list[dict[str, Any]]:
     return [{"name": name, "partition_indexes": indexes} for name, indexes in grouped.items()]
 
 
-class GroupsAdmin:
+class GroupsAdmin(ABC):
     """Mixed into `AsyncAdmin`."""
 
     config: ClientConfig
     cluster: Cluster
 
+    @abstractmethod
     def _deadline(self, timeout_ms: float | None) -> Deadline:
-        raise NotImplementedError
+        """When a call that was given `timeout_ms` must end."""
 
     async def list_groups(self, *, states: Sequence[str] = (), timeout_ms: float | None = None) -> list[GroupListing]:
         """Groups of all brokers, ordered by id; `states` filters ("Stable", "Empty", ...)."""
