@@ -229,7 +229,11 @@ class Broker:
         """
         under_way = self._flushes.get(replica)
         if under_way is None:
-            work = replica.log.flush_work(self.clock.now_ms())
+            try:
+                work = replica.log.flush_work(self.clock.now_ms())
+            except StorageError as error:
+                self.partitions.storage_failed(replica, error)
+                return error
             if work is None:
                 return None
             under_way = self._flushes[replica] = asyncio.ensure_future(self._run_flush(replica, work))
@@ -246,12 +250,16 @@ class Broker:
         work.done()
         return None
 
-    async def flush_up_to(self, replica: Replica, end_offset: int) -> StorageError | None:
-        """Make the log durable at least up to an offset; what the disk said when it could not."""
+    async def flush_up_to(self, replica: Replica, end_offset: int) -> PeerError | None:
+        """Make the log durable at least up to an offset; why not, when the disk refused or the topic went away."""
         while replica.log.recovery_point < end_offset:
             error = await self.flush(replica)
+            if not self.partitions.holds(replica):
+                # Deleted meanwhile: what the disk said of files that are gone is nobody's trouble.
+                return error if replica.log.offline is not None else PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             if error is not None:
                 return error
+            await asyncio.sleep(0)
         return None
 
     # --- start ----------------------------------------------------------------------------------------------------

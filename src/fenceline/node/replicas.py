@@ -154,6 +154,10 @@ class Replicas:
         replica = self._by_name.get(topic_partition)
         return replica.log.log_end_offset if replica is not None else None
 
+    def holds(self, replica: Replica) -> bool:
+        """Whether this very replica is still in service, neither deleted nor taken offline."""
+        return self._by_name.get(replica.topic_partition) is replica
+
     def by_id(self, topic_id: bytes, index: int) -> Replica | None:
         """As `get`, by the topic id's 16 bytes."""
         replica = self._by_id.get((topic_id, index))
