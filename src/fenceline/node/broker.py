@@ -256,7 +256,7 @@ class Broker:
             error = await self.flush(replica)
             if not self.partitions.holds(replica):
                 # Deleted meanwhile: what the disk said of files that are gone is nobody's trouble.
-                return error if replica.log.offline is not None else PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                return replica.log.offline or PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             if error is not None:
                 return error
             await asyncio.sleep(0)

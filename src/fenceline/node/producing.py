@@ -103,11 +103,16 @@ class Producing:
         pending: PendingAnswer,
     ) -> None:
         """`flush.messages`: what is acknowledged is on the disk; where the disk refuses, the answer says so."""
-        for partition, (replica, end_offset) in owed.items():
-            error = await self._broker.flush_up_to(replica, end_offset)
-            if error is not None:
-                failed = _failed(partition, error.code, error.message)
-                results = [failed if _key(each) == _key(partition) else each for each in results]
+        try:
+            for partition, (replica, end_offset) in owed.items():
+                error = await self._broker.flush_up_to(replica, end_offset)
+                if error is not None:
+                    failed = _failed(partition, error.code, error.message)
+                    results = [failed if _key(each) == _key(partition) else each for each in results]
+        except Exception:
+            log.exception("flush failed", peer=context.peer)
+            pending.fail("internal error, see the log line before")
+            return
         body = encode_response(context.api_version, ProduceResponse(results))
         pending.complete(frame_of(ApiKey.PRODUCE, context, body))
 
