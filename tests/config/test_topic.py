@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fenceline.config.broker import BROKER_CONFIGS
+from fenceline.config.broker import ALL_CONFIGS
 from fenceline.config.definitions import InvalidConfig
 from fenceline.config.topic import TOPIC_CONFIGS, TOPIC_SYNONYMS, validate_topic_configs
 
@@ -62,10 +62,10 @@ def test_broker_defaults_take_part() -> None:
 def test_synonyms_name_keys_that_exist() -> None:
     for name, synonyms in TOPIC_SYNONYMS.items():
         assert name in TOPIC_CONFIGS
-        assert all(synonym.name in BROKER_CONFIGS for synonym in synonyms)
+        assert all(synonym.name in ALL_CONFIGS for synonym in synonyms)
 
 
 def test_defaults_pass_their_own_bounds() -> None:
-    for key in (*TOPIC_CONFIGS.values(), *BROKER_CONFIGS.values()):
+    for key in (*TOPIC_CONFIGS.values(), *ALL_CONFIGS.values()):
         if isinstance(key.default, str):
             key.parse(key.default)

@@ -152,7 +152,7 @@ def _normal(value: Any, each: Step) -> Any:
         kept = {k: _normal(v, each) for k, v in value.items() if k not in _ALWAYS_DROPPED and k not in each.drop}
         return {k: _id(v) if k == "topic_id" else v for k, v in kept.items()}
     if isinstance(value, list):
-        rows = [_normal(item, each) for item in value if not each.ours_only or _is_ours(item)]
+        rows = [_normal(item, each) for item in value if _in_kafka(item) and (not each.ours_only or _is_ours(item))]
         if rows and isinstance(rows[0], dict) and "source" not in rows[0]:
             rows.sort(key=lambda row: tuple(str(row.get(key)) for key in _ORDER))
         return rows
@@ -161,6 +161,11 @@ def _normal(value: Any, each: Step) -> Any:
 
 def _id(value: Any) -> Any:
     return value if value is None or value == str(UNKNOWN_ID) else "some id"
+
+
+def _in_kafka(row: Any) -> bool:
+    """Whether Kafka could have the row: it has no config of Fenceline's own."""
+    return not isinstance(row, dict) or not str(row.get("name")).startswith("fenceline.")
 
 
 def _is_ours(row: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import Final
 from fenceline.config import broker_coordinators, broker_node, broker_security
 from fenceline.config.definitions import ConfigKey, ConfigType, Importance, Range, UpdateMode, table
 from fenceline.config.key_table import read_table
+from fenceline.config.topic import VALIDATE_COMPRESSED
 
 BROKER_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
     chain.from_iterable(read_table(part.TABLE) for part in (broker_node, broker_coordinators, broker_security))
@@ -37,6 +38,13 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "127.0.0.1",
             "Address of the Prometheus metrics; empty means all interfaces.",
             Importance.LOW,
+        ),
+        ConfigKey(
+            VALIDATE_COMPRESSED,
+            ConfigType.BOOLEAN,
+            "false",
+            "Decompress what producers send and check every record; topics may say otherwise.",
+            update_mode=UpdateMode.CLUSTER_WIDE,
         ),
     )
 )
@@ -92,7 +100,7 @@ def update_mode(name: str) -> UpdateMode:
     """How a running broker takes a new value of the key."""
     if name in DYNAMIC_ONLY_CONFIGS:
         return UpdateMode.CLUSTER_WIDE
-    key = BROKER_CONFIGS.get(name)
+    key = ALL_CONFIGS.get(name)
     return key.update_mode if key is not None else UpdateMode.READ_ONLY
 
 

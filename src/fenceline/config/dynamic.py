@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from fenceline.config.broker import BROKER_CONFIGS, PER_LISTENER_CONFIGS, is_dynamic, update_mode
+from fenceline.config.broker import ALL_CONFIGS, PER_LISTENER_CONFIGS, is_dynamic, update_mode
 from fenceline.config.definitions import ConfigType, InvalidConfig, UpdateMode, parse_type
 from fenceline.config.node import NodeConfig, check_relations
 from fenceline.errors import ErrorCode, OperatorError, PeerError
@@ -23,7 +23,7 @@ def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_
     Keys that nobody knows pass, as in Kafka: they may belong to a plug-in.
     """
     _refuse(
-        (name for name in wanted if name in BROKER_CONFIGS and not is_dynamic(name)),
+        (name for name in wanted if name in ALL_CONFIGS and not is_dynamic(name)),
         "Cannot update these configs dynamically",
     )
     _refuse(
@@ -38,7 +38,7 @@ def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_
             "Cannot update these configs at default cluster level, broker id must be specified",
         )
     for name, text in wanted.items():
-        key = BROKER_CONFIGS.get(name)
+        key = ALL_CONFIGS.get(name)
         if key is not None and key.unsupported is not None and key.parse(text) != key.default_value:
             raise PeerError(ErrorCode.INVALID_REQUEST, f"{name} is not supported: {key.unsupported}")
     _refuse(
@@ -57,7 +57,7 @@ def _refuse(names: Iterable[str], reason: str) -> None:
 
 
 def _check_value(name: str, text: str) -> None:
-    key = BROKER_CONFIGS.get(name)
+    key = ALL_CONFIGS.get(name)
     try:
         if key is None:
             if is_dynamic(name):

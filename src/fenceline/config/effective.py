@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from fenceline.config.broker import ALL_CONFIGS, BROKER_CONFIGS, broker_synonyms
+from fenceline.config.broker import ALL_CONFIGS, broker_synonyms
 from fenceline.config.definitions import ConfigKey
 from fenceline.config.topic import TOPIC_CONFIGS, TOPIC_SYNONYMS, Synonym
 
@@ -151,7 +151,7 @@ def _defaults_of(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         for synonym in TOPIC_SYNONYMS.get(name, ()):
             text = settings.get(synonym.name)
             if text is None:
-                default = BROKER_CONFIGS[synonym.name].default
+                default = ALL_CONFIGS[synonym.name].default
                 text = default if isinstance(default, str) else None
             if text is not None:
                 value = _converted(synonym, text)

@@ -1,4 +1,4 @@
-"""Every topic config of Kafka 4.3.1, the broker keys that stand in for them, and the check of a set of them.
+"""Every topic config of Kafka 4.3.1 and Fenceline's own, the broker keys that stand in for them, and their check.
 
 Owns names, types, defaults and bounds. Never stores or merges values (see `config.effective`).
 
@@ -26,6 +26,9 @@ from fenceline.config.definitions import (
 
 _LONG_MAX: Final = "9223372036854775807"
 _THROTTLED: Final = Pattern(re.compile(r"([0-9]+:[0-9]+)?"), "[partitionId]:[brokerId],[partitionId]:[brokerId],...")
+
+VALIDATE_COMPRESSED: Final = "fenceline.validate.compressed.records"
+"""Fenceline's own, for topics and for brokers. Kafka takes a topic that has it, and does what it does anyway."""
 
 CODEC_WORDS: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 TIMESTAMP_TYPE_WORDS: Final = ("CreateTime", "LogAppendTime")
@@ -264,6 +267,13 @@ TOPIC_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "Segment size in bytes without the lower bound of segment.bytes, for tests.",
             internal=True,
         ),
+        ConfigKey(
+            VALIDATE_COMPRESSED,
+            ConfigType.BOOLEAN,
+            "false",
+            "Decompress what producers send and check every record, as Kafka does; otherwise the batch's header and"
+            " checksum are checked.",
+        ),
     )
 )
 
@@ -312,6 +322,7 @@ TOPIC_SYNONYMS: Final[Mapping[str, tuple[Synonym, ...]]] = MappingProxyType(
         "message.timestamp.after.max.ms": (Synonym("log.message.timestamp.after.max.ms"),),
         "local.retention.ms": (Synonym("log.local.retention.ms"),),
         "local.retention.bytes": (Synonym("log.local.retention.bytes"),),
+        VALIDATE_COMPRESSED: (Synonym(VALIDATE_COMPRESSED),),
     }
 )
 """Topic config to the broker keys that stand in for it, the strongest first."""

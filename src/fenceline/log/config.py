@@ -17,7 +17,7 @@ DAY_MS: Final = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Per-topic settings by Kafka's names (`segment.bytes` is `segment_bytes`). -1 means without limit."""
+    """Per-topic settings by their names (`segment.bytes` is `segment_bytes`). -1 means without limit."""
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * DAY_MS
@@ -39,6 +39,8 @@ class LogConfig:
     cleanup_policy: frozenset[str] = frozenset({"delete"})
     min_insync_replicas: int = 1
     unclean_leader_election: bool = False
+    validate_compressed_records: bool = False
+    """Whether the leader decompresses each batch and checks its records (`fenceline.validate.compressed.records`)."""
     producer_id_expiration_ms: int = DAY_MS
 
     @property
@@ -69,11 +71,17 @@ class LogConfig:
         policy = topic.get("cleanup.policy")
         if policy is not None:
             found["cleanup_policy"] = frozenset(part.strip() for part in policy.split(",") if part.strip())
-        unclean = topic.get("unclean.leader.election.enable")
-        if unclean is not None:
-            found["unclean_leader_election"] = unclean.strip().lower() == "true"
+        for name, field in _BOOLEANS.items():
+            text = topic.get(name)
+            if text is not None:
+                found[field] = text.strip().lower() == "true"
         return cls(**found)  # type: ignore[arg-type]
 
+
+_BOOLEANS: Final = {
+    "unclean.leader.election.enable": "unclean_leader_election",
+    "fenceline.validate.compressed.records": "validate_compressed_records",
+}
 
 _INTEGERS: Final = {
     "segment.bytes": "segment_bytes",

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fenceline.config.topic import VALIDATE_COMPRESSED
 from fenceline.controller.requests import SUCCESS, AlterConfigsAnswer, AlteredResource
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import ConfigResource, ConfigResourceType
@@ -78,6 +79,8 @@ def test_a_controller_that_is_gone_fails_what_it_was_asked() -> None:
         ("cordoned.log.dirs", "/x", "can not be cordoned"),
         ("listeners", "PLAINTEXT://:1", "can not be changed"),
         ("log.retention.ms", "0", "at least 1"),
+        ("fenceline.metrics.port", "9100", "Cannot update these configs dynamically"),
+        ("fenceline.validate.compressed.records", "perhaps", "Expected value to be either true or false"),
     ],
 )
 def test_what_a_running_node_does_not_take(name: str, value: str, part: str) -> None:
@@ -85,6 +88,15 @@ def test_what_a_running_node_does_not_take(name: str, value: str, part: str) -> 
     assert code == ErrorCode.INVALID_REQUEST
     assert message is not None
     assert part in message
+
+
+def test_a_running_node_takes_the_check_of_compressed_records() -> None:
+    broker = FakeBroker(image_of([topic_image("t")], configs={(BROKER, "1"): {VALIDATE_COMPRESSED: "true"}}))
+    told = describe(broker, TOPIC, "t", include_synonyms=True)[VALIDATE_COMPRESSED]
+    assert (told.value, told.config_source, [each.source for each in told.synonyms]) == ("true", 2, [2, 5])
+    assert not describe(broker, BROKER, "1")[VALIDATE_COMPRESSED].read_only
+    broker.controller.answer = AlterConfigsAnswer((AlteredResource(ConfigResource(BROKER, "1"), SUCCESS),))
+    assert alter(broker, resource(BROKER, "1", (VALIDATE_COMPRESSED, "false"))) == [(0, None)]
 
 
 def test_secrets_and_strangers_are_never_told() -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from fenceline.config.broker import BROKER_CONFIGS
+from fenceline.config.broker import ALL_CONFIGS
 from fenceline.config.definitions import ConfigType, InvalidConfig
 from fenceline.config.dynamic import check_broker_update
 from fenceline.config.group import validate_client_metrics, validate_group_configs
@@ -196,7 +196,7 @@ def _check_broker_id(node_id: int, name: str) -> None:
 def _check_list_changes(change: _Change) -> None:
     for each in change.changes:
         if each.operation in (ConfigOperation.APPEND, ConfigOperation.SUBTRACT):
-            key = BROKER_CONFIGS.get(each.name)
+            key = ALL_CONFIGS.get(each.name)
             if key is None or key.type is not ConfigType.LIST:
                 word = each.operation.name.lower()
                 raise InvalidConfig(f"Config value {word} is not allowed for config key: {each.name}")
