@@ -46,6 +46,26 @@ class AtOnce(Executor):
         return future
 
 
+class Held(AtOnce):
+    """Flushes wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Any, Future[Any]]] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((lambda: fn(*args, **kwargs), future))
+        return future
+
+    def let_go(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for work, future in waiting:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+
 def prepare(disk: Disk, directory: str) -> None:
     format_directory(
         [directory],

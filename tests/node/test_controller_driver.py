@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,7 +26,7 @@ from fenceline.node.controller_driver import ControllerDriver
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.testing.sim_disk import SimDisk
 
-from .controller_helpers import AtOnce, StillClock, driver, join, prepare
+from .controller_helpers import Held, StillClock, driver, join, prepare
 
 D = "/data"
 
@@ -41,26 +40,6 @@ def sim(seed: int = 0) -> SimDisk:
     disk.mkdir(D)
     prepare(disk, D)
     return disk
-
-
-class Held(AtOnce):
-    """Flushes wait until they are let go."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[Any, Future[Any]]] = []
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.waiting.append((lambda: fn(*args, **kwargs), future))
-        return future
-
-    def let_go(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        for work, future in waiting:
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
 
 
 async def _turns(count: int = 10) -> None:

@@ -120,6 +120,10 @@ class BrokerImage:
         """C26: registered, not fenced, not in controlled shutdown."""
         return not self.fenced and not self.in_controlled_shutdown
 
+    def endpoint(self, listener: str) -> Endpoint | None:
+        """Where clients of a listener reach the broker, or None where it does not have that listener."""
+        return next((endpoint for endpoint in self.endpoints if endpoint.name == listener), None)
+
     @property
     def takes_new_replicas(self) -> bool:
         """K25: false when all its directories are cordoned."""

@@ -18,57 +18,44 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from fenceline.config.effective import effective_topic_config
-from fenceline.config.listeners import SECURITY_PROTOCOLS, Listener
+from fenceline.config.listeners import Listener
 from fenceline.config.node import NodeConfig
-from fenceline.controller.requests import (
-    BrokerHeartbeat,
-    CreatedTopic,
-    CreateTopics,
-    NewTopic,
-    Outcome,
-    RegisterBroker,
-)
+from fenceline.controller.requests import CreatedTopic, CreateTopics, NewTopic, Outcome
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.groups.settings import GroupSettings
-from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC
 from fenceline.log.disk import OsDisk
-from fenceline.log.errors import StorageError
-from fenceline.log.flush import FlushWork
 from fenceline.log.log_dir import HIGH_WATERMARKS, LOG_STARTS, META_FILE, RECOVERY_POINTS, LogDir
-from fenceline.log.producer_state import Origin
 from fenceline.metadata.delta import Delta
 from fenceline.metadata.features import SUPPORTED, Levels
-from fenceline.metadata.image import BrokerImage, Endpoint, MetadataImage
+from fenceline.metadata.image import MetadataImage
+from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.controller_driver import ControllerDriver
 from fenceline.node.fetching import Fetching
+from fenceline.node.flushes import LogFlushes
 from fenceline.node.format import format_if_new
-from fenceline.node.groups_driver import Batches, GroupsDriver
+from fenceline.node.groups_driver import GroupsDriver
 from fenceline.node.handlers.producers import ProducerIds
 from fenceline.node.logs import Logger
 from fenceline.node.maintenance import Maintenance
 from fenceline.node.metrics import NodeMetrics
+from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicLog, new_offsets_topic
 from fenceline.node.producing import Producing
 from fenceline.node.replicas import Replica, Replicas, tell_recovery
 from fenceline.node.server import RawHandler, Server
 from fenceline.node.storage_trouble import StorageTrouble
-from fenceline.records.build import build_batch
-from fenceline.records.decode import decode_all
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.produce import NodeEndpoint
 
 log = Logger("broker")
 
 _DISK_THREADS: Final = 4
-_GOODBYES: Final = 3
-"""Heartbeats of a controlled shutdown: the first moves leaders away, a later one sees that nothing is led any more."""
 _RECEIVE_BUDGET_BYTES: Final = 512 << 20
 """Stands in for `queued.max.request.bytes=-1`, Kafka's unlimited default: receive memory is always bounded here."""
-_READ_CHUNK_BYTES: Final = 1 << 20
-
 
 _LOST_WITH_CHECKPOINT: Final[Mapping[str, str]] = {
     RECOVERY_POINTS: "every log is checked from its start, which may take a while",
@@ -96,10 +83,6 @@ class Broker:
         self.disk_threads = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self.endpoints: tuple[Listener, ...] = ()
         """What clients are told, with the ports that the listeners really got."""
-        self.broker_epoch = -1
-        self._flushes: dict[Replica, asyncio.Task[StorageError | None]] = {}
-        self._incarnation_id = uuid4()
-        self._is_fenced = True
         self._metrics_server: tuple[object, object] | None = None
         self._metadata_dir: LogDir | None = None
         """Holds the lock of `metadata.log.dir` where that is a directory of its own."""
@@ -115,6 +98,11 @@ class Broker:
     @property
     def cluster_id(self) -> str:
         return self.log_dirs[0].cluster_id
+
+    @property
+    def broker_epoch(self) -> int:
+        """-1 until the controller has registered this broker."""
+        return self.lifecycle.broker_epoch
 
     @property
     def finalized_features(self) -> Mapping[str, int]:
@@ -144,10 +132,6 @@ class Broker:
         """Every setting of a topic that has a value (`controller.md C37`)."""
         return effective_topic_config(self.image.configs, topic, self.config)
 
-    def endpoint_of(self, broker: BrokerImage, listener: str) -> Endpoint | None:
-        """Where `broker` is reached by clients of the listener that a request came through."""
-        return next((endpoint for endpoint in broker.endpoints if endpoint.name == listener), None)
-
     def leader_hint(self, topic: str | None, topic_id: bytes | None, index: int) -> tuple[int, int] | None:
         """Leader and epoch for a reader that asked the wrong node (KIP-951)."""
         image = self.image
@@ -162,14 +146,16 @@ class Broker:
         found = []
         for node_id in sorted(node_ids):
             broker = self.image.brokers.get(node_id)
-            endpoint = self.endpoint_of(broker, listener) if broker is not None else None
+            endpoint = broker.endpoint(listener) if broker is not None else None
             if broker is not None and endpoint is not None:
                 found.append(NodeEndpoint(node_id, endpoint.host, endpoint.port, broker.rack))
         return tuple(found)
 
     async def auto_create(self, names: Sequence[str]) -> dict[str, Outcome]:
         """Create topics because somebody asked for them; internal topics get the settings that they need."""
-        topics = tuple(self._auto_topic(name) for name in names)
+        topics = tuple(
+            new_offsets_topic(self.config) if name == CONSUMER_OFFSETS_TOPIC else NewTopic(name) for name in names
+        )
         answer = await self.controller.submit(CreateTopics(topics))
         created: dict[str, Outcome] = {}
         topic: CreatedTopic
@@ -179,88 +165,9 @@ class Broker:
                 log.warning("topic not created", topic=topic.name, reason=topic.outcome.message)
         return created
 
-    def _auto_topic(self, name: str) -> NewTopic:
-        if name != CONSUMER_OFFSETS_TOPIC:
-            return NewTopic(name)
-        return NewTopic(
-            name,
-            self.config.get_int("offsets.topic.num.partitions"),
-            self.config.get_int("offsets.topic.replication.factor"),
-            configs=(
-                ("cleanup.policy", "compact"),
-                ("compression.type", "producer"),
-                ("segment.bytes", str(self.config.get_int("offsets.topic.segment.bytes"))),
-            ),
-        )
-
-    def append_internal(self, topic_partition: TopicPartition, records: list[tuple[bytes | None, bytes | None]]) -> int:
-        """Append one batch of (key, value) to an internal topic; its base offset. Raises PeerError."""
-        now_ms = self.clock.now_ms()
-        replica = self.partitions.leader(topic_partition.topic, None, topic_partition.partition)
-        leader = replica.leader
-        assert leader is not None, "a leader without leader state"
-        batch = build_batch([(now_ms, key, value, ()) for key, value in records])
-        try:
-            appended = replica.log.append_as_leader(
-                memoryview(batch), leader_epoch=leader.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
-            )
-        except StorageError as error:
-            self.storage_trouble.refused(topic_partition, replica.log.log_end_offset, error)
-            raise
-        replica.appended()
-        return appended.base_offset
-
-    def read_internal(self, topic_partition: TopicPartition) -> Batches:
-        """All batches of an internal topic's partition, for a coordinator that loads."""
-        replica = self.partitions.leader(topic_partition.topic, None, topic_partition.partition)
-        offset = replica.log.log_start_offset
-        end = replica.log.log_end_offset
-        while offset < end:
-            read = replica.log.read(offset, _READ_CHUNK_BYTES, end_offset_exclusive=end)
-            records = read.records if read.resident else read.load()
-            for header, decoded in decode_all(records):
-                offset = header.next_offset
-                yield header, decoded
-
-    async def flush(self, replica: Replica) -> StorageError | None:
-        """Make a partition's log durable up to its end, in a thread; what the disk said when it could not.
-
-        A flush that is under way already is waited for, and nothing else is done.
-        """
-        under_way = self._flushes.get(replica)
-        if under_way is None:
-            try:
-                work = replica.log.flush_work(self.clock.now_ms())
-            except StorageError as error:
-                self.partitions.storage_failed(replica, error)
-                return error
-            if work is None:
-                return None
-            under_way = self._flushes[replica] = asyncio.ensure_future(self._run_flush(replica, work))
-            under_way.add_done_callback(lambda _: self._flushes.pop(replica, None))
-        return await asyncio.shield(under_way)
-
-    async def _run_flush(self, replica: Replica, work: FlushWork) -> StorageError | None:
-        try:
-            await self.loop.run_in_executor(self.disk_threads, work)
-        except StorageError as error:
-            work.failed(error)
-            self.partitions.storage_failed(replica, error)
-            return error
-        work.done()
-        return None
-
     async def flush_up_to(self, replica: Replica, end_offset: int) -> PeerError | None:
-        """Make the log durable at least up to an offset; why not, when the disk refused or the topic went away."""
-        while replica.log.recovery_point < end_offset:
-            error = await self.flush(replica)
-            if not self.partitions.holds(replica):
-                # Deleted meanwhile: what the disk said of files that are gone is nobody's trouble.
-                return replica.log.offline or PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            if error is not None:
-                return error
-            await asyncio.sleep(0)
-        return None
+        """Wait until the log is durable at least up to an offset; why it never will be (`LogFlushes.up_to`)."""
+        return await self.flushes.up_to(replica, end_offset)
 
     # --- start ----------------------------------------------------------------------------------------------------
 
@@ -312,25 +219,36 @@ class Broker:
         self.partitions = Replicas(
             self.node_id, self.log_dirs, lambda: self.controller.image, self.topic_config, self.clock, self.delete_later
         )
+        self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.producer_ids = ProducerIds(self)
+        offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
         self.groups = GroupsDriver(
-            self.append_internal,
-            self.read_internal,
+            offsets_log.append,
+            offsets_log.read,
             self.clock,
             settings=GroupSettings.from_lookup(config.get),
             partition_count=config.get_int("offsets.topic.num.partitions"),
             rng=self.rng,
         )
+        self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
+        self.lifecycle = BrokerLifecycle(self.node_id, self.controller)
         await self.controller.start()
         tell_recovery(self.controller.log.partition_log)
         self._started.append("controller")
         self.server = self._make_server()
         self.endpoints = await self._bind()
         self._started.append("server")
-        await self._register()
+        await self.lifecycle.register(
+            cluster_id=self.cluster_id,
+            endpoints=self.endpoints,
+            features=self.supported_features,
+            rack=config.rack,
+            log_dirs=tuple(each.directory_id for each in self.log_dirs if each.directory_id is not None),
+            previous_broker_epoch=log_dir.previous_broker_epoch,
+        )
         await self._recover_after_crash()
         self.controller.subscribe(self._on_image)
-        self._load_coordinators()
+        self._coordinators.load_all(self.image)
         self.maintenance = Maintenance(self)
         self.maintenance.start()
         self._started.append("maintenance")
@@ -353,6 +271,7 @@ class Broker:
         """Stop cleanly; what was not started is left out."""
         if "server" in self._started:
             await self.server.close()
+            self.flushes.close()
         if self._metrics_server is not None:
             self._metrics_server[0].shutdown()  # type: ignore[attr-defined]
         if "maintenance" in self._started:
@@ -361,7 +280,7 @@ class Broker:
             self.groups.close()
             if self.broker_epoch >= 0:
                 try:
-                    await self._say_goodbye()
+                    await self.lifecycle.say_goodbye()
                 except PeerError as error:
                     log.warning("controlled shutdown failed", reason=error.message)
             try:
@@ -369,7 +288,7 @@ class Broker:
             except (PeerError, OSError) as error:
                 log.error("the metadata log was not closed cleanly, the next start will check it", reason=str(error))
         for log_dir in getattr(self, "log_dirs", ()):
-            log_dir.broker_epoch = self.broker_epoch
+            log_dir.broker_epoch = self.broker_epoch if "controller" in self._started else -1
             try:
                 await self.loop.run_in_executor(self.disk_threads, log_dir.close)
             except PeerError as error:
@@ -404,6 +323,7 @@ class Broker:
             max_request_bytes=config.get_int("socket.request.max.bytes"),
             receive_budget_bytes=budget_bytes if budget_bytes > 0 else _RECEIVE_BUDGET_BYTES,
             max_connections=config.get_int("max.connections"),
+            backlog=config.get_int("socket.listen.backlog.size"),
             idle_timeout_ms=config.get_int("connections.max.idle.ms"),
             # Bounds how long one answer holds the loop: what is sent at once is copied, and paged in, at once.
             send_buffer_bytes=config.get_int("socket.send.buffer.bytes"),
@@ -419,54 +339,6 @@ class Broker:
         for listener in self.config.listeners:
             ports[listener.name] = await self.server.bind(listener.name, listener.host, listener.port)
         return tuple(told._replace(port=told.port or ports[told.name]) for told in self.config.advertised_listeners)
-
-    async def _register(self) -> None:
-        endpoints = tuple(
-            Endpoint(each.name, each.host, each.port, SECURITY_PROTOCOLS[each.security_protocol])
-            for each in self.endpoints
-        )
-        answer = await self.controller.submit(
-            RegisterBroker(
-                broker_id=self.node_id,
-                cluster_id=self.cluster_id,
-                incarnation_id=self._incarnation_id,
-                endpoints=endpoints,
-                features=self.supported_features,
-                rack=self.config.rack,
-                log_dirs=tuple(each.directory_id for each in self.log_dirs if each.directory_id is not None),
-                previous_broker_epoch=self.log_dirs[0].previous_broker_epoch,
-            )
-        )
-        self.broker_epoch = answer.broker_epoch
-        await self.heartbeat()
-
-    async def heartbeat(self) -> None:
-        """Tell the controller that this broker lives. Raises PeerError."""
-        answer = await self.controller.submit(
-            BrokerHeartbeat(
-                self.node_id, self.broker_epoch, current_metadata_offset=self.image.offset, cordoned_log_dirs=()
-            )
-        )
-        if answer.is_fenced and not self._is_fenced:
-            log.warning("broker fenced", epoch=self.broker_epoch)
-        elif not answer.is_fenced and self._is_fenced:
-            log.debug("broker unfenced", epoch=self.broker_epoch)
-        self._is_fenced = answer.is_fenced
-
-    async def _say_goodbye(self) -> None:
-        for _ in range(_GOODBYES):
-            answer = await self.controller.submit(
-                BrokerHeartbeat(
-                    self.node_id,
-                    self.broker_epoch,
-                    current_metadata_offset=self.image.offset,
-                    want_shut_down=True,
-                    cordoned_log_dirs=(),
-                )
-            )
-            if answer.should_shut_down:
-                return
-        log.warning("the controller did not let this broker go", epoch=self.broker_epoch)
 
     async def _recover_after_crash(self) -> None:
         """Check every log past its recovery point, in a thread; finish deletions that were interrupted."""
@@ -491,29 +363,9 @@ class Broker:
         else:
             self.loop.call_later(delay_ms / 1000, start)
 
-    def _load_coordinators(self) -> None:
-        topic = self.image.topics_by_name.get(CONSUMER_OFFSETS_TOPIC)
-        if topic is None:
-            return
-        self.groups.set_partition_count(len(topic.partitions))
-        for index, partition in enumerate(topic.partitions):
-            if partition.leader == self.node_id:
-                self.groups.on_leader(index, partition.leader_epoch)
-
     def _on_image(self, image: MetadataImage, delta: Delta) -> None:
         self.partitions.apply(delta)
-        deleted = [(topic.name, index) for topic in delta.deleted_topics for index in range(len(topic.partitions))]
-        if deleted:
-            self.groups.on_partitions_deleted(deleted)
-        for topic in delta.created_topics:
-            if topic.name == CONSUMER_OFFSETS_TOPIC:
-                self._load_coordinators()
-        for changed in delta.changed_partitions:
-            if changed.topic == CONSUMER_OFFSETS_TOPIC:
-                if changed.after.leader == self.node_id:
-                    self.groups.on_leader(changed.index, changed.after.leader_epoch)
-                else:
-                    self.groups.on_resigned(changed.index)
+        self._coordinators.follow(image, delta)
 
     def _open_metrics(self) -> None:
         port = self.config.get_int("fenceline.metrics.port")

@@ -35,7 +35,7 @@ class Maintenance:
 
     def start(self) -> None:
         config = self._broker.config
-        self._every(config.get_int("broker.heartbeat.interval.ms"), self._broker.heartbeat)
+        self._every(config.get_int("broker.heartbeat.interval.ms"), self._broker.lifecycle.heartbeat)
         self._every(config.get_int("log.retention.check.interval.ms"), self._enforce_retention)
         self._every(config.get_int("log.flush.offset.checkpoint.interval.ms"), self._checkpoint)
         # Kafka's default is never: it flushes sealed segments by a task of their own. Here one timer serves both.
@@ -102,10 +102,7 @@ class Maintenance:
         partitions = self._broker.partitions
         for replica in partitions:
             if replica.log.flush_due(now_ms):
-                try:
-                    await self._broker.flush(replica)
-                except StorageError as error:
-                    partitions.storage_failed(replica, error)
+                await self._broker.flushes.flush(replica)
         if self._broker.storage_trouble:
             self._broker.storage_trouble.look(partitions.log_end_offset)
 

@@ -54,6 +54,7 @@ class Server:
         max_request_bytes: int,
         receive_budget_bytes: int,
         max_connections: int,
+        backlog: int,
         idle_timeout_ms: int,
         send_buffer_bytes: int,
         receive_buffer_bytes: int,
@@ -66,6 +67,7 @@ class Server:
         self._receive_free_bytes = receive_budget_bytes
         self._waiting_for_room: deque[Connection] = deque()
         self._max_connections = max_connections
+        self._backlog = backlog
         self._idle_timeout_ms = idle_timeout_ms
         self._socket_buffers = ((socket.SO_SNDBUF, send_buffer_bytes), (socket.SO_RCVBUF, receive_buffer_bytes))
         self._apis = {api.key: api for api in apis}
@@ -97,7 +99,7 @@ class Server:
                 lambda: Connection(self, listener),
                 host or None,
                 port,
-                backlog=512,
+                backlog=self._backlog,
                 reuse_address=True,
                 start_serving=False,
             )

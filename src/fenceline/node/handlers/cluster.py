@@ -12,7 +12,6 @@ from fenceline.node.handlers.metadata_encoding import (
     CLUSTER_OPERATIONS,
     OPERATIONS_NOT_ASKED,
     controller_for_clients,
-    endpoint_of,
 )
 from fenceline.node.handlers.registry import Api, RequestContext
 from fenceline.wire.apis import ApiKey
@@ -36,7 +35,7 @@ def handle_describe_cluster(context: RequestContext, request: Any) -> dict[str, 
     with_fenced = request_field(request, "include_fenced_brokers", False)
     brokers = []
     for broker in sorted(image.brokers.values(), key=lambda one: one.id):
-        endpoint = endpoint_of(broker, context.listener)
+        endpoint = broker.endpoint(context.listener)
         if endpoint is None or (broker.fenced and not with_fenced):
             continue
         brokers.append(

@@ -21,7 +21,7 @@ from uuid import UUID
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import INTERNAL_TOPICS, ZERO_UUID
-from fenceline.metadata.image import BrokerImage, Endpoint, MetadataImage, PartitionImage, TopicImage
+from fenceline.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 
 SHARE_STATE_TOPIC: Final = "__share_group_state"
 OPERATIONS_NOT_ASKED: Final = -(2**31)
@@ -46,11 +46,6 @@ def is_internal(topic: str) -> bool:
     return topic in INTERNAL_TOPICS or topic == SHARE_STATE_TOPIC
 
 
-def endpoint_of(broker: BrokerImage, listener: str) -> Endpoint | None:
-    """Where clients of a listener reach the broker, or None where it does not have that listener."""
-    return next((endpoint for endpoint in broker.endpoints if endpoint.name == listener), None)
-
-
 def controller_for_clients(image: MetadataImage) -> int:
     """A live broker, which forwards what is meant for the controller; -1 where none lives."""
     return min((broker.id for broker in image.alive_brokers()), default=-1)
@@ -58,7 +53,7 @@ def controller_for_clients(image: MetadataImage) -> int:
 
 def is_offline(broker: BrokerImage | None, partition: PartitionImage, replica: int, listener: str) -> bool:
     """Whether a replica can not serve: broker unknown, fenced, not on this listener, or its directory gone."""
-    if broker is None or broker.fenced or endpoint_of(broker, listener) is None:
+    if broker is None or broker.fenced or broker.endpoint(listener) is None:
         return True
     directory = partition.directory_of(replica)
     if directory is None or directory in _RESERVED_DIRECTORIES:
@@ -86,7 +81,7 @@ def view_partition(
     leader = image.brokers.get(partition.leader)
     if leader is None:
         return PartitionView(ErrorCode.LEADER_NOT_AVAILABLE, -1, offline)
-    if endpoint_of(leader, listener) is None:
+    if leader.endpoint(listener) is None:
         error = ErrorCode.LEADER_NOT_AVAILABLE if old_errors else ErrorCode.LISTENER_NOT_FOUND
         return PartitionView(error, -1, offline)
     return PartitionView(ErrorCode.NONE, partition.leader, offline)
@@ -191,7 +186,7 @@ class MetadataEncoder:
     def _encode_brokers(self, image: MetadataImage) -> bytes:
         parts: list[bytes] = []
         for broker in sorted(image.alive_brokers(), key=lambda one: one.id):
-            endpoint = endpoint_of(broker, self._listener)
+            endpoint = broker.endpoint(self._listener)
             if endpoint is None:
                 continue
             row = _int32(broker.id) + self._string(endpoint.host) + _int32(endpoint.port)
@@ -251,7 +246,7 @@ class MetadataEncoder:
 
     def _is_alive(self, image: MetadataImage, broker_id: int) -> bool:
         broker = image.brokers.get(broker_id)
-        return broker is not None and not broker.fenced and endpoint_of(broker, self._listener) is not None
+        return broker is not None and not broker.fenced and broker.endpoint(self._listener) is not None
 
     def _encode_error(self, error: TopicError) -> tuple[bytes]:
         version = self._version
