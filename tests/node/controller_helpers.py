@@ -17,6 +17,7 @@ from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
 from fenceline.node.controller_driver import ControllerDriver
 from fenceline.node.format import format_directory
+from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import VoterEndpoint
 
 CLUSTER = "AAAAAAAAQACAAAAAAAAAAA"
@@ -84,6 +85,7 @@ def driver(
     seed: int = 1,
     executor: Executor | None = None,
     clock: StillClock | None = None,
+    trouble: StorageTrouble | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> ControllerDriver:
     config = NodeConfig.load(
@@ -105,6 +107,7 @@ def driver(
         directory_id=decode_uuid(read_meta(disk, directory)["directory.id"]),
         clock=clock or StillClock(),
         rng=Random(seed),
+        trouble=StorageTrouble(StillClock()) if trouble is None else trouble,
         executor=executor or AtOnce(),
     )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
+import os
 from collections.abc import Coroutine
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -22,8 +24,11 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.log.disk import Disk, OsDisk
 from fenceline.metadata.delta import Delta
 from fenceline.metadata.image import MetadataImage
+from fenceline.node import controller_driver
 from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.logs import Logger
 from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.testing.sim_disk import SimDisk
 
 from .controller_helpers import Held, StillClock, driver, join, prepare
@@ -40,6 +45,14 @@ def sim(seed: int = 0) -> SimDisk:
     disk.mkdir(D)
     prepare(disk, D)
     return disk
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """What the operator reads: (event, fields)."""
+    lines: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: lines.append((event, fields)))
+    return lines
 
 
 async def _turns(count: int = 10) -> None:
@@ -152,6 +165,92 @@ def test_a_full_disk_refuses_and_heals() -> None:
         assert list(controller.image.topics_by_name) == ["a"]
         await controller.stop()
         assert list(MetadataLog.open(disk, D, now_ms=0).replay().image.topics_by_name) == ["a"]
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("call", "refused"), [("open", ".index.tmp"), ("write", ".timeindex.tmp"), ("write", ".snapshot.tmp")]
+)
+def test_a_disk_that_is_full_when_a_segment_ends_puts_off_what_can_be_made_anew(
+    call: Literal["open", "write"], refused: str, told: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """The batches are safe, and so is the entry of the new segment: what was asked is done, a crash changes nothing."""
+
+    async def story() -> None:
+        disk, clock = sim(), StillClock()
+        controller = driver(disk, D, clock=clock, overrides={"metadata.log.segment.ms": "100"})
+        await controller.start()
+        await join(controller)
+        disk.fail(call, refused, errno.ENOSPC)
+        for number in range(3):
+            clock.ms += 1000
+            answer = await controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),)))
+            assert not answer.topics[0].outcome.failed
+        assert len(controller.log.partition_log.segments) == 4
+        assert [event for event, _ in told] == ["metadata log without its indexes"], "told once"
+        for seed in range(20):
+            crashed = copy.deepcopy(disk)
+            crashed.rng = Random(seed)
+            crashed.heal()
+            crashed.crash()
+            assert set(MetadataLog.open(crashed, D, now_ms=0).replay().image.topics_by_name) == {"t0", "t1", "t2"}
+        disk.heal()
+        await controller.submit(CreateTopics((NewTopic("t3", 1, 1),)))
+        assert all(each.indexes_saved for each in controller.log.partition_log.segments[:-1])
+        await controller.stop()
+        assert set(MetadataLog.open(disk, D, now_ms=0).replay().image.topics_by_name) == {"t0", "t1", "t2", "t3"}
+
+    run(story())
+
+
+def test_a_disk_that_has_no_room_for_a_new_segment_refuses_and_heals(told: list[tuple[str, dict[str, Any]]]) -> None:
+    async def story() -> None:
+        disk, clock = sim(), StillClock()
+        trouble = StorageTrouble(clock)
+        overrides = {"metadata.log.segment.ms": "100"}
+        controller = driver(disk, D, clock=clock, overrides=overrides, trouble=trouble)
+        await controller.start()
+        await join(controller)
+        clock.ms += 1000
+        disk.fail("open", ".log", errno.ENOSPC)
+        for _ in range(3):
+            with pytest.raises(PeerError) as error:
+                await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+            assert error.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        ((event, fields),) = told
+        assert (event, fields["partition"]) == ("records refused", "__cluster_metadata-0")
+        assert "topics, configs and brokers can not be changed" in fields["advice"]
+        disk.heal()
+        await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+        trouble.look(lambda _: controller.log.end_offset)
+        assert told[1:] == [("records are taken again", {"partition": "__cluster_metadata-0", "refused": 3})]
+        await controller.stop()
+        assert set(MetadataLog.open(disk, D, now_ms=0).replay().image.topics_by_name) == {"t"}
+
+    run(story())
+
+
+def test_a_flush_that_can_not_begin_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_driver, "_RETRY_S", 0.0)
+
+    async def story() -> None:
+        disk = sim()
+        controller = driver(disk, D)
+        await controller.start()
+        await join(controller)
+
+        def refuse(fd: int) -> int:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(disk, "duplicate", refuse)
+        answer = controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
+        await _turns(20)
+        assert not answer.done()
+        assert "t" not in controller.image.topics_by_name
+        monkeypatch.undo()
+        assert not (await answer).topics[0].outcome.failed
+        await controller.stop()
 
     run(story())
 
@@ -386,7 +485,7 @@ def test_the_clock_is_not_asked_for_the_real_time() -> None:
         await controller.start()
         await join(controller)
         clock.ms += 1_000_000
-        controller._check_sessions()
+        controller._timers.check_sessions()
         await _turns()
         assert not controller.image.brokers[1].fenced, "the broker of this process lives as long as the driver runs"
 

@@ -15,7 +15,8 @@ from fenceline.log.disk import OsDisk
 from fenceline.log.log_dir import LogDir, read_meta
 from fenceline.metadata.features import fresh_levels
 from fenceline.node.format import format_directory, format_if_new, read_bootstrap_features
-from fenceline.node.metadata_log import NO_SNAPSHOT, MetadataLog
+from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.metadata_replay import NO_SNAPSHOT
 from fenceline.quorum.control_records import VoterEndpoint
 from fenceline.testing.sim_disk import SimDisk
 

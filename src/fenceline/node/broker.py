@@ -26,7 +26,7 @@ from fenceline.config.node import NodeConfig
 from fenceline.controller.requests import CreatedTopic, CreateTopics, NewTopic, Outcome
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.groups.settings import GroupSettings
-from fenceline.ids import CONSUMER_OFFSETS_TOPIC
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.disk import OsDisk
 from fenceline.log.log_dir import HIGH_WATERMARKS, LOG_STARTS, META_FILE, RECOVERY_POINTS, LogDir
 from fenceline.metadata.delta import Delta
@@ -42,6 +42,7 @@ from fenceline.node.groups_driver import GroupsDriver
 from fenceline.node.handlers.producers import ProducerIds
 from fenceline.node.logs import Logger
 from fenceline.node.maintenance import Maintenance
+from fenceline.node.metadata_log import METADATA_PARTITION
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicLog, new_offsets_topic
 from fenceline.node.producing import Producing
@@ -127,6 +128,12 @@ class Broker:
         first = self.endpoints[0]
         address = f"{first.host}:{first.port}"
         return f"Fenceline is ready: node {self.node_id}, cluster {self.cluster_id}, listening on {address}"
+
+    def log_end_offset(self, topic_partition: TopicPartition) -> int | None:
+        """Of a log that is in use here; None for any other."""
+        if topic_partition == METADATA_PARTITION:
+            return self.controller.log.end_offset
+        return self.partitions.log_end_offset(topic_partition)
 
     def topic_config(self, topic: str) -> Mapping[str, str]:
         """Every setting of a topic that has a value (`controller.md C37`)."""
@@ -215,6 +222,7 @@ class Broker:
             directory_id=metadata_dir.directory_id,
             clock=self.clock,
             rng=self.rng,
+            trouble=self.storage_trouble,
         )
         self.partitions = Replicas(
             self.node_id, self.log_dirs, lambda: self.controller.image, self.topic_config, self.clock, self.delete_later

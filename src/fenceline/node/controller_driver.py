@@ -10,9 +10,10 @@ is done, the high watermark moves, listeners hear of each image in order, and th
 records are answered at the same point, since they may have seen what is not yet committed.
 
 A disk that refuses an append (full) fails those requests with 56 and reverts the controller to what is committed (C2);
-the next request tries again. A failed flush leaves the disk in an unknown state: the driver stops and says so.
+the next request tries again. A flush that can not be begun (no file descriptors left) is tried again until it can. A
+failed flush leaves the disk in an unknown state: the driver stops and says so.
 
-Rules: controller.md C1-C3, C6, C7, C15, C17, C30; raft.md Q2, Q31-Q36; since_4_0.md K20.
+Rules: controller.md C1-C3, C6, C15, C30; raft.md Q2, Q31-Q36; since_4_0.md K20.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ from uuid import UUID
 
 from fenceline.config.node import NodeConfig
 from fenceline.controller.controller import Controller
-from fenceline.controller.requests import BalanceLeaders, FenceStaleBroker, Request, WriteBootstrapRecords, WriteNoOp
-from fenceline.controller.state import ControllerSettings
+from fenceline.controller.requests import Request, WriteBootstrapRecords
 from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
 from fenceline.log.disk import Disk
 from fenceline.log.errors import StorageError
@@ -38,32 +38,23 @@ from fenceline.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSIO
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import AbortTransactionRecord, MetadataRecord
 from fenceline.node.clock import Clock
-from fenceline.node.format import controller_endpoint, read_bootstrap_features
+from fenceline.node.controller_opening import controller_settings, open_controller
+from fenceline.node.controller_timers import ControllerTimers
+from fenceline.node.format import read_bootstrap_features
+from fenceline.node.logs import Logger
 from fenceline.node.metadata_batches import DecisionBatches, control_batch, record_batch
-from fenceline.node.metadata_log import MetadataLog, Replayed
+from fenceline.node.metadata_log import METADATA_PARTITION, MetadataLog
+from fenceline.node.metadata_replay import Replayed
 from fenceline.node.metadata_snapshots import Snapshots
-from fenceline.quorum.control_records import KRaftVersionFeature, Voter
+from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.quorum import AdvanceHighWatermark, AppendControlBatch, Duty, PersistElection, Quorum
+
+log = Logger("controller")
 
 Listener = Callable[[MetadataImage, Delta], None]
 
-_KRAFT_LEVELS: Final = KRaftVersionFeature(0, 1)
-_STALE_CHECKS_PER_SESSION: Final = 8
-_STATIC_TOPIC_CONFIGS: Final = ("min.insync.replicas", "unclean.leader.election.enable")
-
-
-def _controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettings:
-    static = {name: text for name in _STATIC_TOPIC_CONFIGS if (text := config.text(name)) is not None}
-    return ControllerSettings(
-        cluster_id=cluster_id,
-        default_partition_count=config.get_int("num.partitions"),
-        default_replication_factor=config.get_int("default.replication.factor"),
-        session_timeout_ms=config.get_int("broker.session.timeout.ms"),
-        delete_topics_enabled=config.get_bool("delete.topic.enable"),
-        static_configs=static,
-        node_id=config.node_id,
-        broker_value=config.get,
-    )
+_RETRY_S: Final = 0.1
+"""Between two attempts to begin a flush."""
 
 
 class _Waiting(NamedTuple):
@@ -96,9 +87,11 @@ class ControllerDriver:
         directory_id: UUID,
         clock: Clock,
         rng: Random,
+        trouble: StorageTrouble,
         executor: Executor | None = None,
     ) -> None:
-        """`directory` is `metadata.log.dir`; `executor` runs flushes (one of its own when left out)."""
+        """`directory` is `metadata.log.dir`; `trouble` hears what the disk refuses; `executor` runs flushes and writes
+        snapshots (one of its own when left out)."""
         self._config = config
         self._disk = disk
         self._directory = str(directory)
@@ -106,22 +99,24 @@ class ControllerDriver:
         self._directory_id = directory_id
         self._clock = clock
         self._rng = rng
+        self._trouble = trouble
         self._own_executor = ThreadPoolExecutor(1, "metadata-flush") if executor is None else None
         self._executor = executor or self._own_executor
-        self._controller = Controller(_controller_settings(config, cluster_id))
+        self._controller = Controller(controller_settings(config, cluster_id))
         self._committed: MetadataImage = EMPTY_IMAGE
         self._listeners: list[Listener] = []
         self._queue: list[_Waiting] = []
         self._flight: _Flight | None = None
         self._scheduled = False
         self._failed: asyncio.Future[None] | None = None
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._timers = ControllerTimers(self, self._controller.state, config, clock)
         self._landed: asyncio.Event | None = None
         self._log: MetadataLog
         self._quorum: Quorum
-        self._replayed: Replayed
         self._snapshots: Snapshots
         self._stopped = False
+        self._is_behind = False
+        """A full disk has put off the indexes of the log; the operator knows."""
         self._partition_count = 0
 
     # -- what others see -----------------------------------------------------------------------------------------------
@@ -158,6 +153,10 @@ class ControllerDriver:
     def high_watermark(self) -> int:
         """End of what is committed in the metadata log."""
         return self._quorum.high_watermark or 0
+
+    @property
+    def node_id(self) -> int:
+        return self._node_id
 
     @property
     def log(self) -> MetadataLog:
@@ -207,47 +206,27 @@ class ControllerDriver:
             await self._submit_now(WriteBootstrapRecords(tuple(levels.items())))
         self._snapshots = Snapshots(self._log, self._config, self._clock, self._executor)
         self._snapshots.replayed(replayed.log_record_count, lambda: self._committed, self._quorum)
-        self._arm_timers()
+        self._timers.start()
 
     def _open(self) -> Replayed:
-        config = self._config
-        self._log = MetadataLog.open(
+        opened = open_controller(
+            self._config,
             self._disk,
             self._directory,
+            node_id=self._node_id,
+            directory_id=self._directory_id,
             now_ms=self._clock.now_ms(),
-            segment_bytes=config.get_int("metadata.log.segment.bytes"),
-            segment_ms=config.get_int("metadata.log.segment.ms"),
         )
-        replayed = self._log.replay()
-        endpoint = controller_endpoint(config)
-        local = Voter(self._node_id, self._directory_id, (endpoint,), _KRAFT_LEVELS)
-        voters = replayed.voters or (local,)
-        self._check_voters(voters, local, replayed.kraft_version)
-        self._quorum = Quorum(local, voters, kraft_version=replayed.kraft_version, voters_in_log=replayed.voters_in_log)
+        self._log, self._quorum, replayed = opened
         self._perform(self._quorum.start(self._log.read_election(), self._log.end))
         self._publish(replayed.image, difference(EMPTY_IMAGE, replayed.image))
         return replayed
-
-    def _check_voters(self, voters: Sequence[Voter], local: Voter, kraft_version: int) -> None:
-        ids = [voter.voter_id for voter in voters]
-        if ids != [local.voter_id]:
-            raise OperatorError(
-                f"The voters of this cluster's metadata quorum are {ids}; this node is {local.voter_id}.",
-                "This release runs a quorum of one: use the data directory of that node, or format a new one.",
-            )
-        if kraft_version >= 1 and voters[0].voter_directory_id != local.voter_directory_id:
-            raise OperatorError(
-                f"The metadata log in {self._directory} was written under another directory id.",
-                "It was copied from another directory: use that one, or copy its meta.properties too.",
-            )
 
     async def stop(self) -> None:
         """Answer what is queued, stop leading, close the log."""
         if self._stopped:
             return
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        self._timers.stop()
         while (self._queue or self._flight is not None) and not self._is_failed:
             self._landed = asyncio.Event()
             self._schedule()
@@ -279,7 +258,7 @@ class ControllerDriver:
                 case AppendControlBatch(epoch, records):
                     now_ms = self._clock.now_ms()
                     self._log.append(control_batch(records, now_ms), epoch, now_ms)
-                    self._log.flush()
+                    self._tell_put_off(self._log.flush())
                     self._perform(self._quorum.flushed(self._log.end_offset))
                 case AdvanceHighWatermark(offset):
                     self._log.advance_high_watermark(offset)
@@ -300,27 +279,46 @@ class ControllerDriver:
         try:
             flight = self._decide(queue)
         except StorageError as error:
+            self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
             self._revert(queue, error)
             return
         except Exception as error:
             self._give_up(error, queue)
             return
         self._flight = flight
-        work = self._log.flush_work() if flight.size_bytes else None
-        if work is None:
+        if flight.size_bytes:
+            self._flush(flight)
+        else:
             self._land(None)
+
+    def _flush(self, flight: _Flight) -> None:
+        """Make durable what the flight has appended, in a thread."""
+        loop = asyncio.get_running_loop()
+        try:
+            flush = self._log.begin_flush()
+        except StorageError as error:
+            # Nothing was asked of the disk yet, so nothing is uncertain: those who wait go on waiting.
+            self._trouble.refused(METADATA_PARTITION, flight.end_offset, error)
+            loop.call_later(_RETRY_S, self._flush, flight)
             return
-        running = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        assert flush is not None, "what was just appended is not flushed"
 
         def finished(done: asyncio.Future[None]) -> None:
             error = done.exception()
-            if error is None:
-                work.done()
-            elif isinstance(error, StorageError):
-                work.failed(error)
+            if error is None or isinstance(error, StorageError):
+                self._tell_put_off(flush.end(error))
             self._land(error)
 
-        running.add_done_callback(finished)
+        loop.run_in_executor(self._executor, flush).add_done_callback(finished)
+
+    def _tell_put_off(self, error: StorageError | None) -> None:
+        if error is not None and not self._is_behind:
+            log.warning(
+                "metadata log without its indexes",
+                reason=error.message,
+                advice="Make room on the disk. Nothing is lost: they are written as soon as there is room.",
+            )
+        self._is_behind = error is not None
 
     def _decide(self, queue: Sequence[_Waiting]) -> _Flight:
         """Decide in order and append everything in one write. Raises StorageError with the log unchanged."""
@@ -412,8 +410,7 @@ class ControllerDriver:
         for each in [*waiting, *self._queue]:
             _fail(each.answer, _stopped())
         self._queue.clear()
-        for timer in self._timers:
-            timer.cancel()
+        self._timers.stop()
         if self._failed is not None and not self._failed.done():
             self._failed.set_exception(reason)
         self._wake()
@@ -428,7 +425,7 @@ class ControllerDriver:
         """Append, flush and take in records outside of any request."""
         now_ms = self._clock.now_ms()
         self._log.append(record_batch(records, self._controller.image.metadata_version, now_ms), self.epoch, now_ms)
-        self._log.flush()
+        self._tell_put_off(self._log.flush())
         image, delta = self._controller.replay(records, self._log.end_offset - 1, self.epoch)
         self._perform(self._quorum.flushed(self._log.end_offset))
         self._publish(image, delta)
@@ -437,59 +434,9 @@ class ControllerDriver:
         """A request of the driver itself, flushed on the loop."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._flight = self._decide([_Waiting(request, answer)])
-        self._log.flush()
+        self._tell_put_off(self._log.flush())
         self._land(None)
         await answer
-
-    # -- time ----------------------------------------------------------------------------------------------------------
-
-    def _arm_timers(self) -> None:
-        config = self._config
-        session_ms = config.get_int("broker.session.timeout.ms")
-        self._every(max(1, session_ms // _STALE_CHECKS_PER_SESSION), self._check_sessions)
-        if config.get_bool("auto.leader.rebalance.enable"):
-            self._every(1000 * config.get_int("leader.imbalance.check.interval.seconds"), self._balance_leaders)
-        if config.is_set("metadata.max.idle.interval.ms"):
-            # Kafka's NoOp records keep the nodes that follow the log moving (C7). Nobody follows a quorum of one in one
-            # process, so they are written only where they are asked for.
-            idle_ms = config.get_int("metadata.max.idle.interval.ms")
-            if idle_ms > 0:
-                self._every(idle_ms, lambda: self._ignore(self.submit(WriteNoOp())))
-
-    def _every(self, period_ms: int, action: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        handle: asyncio.TimerHandle
-
-        def fire() -> None:
-            nonlocal handle
-            self._timers.discard(handle)
-            action()
-            if not self._stopped and not self._is_failed:
-                handle = loop.call_later(period_ms / 1000, fire)
-                self._timers.add(handle)
-
-        handle = loop.call_later(period_ms / 1000, fire)
-        self._timers.add(handle)
-
-    def _check_sessions(self) -> None:
-        """C17. The broker of this process lives as long as this runs: only others can be silent."""
-        sessions = self._controller.state.sessions
-        now_ms = self._clock.monotonic_ms()
-        own = sessions.get(self._node_id)
-        if own is not None:
-            own.last_contact_ms = now_ms
-        silent = sum(1 for _ in sessions.expired(now_ms))
-        for _ in range(silent):
-            self._ignore(self.submit(FenceStaleBroker()))
-
-    def _balance_leaders(self) -> None:
-        if len(self._committed.brokers) > 1:
-            self._ignore(self.submit(BalanceLeaders()))
-
-    @staticmethod
-    def _ignore(answer: asyncio.Future[Any]) -> None:
-        """Nobody waits for it; its failure is that of the next request."""
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def _partitions_gained(delta: Delta) -> int:

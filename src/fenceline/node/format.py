@@ -31,7 +31,8 @@ from fenceline.metadata.features import (
 )
 from fenceline.metadata.records import FeatureLevelRecord, MetadataRecord, decode_record
 from fenceline.node.metadata_batches import snapshot_batches
-from fenceline.node.metadata_log import DIRECTORY_NAME, NO_SNAPSHOT
+from fenceline.node.metadata_log import DIRECTORY_NAME
+from fenceline.node.metadata_replay import NO_SNAPSHOT
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
 from fenceline.records.batch import check_crc, iter_headers
 from fenceline.records.decode import decode_batch

@@ -104,7 +104,7 @@ class Maintenance:
             if replica.log.flush_due(now_ms):
                 await self._broker.flushes.flush(replica)
         if self._broker.storage_trouble:
-            self._broker.storage_trouble.look(partitions.log_end_offset)
+            self._broker.storage_trouble.look(self._broker.log_end_offset)
 
     async def _checkpoint(self) -> None:
         for log_dir in self._broker.log_dirs:

@@ -1,53 +1,34 @@
 """The metadata log on the disk: `__cluster_metadata-0` with its segments, snapshots and `quorum-state`.
 
-Owns file names, what is read at start, appends, and snapshot files. Never decides what to write; knows no cluster state
-beyond turning bytes into an image. One thread of control; `FlushWork` and snapshot writing are for threads.
+Owns file names, appends, flushes and snapshot files. Never decides what to write, and never looks into a record (see
+`metadata_replay`). One thread of control; `LogFlush` and the writing of snapshots are for threads.
 
-Reading back goes straight from batches into a delta: the newest snapshot, then the log from its end (N40). A metadata
-transaction counts once it ends (C8); one that was cut off by a crash is reported, and its records left out.
+A full disk: the batches of a flush are what counts. Where they are safe, and only what can be made anew from them
+(indexes, epochs, producer snapshots) finds no room, the flush has succeeded, and the rest is due with the next one.
 
-Rules: formats.md F3-F5; raft.md Q11, Q12; snapshots.md N1-N10, N15, N16, N18-N21, N43, N44; gaps.md G24 (a snapshot
-without its footer is refused).
+Rules: formats.md F3-F5; raft.md Q11, Q12; snapshots.md N1-N10, N15, N16, N18-N21.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import InternalError, OperatorError, PeerError
 from fenceline.ids import METADATA_TOPIC, METADATA_TOPIC_ID, TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file, replace_file, write_all
-from fenceline.log.errors import CorruptLog
+from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.flush import FlushWork
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
-from fenceline.metadata.delta import MetadataDelta
-from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
-from fenceline.metadata.records import API_KEYS as RECORD_KEYS
-from fenceline.metadata.records import (
-    AbortTransactionRecord,
-    BeginTransactionRecord,
-    EndTransactionRecord,
-    api_key_of,
-)
-from fenceline.quorum.control_records import (
-    ControlRecord,
-    KRaftVersion,
-    KRaftVoters,
-    SnapshotFooter,
-    SnapshotHeader,
-    Voter,
-    decode_control,
-)
+from fenceline.node.metadata_replay import NO_SNAPSHOT, Replay, Replayed, SnapshotId
 from fenceline.quorum.election_state import FILE_NAME, ElectionState, decode_election, encode_election
 from fenceline.quorum.quorum import LogEnd
 from fenceline.records.batch import check_crc, iter_headers
-from fenceline.records.decode import decode_batch
 
 if TYPE_CHECKING:
     from fenceline.records.batch import BatchHeader
@@ -58,41 +39,38 @@ MAX_BATCH_BYTES: Final = 8 << 20
 _READ_BYTES: Final = 8 << 20
 _SNAPSHOT: Final = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 _LEFTOVER: Final = re.compile(r".*\.checkpoint(\.part|\.deleted)|.*-\d{10}-.*\.checkpoint\.part")
-_BEGIN: Final = RECORD_KEYS[BeginTransactionRecord]
-_END: Final = RECORD_KEYS[EndTransactionRecord]
-_ABORT: Final = RECORD_KEYS[AbortTransactionRecord]
 
 
-class SnapshotId(NamedTuple):
-    """N1: exclusive end offset and the epoch of the last record before it."""
+class LogFlush:
+    """One flush of the metadata log: call it in a thread, then `end` on the loop."""
 
-    end_offset: int
-    epoch: int
+    def __init__(self, disk: Disk, work: FlushWork) -> None:
+        self._disk = disk
+        self._work = work
+        self._put_off: StorageError | None = None
 
-    @property
-    def file_name(self) -> str:
-        return f"{self.end_offset:020d}-{self.epoch:010d}.checkpoint"
+    def __call__(self) -> None:
+        """Blocks until every batch is on the disk. Raises StorageError; `end` must be told of it."""
+        try:
+            self._work()
+        except StorageError as error:
+            if not (error.disk_full and self._work.batches_safe):
+                raise
+            self._put_off = error
+            # The directories come last in the work; without them a power cut could take a new segment away.
+            try:
+                for directory in self._work.directories:
+                    self._disk.fsync_dir(directory)
+            except OSError as failure:
+                raise StorageError.of("flushing the directory of the metadata log", failure) from failure
 
-
-NO_SNAPSHOT: Final = SnapshotId(0, 0)
-
-
-@dataclass(slots=True)
-class Replayed:
-    """What the log said at start."""
-
-    image: MetadataImage
-    voters: tuple[Voter, ...] = ()
-    kraft_version: int = 0
-    voters_in_log: bool = False
-    """Whether a KRAFT_VOTERS record is in the log or in a snapshot that stands for some of it."""
-    record_count: int = 0
-    log_record_count: int = 0
-    """Records that came from the log, not from a snapshot."""
-    open_transaction: bool = False
-    """C6: the writer died inside of a metadata transaction."""
-    last_timestamp_ms: int = 0
-    snapshot: SnapshotId = field(default=NO_SNAPSHOT)
+    def end(self, error: StorageError | None) -> StorageError | None:
+        """The thread is done and raised `error`, or nothing. What a full disk has put off to the next flush."""
+        if error is None and self._put_off is None:
+            self._work.done()
+        else:
+            self._work.failed(error or self._put_off or StorageError("flush ended without a reason"))
+        return self._put_off if error is None else None
 
 
 class MetadataLog:
@@ -210,16 +188,22 @@ class MetadataLog:
         info = self._log.append_as_leader(view, leader_epoch=epoch, now_ms=now_ms, origin=Origin.COORDINATOR)
         return info.base_offset
 
-    def flush_work(self) -> FlushWork | None:
-        """To be run in a thread, then `done()` on the loop. None when all is flushed."""
-        return self._log.flush_work()
-
-    def flush(self) -> None:
-        """Flush here and now."""
+    def begin_flush(self) -> LogFlush | None:
+        """Everything up to the log's end; None when all is flushed. Raises StorageError when it can not be begun."""
         work = self._log.flush_work()
-        if work is not None:
-            work()
-            work.done()
+        return None if work is None else LogFlush(self._disk, work)
+
+    def flush(self) -> StorageError | None:
+        """Flush here and now (blocks); what a full disk has put off. Raises StorageError."""
+        flush = self.begin_flush()
+        if flush is None:
+            return None
+        try:
+            flush()
+        except StorageError as error:
+            flush.end(error)
+            raise
+        return flush.end(None)
 
     def advance_high_watermark(self, offset: int) -> None:
         self._log.advance_high_watermark(offset)
@@ -231,15 +215,14 @@ class MetadataLog:
 
     def replay(self) -> Replayed:
         """The image of the whole log. Raises InternalError for records that do not fit, OperatorError on damage."""
-        replayed = Replayed(EMPTY_IMAGE)
-        reader = _Reader(replayed)
+        replay = Replay()
         for snapshot in reversed(self.snapshots):
             if snapshot.end_offset >= self.start_offset:
-                reader.snapshot(self._snapshot_batches(snapshot), snapshot, f"{self.directory}/{snapshot.file_name}")
+                path = f"{self.directory}/{snapshot.file_name}"
+                replay.take_snapshot(self._snapshot_batches(path), snapshot, path)
                 break
-        reader.log(self._log_batches(replayed.snapshot.end_offset))
-        reader.finish(self._log.log_end_offset - 1, self.end.epoch)
-        return replayed
+        replay.take_log(self._log_batches(replay.snapshot.end_offset))
+        return replay.finish(self._log.log_end_offset - 1, self.end.epoch)
 
     def _log_batches(self, offset: int) -> Iterator[tuple[memoryview, BatchHeader]]:
         end = self._log.log_end_offset
@@ -255,8 +238,7 @@ class MetadataLog:
                 raise InternalError(f"the metadata log can not be read at offset {offset}")
             offset = next_offset
 
-    def _snapshot_batches(self, snapshot: SnapshotId) -> Iterator[tuple[memoryview, BatchHeader]]:
-        path = f"{self.directory}/{snapshot.file_name}"
+    def _snapshot_batches(self, path: str) -> Iterator[tuple[memoryview, BatchHeader]]:
         content = read_file(self._disk, path)
         if content is None:
             raise OperatorError(f"{path} has vanished.", "Restore the file and start again.")
@@ -273,8 +255,8 @@ class MetadataLog:
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
-    def write_snapshot(self, snapshot: SnapshotId, batches: Sequence[bytes | bytearray]) -> int:
-        """N16, for a thread. The caller registers it by `snapshot_written` on the loop. Returns its size in bytes."""
+    def write_snapshot(self, snapshot: SnapshotId, batches: Sequence[bytes | bytearray]) -> None:
+        """N16, for a thread. The caller registers it by `snapshot_written` on the loop. Raises OSError."""
         path = f"{self.directory}/{snapshot.file_name}"
         part = path + ".part"
         with contextlib.suppress(FileNotFoundError):
@@ -288,105 +270,26 @@ class MetadataLog:
             self._disk.close(fd)
         self._disk.rename(part, path)
         self._disk.fsync_dir(self.directory)
-        return sum(map(len, batches))
 
     def snapshot_written(self, snapshot: SnapshotId) -> None:
         self.snapshots.append(snapshot)
 
-    def clean(self, max_bytes: int, now_ms: int) -> None:
-        """N18, for a thread: while the log and its snapshots are too large, the oldest snapshot goes and the log
-        starts at the next one."""
+    def snapshot_sizes(self, snapshots: Sequence[SnapshotId]) -> dict[SnapshotId, int]:
+        """Bytes of snapshot files, for a thread. Raises OSError."""
+        found = {each: self._disk.stat(f"{self.directory}/{each.file_name}") for each in snapshots}
+        return {each: stat.size_bytes for each, stat in found.items() if stat is not None}
+
+    def forget_oldest(self, sizes: Mapping[SnapshotId, int], max_bytes: int, now_ms: int) -> list[Callable[[], None]]:
+        """N18: while the log and its snapshots are too large, the oldest snapshot goes and the log starts at the next.
+
+        `sizes` in bytes. Gives back the deletions, for a thread; they raise OSError. Raises StorageError.
+        """
+        deletions: list[Callable[[], None]] = []
         while len(self.snapshots) >= 2 and max_bytes >= 0:
-            size = self._log.size_bytes
-            for snapshot in self.snapshots:
-                found = self._disk.stat(f"{self.directory}/{snapshot.file_name}")
-                size += found.size_bytes if found is not None else 0
-            if size <= max_bytes:
-                return
-            oldest, following = self.snapshots[0], self.snapshots[1]
-            self._log.advance_log_start(following.end_offset)
-            for removed in self._log.enforce_retention(now_ms):
-                removed.delete()
-            del self.snapshots[0]
-            self._disk.unlink(f"{self.directory}/{oldest.file_name}")
-
-
-class _Reader:
-    """Batches in, image out."""
-
-    def __init__(self, replayed: Replayed) -> None:
-        self._result = replayed
-        self._delta = MetadataDelta(EMPTY_IMAGE)
-        self._pending: list[bytes] | None = None
-
-    def snapshot(self, batches: Iterator[tuple[memoryview, BatchHeader]], snapshot: SnapshotId, path: str) -> None:
-        controls: list[ControlRecord] = []
-        for records, header in batches:
-            controls += self._batch(records, header)
-        if not controls or not isinstance(controls[0], SnapshotHeader) or not isinstance(controls[-1], SnapshotFooter):
-            raise OperatorError(
-                f"{path} is not a whole snapshot: its first or last record is missing.",
-                "Delete the file if the log reaches back to an older snapshot or to offset 0; else restore it.",
-            )
-        result = self._result
-        result.snapshot = snapshot
-        result.last_timestamp_ms = controls[0].last_contained_log_timestamp
-        # The snapshot that formatting writes stands for nothing of the log: a new cluster's log must name its voters.
-        result.voters_in_log = result.voters_in_log and snapshot != NO_SNAPSHOT
-
-    def log(self, batches: Iterator[tuple[memoryview, BatchHeader]]) -> None:
-        before = self._result.record_count
-        for records, header in batches:
-            self._batch(records, header)
-            self._result.last_timestamp_ms = header.max_timestamp
-        self._result.log_record_count = self._result.record_count - before
-
-    def finish(self, last_offset: int, epoch: int) -> None:
-        self._result.open_transaction = self._pending is not None
-        self._result.image, _ = self._delta.build(last_offset, epoch)
-
-    def _batch(self, records: memoryview, header: BatchHeader) -> list[ControlRecord]:
-        decoded = decode_batch(records, header)
-        self._result.record_count += len(decoded)
-        if header.is_control:
-            controls = [control for one in decoded if (control := decode_control(one.key, one.value)) is not None]
-            for control in controls:
-                self._control(control)
-            return controls
-        replay = self._delta.replay_value
-        for one in decoded:
-            value = one.value
-            if value is None:
-                raise InternalError(f"the metadata log has a record without a value at offset {one.offset}")
-            key = api_key_of(value)
-            if self._pending is not None or key in (_BEGIN, _END, _ABORT):
-                self._transaction(key, value)
-            else:
-                replay(value)
-        return []
-
-    def _control(self, control: ControlRecord) -> None:
-        match control:
-            case KRaftVersion():
-                self._result.kraft_version = control.k_raft_version
-            case KRaftVoters():
-                self._result.voters = control.voters
-                self._result.voters_in_log = True
-            case _:
-                pass
-
-    def _transaction(self, key: int, value: bytes) -> None:
-        if key == _BEGIN:
-            if self._pending is not None:
-                raise InternalError("a metadata transaction begins inside of another")
-            self._pending = []
-        elif self._pending is None:
-            raise InternalError("a metadata transaction ends that never began")
-        elif key == _END:
-            for pending in self._pending:
-                self._delta.replay_value(pending)
-            self._pending = None
-        elif key == _ABORT:
-            self._pending = None
-        else:
-            self._pending.append(value)
+            if self._log.size_bytes + sum(sizes.get(each, 0) for each in self.snapshots) <= max_bytes:
+                break
+            oldest = self.snapshots.pop(0)
+            self._log.advance_log_start(self.snapshots[0].end_offset)
+            deletions += [removed.delete for removed in self._log.enforce_retention(now_ms)]
+            deletions.append(partial(self._disk.unlink, f"{self.directory}/{oldest.file_name}"))
+        return deletions

@@ -7,10 +7,11 @@ answered with KAFKA_STORAGE_ERROR already, and the log is consistent (`fenceline
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from fenceline.ids import TopicPartition
+from fenceline.ids import METADATA_TOPIC, TopicPartition
 from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
@@ -25,6 +26,14 @@ _REPEAT_MS: Final = 60_000
 _FULL_ADVICE: Final = (
     "Make room: delete topics or records, lower retention, or enlarge the disk. Producers keep trying, consumers are"
     " served, no restart is needed."
+)
+_FULL_METADATA_ADVICE: Final = (
+    "Make room on the disk of the metadata log. Until then topics, configs and brokers can not be changed; producers"
+    " and consumers are served, no restart is needed."
+)
+_NO_DESCRIPTORS_ADVICE: Final = (
+    "The process has no file descriptors left: raise its limit (ulimit -n), or lower max.connections. No restart is"
+    " needed."
 )
 _OTHER_ADVICE: Final = "Check the disk (dmesg, smartctl) and the permissions of the data directory."
 
@@ -79,5 +88,13 @@ class StorageTrouble:
             partition=str(topic_partition),
             reason=error.message,
             refused=count,
-            advice=_FULL_ADVICE if error.disk_full else _OTHER_ADVICE,
+            advice=_advice(topic_partition, error),
         )
+
+
+def _advice(topic_partition: TopicPartition, error: StorageError) -> str:
+    if error.disk_full:
+        return _FULL_METADATA_ADVICE if topic_partition.topic == METADATA_TOPIC else _FULL_ADVICE
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return _NO_DESCRIPTORS_ADVICE
+    return _OTHER_ADVICE

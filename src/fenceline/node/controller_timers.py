@@ -1,0 +1,83 @@
+"""What an active controller does by the clock: sessions of brokers, the balance of leaders, idle records.
+
+Owns the timers and their periods. Never decides: each timer submits a request like everybody else.
+
+Rules: controller.md C7, C17.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.controller.requests import BalanceLeaders, FenceStaleBroker, Request, WriteNoOp
+
+if TYPE_CHECKING:
+    from fenceline.config.node import NodeConfig
+    from fenceline.controller.state import ControllerState
+    from fenceline.node.clock import Clock
+    from fenceline.node.controller_driver import ControllerDriver
+
+_STALE_CHECKS_PER_SESSION: Final = 8
+
+
+class ControllerTimers:
+    """The timers of one controller; they run from `start` to `stop`."""
+
+    def __init__(self, driver: ControllerDriver, state: ControllerState, config: NodeConfig, clock: Clock) -> None:
+        self._driver = driver
+        self._state = state
+        self._config = config
+        self._clock = clock
+        self._handles: dict[Callable[[], None], asyncio.TimerHandle] = {}
+
+    def start(self) -> None:
+        config = self._config
+        session_ms = config.get_int("broker.session.timeout.ms")
+        self._every(max(1, session_ms // _STALE_CHECKS_PER_SESSION), self.check_sessions)
+        if config.get_bool("auto.leader.rebalance.enable"):
+            self._every(1000 * config.get_int("leader.imbalance.check.interval.seconds"), self._balance_leaders)
+        if config.is_set("metadata.max.idle.interval.ms"):
+            # Kafka's NoOp records keep the nodes that follow the log moving (C7). Nobody follows a quorum of one in one
+            # process, so they are written only where they are asked for.
+            idle_ms = config.get_int("metadata.max.idle.interval.ms")
+            if idle_ms > 0:
+                self._every(idle_ms, self._write_idle_record)
+
+    def stop(self) -> None:
+        for handle in self._handles.values():
+            handle.cancel()
+        self._handles.clear()
+
+    def _every(self, period_ms: int, action: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def fire() -> None:
+            self._handles[action] = loop.call_later(period_ms / 1000, fire)
+            action()
+
+        self._handles[action] = loop.call_later(period_ms / 1000, fire)
+
+    def check_sessions(self) -> None:
+        """C17. The broker of this process lives as long as this runs: only others can be silent."""
+        sessions = self._state.sessions
+        now_ms = self._clock.monotonic_ms()
+        own = sessions.get(self._driver.node_id)
+        if own is not None:
+            own.last_contact_ms = now_ms
+        silent = sum(1 for _ in sessions.expired(now_ms))
+        for _ in range(silent):
+            self._submit(FenceStaleBroker())
+
+    def _balance_leaders(self) -> None:
+        if len(self._driver.image.brokers) > 1:
+            self._submit(BalanceLeaders())
+
+    def _write_idle_record(self) -> None:
+        self._submit(WriteNoOp())
+
+    def _submit(self, request: Request) -> None:
+        """Nobody waits for it; its failure is that of the next request."""
+        answer: asyncio.Future[Any] = self._driver.submit(request)
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())

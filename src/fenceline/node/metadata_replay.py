@@ -1,0 +1,181 @@
+"""From the batches of the metadata log back to its image, and to who votes.
+
+Owns what a batch, a control record and a metadata transaction mean to a reader; what a single record means is
+`fenceline.metadata.delta`'s. Pure bytes, no I/O, never writes: who reads files or the net hands the batches over.
+
+Reading goes straight from batches into a delta: the newest snapshot, then the log from its end (N40). A metadata
+transaction counts once it ends (C8); one that was cut off by a crash is reported, and its records left out.
+
+Rules: controller.md C6, C8; raft.md Q38; snapshots.md N1, N7, N8, N40, N43, N44; gaps.md G24 (a snapshot without its
+footer is refused).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fenceline.errors import InternalError, OperatorError
+from fenceline.metadata.delta import MetadataDelta
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
+from fenceline.metadata.records import API_KEYS as RECORD_KEYS
+from fenceline.metadata.records import (
+    AbortTransactionRecord,
+    BeginTransactionRecord,
+    EndTransactionRecord,
+    api_key_of,
+)
+from fenceline.quorum.control_records import (
+    ControlRecord,
+    KRaftVersion,
+    KRaftVoters,
+    SnapshotFooter,
+    SnapshotHeader,
+    Voter,
+    decode_control,
+)
+from fenceline.records.decode import decode_batch
+
+if TYPE_CHECKING:
+    from fenceline.records.batch import BatchHeader
+
+_BEGIN: Final = RECORD_KEYS[BeginTransactionRecord]
+_END: Final = RECORD_KEYS[EndTransactionRecord]
+_ABORT: Final = RECORD_KEYS[AbortTransactionRecord]
+
+
+class SnapshotId(NamedTuple):
+    """N1: exclusive end offset and the epoch of the last record before it."""
+
+    end_offset: int
+    epoch: int
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.end_offset:020d}-{self.epoch:010d}.checkpoint"
+
+
+NO_SNAPSHOT: Final = SnapshotId(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What the log said."""
+
+    image: MetadataImage
+    voters: tuple[Voter, ...]
+    kraft_version: int
+    voters_in_log: bool
+    """Whether a KRAFT_VOTERS record is in the log or in a snapshot that stands for some of it."""
+    record_count: int
+    log_record_count: int
+    """Records that came from the log, not from a snapshot."""
+    open_transaction: bool
+    """C6: the writer died inside of a metadata transaction."""
+    last_timestamp_ms: int
+    snapshot: SnapshotId
+
+
+class Replay:
+    """Batches in, image out: `take_snapshot` at most once and first, then `take_log`, then `finish`.
+
+    Batches come as (bytes, header in them). All three raise InternalError for records that do not fit.
+    """
+
+    def __init__(self) -> None:
+        self.snapshot = NO_SNAPSHOT
+        """The one that was taken."""
+        self._delta = MetadataDelta(EMPTY_IMAGE)
+        self._pending: list[bytes] | None = None
+        """Values of the transaction that has begun and not ended."""
+        self._voters: tuple[Voter, ...] = ()
+        self._voters_in_log = False
+        self._kraft_version = 0
+        self._record_count = 0
+        self._log_record_count = 0
+        self._last_timestamp_ms = 0
+
+    def take_snapshot(self, batches: Iterable[tuple[memoryview, BatchHeader]], snapshot: SnapshotId, path: str) -> None:
+        """Raises OperatorError, naming `path`, when it is not whole."""
+        controls: list[ControlRecord] = []
+        for records, header in batches:
+            controls += self._batch(records, header)
+        if not controls or not isinstance(controls[0], SnapshotHeader) or not isinstance(controls[-1], SnapshotFooter):
+            raise OperatorError(
+                f"{path} is not a whole snapshot: its first or last record is missing.",
+                "Delete the file if the log reaches back to an older snapshot or to offset 0; else restore it.",
+            )
+        self.snapshot = snapshot
+        self._last_timestamp_ms = controls[0].last_contained_log_timestamp
+        # The snapshot that formatting writes stands for nothing of the log: a new cluster's log must name its voters.
+        self._voters_in_log = self._voters_in_log and snapshot != NO_SNAPSHOT
+
+    def take_log(self, batches: Iterable[tuple[memoryview, BatchHeader]]) -> None:
+        before = self._record_count
+        for records, header in batches:
+            self._batch(records, header)
+            self._last_timestamp_ms = header.max_timestamp
+        self._log_record_count += self._record_count - before
+
+    def finish(self, last_offset: int, epoch: int) -> Replayed:
+        """Everything up to the record at `last_offset`, which `epoch` wrote."""
+        image, _ = self._delta.build(last_offset, epoch)
+        return Replayed(
+            image,
+            self._voters,
+            self._kraft_version,
+            self._voters_in_log,
+            self._record_count,
+            self._log_record_count,
+            self._pending is not None,
+            self._last_timestamp_ms,
+            self.snapshot,
+        )
+
+    def _batch(self, records: memoryview, header: BatchHeader) -> list[ControlRecord]:
+        """Take one batch in; its control records."""
+        decoded = decode_batch(records, header)
+        self._record_count += len(decoded)
+        if header.is_control:
+            controls = [control for one in decoded if (control := decode_control(one.key, one.value)) is not None]
+            for control in controls:
+                self._control(control)
+            return controls
+        replay = self._delta.replay_value
+        for one in decoded:
+            value = one.value
+            if value is None:
+                raise InternalError(f"the metadata log has a record without a value at offset {one.offset}")
+            key = api_key_of(value)
+            if self._pending is not None or key in (_BEGIN, _END, _ABORT):
+                self._transaction(key, value)
+            else:
+                replay(value)
+        return []
+
+    def _control(self, control: ControlRecord) -> None:
+        match control:
+            case KRaftVersion():
+                self._kraft_version = control.k_raft_version
+            case KRaftVoters():
+                self._voters = control.voters
+                self._voters_in_log = True
+            case _:
+                pass
+
+    def _transaction(self, key: int, value: bytes) -> None:
+        if key == _BEGIN:
+            if self._pending is not None:
+                raise InternalError("a metadata transaction begins inside of another")
+            self._pending = []
+        elif self._pending is None:
+            raise InternalError("a metadata transaction ends that never began")
+        elif key == _END:
+            for pending in self._pending:
+                self._delta.replay_value(pending)
+            self._pending = None
+        elif key == _ABORT:
+            self._pending = None
+        else:
+            self._pending.append(value)
