@@ -40,6 +40,14 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             Importance.LOW,
         ),
         ConfigKey(
+            "fenceline.fetch.load.max.bytes",
+            ConfigType.INT,
+            "67108864",
+            "Memory that all fetches may take for records read from the disk; those that find none wait.",
+            Importance.LOW,
+            Range(1),
+        ),
+        ConfigKey(
             VALIDATE_COMPRESSED,
             ConfigType.BOOLEAN,
             "false",

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
+MAX_OPEN_SLICES: Final = 512
+"""Each holds a descriptor for as long as its peer takes to read the answer."""
+
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
@@ -44,9 +47,62 @@ class Mapping(Protocol):
 
     def slice(self, start: int, end: int) -> memoryview: ...
 
+    def file_slice(self, fd: int, start: int, end: int) -> FileSlice | None:
+        """The same bytes for `sendfile`, by a descriptor of the mapped file; None where there is no such thing."""
+        ...
+
     def is_resident(self, start: int, end: int) -> bool:
         """Whether touching these bytes waits for no disk."""
         ...
+
+
+_open_slices: Final[set[int]] = set()
+
+
+class FileSlice:
+    """Bytes of a file that are sent without being read into this process. Keeps the file open while it lives.
+
+    `start` and `end` count from the first byte of the slice. At most `MAX_OPEN_SLICES` live at a time.
+    """
+
+    __slots__ = ("_mapping", "_start", "fd", "position", "size_bytes")
+
+    def __init__(self, mapping: OsMapping, fd: int, position: int, start: int, size_bytes: int) -> None:
+        self._mapping = mapping
+        self._start = start
+        self.position = position
+        self.size_bytes = size_bytes
+        self.fd = -1
+        self.fd = os.dup(fd)
+        _open_slices.add(self.fd)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:  # else there was no descriptor to be had
+            _open_slices.discard(self.fd)
+            os.close(self.fd)
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+    def is_resident(self, start: int, end: int) -> bool:
+        """Whether sending these bytes waits for no disk."""
+        return self._mapping.is_resident(self._start + start, self._start + end)
+
+    def begin_load(self, *, ahead_bytes: int) -> None:
+        """Ask for the bytes and some behind them without waiting for the disk, but for a thread. Raises OSError."""
+        os.posix_fadvise(self.fd, self.position, self.size_bytes + ahead_bytes, os.POSIX_FADV_WILLNEED)
+
+    def load(self, start: int, end: int) -> None:
+        """Bring bytes into the page cache and wait for them (for a thread). Raises OSError."""
+        position, left = self.position + start, end - start
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            # Pages are passed on, not copied: their content is never touched here.
+            while left > 0 and (passed := os.sendfile(nowhere, self.fd, position, left)):
+                position += passed
+                left -= passed
+        finally:
+            os.close(nowhere)
 
 
 class Disk(Protocol):
@@ -116,7 +172,11 @@ class OsDisk:
         self._nowait = getattr(os, "RWF_NOWAIT", 0)
 
     def open_append(self, path: str) -> int:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if hasattr(os, "posix_fadvise"):
+            # The loop reads through this descriptor: the system shall not begin to read megabytes ahead on its time.
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        return fd
 
     def open_read(self, path: str) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -187,14 +247,15 @@ class OsDisk:
 class OsMapping:
     """A read-only shared mapping that may be longer than its file."""
 
-    __slots__ = ("__weakref__", "_address", "_view", "size_bytes")
+    __slots__ = ("__weakref__", "_address", "_position", "_view", "size_bytes")
 
     _libc: ctypes.CDLL | None = None
 
-    def __init__(self, address: int, size_bytes: int) -> None:
+    def __init__(self, address: int, size_bytes: int, position: int) -> None:
         memory = (ctypes.c_ubyte * size_bytes).from_address(address)
         weakref.finalize(memory, OsMapping._unmap, address, size_bytes).atexit = False
         self._address = address
+        self._position = position
         self._view = memoryview(memory).cast("B").toreadonly()
         self.size_bytes = size_bytes
 
@@ -229,10 +290,18 @@ class OsMapping:
             return None
         if address is None or address == _MAP_FAILED:
             return None
-        return cls(address, size_bytes)
+        return cls(address, size_bytes, position)
 
     def slice(self, start: int, end: int) -> memoryview:
         return self._view[start:end]
+
+    def file_slice(self, fd: int, start: int, end: int) -> FileSlice | None:
+        if len(_open_slices) >= MAX_OPEN_SLICES:
+            return None
+        try:
+            return FileSlice(self, fd, self._position + start, start, end - start)
+        except OSError:
+            return None  # out of descriptors: nobody's data is at fault
 
     def is_resident(self, start: int, end: int) -> bool:
         first = start - start % PAGE_BYTES

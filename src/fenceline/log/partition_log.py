@@ -493,7 +493,7 @@ class PartitionLog:
         position = hint[1] if hint is not None and hint[0] is segment else -1
         request = Request(offset, end, max_bytes, at_least_one, position)
         try:
-            records, position, whole = reading.read_now(self._files, segment, request)
+            records, stored, position, whole = reading.read_now(self._files, segment, request)
         except NotResident:
             pending = reading.loader(self._files, segment, request)
             return LogRead(offset, position=position, segment_base_offset=segment.base_offset, loader=pending)
@@ -504,7 +504,7 @@ class PartitionLog:
             if len(hints) >= HINTS_KEPT and end not in hints:
                 del hints[next(iter(hints))]
             hints[end] = (segment, position + len(records))
-        return LogRead(offset, records, position=position, segment_base_offset=segment.base_offset)
+        return LogRead(offset, records, position=position, segment_base_offset=segment.base_offset, payload=stored)
 
     def readable_bytes(self, offset: int, end_offset_exclusive: int) -> int:
         """About how many bytes a read between two offsets would find; exact at the log's end, never a disk access."""
@@ -542,6 +542,16 @@ class PartitionLog:
         end = self.log_end_offset if end_offset_exclusive is None else min(end_offset_exclusive, self.log_end_offset)
         found = reading.find_max_timestamp(self._disk, tuple(self.segments), self.log_start_offset)
         return found if found is not None and found.offset < end else None
+
+    def aborted_to_load(self, offset: int, end_offset_exclusive: int) -> list[Segment]:
+        """Segments of which `aborted_transactions` of the same offsets would wait for the disk."""
+        found: list[Segment] = []
+        for segment in self.segments[self._segment_number(offset) :] if self.segments else ():
+            if segment.aborted is None:
+                found.append(segment)
+            elif any(entry.last_stable_offset >= end_offset_exclusive for entry in segment.aborted):
+                break
+        return found
 
     def aborted_transactions(self, offset: int, end_offset_exclusive: int) -> list[AbortedTransaction]:
         """Aborted transactions that a read_committed reader of these offsets must know. Raises StorageError."""

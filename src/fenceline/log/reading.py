@@ -4,16 +4,18 @@ Owns positions, sizes and residency of one read. Never changes the log but for i
 What is in the page cache comes back at once: slices of mapped windows from `MAP_FROM_BYTES` on, small copies below.
 What is not comes back as a `LogRead` that is not resident: its `load` does the whole look-up again in a thread, with a
 descriptor of its own, so that deletion and truncation meanwhile do it no harm (`design.md` section 4).
+
+Who only passes records on takes them as a `FileSlice` where there is one: nothing is copied, and nothing is touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from fenceline.errors import PeerError
-from fenceline.log.disk import Disk
+from fenceline.log.disk import PAGE_BYTES, Disk, FileSlice
 from fenceline.log.errors import StorageError
 from fenceline.log.index import OffsetIndex
 from fenceline.log.open_files import OpenFiles
@@ -24,7 +26,12 @@ from fenceline.records.decode import decode_batch
 
 MAP_FROM_BYTES: Final = 64 << 10
 PEEK_BYTES: Final = 8 << 10
+AHEAD_BYTES: Final = 4 << 20
+"""What a load begins to read behind what it was asked for."""
 EMPTY: Final = memoryview(b"")
+
+
+_T = TypeVar("_T")
 
 
 class NotResident(Exception):
@@ -47,10 +54,11 @@ class LogRead:
     """Whole batches from the one that holds the asked offset on.
 
     When `resident` is False, `records` is empty and `load()` must be called once, in a thread; it returns the records.
-    `close()` a read that will not be loaded.
+    Who only passes the records on calls `begin_load()` and `finish_load()` instead. `close()` a read that will not be
+    loaded.
     """
 
-    __slots__ = ("_loader", "offset", "position", "records", "resident", "segment_base_offset")
+    __slots__ = ("_loader", "offset", "payload", "position", "records", "resident", "segment_base_offset")
 
     def __init__(
         self,
@@ -60,9 +68,12 @@ class LogRead:
         position: int = -1,
         segment_base_offset: int = -1,
         loader: _Loader | None = None,
+        payload: FileSlice | None = None,
     ) -> None:
         self.offset = offset
         self.records = records
+        self.payload: memoryview | FileSlice = records if payload is None else payload
+        """The records, as what is best to send."""
         self.position = position
         self.segment_base_offset = segment_base_offset
         self.resident = loader is None
@@ -72,9 +83,31 @@ class LogRead:
         """Read from the disk (blocks). Raises StorageError."""
         loader, self._loader = self._loader, None
         if loader is not None:
-            self.records, self.position = loader.run()
+            self.payload = self.records = loader.run(loader.copy)
             self.resident = True
         return self.records
+
+    def begin_load(self) -> None:
+        """Find the records and begin to bring them into the page cache; small ones are read (blocks). StorageError."""
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            self.payload = loader.run(loader.to_send)
+
+    def finish_load(self) -> memoryview | FileSlice:
+        """Wait for what `begin_load` began; the payload. `records` stays empty (blocks). Raises StorageError."""
+        payload = self.payload
+        if isinstance(payload, FileSlice):
+            try:
+                payload.load(0, payload.size_bytes)
+            except OSError as error:
+                raise StorageError.of("reading records", error) from error
+        self.resident = True
+        return payload
+
+    @property
+    def copied_bytes_limit(self) -> int:
+        """Most bytes of memory that a load to send takes where records can be sent from their file."""
+        return 0 if self._loader is None else self._loader.copied_bytes_limit
 
     def close(self) -> None:
         loader, self._loader = self._loader, None
@@ -173,8 +206,17 @@ class Request(NamedTuple):
     position: int
 
 
-def read_now(files: OpenFiles, segment: Segment, request: Request) -> tuple[memoryview, int, bool]:
-    """(records, position, whether they reach the end bound) from the page cache. Raises NotResident, StorageError."""
+class Resident(NamedTuple):
+    """What `read_now` found; `file` is there when the records can be sent without reading them."""
+
+    records: memoryview
+    file: FileSlice | None
+    position: int
+    reaches_end: bool
+
+
+def read_now(files: OpenFiles, segment: Segment, request: Request) -> Resident:
+    """Read from the page cache. Raises NotResident, StorageError."""
     index = segment.index
     if index is None:
         raise NotResident
@@ -184,9 +226,7 @@ def read_now(files: OpenFiles, segment: Segment, request: Request) -> tuple[memo
         raise NotResident from None  # the thread makes the index anew, or says what is wrong
 
 
-def _read_resident(
-    files: OpenFiles, segment: Segment, index: OffsetIndex, request: Request
-) -> tuple[memoryview, int, bool]:
+def _read_resident(files: OpenFiles, segment: Segment, index: OffsetIndex, request: Request) -> Resident:
     disk = files.disk
     fd = segment.fd if segment.fd >= 0 else files.open(segment)
     segment.recently_used = True
@@ -200,7 +240,7 @@ def _read_resident(
     extent = extent_of(segment)
     position, size, whole = _locate(read, index, extent, request)
     if size == 0:
-        return EMPTY, position, whole
+        return Resident(EMPTY, None, position, whole)
     if size >= MAP_FROM_BYTES:
         mapped = files.window(segment, position)
         if mapped is not None:
@@ -209,10 +249,11 @@ def _read_resident(
             if size > room:
                 size, whole = fit(read, index, position, position + size, room, at_least_one=True), False
             if size <= room:
-                if not window.is_resident(position - start, position - start + size):
+                first, last = position - start, position - start + size
+                if not window.is_resident(first, last):
                     raise NotResident
-                return window.slice(position - start, position - start + size), position, whole
-    return memoryview(read(position, size)), position, whole
+                return Resident(window.slice(first, last), window.file_slice(fd, first, last), position, whole)
+    return Resident(memoryview(read(position, size)), None, position, whole)
 
 
 def _locate(read: Read, index: OffsetIndex, extent: Extent, request: Request) -> tuple[int, int, bool]:
@@ -239,25 +280,20 @@ class _Loader:
         self._fd = disk.duplicate(fd)
         self._request = request
 
-    def run(self) -> tuple[memoryview, int]:
-        disk, fd = self._disk, self._fd
+    @property
+    def copied_bytes_limit(self) -> int:
+        request = self._request
+        return MAP_FROM_BYTES if request.at_least_one else min(request.max_bytes, MAP_FROM_BYTES)
 
-        def read(position: int, size_bytes: int) -> bytes:
-            found = disk.pread(fd, size_bytes, position)
-            while 0 < len(found) < size_bytes:
-                more = disk.pread(fd, size_bytes - len(found), position + len(found))
-                if not more:
-                    break
-                found += more
-            return found
-
+    def run(self, take: Callable[[OffsetIndex, int, int], _T]) -> _T:
+        """Find the records' place, and what `take` makes of (index, position, size)."""
         try:
             try:
-                return self._read(read, self._segment.indexes()[0])
+                return self._take(take, self._segment.indexes()[0])
             except (IndexLies, PeerError):
                 index, time_index = self._segment.rebuild_indexes()
                 self._segment.index, self._segment.time_index = index, time_index
-                return self._read(read, index)
+                return self._take(take, index)
         except OSError as error:
             raise StorageError.of(f"reading {self._segment.path}", error) from error
         except (BadBatch, IndexLies, PeerError) as error:
@@ -265,9 +301,36 @@ class _Loader:
         finally:
             self.close()
 
-    def _read(self, read: Read, index: OffsetIndex) -> tuple[memoryview, int]:
-        position, size, _ = _locate(read, index, self._extent, self._request)
-        return (memoryview(read(position, size)) if size else EMPTY), position
+    def _take(self, take: Callable[[OffsetIndex, int, int], _T], index: OffsetIndex) -> _T:
+        position, size, _ = _locate(self._pread, index, self._extent, self._request)
+        return take(index, position, size)
+
+    def _pread(self, position: int, size_bytes: int) -> bytes:
+        disk, fd = self._disk, self._fd
+        found = disk.pread(fd, size_bytes, position)
+        while 0 < len(found) < size_bytes:
+            more = disk.pread(fd, size_bytes - len(found), position + len(found))
+            if not more:
+                break
+            found += more
+        return found
+
+    def copy(self, index: OffsetIndex, position: int, size_bytes: int) -> memoryview:
+        return memoryview(self._pread(position, size_bytes)) if size_bytes else EMPTY
+
+    def to_send(self, index: OffsetIndex, position: int, size_bytes: int) -> memoryview | FileSlice:
+        if size_bytes < MAP_FROM_BYTES:
+            return self.copy(index, position, size_bytes)
+        before = position % PAGE_BYTES
+        window = self._disk.map(self._fd, position - before, before + size_bytes)
+        stored = window.file_slice(self._fd, before, before + size_bytes) if window is not None else None
+        if stored is None:
+            # Only memory is left, and that is promised up to here: the reader asks for the rest.
+            end, at_least_one = position + size_bytes, self._request.at_least_one
+            size_bytes = fit(self._pread, index, position, end, MAP_FROM_BYTES, at_least_one)
+            return self.copy(index, position, size_bytes)
+        stored.begin_load(ahead_bytes=AHEAD_BYTES)
+        return stored
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

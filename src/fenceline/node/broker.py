@@ -313,6 +313,7 @@ class Broker:
         fetching = Fetching(
             self,
             max_response_bytes=config.get_int("fetch.max.bytes"),
+            max_load_bytes=config.get_int("fenceline.fetch.load.max.bytes"),
             max_sessions=config.get_int("max.incremental.fetch.session.cache.slots"),
             rng=self.rng,
         )

@@ -15,7 +15,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from fenceline.log.disk import FileSlice
 from fenceline.node.logs import Logger
+from fenceline.node.sending import FileSender, Part
 from fenceline.wire.frame import MalformedRequest
 
 if TYPE_CHECKING:
@@ -34,18 +36,31 @@ _SMALLEST_REQUEST_BYTES: Final = 8
 class PendingAnswer:
     """The promise of an answer that is not ready yet. Completed at most once; dropped when the peer is gone."""
 
-    __slots__ = ("_abandon", "_connection")
+    __slots__ = ("_abandon", "_answered", "_connection")
 
     def __init__(self) -> None:
         self._connection: Connection | None = None
-        self._abandon: Callable[[], None] | None = None
+        self._answered: Connection | None = None
+        self._abandon: Callable[[], object] | None = None
 
-    def complete(self, buffers: Sequence[bytes | bytearray | memoryview] | None) -> None:
-        """Send the answer's frame (None: nothing is owed) and let the connection go on."""
+    def complete(self, buffers: Sequence[Part] | None, let_go: Callable[[], None] | None = None) -> None:
+        """Send the answer's frame (None: nothing is owed) and let the connection go on.
+
+        `let_go` is called once: when the whole answer was sent, or never will be.
+        """
         connection, self._connection = self._connection, None
         self._abandon = None
         if connection is not None:
-            connection.answer_pending(buffers)
+            self._answered = connection
+            connection.answer_pending(buffers, let_go)
+        elif let_go is not None:
+            let_go()
+
+    def drop(self, reason: str) -> None:
+        """The answer was given and the peer does not read it: close the connection at once."""
+        if self._answered is not None:
+            self._answered.close(reason)
+            self._answered.abort()
 
     def fail(self, reason: str) -> None:
         """No answer can be given: close the connection, so that the client asks anew."""
@@ -54,8 +69,8 @@ class PendingAnswer:
         if connection is not None:
             connection.close(reason)
 
-    def on_abandoned(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the peer goes away before the answer is there."""
+    def on_abandoned(self, callback: Callable[[], object] | None) -> None:
+        """Call `callback` when the peer goes away before the answer is there; None: nothing."""
         self._abandon = callback
 
     def attach(self, connection: Connection) -> None:
@@ -73,10 +88,13 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer",
+        "_closes_when_sent",
         "_end",
+        "_let_go",
         "_paused_reading",
         "_paused_writing",
         "_pending",
+        "_sender",
         "_server",
         "_start",
         "_transport",
@@ -98,6 +116,9 @@ class Connection(asyncio.BufferedProtocol):
         self._pending: PendingAnswer | None = None
         self._paused_writing = False
         self._paused_reading = False
+        self._sender: FileSender | None = None
+        self._let_go: Callable[[], None] | None = None
+        self._closes_when_sent = False
         self.idle_ticks = 0
         self.peer = "?"
         self.host = "?"
@@ -116,6 +137,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._sender is not None:
+            self._sender.close()
+        self._answer_left()
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.abandon()
@@ -141,27 +165,68 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- the node's side ------------------------------------------------------------------------------------------
 
-    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
+    def send(self, buffers: Sequence[Part]) -> None:
         transport = self._transport
         if transport is None:
             return
         if len(buffers) == 1:
-            transport.write(buffers[0])
+            transport.write(buffers[0])  # type: ignore[arg-type]  # a frame begins with its size, never with a file
+        elif FileSlice in map(type, buffers):
+            self._send_files(transport, buffers)
         else:
-            transport.writelines(buffers)
+            transport.writelines(buffers)  # type: ignore[arg-type]
 
-    def answer_pending(self, buffers: Sequence[bytes | bytearray | memoryview] | None) -> None:
+    def _send_files(self, transport: asyncio.Transport, buffers: Sequence[Part]) -> bool:
+        sender = self._sender
+        if sender is None:
+            threads = self._server.broker.disk_threads
+            sender = self._sender = FileSender(transport, threads, sent=self._files_sent, failed=self._files_failed)
+        return sender.send(buffers)
+
+    def _files_sent(self) -> None:
+        self._answer_left()
+        self.idle_ticks = 0
+        if self._closes_when_sent:
+            if self._transport is not None:
+                self._transport.close()
+        else:
+            self._take_requests()
+
+    def _files_failed(self, error: OSError) -> None:
+        if not isinstance(error, ConnectionError):
+            log.error("records could not be sent", peer=self.peer, error=str(error))
+        self.abort()
+
+    def _answer_left(self) -> None:
+        let_go, self._let_go = self._let_go, None
+        if let_go is not None:
+            let_go()
+
+    @property
+    def _is_sending_files(self) -> bool:
+        return self._sender is not None and self._sender.is_busy
+
+    def answer_pending(self, buffers: Sequence[Part] | None, let_go: Callable[[], None] | None = None) -> None:
         self._pending = None
-        if buffers is not None:
+        transport = self._transport
+        if let_go is not None and buffers is not None and transport is not None:
+            # Who lent memory for this answer wants to know when it has left.
+            self._let_go = let_go
+            if self._send_files(transport, buffers):
+                self._answer_left()
+        elif buffers is not None:
             self.send(buffers)
         self._take_requests()
 
     def close(self, reason: str, *, quiet: bool = False) -> None:
         """Close after what was already written is sent; one log line names the peer and the reason."""
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._transport.is_closing() and not self._closes_when_sent:
             if not quiet:
                 log.warning("connection closed", peer=self.peer, reason=reason)
-            self._transport.close()
+            if self._is_sending_files:
+                self._closes_when_sent = True
+            else:
+                self._transport.close()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -191,12 +256,16 @@ class Connection(asyncio.BufferedProtocol):
     def is_busy(self) -> bool:
         """Whether a request is being handled or an answer is not yet sent."""
         transport = self._transport
-        return self._pending is not None or (transport is not None and transport.get_write_buffer_size() > 0)
+        return (
+            self._pending is not None
+            or self._is_sending_files
+            or (transport is not None and transport.get_write_buffer_size() > 0)
+        )
 
     # --- framing --------------------------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:
-        while self._pending is None and not self._paused_writing:
+        while self._pending is None and not self._paused_writing and not self._is_sending_files:
             transport = self._transport
             if transport is None or transport.is_closing():
                 return

@@ -1,24 +1,28 @@
 """Fetch (api key 1): sessions, fencing, reads, and the fetches that wait for data.
 
-Owns the life of a fetch from request to answer. Records leave as slices of the log's mappings; nothing is decoded.
+Owns the life of a fetch from request to answer. Records leave as pieces of the log's files; nothing is decoded.
 
 1. The session says which partitions to read (`fenceline.replica.fetch_session`).
 2. Each partition is checked (leader `E4`, epoch `E1-E2`, divergence `E8-E10`) and read up to its bound (`E43`).
 3. Enough bytes, an error, or no time to wait: answer. Else the fetch parks at its partitions and is read anew when one
    of them moves, at the latest after `max_wait_ms` (`E7`: every check runs again).
-4. What is not in the page cache is read by a thread, so that the loop never waits for a disk.
+4. What is not in the page cache is brought there by a thread, so that the loop never waits for a disk. What that takes
+   of memory comes out of one budget for all connections (`fenceline.fetch.load.max.bytes`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.errors import StorageError
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
+from fenceline.node.load_budget import Lease, LoadBudget
 from fenceline.node.logs import Logger
 from fenceline.node.server import Buffer, frame_of
 from fenceline.replica.fetch_session import FetchSessions, SessionAnswer
@@ -34,7 +38,10 @@ from fenceline.wire.fetch import (
 )
 
 if TYPE_CHECKING:
+    from fenceline.log.disk import FileSlice
+    from fenceline.log.partition_log import PartitionLog
     from fenceline.log.reading import LogRead
+    from fenceline.log.segment import Segment
     from fenceline.node.broker import Broker
     from fenceline.node.replicas import Replica
     from fenceline.wire.produce import NodeEndpoint
@@ -50,6 +57,24 @@ _MISSING: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC
 _HINTED_ERRORS: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
+class _Cold(NamedTuple):
+    """What of one partition would wait for the disk."""
+
+    position: int
+    """In the answer's partitions."""
+    read: LogRead
+    unread_aborted: Sequence[Segment]
+    """Segments whose aborted transactions are not in memory."""
+    partition_log: PartitionLog
+    offset: int
+    end_offset_exclusive: int
+
+    def load(self) -> None:
+        for segment in self.unread_aborted:
+            segment.aborted_transactions()
+        self.read.begin_load()
+
+
 class _Result:
     """One pass over all partitions of a fetch."""
 
@@ -60,18 +85,20 @@ class _Result:
         self.fetched: list[FetchedPartition] = []
         self.size_bytes = 0
         self.must_answer = False
-        self.cold: list[tuple[int, LogRead]] = []
-        """Reads that would wait for the disk: position in `fetched`, and the read to load in a thread."""
+        self.cold: list[_Cold] = []
 
 
 class Fetching:
     """The Fetch handler of one broker."""
 
-    def __init__(self, broker: Broker, *, max_response_bytes: int, max_sessions: int, rng: Random) -> None:
+    def __init__(
+        self, broker: Broker, *, max_response_bytes: int, max_load_bytes: int, max_sessions: int, rng: Random
+    ) -> None:
         self._broker = broker
         self._replicas = broker.partitions
         self._metrics = broker.metrics
         self._max_response_bytes = max_response_bytes
+        self._load_budget = LoadBudget(max_load_bytes)
         self._sessions = FetchSessions(max_sessions=max_sessions)
         self._rng = rng
 
@@ -182,18 +209,19 @@ class Fetching:
             end_offset_exclusive=bound,
             at_least_one=at_least_one,
         )
-        records: Buffer = read.records
+        records = cast("Buffer", read.payload)
         size = len(records)
+        aborted: list[tuple[int, int]] | None = None
+        unread_aborted: Sequence[Segment] = ()
+        if request.isolation_level == IsolationLevel.READ_COMMITTED:
+            unread_aborted = partition_log.aborted_to_load(offset, bound)
+            aborted = [] if unread_aborted else _aborted(partition_log, offset, bound)
+        if not read.resident or unread_aborted:
+            result.cold.append(_Cold(len(result.fetched), read, unread_aborted, partition_log, offset, bound))
         if not read.resident:
-            result.cold.append((len(result.fetched), read))
             result.must_answer = True
             size = min(partition.max_bytes, partition_log.readable_bytes(offset, bound))
         result.size_bytes += size
-        aborted = None
-        if request.isolation_level == IsolationLevel.READ_COMMITTED:
-            aborted = [
-                (found.producer_id, found.first_offset) for found in partition_log.aborted_transactions(offset, bound)
-            ]
         result.fetched.append(
             FetchedPartition(
                 partition.topic,
@@ -273,31 +301,79 @@ class Fetching:
         self, context: RequestContext, answer: SessionAnswer, result: _Result, pending: PendingAnswer
     ) -> None:
         """Load what is not in the page cache in a thread, then answer."""
-        loading = asyncio.ensure_future(self._load(result))
+        loading = asyncio.ensure_future(self._load(result, pending))
 
-        def loaded(task: asyncio.Future[None]) -> None:
+        def loaded(task: asyncio.Future[Lease]) -> None:
             if task.cancelled():
                 pending.fail("node stops")
             elif task.exception() is not None:
                 log.error("read failed", peer=context.peer, error=str(task.exception()))
                 pending.fail("the log could not be read, see the log line before")
             else:
-                pending.complete(self.frame(context, answer, result))
+                lease = task.result()
+                lease.sending(partial(pending.drop, "does not read its answer while others wait for memory to read"))
+                pending.complete(self.frame(context, answer, result), lease.give_back)
 
         loading.add_done_callback(loaded)
 
-    async def _load(self, result: _Result) -> None:
-        loop = asyncio.get_running_loop()
-        for position, read in result.cold:
-            try:
-                records = await loop.run_in_executor(self._broker.disk_threads, read.load)
-            except StorageError as error:
-                # Of one partition; the others of this fetch are answered as they are.
-                fetched = result.fetched[position]
-                self._storage_failed(fetched, error)
-                result.fetched[position] = _failed(fetched, error.code)
-            else:
-                result.fetched[position] = result.fetched[position]._replace(records=records)
+    async def _load(self, result: _Result, pending: PendingAnswer) -> Lease:
+        """Bring what is cold into the page cache; the share of memory that the copies of small pieces take."""
+        cold = result.cold
+        taking = asyncio.ensure_future(self._load_budget.take(sum(each.read.copied_bytes_limit for each in cold)))
+        # Nobody else is held up by a peer that went away.
+        pending.on_abandoned(taking.cancel)
+        try:
+            lease = await taking
+        except asyncio.CancelledError:
+            for each in cold:
+                each.read.close()
+            raise
+        pending.on_abandoned(None)
+        try:
+            payloads = await asyncio.get_running_loop().run_in_executor(self._broker.disk_threads, _load_all, cold)
+            for each, payload in zip(cold, payloads, strict=True):
+                fetched = result.fetched[each.position]
+                try:
+                    if isinstance(payload, StorageError):
+                        raise payload
+                    aborted = fetched.aborted_transactions
+                    if aborted is not None:
+                        aborted = _aborted(each.partition_log, each.offset, each.end_offset_exclusive)
+                    result.fetched[each.position] = fetched._replace(
+                        records=cast("Buffer", payload), aborted_transactions=aborted
+                    )
+                except StorageError as error:
+                    # Of one partition; the others of this fetch are answered as they are.
+                    self._storage_failed(fetched, error)
+                    result.fetched[each.position] = _failed(fetched, error.code)
+        except BaseException:
+            lease.give_back()
+            raise
+        return lease
+
+
+def _load_all(cold: Sequence[_Cold]) -> list[memoryview | FileSlice | StorageError]:
+    """In a thread: ask the disk for everything first, then wait for it."""
+    loaded: list[memoryview | FileSlice | StorageError] = []
+    failed: dict[int, StorageError] = {}
+    for each in cold:
+        try:
+            each.load()
+        except StorageError as error:
+            failed[each.position] = error
+        except OSError as error:
+            failed[each.position] = StorageError.of("reading aborted transactions", error)
+    for each in cold:
+        try:
+            loaded.append(failed[each.position] if each.position in failed else each.read.finish_load())
+        except StorageError as error:
+            loaded.append(error)
+    return loaded
+
+
+def _aborted(partition_log: PartitionLog, offset: int, end_offset_exclusive: int) -> list[tuple[int, int]]:
+    found = partition_log.aborted_transactions(offset, end_offset_exclusive)
+    return [(each.producer_id, each.first_offset) for each in found]
 
 
 def _refused(request: FetchRequest, version: int) -> FetchResponse:

@@ -61,6 +61,9 @@ class SimMapping:
         assert self._position + end <= len(self._file.content), "a slice past the end of the file: SIGBUS for real"
         return memoryview(bytes(self._file.content[self._position + start : self._position + end]))
 
+    def file_slice(self, fd: int, start: int, end: int) -> None:
+        return None
+
     def is_resident(self, start: int, end: int) -> bool:
         return True
 

@@ -5,9 +5,11 @@ Rules: `list_offsets.md L2-L24` (order of checks, KIP-207), `epochs.md E21` (an 
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Coroutine
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
 
-from fenceline.errors import ErrorCode, PeerError
+from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.ids import INTERNAL_TOPICS
 from fenceline.node.handlers.registry import Api, RequestContext
 from fenceline.node.replicas import Replica
@@ -21,6 +23,7 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING_UPLOAD: Final = -6
 
+_KNOWN_IN_MEMORY: Final = (LATEST, EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
 _FIRST_VERSION_OF: Final = {
     LATEST: 1,
     EARLIEST: 1,
@@ -43,8 +46,27 @@ class _Found(NamedTuple):
 _NOTHING: Final = _Found(-1, -1, -1)
 
 
-def list_offsets(context: RequestContext, request: Any) -> dict[str, Any]:
-    """Answer each partition by itself; an error of one leaves the others alone."""
+def list_offsets(context: RequestContext, request: Any) -> dict[str, Any] | Awaitable[dict[str, Any]]:
+    """Answer each partition by itself; an error of one leaves the others alone.
+
+    Look-ups by time read the disk: with one of them in the request, the answer comes later.
+    """
+    wanted = (partition.timestamp for topic in request.topics for partition in topic.partitions)
+    if all(timestamp in _KNOWN_IN_MEMORY for timestamp in wanted):
+        return _run_at_once(_list_offsets(context, request))
+    return _list_offsets(context, request)
+
+
+def _run_at_once(answering: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """The answer of a coroutine that waits for nothing."""
+    try:
+        answering.send(None)
+    except StopIteration as finished:
+        return cast("dict[str, Any]", finished.value)
+    raise InternalError("a look-up in memory waited")
+
+
+async def _list_offsets(context: RequestContext, request: Any) -> dict[str, Any]:
     replica_id = request.replica_id
     isolation = getattr(request, "isolation_level", 0)
     seen: set[tuple[str, int]] = set()
@@ -67,7 +89,7 @@ def list_offsets(context: RequestContext, request: Any) -> dict[str, Any]:
                     refused.add((topic.name, index))
                     raise PeerError(ErrorCode.INVALID_REQUEST)
                 _check_timestamp(partition.timestamp, context.api_version)
-                found = _find_offset(context, topic.name, partition, replica_id, isolation)
+                found = await _find_offset(context, topic.name, partition, replica_id, isolation)
                 answers.append(_offset_answer(index, ErrorCode.NONE, found))
             except PeerError as error:
                 answers.append(_offset_answer(index, error.code, _NOTHING))
@@ -90,7 +112,7 @@ def _check_timestamp(timestamp: int, version: int) -> None:
         raise PeerError(ErrorCode.UNSUPPORTED_VERSION)
 
 
-def _find_offset(context: RequestContext, topic: str, partition: Any, replica_id: int, isolation: int) -> _Found:
+async def _find_offset(context: RequestContext, topic: str, partition: Any, replica_id: int, isolation: int) -> _Found:
     replica, leader = _checked_leader(
         context, topic, partition.partition_index, getattr(partition, "current_leader_epoch", -1)
     )
@@ -113,9 +135,11 @@ def _find_offset(context: RequestContext, topic: str, partition: Any, replica_id
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _NOTHING
     if timestamp == MAX_TIMESTAMP:
-        found = partition_log.offset_of_max_timestamp(end_offset_exclusive=bound)
+        look_up = partial(partition_log.offset_of_max_timestamp, end_offset_exclusive=bound)
     else:
-        found = partition_log.offset_for_timestamp(timestamp, end_offset_exclusive=bound)
+        look_up = partial(partition_log.offset_for_timestamp, timestamp, end_offset_exclusive=bound)
+    broker = context.broker
+    found = await broker.loop.run_in_executor(broker.disk_threads, look_up)
     if found is None or found.offset >= bound:
         _require_visible_end(leader, replica_id, context.api_version)
         return _NOTHING

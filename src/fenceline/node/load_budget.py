@@ -1,0 +1,109 @@
+"""Memory for what fetches read from the disk, of all connections together.
+
+Owns the number of bytes that are out and who waits for some. Never reads anything. First come, first served: a fetch
+takes all it may need at once, so that no two of them each hold half. One that asks for more than there is in all gets
+it when nobody else holds any.
+
+A peer that does not read its answer keeps its share. While others wait, the oldest answer that is on its way for
+`STALL_S` loses its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+STALL_S: Final = 30.0
+
+
+class Lease:
+    """A share of the budget. Give it back exactly once; giving back twice is one time."""
+
+    __slots__ = ("_budget", "drop", "sending_since_s", "size_bytes")
+
+    def __init__(self, budget: LoadBudget, size_bytes: int) -> None:
+        self._budget: LoadBudget | None = budget
+        self.size_bytes = size_bytes
+        self.sending_since_s: float | None = None
+        self.drop: Callable[[], None] | None = None
+
+    def sending(self, drop: Callable[[], None]) -> None:
+        """The answer is on its way; `drop` closes its connection."""
+        self.sending_since_s = asyncio.get_running_loop().time()
+        self.drop = drop
+
+    def give_back(self) -> None:
+        budget, self._budget = self._budget, None
+        if budget is not None:
+            budget._given_back(self)
+
+
+class LoadBudget:
+    """`limit_bytes` in all. Belongs to the loop."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._leases: dict[Lease, None] = {}
+        self._waiting: deque[tuple[int, asyncio.Future[Lease]]] = deque()
+        self._stall_check: asyncio.TimerHandle | None = None
+        self.used_bytes = 0
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    async def take(self, size_bytes: int) -> Lease:
+        """A share, as soon as there is one. Cancel it to stop waiting."""
+        if not self._waiting and self._fits(size_bytes):
+            return self._grant(size_bytes)
+        loop = asyncio.get_running_loop()
+        granted: asyncio.Future[Lease] = loop.create_future()
+        self._waiting.append((size_bytes, granted))
+        self._watch()
+        try:
+            return await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                granted.result().give_back()
+            self._grant_waiting()
+            raise
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self.used_bytes + size_bytes <= self._limit_bytes or not self._leases
+
+    def _grant(self, size_bytes: int) -> Lease:
+        lease = Lease(self, size_bytes)
+        self._leases[lease] = None
+        self.used_bytes += size_bytes
+        return lease
+
+    def _given_back(self, lease: Lease) -> None:
+        del self._leases[lease]
+        self.used_bytes -= lease.size_bytes
+        self._grant_waiting()
+
+    def _grant_waiting(self) -> None:
+        waiting = self._waiting
+        while waiting:
+            size_bytes, granted = waiting[0]
+            if not granted.done():
+                if not self._fits(size_bytes):
+                    return
+                granted.set_result(self._grant(size_bytes))
+            waiting.popleft()
+
+    def _watch(self) -> None:
+        if self._stall_check is None and self._waiting:
+            self._stall_check = asyncio.get_running_loop().call_later(STALL_S / 10, self._drop_stalled)
+
+    def _drop_stalled(self) -> None:
+        self._stall_check = None
+        if self._waiting:
+            now_s = asyncio.get_running_loop().time()
+            sending = (each for each in self._leases if each.sending_since_s is not None)
+            oldest = next(sending, None)
+            if oldest is not None and oldest.drop is not None and now_s - (oldest.sending_since_s or 0) >= STALL_S:
+                oldest.drop()
+        self._watch()
