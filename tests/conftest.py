@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
+from fenceline.testing.apache_kafka import why_unavailable
 from fenceline.testing.node import EmbeddedNode
 
 
@@ -47,11 +50,23 @@ def _group_of(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
 
 
-def unavailable(reason: str) -> None:
+def unavailable(reason: str) -> NoReturn:
     """Skip with the reason; in CI, where everything must be there, fail."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"missing in CI: {reason}")
     pytest.skip(reason)
+
+
+def need_apache_kafka() -> None:
+    """Skip or fail where Apache Kafka can not be run."""
+    if (reason := why_unavailable()) is not None:
+        unavailable(reason)
+
+
+def need_java() -> None:
+    """Skip or fail where there is no Java, which Spark needs."""
+    if shutil.which("java") is None:
+        unavailable("Java is missing")
 
 
 @pytest.fixture(scope="module")

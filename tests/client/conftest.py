@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fenceline.client.admin import Admin, NewTopic
-from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+from fenceline.testing.apache_kafka import ApacheKafka
 from fenceline.testing.node import EmbeddedNode
+from tests.conftest import need_apache_kafka
 
 _SETTINGS = {
     "offsets.topic.num.partitions": "4",
@@ -22,9 +23,7 @@ _numbers = itertools.count()
 @pytest.fixture(scope="session")
 def kafka_bootstrap() -> Iterator[str]:
     """Apache Kafka, started once for all tests that use it."""
-    reason = why_unavailable()
-    if reason is not None:
-        pytest.skip(reason)
+    need_apache_kafka()
     with ApacheKafka(heap="512m", overrides={**_SETTINGS, "transaction.state.log.num.partitions": "2"}) as broker:
         yield broker.bootstrap
 

@@ -131,7 +131,10 @@ class ScriptedCluster:
                 server.close()
             for writer in list(self._writers):
                 writer.transport.abort()
-            await asyncio.sleep(0)
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
         asyncio.run_coroutine_threadsafe(stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

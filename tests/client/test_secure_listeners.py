@@ -21,7 +21,8 @@ from fenceline.client.producer import Producer
 from fenceline.client.reader import RangeReader
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
-from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+from fenceline.testing.apache_kafka import ApacheKafka
+from tests.conftest import need_apache_kafka, unavailable
 
 pytestmark = pytest.mark.kafka
 
@@ -34,9 +35,9 @@ class Secured(NamedTuple):
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """A broker whose only listener is SASL_SSL; user "anna" has a password for PLAIN and for SCRAM."""
-    reason = why_unavailable() or (None if shutil.which("openssl") else "the openssl command is missing")
-    if reason is not None:
-        pytest.skip(reason)
+    need_apache_kafka()
+    if shutil.which("openssl") is None:
+        unavailable("the openssl command is missing")
     folder = tmp_path_factory.mktemp("tls")
     key, certificate = folder / "key.pem", folder / "cert.pem"
     command = (

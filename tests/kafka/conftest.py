@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
-from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+from fenceline.testing.apache_kafka import ApacheKafka
 from fenceline.testing.node import EmbeddedNode
+from tests.conftest import need_apache_kafka
 
 SAME_SETTINGS = {"node.id": "1", "offsets.topic.replication.factor": "1", "group.initial.rebalance.delay.ms": "0"}
 """What both are told, so that their answers can be the same."""
@@ -17,11 +17,7 @@ SAME_SETTINGS = {"node.id": "1", "offsets.topic.replication.factor": "1", "group
 @pytest.fixture(scope="session")
 def apache_kafka() -> Iterator[ApacheKafka]:
     """A running Kafka. Skips with the reason where there can be none; in CI that is a failure."""
-    reason = why_unavailable()
-    if reason is not None:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"Apache Kafka must be there in CI: {reason}")
-        pytest.skip(reason)
+    need_apache_kafka()
     with ApacheKafka(heap="512m", overrides=SAME_SETTINGS) as kafka:
         yield kafka
 

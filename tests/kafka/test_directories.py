@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ import pytest
 from fenceline.records.batch import Codec
 from fenceline.records.build import Row, build_batch
 from fenceline.records.decode import decode_all
-from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+from fenceline.testing.apache_kafka import ApacheKafka
 from fenceline.testing.node import EmbeddedNode
 from fenceline.wire.apis import ApiKey
-from tests.conftest import unavailable
+from tests.conftest import need_apache_kafka
 from tests.kafka.conftest import SAME_SETTINGS
 from tests.support.raw import RawConnection, plain
 
@@ -238,71 +238,70 @@ def _clean_mark(root: Path) -> bool:
     return (root / "data" / ".kafka_cleanshutdown").exists()
 
 
-def test_a_directory_goes_from_hand_to_hand(tmp_path: Path) -> None:
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[tuple[ApacheKafka, EmbeddedNode]]:
+    """Apache Kafka and Fenceline on one directory; neither runs yet."""
+    need_apache_kafka()
+    kafka = ApacheKafka(data_dir=tmp_path, heap="512m", overrides=SAME_SETTINGS)
+    node = EmbeddedNode(data_dir=tmp_path, overrides=SAME_SETTINGS)
+    try:
+        yield kafka, node
+    finally:
+        kafka.close()
+        node.close()
+
+
+def test_a_directory_goes_from_hand_to_hand(both: tuple[ApacheKafka, EmbeddedNode], tmp_path: Path) -> None:
     """Kafka, stopped -> Fenceline, stopped -> Kafka, killed -> Fenceline, killed -> Kafka."""
-    if (reason := why_unavailable()) is not None:
-        unavailable(reason)
+    kafka, node = both
     life = Life()
-    kafka = ApacheKafka(data_dir=tmp_path, heap="512m", overrides=SAME_SETTINGS)
-    node = EmbeddedNode(data_dir=tmp_path, overrides=SAME_SETTINGS)
-    try:
-        kafka.start()
-        life.begin(kafka.port)
-        life.write(kafka.port)
-        before = held(kafka.port, life)
-        kafka.stop()
-        assert _clean_mark(tmp_path)
+    kafka.start()
+    life.begin(kafka.port)
+    life.write(kafka.port)
+    before = held(kafka.port, life)
+    kafka.stop()
+    assert _clean_mark(tmp_path)
 
-        node.start()
-        _compare(before, held(node.port, life))
-        life.write(node.port)
-        before = held(node.port, life)
-        assert node.stop() == 0
-        assert _clean_mark(tmp_path)
+    node.start()
+    _compare(before, held(node.port, life))
+    life.write(node.port)
+    before = held(node.port, life)
+    assert node.stop() == 0
+    assert _clean_mark(tmp_path)
 
-        kafka.start()
-        _compare(before, held(kafka.port, life))
-        life.write(kafka.port)
-        before = held(kafka.port, life)
-        kafka.kill()
-        assert not _clean_mark(tmp_path)
+    kafka.start()
+    _compare(before, held(kafka.port, life))
+    life.write(kafka.port)
+    before = held(kafka.port, life)
+    kafka.kill()
+    assert not _clean_mark(tmp_path)
 
-        node.start()
-        _compare(before, held(node.port, life))
-        life.write(node.port)
-        before = held(node.port, life)
-        node.kill()
+    node.start()
+    _compare(before, held(node.port, life))
+    life.write(node.port)
+    before = held(node.port, life)
+    node.kill()
 
-        kafka.start()
-        _compare(before, held(kafka.port, life))
-        life.write(kafka.port)
-        assert life.epoch >= 4
-    finally:
-        kafka.close()
-        node.close()
+    kafka.start()
+    _compare(before, held(kafka.port, life))
+    life.write(kafka.port)
+    assert life.epoch >= 4
 
 
-def test_a_directory_born_here_goes_on_in_kafka(tmp_path: Path) -> None:
-    if (reason := why_unavailable()) is not None:
-        unavailable(reason)
+def test_a_directory_born_here_goes_on_in_kafka(both: tuple[ApacheKafka, EmbeddedNode]) -> None:
+    kafka, node = both
     life = Life()
-    kafka = ApacheKafka(data_dir=tmp_path, heap="512m", overrides=SAME_SETTINGS)
-    node = EmbeddedNode(data_dir=tmp_path, overrides=SAME_SETTINGS)
-    try:
-        node.start()
-        life.begin(node.port)
-        life.write(node.port)
-        before = held(node.port, life)
-        assert node.stop() == 0
+    node.start()
+    life.begin(node.port)
+    life.write(node.port)
+    before = held(node.port, life)
+    assert node.stop() == 0
 
-        kafka.start()
-        _compare(before, held(kafka.port, life))
-        life.write(kafka.port)
-        before = held(kafka.port, life)
-        kafka.stop()
+    kafka.start()
+    _compare(before, held(kafka.port, life))
+    life.write(kafka.port)
+    before = held(kafka.port, life)
+    kafka.stop()
 
-        node.start()
-        _compare(before, held(node.port, life))
-    finally:
-        kafka.close()
-        node.close()
+    node.start()
+    _compare(before, held(node.port, life))

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 from fenceline.records import _columns_py, _kernel_py, kernel
+from tests.conftest import unavailable
 
 try:
     from fenceline.records import _kernel as native
@@ -15,7 +16,7 @@ except ImportError:
 if native is not None and native.ABI != _kernel_py.ABI:
     native = None
 
-RECORD_FUNCTIONS = ("accept_plain", "append_record", "decode", "encode", "murmur2", "walk")
+RECORD_FUNCTIONS = ("append_record", "decode", "encode", "murmur2", "walk")
 COLUMN_FUNCTIONS = ("ColumnBuilder", "encode_columns", "hash_column")
 
 
@@ -23,7 +24,7 @@ COLUMN_FUNCTIONS = ("ColumnBuilder", "encode_columns", "hash_column")
 def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Make `kernel` one of the twins for the test."""
     if request.param == "native" and native is None:
-        pytest.skip("the Cython kernel is not built")
+        unavailable("the Cython kernel is not built")
     sources: tuple[ModuleType, ModuleType] = (
         (native, native) if request.param == "native" else (_kernel_py, _columns_py)
     )
@@ -36,5 +37,5 @@ def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.fixture(scope="session")
 def natives() -> ModuleType:
     if native is None:
-        pytest.skip("the Cython kernel is not built")
+        unavailable("the Cython kernel is not built")
     return native

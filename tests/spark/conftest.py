@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fenceline.testing.apache_kafka import DEFAULT_JARS
+from tests.conftest import need_apache_kafka, need_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,8 +23,7 @@ CONNECTOR = DEFAULT_JARS / "connector"
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    if shutil.which("java") is None:
-        pytest.skip("Java is missing")
+    need_java()
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -94,11 +93,9 @@ class Broker:
 
 @pytest.fixture(scope="session")
 def apache_kafka() -> Iterator[Broker]:
-    from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+    from fenceline.testing.apache_kafka import ApacheKafka
 
-    reason = why_unavailable()
-    if reason is not None:
-        pytest.skip(reason)
+    need_apache_kafka()
     with ApacheKafka(heap="512m") as kafka:
         yield Broker("kafka", kafka.bootstrap)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from tests.conftest import need_java
 from tests.spark.conftest import Broker
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -40,8 +40,7 @@ def commits(table: str) -> int:
 def test_a_killed_query_lands_every_row_once(
     fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str, seed: int, kills: int
 ) -> None:
-    if shutil.which("java") is None:
-        pytest.skip("Java is missing")
+    need_java()
     chance = random.Random(seed)
     fenceline_node.create(topic, 3)
     for partition in range(3):

@@ -6,8 +6,7 @@ Owns nothing but the bridge.
 from __future__ import annotations
 
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from fenceline.client.admin_groups import GroupDescription, GroupListing
 from fenceline.client.async_admin import (
@@ -19,8 +18,7 @@ from fenceline.client.async_admin import (
     NewTopic,
     ProducerDescription,
 )
-from fenceline.client.config import ClientConfig
-from fenceline.client.face import LoopThread
+from fenceline.client.face import BlockingFace
 from fenceline.client.metadata import ClusterMetadata
 from fenceline.client.offsets import CommittedOffset, EpochEnd, OffsetAndEpoch, OffsetSpec
 from fenceline.ids import TopicPartition
@@ -28,60 +26,37 @@ from fenceline.ids import TopicPartition
 T = TypeVar("T")
 
 
-class Admin:
+class Admin(BlockingFace[AsyncAdmin]):
     """Blocking face of `AsyncAdmin`: the same calls, from any thread. Close it, or use it as a context manager."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
-        ClientConfig.parse("admin", bootstrap, config)
-        self._face = LoopThread("fenceline-admin")
-
-        async def construct() -> AsyncAdmin:
-            return AsyncAdmin(bootstrap, **config)
-
-        try:
-            self._core = self._face.run(construct())
-        except BaseException:
-            self._face.close()
-            raise
-
-    def close(self) -> None:
-        if not self._face.is_closed:
-            self._face.run(self._core.close())
-            self._face.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().__init__("fenceline-admin", lambda: AsyncAdmin(bootstrap, **config))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._face.run(work)
 
     def metadata(self, topics: Collection[str] | None = None, *, timeout_ms: float | None = None) -> ClusterMetadata:
         """See `AsyncAdmin.metadata`."""
-        return self._run(self._core.metadata(topics, timeout_ms=timeout_ms))
+        return self._run(self._async.metadata(topics, timeout_ms=timeout_ms))
 
     def describe_cluster(self, *, timeout_ms: float | None = None) -> ClusterDescription:
-        return self._run(self._core.describe_cluster(timeout_ms=timeout_ms))
+        return self._run(self._async.describe_cluster(timeout_ms=timeout_ms))
 
     def create_topics(
         self, topics: Sequence[NewTopic | str], *, validate_only: bool = False, timeout_ms: float | None = None
     ) -> dict[str, CreatedTopic]:
         """See `AsyncAdmin.create_topics`."""
-        return self._run(self._core.create_topics(topics, validate_only=validate_only, timeout_ms=timeout_ms))
+        return self._run(self._async.create_topics(topics, validate_only=validate_only, timeout_ms=timeout_ms))
 
     def delete_topics(self, topics: Sequence[str], *, timeout_ms: float | None = None) -> None:
         """See `AsyncAdmin.delete_topics`."""
-        self._run(self._core.delete_topics(topics, timeout_ms=timeout_ms))
+        self._run(self._async.delete_topics(topics, timeout_ms=timeout_ms))
 
     def create_partitions(
         self, counts: Mapping[str, int], *, validate_only: bool = False, timeout_ms: float | None = None
     ) -> None:
         """See `AsyncAdmin.create_partitions`."""
-        self._run(self._core.create_partitions(counts, validate_only=validate_only, timeout_ms=timeout_ms))
+        self._run(self._async.create_partitions(counts, validate_only=validate_only, timeout_ms=timeout_ms))
 
     def list_offsets(
         self,
@@ -91,31 +66,31 @@ class Admin:
         timeout_ms: float | None = None,
     ) -> dict[TopicPartition, OffsetAndEpoch]:
         """See `AsyncAdmin.list_offsets`."""
-        return self._run(self._core.list_offsets(wanted, isolation_level=isolation_level, timeout_ms=timeout_ms))
+        return self._run(self._async.list_offsets(wanted, isolation_level=isolation_level, timeout_ms=timeout_ms))
 
     def offsets_for_leader_epoch(
         self, wanted: Mapping[TopicPartition, tuple[int, int] | int], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, EpochEnd]:
         """See `AsyncAdmin.offsets_for_leader_epoch`."""
-        return self._run(self._core.offsets_for_leader_epoch(wanted, timeout_ms=timeout_ms))
+        return self._run(self._async.offsets_for_leader_epoch(wanted, timeout_ms=timeout_ms))
 
     def delete_records(
         self, before: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, int]:
         """See `AsyncAdmin.delete_records`."""
-        return self._run(self._core.delete_records(before, timeout_ms=timeout_ms))
+        return self._run(self._async.delete_records(before, timeout_ms=timeout_ms))
 
     def describe_producers(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, tuple[ProducerDescription, ...]]:
-        return self._run(self._core.describe_producers(partitions, timeout_ms=timeout_ms))
+        return self._run(self._async.describe_producers(partitions, timeout_ms=timeout_ms))
 
     def describe_configs(
         self, resources: Sequence[ConfigResource], *, include_synonyms: bool = False, timeout_ms: float | None = None
     ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
         """See `AsyncAdmin.describe_configs`."""
         return self._run(
-            self._core.describe_configs(resources, include_synonyms=include_synonyms, timeout_ms=timeout_ms)
+            self._async.describe_configs(resources, include_synonyms=include_synonyms, timeout_ms=timeout_ms)
         )
 
     def alter_configs(
@@ -126,21 +101,21 @@ class Admin:
         timeout_ms: float | None = None,
     ) -> None:
         """See `AsyncAdmin.alter_configs`."""
-        self._run(self._core.alter_configs(changes, validate_only=validate_only, timeout_ms=timeout_ms))
+        self._run(self._async.alter_configs(changes, validate_only=validate_only, timeout_ms=timeout_ms))
 
     def list_groups(self, *, states: Sequence[str] = (), timeout_ms: float | None = None) -> list[GroupListing]:
         """See `AsyncAdmin.list_groups`."""
-        return self._run(self._core.list_groups(states=states, timeout_ms=timeout_ms))
+        return self._run(self._async.list_groups(states=states, timeout_ms=timeout_ms))
 
     def describe_groups(
         self, group_ids: Sequence[str], *, timeout_ms: float | None = None
     ) -> dict[str, GroupDescription]:
         """See `AsyncAdmin.describe_groups`."""
-        return self._run(self._core.describe_groups(group_ids, timeout_ms=timeout_ms))
+        return self._run(self._async.describe_groups(group_ids, timeout_ms=timeout_ms))
 
     def delete_groups(self, group_ids: Sequence[str], *, timeout_ms: float | None = None) -> None:
         """See `AsyncAdmin.delete_groups`."""
-        self._run(self._core.delete_groups(group_ids, timeout_ms=timeout_ms))
+        self._run(self._async.delete_groups(group_ids, timeout_ms=timeout_ms))
 
     def list_group_offsets(
         self,
@@ -150,7 +125,7 @@ class Admin:
         timeout_ms: float | None = None,
     ) -> dict[TopicPartition, CommittedOffset]:
         """See `AsyncAdmin.list_group_offsets`."""
-        return self._run(self._core.list_group_offsets(group_id, partitions, timeout_ms=timeout_ms))
+        return self._run(self._async.list_group_offsets(group_id, partitions, timeout_ms=timeout_ms))
 
     def alter_group_offsets(
         self,
@@ -160,13 +135,13 @@ class Admin:
         timeout_ms: float | None = None,
     ) -> None:
         """See `AsyncAdmin.alter_group_offsets`."""
-        self._run(self._core.alter_group_offsets(group_id, offsets, timeout_ms=timeout_ms))
+        self._run(self._async.alter_group_offsets(group_id, offsets, timeout_ms=timeout_ms))
 
     def delete_group_offsets(
         self, group_id: str, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> None:
         """See `AsyncAdmin.delete_group_offsets`."""
-        self._run(self._core.delete_group_offsets(group_id, partitions, timeout_ms=timeout_ms))
+        self._run(self._async.delete_group_offsets(group_id, partitions, timeout_ms=timeout_ms))
 
 
 __all__ = ["Admin", "AsyncAdmin", "ConfigEntry", "NewTopic"]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from fenceline.client.admin_groups import GroupsAdmin
 from fenceline.client.cluster import Cluster, Deadline
 from fenceline.client.config import ClientConfig
 from fenceline.client.errors import broker_error, error_code
+from fenceline.client.face import AsyncFace
 from fenceline.client.metadata import BrokerEndpoint, ClusterMetadata
 from fenceline.client.offsets import (
     EpochEnd,
@@ -96,7 +96,7 @@ class ProducerDescription(NamedTuple):
     last_timestamp_ms: int
 
 
-class AsyncAdmin(GroupsAdmin):
+class AsyncAdmin(GroupsAdmin, AsyncFace):
     """Make it inside a running loop; close it with `await close()` or use it as an async context manager."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
@@ -105,14 +105,6 @@ class AsyncAdmin(GroupsAdmin):
 
     async def close(self) -> None:
         await self.cluster.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # -- cluster and topics
 

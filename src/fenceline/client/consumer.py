@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fenceline.client.async_consumer import AsyncConsumer, Listener
-from fenceline.client.config import ClientConfig
-from fenceline.client.face import Errands, LoopThread
+from fenceline.client.face import BlockingFace, Errands
 from fenceline.client.fetched import ConsumerRecord, to_arrow
 from fenceline.client.offsets import CommittedOffset, OffsetAndEpoch
 from fenceline.ids import NO_EPOCH, TopicPartition
@@ -25,28 +23,19 @@ T = TypeVar("T")
 BlockingListener = Callable[[list[TopicPartition]], None]
 
 
-class Consumer:
+class Consumer(BlockingFace[AsyncConsumer]):
     """Poll from one thread at a time. Close it, or use it as a context manager; does not survive a fork."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
-        self.config = ClientConfig.parse("consumer", bootstrap, config)
-        self._face = LoopThread("fenceline-consumer")
+        super().__init__("fenceline-consumer", lambda: AsyncConsumer(bootstrap, **config))
+        self.config = self._async.config
         self._errands: Errands | None = None
-
-        async def construct() -> AsyncConsumer:
-            return AsyncConsumer(bootstrap, **config)
-
-        try:
-            self._core = self._face.run(construct())
-        except BaseException:
-            self._face.close()
-            raise
 
     # -- assignment and subscription
 
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """See `AsyncConsumer.assign`."""
-        self._on_loop(lambda: self._core.assign(partitions))
+        self._on_loop(lambda: self._async.assign(partitions))
 
     def subscribe(
         self,
@@ -59,7 +48,7 @@ class Consumer:
     ) -> None:
         """See `AsyncConsumer.subscribe`; the listeners run in this thread, inside `poll`, `unsubscribe` and `close`."""
         self._on_loop(
-            lambda: self._core.subscribe(
+            lambda: self._async.subscribe(
                 topics,
                 pattern=pattern,
                 on_assigned=self._deferred(on_assigned),
@@ -70,58 +59,58 @@ class Consumer:
 
     def unsubscribe(self) -> None:
         """See `AsyncConsumer.unsubscribe`."""
-        self._run_with_listeners(self._core.unsubscribe)
+        self._run_with_listeners(self._async.unsubscribe)
 
     def assignment(self) -> list[TopicPartition]:
-        return self._on_loop(self._core.assignment)
+        return self._on_loop(self._async.assignment)
 
     def subscription(self) -> frozenset[str]:
-        return self._on_loop(self._core.subscription)
+        return self._on_loop(self._async.subscription)
 
     # -- poll
 
     def poll(self, timeout_ms: float = 0, *, max_records: int | None = None) -> list[ConsumerRecord]:
         """See `AsyncConsumer.poll`."""
-        return self._run_with_listeners(lambda: self._core.poll(timeout_ms, max_records=max_records))
+        return self._run_with_listeners(lambda: self._async.poll(timeout_ms, max_records=max_records))
 
     def poll_arrow(self, timeout_ms: float = 0, *, max_bytes: int = 8 * 1024 * 1024, **options: Any) -> pa.RecordBatch:
         """See `AsyncConsumer.poll_arrow`."""
-        pieces = self._run_with_listeners(lambda: self._core.poll_pieces(timeout_ms, max_bytes=max_bytes))
+        pieces = self._run_with_listeners(lambda: self._async.poll_pieces(timeout_ms, max_bytes=max_bytes))
         return to_arrow(pieces, **options)
 
     # -- positions
 
     def seek(self, tp: TopicPartition, offset: int, leader_epoch: int = NO_EPOCH) -> None:
         """See `AsyncConsumer.seek`."""
-        self._on_loop(lambda: self._core.seek(tp, offset, leader_epoch))
+        self._on_loop(lambda: self._async.seek(tp, offset, leader_epoch))
 
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
-        self._on_loop(lambda: self._core.seek_to_beginning(partitions))
+        self._on_loop(lambda: self._async.seek_to_beginning(partitions))
 
     def seek_to_end(self, partitions: Collection[TopicPartition] = ()) -> None:
-        self._on_loop(lambda: self._core.seek_to_end(partitions))
+        self._on_loop(lambda: self._async.seek_to_end(partitions))
 
     def position(self, tp: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """See `AsyncConsumer.position`."""
-        return self._face.run(self._core.position(tp, timeout_ms=timeout_ms))
+        return self._face.run(self._async.position(tp, timeout_ms=timeout_ms))
 
     def position_and_epoch(self, tp: TopicPartition, *, timeout_ms: float | None = None) -> CommittedOffset:
         """See `AsyncConsumer.position_and_epoch`."""
-        return self._face.run(self._core.position_and_epoch(tp, timeout_ms=timeout_ms))
+        return self._face.run(self._async.position_and_epoch(tp, timeout_ms=timeout_ms))
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """See `AsyncConsumer.pause`."""
-        self._on_loop(lambda: self._core.pause(partitions))
+        self._on_loop(lambda: self._async.pause(partitions))
 
     def resume(self, partitions: Collection[TopicPartition]) -> None:
-        self._on_loop(lambda: self._core.resume(partitions))
+        self._on_loop(lambda: self._async.resume(partitions))
 
     def paused(self) -> list[TopicPartition]:
-        return self._on_loop(self._core.paused)
+        return self._on_loop(self._async.paused)
 
     def lag(self, tp: TopicPartition) -> int | None:
         """See `AsyncConsumer.lag`."""
-        return self._on_loop(lambda: self._core.lag(tp))
+        return self._on_loop(lambda: self._async.lag(tp))
 
     # -- offsets
 
@@ -129,7 +118,7 @@ class Consumer:
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, CommittedOffset | None]:
         """See `AsyncConsumer.committed`."""
-        return self._face.run(self._core.committed(partitions, timeout_ms=timeout_ms))
+        return self._face.run(self._async.committed(partitions, timeout_ms=timeout_ms))
 
     def commit(
         self,
@@ -138,45 +127,33 @@ class Consumer:
         timeout_ms: float | None = None,
     ) -> None:
         """See `AsyncConsumer.commit`."""
-        self._face.run(self._core.commit(offsets, timeout_ms=timeout_ms))
+        self._face.run(self._async.commit(offsets, timeout_ms=timeout_ms))
 
     def beginning_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, int]:
-        return self._face.run(self._core.beginning_offsets(partitions, timeout_ms=timeout_ms))
+        return self._face.run(self._async.beginning_offsets(partitions, timeout_ms=timeout_ms))
 
     def end_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, int]:
         """See `AsyncConsumer.end_offsets`."""
-        return self._face.run(self._core.end_offsets(partitions, timeout_ms=timeout_ms))
+        return self._face.run(self._async.end_offsets(partitions, timeout_ms=timeout_ms))
 
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndEpoch | None]:
         """See `AsyncConsumer.offsets_for_times`."""
-        return self._face.run(self._core.offsets_for_times(timestamps_ms, timeout_ms=timeout_ms))
+        return self._face.run(self._async.offsets_for_times(timestamps_ms, timeout_ms=timeout_ms))
 
     def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> list[int]:
-        return self._face.run(self._core.partitions_for(topic, timeout_ms=timeout_ms))
+        return self._face.run(self._async.partitions_for(topic, timeout_ms=timeout_ms))
 
     # -- closing
 
     def close(self, timeout_s: float = 30) -> None:
         """See `AsyncConsumer.close`."""
-        if not self._face.is_closed:
-            try:
-                self._run_with_listeners(lambda: self._core.close(timeout_s * 1000))
-            finally:
-                self._face.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._close_with(lambda: self._run_with_listeners(lambda: self._async.close(timeout_s * 1000)))
 
     # -- the bridge
 

@@ -1,7 +1,7 @@
-"""The bridge between the asyncio core and blocking callers: one event loop on one daemon thread a client.
+"""What the clients' two faces are made of: closing, and the bridge from blocking callers to the asyncio core.
 
-Owns the thread and its end. A client belongs to the process that made it: after a fork (a PySpark worker) the thread
-does not exist, so use is refused with advice instead of hanging.
+Owns the thread of a blocking client, with one event loop, and its end. A client belongs to the process that made it:
+after a fork (a PySpark worker) the thread does not exist, so use is refused with advice instead of hanging.
 """
 
 from __future__ import annotations
@@ -12,12 +12,33 @@ import contextlib
 import os
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
 from fenceline.errors import OperatorError
 
 T = TypeVar("T")
+
+
+class AsyncFace(ABC):
+    """An asynchronous client: `async with` closes it."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of every connection."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+Core = TypeVar("Core", bound=AsyncFace)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -153,3 +174,41 @@ class LoopThread:
                 self.loop.run_until_complete(asyncio.gather(*leftovers, return_exceptions=True))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
+
+
+class BlockingFace(Generic[Core]):
+    """A blocking client: an asynchronous core on a thread of its own, made and closed with it.
+
+    `make` builds the core, on the thread that it will run on.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Core]) -> None:
+        self._face = LoopThread(name)
+
+        async def construct() -> Core:
+            return make()
+
+        try:
+            self._async = self._face.run(construct())
+        except BaseException:
+            self._face.close()
+            raise
+
+    def close(self) -> None:
+        """Close the core, then its thread; the second call does nothing."""
+        self._close_with(lambda: self._face.run(self._async.close()))
+
+    def _close_with(self, close_core: Callable[[], None]) -> None:
+        if not self._face.is_closed:
+            try:
+                close_core()
+            finally:
+                self._face.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -146,6 +146,7 @@ class Group:
             return
 
         async def attempt() -> None:
+            asked = self.generation_id
             try:
                 await commit(
                     self._cluster,
@@ -157,12 +158,13 @@ class Group:
                 )
             except PeerError as error:
                 if error.code in _LOST or error.code is ErrorCode.REBALANCE_IN_PROGRESS:
-                    if error.code in _LOST:
-                        self._lose(error.code)
-                    self._needs_join = True
+                    if error.code is ErrorCode.REBALANCE_IN_PROGRESS:
+                        self._needs_join = True
+                    else:
+                        self._lose(error.code, asked)
                     raise CommitFailedError(
                         error.code,
-                        f"group {self.group_id} is rebalancing, the commit of generation {self.generation_id} was "
+                        f"group {self.group_id} is rebalancing, the commit of generation {asked} was "
                         "refused: records since the last commit may be read again by others. Poll more often, or raise "
                         "max.poll.interval.ms.",
                     ) from error
@@ -342,14 +344,20 @@ class Group:
     def _take_error(self, error: PeerError) -> None:
         """Decide whether a refused join or sync is worth another try; raise when not."""
         if error.code in _LOST:
-            self._lose(error.code)
+            self._lose(error.code, self.generation_id)
         if error.code in COORDINATOR_MOVED or isinstance(error, ConnectionLost | TimedOut):
             self._cluster.forget_coordinator(self.group_id)
         if error.code is ErrorCode.FENCED_INSTANCE_ID or error.code not in RETRIABLE | _REJOIN:
             raise error
 
-    def _lose(self, code: ErrorCode) -> None:
-        """The group went on without this member: what it held may have another owner already."""
+    def _lose(self, code: ErrorCode, asked_generation_id: int) -> None:
+        """The group went on without this member: what it held may have another owner already.
+
+        Not so where the request carried a generation that this member has left behind itself: brokers answer in order,
+        and what was sent while a JoinGroup waited is judged by the generation that came of it.
+        """
+        if code is ErrorCode.ILLEGAL_GENERATION and asked_generation_id != self.generation_id:
+            return
         self._was_lost = True
         self._needs_join = True
         self.generation_id = -1
@@ -387,13 +395,14 @@ class Group:
             if idle_ms > self._config["max.poll.interval.ms"]:
                 await self._stop_being_a_member()
                 return
+            asked = self.generation_id
             try:
                 await self._one_heartbeat()
                 failures = 0
             except (PeerError, OperatorError) as error:
                 failures += 1
                 if isinstance(error, PeerError):
-                    self._take_heartbeat_error(error)
+                    self._take_heartbeat_error(error, asked)
 
     async def _one_heartbeat(self) -> None:
         fields = {
@@ -410,13 +419,13 @@ class Group:
             self._cluster, self.group_id, error_code(response.error_code), f"heartbeat to group {self.group_id}"
         )
 
-    def _take_heartbeat_error(self, error: PeerError) -> None:
+    def _take_heartbeat_error(self, error: PeerError, asked_generation_id: int) -> None:
         match error.code:
             case ErrorCode.REBALANCE_IN_PROGRESS:
                 self._needs_join = True
                 self.on_news()
             case ErrorCode.ILLEGAL_GENERATION | ErrorCode.UNKNOWN_MEMBER_ID:
-                self._lose(error.code)
+                self._lose(error.code, asked_generation_id)
                 self.on_news()
             case ErrorCode.FENCED_INSTANCE_ID | ErrorCode.GROUP_AUTHORIZATION_FAILED:
                 self._fatal = error

@@ -10,14 +10,14 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.client.accumulator import Accumulator
 from fenceline.client.cluster import Cluster, Deadline
 from fenceline.client.config import ClientConfig
 from fenceline.client.delivery import BulkDelivery, Delivery, Outcome, RecordMetadata
 from fenceline.client.errors import RETRIABLE, BufferFull, TimedOut, broker_error
-from fenceline.client.face import LoopThread
+from fenceline.client.face import AsyncFace, BlockingFace
 from fenceline.client.partitioner import Sticky, partition_of_key
 from fenceline.client.sender import Sender
 from fenceline.errors import ErrorCode, OperatorError
@@ -108,7 +108,7 @@ class _Core:
             )
 
 
-class AsyncProducer:
+class AsyncProducer(AsyncFace):
     """`delivery = await producer.send(...)` queues a record; `await delivery` waits for its acknowledgement.
 
     Make it inside a running loop; close it with `await close()` or use it as an async context manager.
@@ -229,14 +229,6 @@ class AsyncProducer:
             await self._sender.close()
             await self.cluster.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def _wait_for_room(self, deadline: Deadline) -> None:
         accumulator = self._core.accumulator
         accumulator.starved += 1
@@ -252,22 +244,13 @@ class AsyncProducer:
             )
 
 
-class Producer:
+class Producer(BlockingFace[AsyncProducer]):
     """Blocking face: `send` returns a promise at once, `flush` waits for all of them. Safe to use from many threads."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
-        self.config = ClientConfig.parse("producer", bootstrap, config)
-        self._face = LoopThread("fenceline-producer")
+        super().__init__("fenceline-producer", lambda: AsyncProducer(bootstrap, **config))
+        self.config = self._async.config
         self._waking = False
-
-        async def construct() -> AsyncProducer:
-            return AsyncProducer(bootstrap, **config)
-
-        try:
-            self._async = self._face.run(construct())
-        except BaseException:
-            self._face.close()
-            raise
         self._core = self._async._core
         self._sender = self._async._sender
         self._core.wake = self._wake_from_outside
@@ -365,12 +348,8 @@ class Producer:
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush and stop. What could not be sent within `timeout_s` fails its promise."""
-        if not self._face.is_closed:
-            self._face.run(self._async.close(None if timeout_s is None else timeout_s * 1000))
-            self._face.close()
-
-    def __enter__(self) -> Self:
-        return self
+        timeout_ms = None if timeout_s is None else timeout_s * 1000
+        self._close_with(lambda: self._face.run(self._async.close(timeout_ms)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

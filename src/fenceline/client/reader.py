@@ -12,8 +12,7 @@ import asyncio
 import queue
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 from uuid import UUID
 
 from fenceline.client.cluster import Cluster, Deadline, Purpose
@@ -29,7 +28,7 @@ from fenceline.client.errors import (
     broker_error,
     error_code,
 )
-from fenceline.client.face import LoopThread
+from fenceline.client.face import AsyncFace, BlockingFace, LoopThread
 from fenceline.client.fetch_wire import PartitionFetch, fetch_once
 from fenceline.client.fetched import ConsumerRecord, Fetched, scan, to_arrow, to_records
 from fenceline.client.offsets import EARLIEST, LATEST, list_offsets, offsets_for_leader_epoch
@@ -108,7 +107,7 @@ class _Budget:
             self._room.set()
 
 
-class AsyncRangeReader:
+class AsyncRangeReader(AsyncFace):
     """Make it inside a running loop. `stall_timeout_ms`: how long a log may end before the end of a range."""
 
     def __init__(
@@ -365,7 +364,7 @@ class AsyncRangeReader:
             cursor.validated = True
 
 
-class RangeReader:
+class RangeReader(BlockingFace[AsyncRangeReader]):
     """Blocking face: `for batch in reader.read({tp: (start, end_exclusive, leader_epoch)}): ...`.
 
     One reader serves one `read` after another (or several at once) over the same connections. Not for use after a fork.
@@ -378,30 +377,10 @@ class RangeReader:
         stall_timeout_ms: int = 15_000,
         **config: Any,
     ) -> None:
-        self.config = ClientConfig.parse("reader", bootstrap, config)
-        self._face = LoopThread("fenceline-reader")
-
-        async def construct() -> AsyncRangeReader:
-            return AsyncRangeReader(bootstrap, stall_timeout_ms=stall_timeout_ms, **config)
-
-        try:
-            self._core = self._face.run(construct())
-        except BaseException:
-            self._face.close()
-            raise
-
-    def close(self) -> None:
-        if not self._face.is_closed:
-            self._face.run(self._core.close())
-            self._face.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().__init__(
+            "fenceline-reader", lambda: AsyncRangeReader(bootstrap, stall_timeout_ms=stall_timeout_ms, **config)
+        )
+        self.config = self._async.config
 
     @overload
     def read(
@@ -438,7 +417,7 @@ class RangeReader:
 
         budget = self._face.run(construct())
         self._face.check_usable()
-        task = asyncio.run_coroutine_threadsafe(self._core.pump(ranges, arrived.put, budget), self._face.loop)
+        task = asyncio.run_coroutine_threadsafe(self._async.pump(ranges, arrived.put, budget), self._face.loop)
         try:
             while True:
                 piece = _wait(arrived, self._face)

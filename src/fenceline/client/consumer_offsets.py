@@ -1,0 +1,119 @@
+"""Offsets that a consumer commits and looks up; positions are not touched.
+
+Owns the consumer's side of committed offsets (with their leader epochs, `epochs.md` E61) and of ListOffsets.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+
+from fenceline.client.admin_groups import commit as commit_outside
+from fenceline.client.admin_groups import fetch_committed
+from fenceline.client.cluster import Cluster, Deadline
+from fenceline.client.config import ClientConfig
+from fenceline.client.group import Group
+from fenceline.client.offsets import EARLIEST, LATEST, CommittedOffset, OffsetAndEpoch, OffsetSpec, list_offsets
+from fenceline.client.positions import Positions
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+
+
+class ConsumerOffsets(ABC):
+    """Mixed into `AsyncConsumer`."""
+
+    config: ClientConfig
+    cluster: Cluster
+    positions: Positions
+
+    @property
+    @abstractmethod
+    def _member(self) -> Group | None:
+        """The membership of a consumer that is subscribed; others commit from outside of the group."""
+
+    async def committed(
+        self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
+    ) -> dict[TopicPartition, CommittedOffset | None]:
+        """The group's committed offsets; None where there is none."""
+        group_id = self._require_group()
+        found = await fetch_committed(self.cluster, group_id, partitions, self._deadline(timeout_ms))
+        return {TopicPartition(*tp): found.get(TopicPartition(*tp)) for tp in partitions}
+
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, CommittedOffset | int] | None = None,
+        *,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Commit positions (None: of all that was handed out), with their leader epochs (E61).
+
+        Raises CommitFailedError when the group has moved on.
+        """
+        group_id = self._require_group()
+        if offsets is None:
+            values = self.commitable()
+        else:
+            values = {
+                TopicPartition(*tp): CommittedOffset(value) if isinstance(value, int) else CommittedOffset(*value)
+                for tp, value in offsets.items()
+            }
+        if not values:
+            return
+        deadline = self._deadline(timeout_ms)
+        if (member := self._member) is not None:
+            await member.commit(values, deadline)
+        else:
+            await self.cluster.retrying(deadline, lambda: commit_outside(self.cluster, group_id, values, deadline))
+
+    def commitable(self) -> dict[TopicPartition, CommittedOffset]:
+        """Positions up to which records were handed out."""
+        return {
+            tp: CommittedOffset(state.position.offset, state.position.epoch)
+            for tp, state in self.positions.items()
+            if state.position is not None and state.truncation is None
+        }
+
+    async def beginning_offsets(
+        self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        return {tp: found.offset for tp, found in (await self._look_up(partitions, EARLIEST, timeout_ms)).items()}
+
+    async def end_offsets(
+        self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """High watermarks, or last stable offsets with isolation.level=read_committed."""
+        return {tp: found.offset for tp, found in (await self._look_up(partitions, LATEST, timeout_ms)).items()}
+
+    async def offsets_for_times(
+        self, timestamps_ms: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndEpoch | None]:
+        """The first record at or after each time; None where there is none."""
+        wanted = {TopicPartition(*tp): at for tp, at in timestamps_ms.items()}
+        found = await self._list(wanted, timeout_ms)
+        return {tp: None if answer.offset < 0 else answer for tp, answer in found.items()}
+
+    async def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> list[int]:
+        answer = await self.cluster.fetch_metadata([topic], self._deadline(timeout_ms))
+        known = answer.topics.get(topic)
+        return [] if known is None else sorted(known.partitions)
+
+    async def _look_up(
+        self, partitions: Collection[TopicPartition], spec: int, timeout_ms: float | None
+    ) -> dict[TopicPartition, OffsetAndEpoch]:
+        return await self._list({TopicPartition(*tp): spec for tp in partitions}, timeout_ms)
+
+    async def _list(
+        self, wanted: Mapping[TopicPartition, OffsetSpec], timeout_ms: float | None
+    ) -> dict[TopicPartition, OffsetAndEpoch]:
+        isolation = int(self.config["isolation.level"] == "read_committed")
+        deadline = self._deadline(timeout_ms)
+        return await list_offsets(self.cluster, wanted, deadline=deadline, isolation_level=isolation)
+
+    def _require_group(self) -> str:
+        group_id: str | None = self.config["group.id"]
+        if not group_id:
+            raise OperatorError("Committed offsets belong to a group", "Set group.id.")
+        return group_id
+
+    def _deadline(self, timeout_ms: float | None) -> Deadline:
+        return Deadline(self.config["default.api.timeout.ms"] if timeout_ms is None else timeout_ms)

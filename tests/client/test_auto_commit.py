@@ -1,0 +1,105 @@
+"""When a consumer commits by itself, and what."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fenceline.client import auto_commit
+from fenceline.client.auto_commit import AutoCommit, Offsets
+from fenceline.client.config import ClientConfig
+from fenceline.client.offsets import CommittedOffset
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+
+TP = TopicPartition("t", 0)
+TEN_S = {"group.id": "g", "auto.commit.interval.ms": 10_000}
+
+
+class Caller:
+    """A consumer that was handed out everything before `position`, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fault: Exception | None = None, **settings: Any) -> None:
+        self.now_s = 1000.0
+        self.position = 0
+        self.sent: list[tuple[Offsets, float | None]] = []
+        self._fault = fault
+        monkeypatch.setattr(auto_commit.time, "monotonic", lambda: self.now_s)
+        config = ClientConfig.parse("consumer", "h", {**TEN_S, **settings})
+        self.subject = AutoCommit(config, lambda: {TP: CommittedOffset(self.position)}, self._commit)
+
+    async def _commit(self, offsets: Offsets, timeout_ms: float | None) -> None:
+        self.sent.append((offsets, timeout_ms))
+        if self._fault is not None:
+            raise self._fault
+
+    def offsets(self) -> list[int]:
+        return [offsets[TP].offset for offsets, _ in self.sent]
+
+
+def run(work: Callable[[], None], caller: Caller) -> None:
+    async def steps() -> None:
+        work()
+        await asyncio.gather(*caller.subject._under_way)
+
+    asyncio.run(steps())
+
+
+def test_a_commit_covers_what_was_handed_out_before_the_poll_that_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = Caller(monkeypatch)
+
+    def polls() -> None:
+        caller.subject.when_due()
+        caller.position = 5
+        caller.now_s += 9.9
+        caller.subject.when_due()
+        caller.now_s += 0.1
+        caller.subject.when_due()
+        caller.position = 8
+
+    run(polls, caller)
+    assert caller.offsets() == [5]
+
+
+def test_an_assignment_starts_the_interval_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = Caller(monkeypatch)
+
+    def polls() -> None:
+        caller.subject.when_due()
+        caller.now_s += 9
+        caller.subject.start_interval()
+        caller.now_s += 9
+        caller.subject.when_due()
+
+    run(polls, caller)
+    assert caller.sent == []
+
+
+@pytest.mark.parametrize("settings", [{"enable.auto.commit": False}, {"group.id": ""}])
+def test_nothing_is_sent_when_it_is_off(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+    caller = Caller(monkeypatch, **settings)
+
+    def polls() -> None:
+        caller.subject.when_due()
+        caller.now_s += 11
+        caller.subject.when_due()
+
+    run(polls, caller)
+    asyncio.run(caller.subject.before_giving_up())
+    assert caller.sent == []
+
+
+def test_giving_up_commits_now_and_a_refusal_is_only_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caller = Caller(monkeypatch, OperatorError("the group moved on", "poll"))
+    caller.position = 3
+    with caplog.at_level(logging.WARNING, "fenceline.client"):
+        asyncio.run(caller.subject.before_giving_up())
+    assert caller.offsets() == [3]
+    assert caller.sent[0][1] == 5_000
+    assert "auto commit failed: the group moved on" in caplog.text
