@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 JARS := .cache/kafka-$(KAFKA_VERSION)
 LOCK_STAMP := $(VENV)/.locked
 BUILD_STAMP := $(VENV)/.built
-KERNEL_SOURCES := pyproject.toml setup.py $(wildcard src/fenceline/*/*.pyx)
+KERNEL_SOURCES := pyproject.toml setup.py $(wildcard src/fenceline/*/*.pyx src/fenceline/*/*.pxd)
 
 .PHONY: help setup demo test bench lint format soak lock jars java clean
 

@@ -1,6 +1,12 @@
-"""Builds the optional Cython kernel; without a compiler the pure-Python twin is used."""
+"""Builds the optional Cython modules; without a compiler their pure-Python twins are used."""
 
 from setuptools import Extension, setup
+
+MODULES = {
+    "fenceline.records._kernel": "src/fenceline/records/_kernel.pyx",
+    "fenceline.log._tail": "src/fenceline/log/_tail.pyx",
+    "fenceline.node._plain_produce": "src/fenceline/node/_plain_produce.pyx",
+}
 
 try:
     from Cython.Build import cythonize
@@ -8,14 +14,8 @@ except ImportError:
     extensions = []
 else:
     extensions = cythonize(
-        [
-            Extension(
-                "fenceline.records._kernel",
-                ["src/fenceline/records/_kernel.pyx"],
-                optional=True,
-                extra_compile_args=["-O3"],
-            )
-        ],
+        [Extension(name, [source], optional=True, extra_compile_args=["-O3"]) for name, source in MODULES.items()],
+        include_path=["src"],
         compiler_directives={"language_level": "3"},
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.records import kernel
 from fenceline.records.batch import Codec, TimestampType, crc_is_valid, read_header
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_batch
@@ -125,20 +124,3 @@ def test_a_coordinator_may_write_control_records() -> None:
     assert validate(batch, "to-lz4", from_client=False).header.codec is Codec.NONE
     with pytest.raises(RecordsError):
         validate(batch, "to-lz4")
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_quick_way_accepts_only_what_the_full_checks_leave_alone(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`kernel.accept_plain` may pass on a batch, never judge it otherwise."""
-    for compressed in (True, False):
-        try:
-            quick = validate(case.make(NOW), case.topic, version=case.version, check_compressed=compressed)
-        except RecordsError:
-            continue
-        with monkeypatch.context() as patch:
-            patch.setattr(kernel, "accept_plain", lambda *_: None)
-            full = validate(case.make(NOW), case.topic, version=case.version, check_compressed=compressed)
-        assert quick.header == full.header or quick.rebuilt
-        assert quick.rebuilt == full.rebuilt

@@ -35,14 +35,12 @@ from fenceline.log.reading import FoundOffset, LogRead, NotResident, Request
 from fenceline.log.recovery import METADATA_FILE, RecoveryReport, apply_to_producers, load, read_end_marker
 from fenceline.log.scan import Found
 from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
+from fenceline.log.tail import NOT_PLAIN, WRITE_BYTES, LogTail
 from fenceline.records.batch import BatchHeader, assign_in_place, check_crc, iter_headers, read_header
-from fenceline.records.validate import validate_produced
+from fenceline.records.validate import ZSTD_SINCE_VERSION, validate_produced
 
 NEWEST_PRODUCE_VERSION: Final = 13
 HINTS_KEPT: Final = 8
-WRITE_BYTES: Final = 64 << 10
-"""Bytes in one write call: measured to cost less CPU, and to vary less, than writing a large batch at once on the
-virtual machine at hand. Why is not proven (`docs/decisions/005-what-made-the-server-fast.md`)."""
 
 
 class AppendInfo(NamedTuple):
@@ -57,13 +55,14 @@ class AppendInfo(NamedTuple):
     size_bytes: int
 
 
-class PartitionLog:
+class PartitionLog(LogTail):
     """One thread of control. Methods that may wait for the disk say "for a thread"; only one of them at a time."""
+
+    segments: list[Segment]
 
     __slots__ = (
         "__weakref__",
         "_bases",
-        "_disk",
         "_files",
         "_flushing",
         "_high_watermark",
@@ -71,19 +70,11 @@ class PartitionLog:
         "_new_files",
         "_unsaved",
         "_unsaved_snapshots",
-        "config",
         "directory",
-        "epochs",
         "jitter_ms",
         "last_flush_ms",
-        "log_end_offset",
-        "log_start_offset",
-        "offline",
-        "producers",
         "recovery",
         "recovery_point",
-        "segments",
-        "size_bytes",
         "topic_id",
         "topic_partition",
     )
@@ -100,25 +91,16 @@ class PartitionLog:
         log_start_offset: int = 0,
     ) -> None:
         """An empty log; `PartitionLog.open` reads what is on the disk."""
-        self._disk = disk
+        super().__init__(disk, config, EpochCache(), ProducerStates(), log_start_offset)
         self._files = files
         self.directory = directory
         self.topic_partition = topic_partition
         self.topic_id = topic_id
-        self.config = config
-        self.log_start_offset = log_start_offset
-        self.log_end_offset = log_start_offset
         self._high_watermark = log_start_offset
         self.recovery_point = log_start_offset
-        self.size_bytes = 0
-        self.segments: list[Segment] = []
         self._bases: list[int] = []
-        self.epochs = EpochCache()
-        self.producers = ProducerStates()
         self.recovery: RecoveryReport | None = None
         """What opening did; None for a log that was never written."""
-        self.offline: StorageError | None = None
-        """Why nothing can be written any more; None while all is well."""
         self.last_flush_ms = 0
         self.jitter_ms: Callable[[int], int] | None = None
         """Draws a segment's share of `segment.jitter.ms`; None: no jitter."""
@@ -252,6 +234,10 @@ class PartitionLog:
         assert leader_epoch >= latest_epoch or leader_epoch < 0, "a leader never writes with an older epoch"
         if origin is not Origin.CLIENT:
             return self._append_own(records, leader_epoch, now_ms, origin, transaction_version)
+        if version >= ZSTD_SINCE_VERSION:
+            base = self.append_plain(records, leader_epoch, now_ms)
+            if base != NOT_PLAIN:
+                return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, records.nbytes)
         payload, header, log_append_time_ms, _ = validate_produced(
             records,
             version=version,
@@ -262,7 +248,8 @@ class PartitionLog:
             now_ms=now_ms,
             timestamp_before_max_ms=config.timestamp_before_max_ms,
             timestamp_after_max_ms=config.timestamp_after_max_ms,
-            compacted="compact" in config.cleanup_policy,
+            compacted=config.compacted,
+            check_compressed=config.validate_compressed_records,
         )
         base = self.log_end_offset
         last = base + header.last_offset_delta
@@ -389,12 +376,11 @@ class PartitionLog:
             while written < size:
                 written += self._disk.write(fd, payload[written : written + WRITE_BYTES])
         except OSError as error:
-            self._cut_partial_write(segment, error)
-            raise StorageError.of(f"appending to {segment.path}", error) from error
+            raise self._write_failed(segment, error) from error
         return segment
 
-    def _cut_partial_write(self, segment: Segment, reason: OSError) -> None:
-        """Bytes past `size_bytes` were never shown to anybody: the only place where a file shrinks."""
+    def _write_failed(self, segment: Segment, reason: OSError) -> StorageError:
+        """Cut back a partial write: bytes past `size_bytes` were never shown to anybody. Only here a file shrinks."""
         try:
             self._disk.truncate(segment.fd, segment.size_bytes)
         except OSError as error:
@@ -403,6 +389,7 @@ class PartitionLog:
                 f"write ({reason.strerror}): the partition takes no more records until the node is restarted",
                 error.errno or 0,
             )
+        return StorageError.of(f"appending to {segment.path}", reason)
 
     # -- segments -----------------------------------------------------------------------------------------------
 
@@ -413,7 +400,7 @@ class PartitionLog:
         if segment.size_bytes == 0:
             return False
         first_ms = segment.first_timestamp_ms
-        waited_ms = newest_ms - first_ms if first_ms is not None and first_ms >= 0 else now_ms - segment.created_ms
+        waited_ms = newest_ms - first_ms if first_ms >= 0 else now_ms - segment.created_ms
         if waited_ms > config.segment_ms - segment.jitter_ms:
             return True
         index, time_index = segment.index, segment.time_index

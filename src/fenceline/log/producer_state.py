@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.log.tail import BatchSeen, Producer
 from fenceline.records.batch import BatchHeader
 from fenceline.records.crc import crc32c
 
 MAX_SEQUENCE: Final = (1 << 31) - 1
-BATCHES_KEPT: Final = 5
 SNAPSHOT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">hI")
 _COUNT: Final = struct.Struct(">i")
@@ -40,14 +39,6 @@ class Origin(Enum):
     CLIENT = "client"
     COORDINATOR = "coordinator"
     REPLICATION = "replication"
-
-
-class BatchSeen(NamedTuple):
-    first_sequence: int
-    last_sequence: int
-    first_offset: int
-    last_offset: int
-    timestamp_ms: int
 
 
 class EndMarker(NamedTuple):
@@ -64,26 +55,6 @@ class CompletedTransaction(NamedTuple):
     last_offset: int
     aborted: bool
     last_stable_offset: int
-
-
-@dataclass(slots=True)
-class Producer:
-    """One producer id. `transaction_first_offset` is -1 when none is open."""
-
-    producer_id: int
-    epoch: int
-    coordinator_epoch: int
-    last_timestamp_ms: int
-    transaction_first_offset: int
-    batches: list[BatchSeen]
-
-    @property
-    def last_sequence(self) -> int:
-        return self.batches[-1].last_sequence if self.batches else -1
-
-    @property
-    def last_offset(self) -> int:
-        return self.batches[-1].last_offset if self.batches else -1
 
 
 class BadSnapshot(Exception):
@@ -186,21 +157,21 @@ class ProducerStates:
 
     def record(self, header: BatchHeader, base_offset: int) -> None:
         """A data batch of a producer id is in the log, its first record at `base_offset`."""
-        last_offset = base_offset + header.last_offset_delta
-        seen = BatchSeen(header.base_sequence, header.last_sequence, base_offset, last_offset, header.max_timestamp)
         producer = self._producers.get(header.producer_id)
         if producer is None:
-            producer = Producer(header.producer_id, header.producer_epoch, -1, header.max_timestamp, -1, [seen])
+            producer = Producer(header.producer_id, header.producer_epoch, -1, header.max_timestamp, -1)
             self._producers[header.producer_id] = producer
-        else:
-            batches = producer.batches
-            if producer.epoch != header.producer_epoch:
-                producer.epoch = header.producer_epoch
-                batches.clear()
-            elif len(batches) >= BATCHES_KEPT:
-                del batches[0]
-            batches.append(seen)
-            producer.last_timestamp_ms = header.max_timestamp
+        elif producer.epoch != header.producer_epoch:
+            producer.epoch = header.producer_epoch
+            producer.forget_batches()
+        producer.last_timestamp_ms = header.max_timestamp
+        producer.remember(
+            header.base_sequence,
+            header.last_sequence,
+            base_offset,
+            base_offset + header.last_offset_delta,
+            header.max_timestamp,
+        )
         if header.is_transactional and producer.transaction_first_offset < 0:
             producer.transaction_first_offset = base_offset
             self._ongoing[base_offset] = producer.producer_id
@@ -209,12 +180,12 @@ class ProducerStates:
         """An end marker is in the log at `offset`; None when it ended nothing."""
         producer = self._producers.get(header.producer_id)
         if producer is None:
-            producer = Producer(header.producer_id, header.producer_epoch, -1, marker.timestamp_ms, -1, [])
+            producer = Producer(header.producer_id, header.producer_epoch, -1, marker.timestamp_ms, -1)
             self._producers[header.producer_id] = producer
         first = producer.transaction_first_offset
         if producer.epoch != header.producer_epoch:
             producer.epoch = header.producer_epoch
-            producer.batches.clear()
+            producer.forget_batches()
         producer.coordinator_epoch = marker.coordinator_epoch
         producer.last_timestamp_ms = marker.timestamp_ms
         producer.transaction_first_offset = -1
@@ -265,7 +236,8 @@ class ProducerStates:
         """Snapshot version 1. Only the last batch of each producer survives in it, as in Kafka."""
         parts = [_COUNT.pack(len(self._producers))]
         for producer in self._producers.values():
-            last = producer.batches[-1] if producer.batches else BatchSeen(-1, -1, -1, -1, -1)
+            batches = producer.batches
+            last = batches[-1] if batches else BatchSeen(-1, -1, -1, -1, -1)
             parts.append(
                 _ENTRY.pack(
                     producer.producer_id,
@@ -298,10 +270,10 @@ class ProducerStates:
             if first < 0 and now_ms - timestamp_ms >= expiration_ms:
                 continue
             first_sequence = (last_sequence - delta) & MAX_SEQUENCE if last_sequence >= 0 else -1
-            seen = BatchSeen(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp_ms)
-            self._producers[producer_id] = Producer(
-                producer_id, epoch, coordinator_epoch, timestamp_ms, first, [seen] if last_offset >= 0 else []
-            )
+            producer = Producer(producer_id, epoch, coordinator_epoch, timestamp_ms, first)
+            if last_offset >= 0:
+                producer.remember(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp_ms)
+            self._producers[producer_id] = producer
             if first >= 0:
                 self._ongoing[first] = producer_id
         self._ongoing = dict(sorted(self._ongoing.items()))

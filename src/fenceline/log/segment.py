@@ -20,6 +20,7 @@ from fenceline.log.index import (
     encode_aborted,
 )
 from fenceline.log.scan import scan
+from fenceline.log.tail import SegmentTail
 
 MAX_RELATIVE_OFFSET: Final = (1 << 31) - 1
 SMALL_INDEX_BYTES: Final = 512
@@ -32,58 +33,26 @@ def stem(directory: str, base_offset: int) -> str:
     return f"{directory}/{base_offset:020d}"
 
 
-class Segment:
+class Segment(SegmentTail):
     """Offsets `base_offset` up to `next_offset`, bytes 0 up to `size_bytes`.
 
     `next_offset` of a sealed segment that was not read since the start is the base of the one after it.
     Invariant: the file has at least `size_bytes` bytes, and they are whole batches.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "aborted",
-        "base_offset",
-        "bytes_since_index",
-        "created_ms",
-        "disk",
-        "fd",
-        "first_timestamp_ms",
-        "index",
-        "indexes_saved",
-        "jitter_ms",
-        "last_batch_offset",
-        "last_batch_position",
-        "max_timestamp_ms",
-        "max_timestamp_offset",
-        "next_offset",
-        "path",
-        "recently_used",
-        "sealed",
-        "size_bytes",
-        "time_index",
-    )
+    __slots__ = ("__weakref__", "aborted", "disk", "path", "sealed")
 
     def __init__(self, disk: Disk, directory: str, base_offset: int, created_ms: int) -> None:
+        super().__init__()
         self.disk = disk
         self.path = stem(directory, base_offset) + ".log"
         self.base_offset = base_offset
         self.next_offset = base_offset
-        self.size_bytes = 0
         self.created_ms = created_ms
-        self.jitter_ms = 0
-        self.first_timestamp_ms: int | None = None
-        self.max_timestamp_ms = -1
-        self.max_timestamp_offset = -1
-        self.bytes_since_index = 0
-        self.last_batch_offset = -1
-        self.last_batch_position = -1
-        self.index: OffsetIndex | None = OffsetIndex()
-        self.time_index: TimeIndex | None = TimeIndex()
+        self.index = OffsetIndex()
+        self.time_index = TimeIndex()
         self.aborted: list[AbortedTransaction] | None = []
-        self.indexes_saved = False
         self.sealed = False
-        self.fd = -1
-        self.recently_used = False
 
     @property
     def stem(self) -> str:
@@ -104,30 +73,6 @@ class Segment:
             self.time_index = None
 
     # -- writing ------------------------------------------------------------------------------------------------
-
-    def appended(
-        self, base_offset: int, last_offset: int, max_timestamp_ms: int, size_bytes: int, interval_bytes: int
-    ) -> None:
-        """A batch was written at the end of the file."""
-        position = self.size_bytes
-        if position == 0:
-            self.first_timestamp_ms = max_timestamp_ms
-        if max_timestamp_ms > self.max_timestamp_ms:
-            self.max_timestamp_ms = max_timestamp_ms
-            self.max_timestamp_offset = last_offset
-        if self.bytes_since_index > interval_bytes:
-            index, time_index = self.index, self.time_index
-            if index is None or time_index is None:
-                index, time_index = self.indexes()
-            index.append(last_offset - self.base_offset, position)
-            time_index.maybe_append(self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset)
-            self.bytes_since_index = 0
-        self.bytes_since_index += size_bytes
-        self.size_bytes = position + size_bytes
-        self.next_offset = last_offset + 1
-        self.last_batch_offset = base_offset
-        self.last_batch_position = position
-        self.indexes_saved = False
 
     def seal(self) -> None:
         """No more appends: the time index gets its last entry. `save_indexes` is due, in a thread."""

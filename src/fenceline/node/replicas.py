@@ -129,21 +129,23 @@ class Replicas:
         self._log_dirs = log_dirs
         self._image = image
         self._topic_config = topic_config
-        self._by_name: dict[tuple[str, int], Replica] = {}
-        self._by_id: dict[tuple[bytes, int], Replica] = {}
+        self.open_by_name: dict[tuple[str, int], Replica] = {}
+        """Replicas in use by topic name and partition."""
+        self.open_by_id: dict[tuple[bytes, int], Replica] = {}
+        """The same ones by the 16 bytes of the topic id and partition."""
         self._configs: dict[str, LogConfig] = {}
         self.offline: dict[TopicPartition, str] = {}
 
     def __len__(self) -> int:
-        return len(self._by_name)
+        return len(self.open_by_name)
 
     def __iter__(self) -> Iterator[Replica]:
         """The replicas in use; a snapshot, safe against changes."""
-        return iter(list(self._by_name.values()))
+        return iter(list(self.open_by_name.values()))
 
     def get(self, topic: str, index: int) -> Replica | None:
         """The replica of a partition on this node, or None when this node has none."""
-        replica = self._by_name.get((topic, index))
+        replica = self.open_by_name.get((topic, index))
         if replica is None:
             image = self._image().topics_by_name.get(topic)
             replica = self._open(image, index) if image is not None else None
@@ -151,16 +153,16 @@ class Replicas:
 
     def log_end_offset(self, topic_partition: TopicPartition) -> int | None:
         """Of a replica in use; None when it is not."""
-        replica = self._by_name.get(topic_partition)
+        replica = self.open_by_name.get(topic_partition)
         return replica.log.log_end_offset if replica is not None else None
 
     def holds(self, replica: Replica) -> bool:
         """Whether this very replica is still in service, neither deleted nor taken offline."""
-        return self._by_name.get(replica.topic_partition) is replica
+        return self.open_by_name.get(replica.topic_partition) is replica
 
     def by_id(self, topic_id: bytes, index: int) -> Replica | None:
         """As `get`, by the topic id's 16 bytes."""
-        replica = self._by_id.get((topic_id, index))
+        replica = self.open_by_id.get((topic_id, index))
         if replica is None:
             image = self._image().topics_by_id.get(UUID(bytes=topic_id))
             replica = self._open(image, index) if image is not None else None
@@ -172,9 +174,9 @@ class Replicas:
         Raises PeerError in the order of `epochs.md E4`: 56 offline, 100 or 3 unknown, 6 not leader.
         """
         if topic_id is not None:
-            replica = self._by_id.get((topic_id, index)) or self.by_id(topic_id, index)
+            replica = self.open_by_id.get((topic_id, index)) or self.by_id(topic_id, index)
         else:
-            replica = self._by_name.get((topic or "", index)) or self.get(topic or "", index)
+            replica = self.open_by_name.get((topic or "", index)) or self.get(topic or "", index)
         if replica is None:
             self._raise_missing(topic, topic_id, index)
             raise AssertionError("unreachable")
@@ -238,7 +240,7 @@ class Replicas:
             elif resource.type is ConfigResourceType.BROKER:
                 self.reload_config()
         for changed in delta.changed_partitions:
-            replica = self._by_name.get((changed.topic, changed.index))
+            replica = self.open_by_name.get((changed.topic, changed.index))
             if replica is not None:
                 self._follow(replica, changed.after)
 
@@ -279,8 +281,8 @@ class Replicas:
             return None
         replica = Replica(topic_partition, topic.id, partition_log, None, config)
         self._follow(replica, partition)
-        self._by_name[topic_partition.topic, index] = replica
-        self._by_id[topic.id.bytes, index] = replica
+        self.open_by_name[topic_partition.topic, index] = replica
+        self.open_by_id[topic.id.bytes, index] = replica
         return replica
 
     def _follow(self, replica: Replica, partition: PartitionImage) -> None:
@@ -309,7 +311,7 @@ class Replicas:
 
     def storage_failed(self, replica: Replica, error: StorageError) -> None:
         """A flush or a read met the disk's trouble: where it will not pass by itself, the partition goes offline."""
-        if self._by_name.get(replica.topic_partition) is not replica:
+        if self.open_by_name.get(replica.topic_partition) is not replica:
             return  # deleted meanwhile, perhaps created anew: its files are gone with reason
         if error.errno in _PASSING and replica.log.offline is None:
             log.warning("disk access failed", partition=str(replica.topic_partition), reason=error.message)
@@ -320,9 +322,9 @@ class Replicas:
         """Take one partition out of service; the others go on. The operator reads why and what to do."""
         self.offline[topic_partition] = reason
         log.error("partition offline", partition=str(topic_partition), reason=reason, advice=advice)
-        replica = self._by_name.pop(topic_partition, None)
+        replica = self.open_by_name.pop(topic_partition, None)
         if replica is not None:
-            self._by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
+            self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             replica.end_leadership()
 
     def _drop(self, topic: TopicImage) -> None:
@@ -330,9 +332,9 @@ class Replicas:
         for index in range(len(topic.partitions)):
             topic_partition = TopicPartition(topic.name, index)
             self.offline.pop(topic_partition, None)
-            replica = self._by_name.pop(topic_partition, None)
+            replica = self.open_by_name.pop(topic_partition, None)
             if replica is not None:
-                self._by_id.pop((replica.topic_id_bytes, index), None)
+                self.open_by_id.pop((replica.topic_id_bytes, index), None)
                 replica.end_leadership()
             try:
                 removed = self._log_dirs[0].delete_partition(topic_partition)

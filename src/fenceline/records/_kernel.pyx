@@ -20,7 +20,7 @@ from fenceline.records._kernel_py import Walk, decode_name
 from fenceline.records.crc import crc32c
 from fenceline.records.errors import corrupt
 
-ABI = 3
+ABI = 4
 IS_NATIVE = True
 
 cdef enum Problem:
@@ -259,46 +259,47 @@ cdef bint _records_are_plain(
     return at == end and found == high
 
 
-def accept_plain(
-    records, Py_ssize_t max_message_bytes, int64_t now, int64_t before_max, int64_t after_max, int codec,
-    bint compacted, bint check_compressed
-):
-    cdef Py_buffer view
-    cdef const uint8_t* p
-    cdef int64_t base, high, size, earliest, latest
+cdef bint accept_plain(
+    object records, const uint8_t* p, Py_ssize_t size, int64_t now, AppendLimits* limits, PlainBatch* out
+) except -1:
+    """Whether a produced batch, the bytes of `records`, is beyond doubt and needs no change; then its facts in `out`.
+
+    False means only that the full checks (`validate.py`) must decide. The topic has create time.
+    """
+    cdef int64_t base, high, earliest, latest
     cdef int32_t last_delta, count, attributes, sequence
-    cdef int64_t producer_id
     cdef bint fine = False
-    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
-    try:
-        p = <const uint8_t*>view.buf
-        size = view.len
-        if size < 61 or size > max_message_bytes or p[16] != 2 or _be64(p) != 0 or <int64_t>_be32(p + 8) + 12 != size:
-            return None
-        attributes = p[21] << 8 | p[22]
-        if attributes & ~0x17 or attributes & 7 > 4 or (codec >= 0 and attributes & 7 != codec):
-            return None
-        last_delta, base, high = <int32_t>_be32(p + 23), _be64(p + 27), _be64(p + 35)
-        producer_id, sequence, count = _be64(p + 43), <int32_t>_be32(p + 53), <int32_t>_be32(p + 57)
-        if last_delta < 0 or count != <int64_t>last_delta + 1 or (producer_id >= 0 and sequence < 0):
-            return None
-        if base < 0 or high < base or now < 0 or before_max < 0 or after_max < 0:
-            return None
-        latest = now + after_max if after_max < INT64_MAX - now else INT64_MAX
-        earliest = now - before_max if before_max < now else 0
-        if attributes & 7:
-            fine = not compacted and not check_compressed and before_max >= now and high <= latest
-        elif count <= (size - 61) // MIN_RECORD_BYTES:
-            with nogil:
-                fine = _records_are_plain(p + 61, p + size, count, compacted, base, high, earliest, latest)
-        if not fine or crc32c(records[21:]) != _be32(p + 17):
-            return None
-        return (
-            0, 0, size, <int32_t>_be32(p + 12), 2, _be32(p + 17), attributes, last_delta, base, high, producer_id,
-            <int32_t>(<int32_t>(<uint32_t>(p[51] << 8 | p[52]) << 16) >> 16), sequence, count,
+    if size < 61 or size > limits.max_message_bytes or p[16] != 2 or _be64(p) != 0:
+        return False
+    if <int64_t>_be32(p + 8) + 12 != size:
+        return False
+    attributes = p[21] << 8 | p[22]
+    if attributes & ~0x17 or attributes & 7 > 4 or (limits.codec >= 0 and attributes & 7 != limits.codec):
+        return False
+    last_delta, base, high = <int32_t>_be32(p + 23), _be64(p + 27), _be64(p + 35)
+    sequence, count = <int32_t>_be32(p + 53), <int32_t>_be32(p + 57)
+    out.producer_id = _be64(p + 43)
+    if last_delta < 0 or count != <int64_t>last_delta + 1 or (out.producer_id >= 0 and sequence < 0):
+        return False
+    if base < 0 or high < base or now < 0 or limits.before_max_ms < 0 or limits.after_max_ms < 0:
+        return False
+    latest = now + limits.after_max_ms if limits.after_max_ms < INT64_MAX - now else INT64_MAX
+    earliest = now - limits.before_max_ms if limits.before_max_ms < now else 0
+    if attributes & 7:
+        fine = (
+            not limits.compacted and not limits.check_compressed and limits.before_max_ms >= now and high <= latest
         )
-    finally:
-        PyBuffer_Release(&view)
+    elif count <= (size - 61) // MIN_RECORD_BYTES:
+        with nogil:
+            fine = _records_are_plain(p + 61, p + size, count, limits.compacted, base, high, earliest, latest)
+    if not fine or crc32c(records[21:]) != _be32(p + 17):
+        return False
+    out.last_offset_delta = last_delta
+    out.base_sequence = sequence
+    out.producer_epoch = <int32_t>(<int32_t>(<uint32_t>(p[51] << 8 | p[52]) << 16) >> 16)
+    out.transactional = attributes & 0x10 != 0
+    out.max_timestamp = high
+    return True
 
 
 cdef inline object _bytes(Span span):

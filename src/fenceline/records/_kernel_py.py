@@ -18,7 +18,7 @@ from fenceline.records.errors import corrupt
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-ABI: Final = 3
+ABI: Final = 4
 """Raised with every change of this interface, so that a stale build of the other twin is noticed."""
 IS_NATIVE: Final = False
 
@@ -83,24 +83,6 @@ def _varlong(view: bytes, position: int, end: int, index: int) -> tuple[int, int
 
 def wrap64(value: int) -> int:
     return ((value - _INT64_MIN) & _MASK64) + _INT64_MIN
-
-
-def accept_plain(
-    records: Buffer,
-    max_message_bytes: int,
-    now_ms: int,
-    before_max_ms: int,
-    after_max_ms: int,
-    codec: int,
-    compacted: bool,
-    check_compressed: bool,
-) -> tuple[int, ...] | None:
-    """The fields of `BatchHeader` when a produced batch is beyond doubt and needs no change.
-
-    None means only that the full checks (`validate.py`) must decide; this twin always leaves it to them. `codec` -1
-    stands for the producer's; the topic has create time.
-    """
-    return None
 
 
 class ParsedRecord(NamedTuple):

@@ -12,7 +12,7 @@ from fenceline.records import _columns_py, _kernel_py
 
 if TYPE_CHECKING:
     from fenceline.records._columns_py import ColumnBuilder, Columns, encode_columns, hash_column
-    from fenceline.records._kernel_py import IS_NATIVE, Walk, accept_plain, append_record, decode, encode, murmur2, walk
+    from fenceline.records._kernel_py import IS_NATIVE, Walk, append_record, decode, encode, murmur2, walk
 else:
 
     def _native():
@@ -31,7 +31,6 @@ else:
     Columns = _columns_py.Columns
     Walk = _kernel_py.Walk
     IS_NATIVE = _records.IS_NATIVE
-    accept_plain = _records.accept_plain
     append_record = _records.append_record
     decode = _records.decode
     encode = _records.encode
@@ -46,7 +45,6 @@ __all__ = [
     "ColumnBuilder",
     "Columns",
     "Walk",
-    "accept_plain",
     "append_record",
     "decode",
     "encode",

@@ -44,7 +44,7 @@ _MIN_LENGTH: Final = 14  # the smallest length field Kafka lets through to the c
 _UP_TO_MAGIC: Final = 17
 _MAX_RECORD_ERRORS_IN_MESSAGE: Final = 3
 _LENGTH: Final = struct.Struct(">i")
-_ZSTD_SINCE_VERSION: Final = 7
+ZSTD_SINCE_VERSION: Final = 7
 
 
 class Validated(NamedTuple):
@@ -82,20 +82,6 @@ def validate_produced(
     (control records, other base offsets), for batches that a coordinator of this node writes. Raises RecordsError with
     Kafka's code.
     """
-    if from_client and timestamp_type is TimestampType.CREATE_TIME and version >= _ZSTD_SINCE_VERSION:
-        fields = kernel.accept_plain(
-            records,
-            max_message_bytes,
-            now_ms,
-            timestamp_before_max_ms,
-            timestamp_after_max_ms,
-            -1 if target_codec is None else target_codec,
-            compacted,
-            check_compressed,
-        )
-        if fields is not None:
-            header = tuple.__new__(BatchHeader, fields)
-            return tuple.__new__(Validated, (_writable(records) if records.readonly else records, header, -1, False))
     header = _single_batch(records, version)
     if from_client and header.base_offset != 0:
         raise _invalid(f"the base offset of a produced batch must be 0, not {header.base_offset}")
@@ -148,10 +134,10 @@ def _single_batch(records: memoryview, version: int) -> BatchHeader:
     if size < BATCH_OVERHEAD:
         raise corrupt(f"the batch claims {size} bytes, less than its header")
     header = read_header(records[:size])
-    if version < _ZSTD_SINCE_VERSION and header.attributes & 7 == Codec.ZSTD:
+    if version < ZSTD_SINCE_VERSION and header.attributes & 7 == Codec.ZSTD:
         raise RecordsError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-            f"zstd needs Produce version {_ZSTD_SINCE_VERSION} or later, this was version {version}",
+            f"zstd needs Produce version {ZSTD_SINCE_VERSION} or later, this was version {version}",
             is_framing=True,
         )
     if size < records.nbytes and _batch_size(records, size) is not None:

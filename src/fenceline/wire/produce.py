@@ -42,6 +42,7 @@ __all__ = [
     "encode_response",
     "parse_request",
     "parse_response",
+    "put_flexible_result",
 ]
 
 MIN_VERSION: Final = 3
@@ -252,7 +253,7 @@ def encode_response(version: int, response: ProduceResponse) -> bytes:
         put_count(out, len(run), flexible)
         for result in run:
             if flexible:
-                _put_flexible_result(out, version, result)
+                put_flexible_result(out, version, result)
             else:
                 _put_legacy_result(out, version, result)
         if flexible:
@@ -263,7 +264,8 @@ def encode_response(version: int, response: ProduceResponse) -> bytes:
     return bytes(out)
 
 
-def _put_flexible_result(out: bytearray, version: int, result: PartitionResult) -> None:
+def put_flexible_result(out: bytearray, version: int, result: PartitionResult) -> None:
+    """One partition's outcome, versions 9 to 13."""
     _, _, index, code, base_offset, append_time_ms, log_start, record_errors, message, leader = result
     if not record_errors and message is None and leader is None:
         out += _RESULT_PLAIN.pack(index, code, base_offset, append_time_ms, log_start, 1, 0, 0)

@@ -1,0 +1,195 @@
+"""The end of a log in Python: twin of `_tail.pyx`, and where its classes are documented.
+
+Owns what every append moves: offsets and sizes, the facts of the segment that is written, the last batches of each
+producer. Never rolls, opens, flushes or refuses: what is not plain is left to `partition_log.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from fenceline.log.config import LogConfig
+    from fenceline.log.disk import Disk
+    from fenceline.log.epoch_cache import EpochCache
+    from fenceline.log.errors import StorageError
+    from fenceline.log.index import OffsetIndex, TimeIndex
+    from fenceline.log.producer_state import ProducerStates
+
+ABI: Final = 1
+"""Changes with every change of `_tail.pyx` or `_tail.pxd`, so that a build of older sources is not used."""
+
+BATCHES_KEPT: Final = 5
+WRITE_BYTES: Final = 64 << 10
+"""Bytes in one write call: measured to cost less CPU, and to vary less, than writing a large batch at once on the
+virtual machine at hand. Why is not proven (`docs/decisions/005-what-made-the-server-fast.md`)."""
+NOT_PLAIN: Final = -1
+
+
+class BatchSeen(NamedTuple):
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+    timestamp_ms: int
+
+
+class Producer:
+    """One producer id. `transaction_first_offset` is -1 when none is open. Knows its last five batches."""
+
+    __slots__ = (
+        "_batches",
+        "coordinator_epoch",
+        "epoch",
+        "last_timestamp_ms",
+        "producer_id",
+        "transaction_first_offset",
+    )
+
+    def __init__(
+        self,
+        producer_id: int,
+        epoch: int,
+        coordinator_epoch: int,
+        last_timestamp_ms: int,
+        transaction_first_offset: int,
+    ) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.coordinator_epoch = coordinator_epoch
+        self.last_timestamp_ms = last_timestamp_ms
+        self.transaction_first_offset = transaction_first_offset
+        self._batches: list[BatchSeen] = []
+
+    @property
+    def batches(self) -> list[BatchSeen]:
+        """The last batches, oldest first; a copy."""
+        return self._batches[:]
+
+    @property
+    def last_sequence(self) -> int:
+        return self._batches[-1].last_sequence if self._batches else -1
+
+    @property
+    def last_offset(self) -> int:
+        return self._batches[-1].last_offset if self._batches else -1
+
+    def remember(
+        self, first_sequence: int, last_sequence: int, first_offset: int, last_offset: int, timestamp_ms: int
+    ) -> None:
+        """A batch was written; the oldest one is forgotten for it."""
+        if len(self._batches) == BATCHES_KEPT:
+            del self._batches[0]
+        self._batches.append(BatchSeen(first_sequence, last_sequence, first_offset, last_offset, timestamp_ms))
+
+    def forget_batches(self) -> None:
+        self._batches.clear()
+
+
+class SegmentTail:
+    """What an append changes of the segment that is written. See `segment.Segment`."""
+
+    __slots__ = (
+        "base_offset",
+        "bytes_since_index",
+        "created_ms",
+        "fd",
+        "first_timestamp_ms",
+        "index",
+        "indexes_saved",
+        "jitter_ms",
+        "last_batch_offset",
+        "last_batch_position",
+        "max_timestamp_ms",
+        "max_timestamp_offset",
+        "next_offset",
+        "recently_used",
+        "size_bytes",
+        "time_index",
+    )
+
+    def __init__(self) -> None:
+        self.base_offset = 0
+        self.next_offset = 0
+        self.size_bytes = 0
+        self.created_ms = 0
+        self.jitter_ms = 0
+        self.first_timestamp_ms = -1
+        """Of the first batch; -1 when it is not known or has none."""
+        self.max_timestamp_ms = -1
+        self.max_timestamp_offset = -1
+        self.bytes_since_index = 0
+        self.last_batch_offset = -1
+        self.last_batch_position = -1
+        self.index: OffsetIndex | None = None
+        self.time_index: TimeIndex | None = None
+        self.indexes_saved = False
+        self.recently_used = False
+        self.fd = -1
+
+    def indexes(self) -> tuple[OffsetIndex, TimeIndex]:
+        """Both indexes, from the disk when they are not in memory."""
+        raise NotImplementedError
+
+    def appended(
+        self, base_offset: int, last_offset: int, max_timestamp_ms: int, size_bytes: int, interval_bytes: int
+    ) -> None:
+        """A batch was written at the end of the file."""
+        position = self.size_bytes
+        if position == 0:
+            self.first_timestamp_ms = max_timestamp_ms
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = max_timestamp_ms
+            self.max_timestamp_offset = last_offset
+        if self.bytes_since_index > interval_bytes:
+            index, time_index = self.index, self.time_index
+            if index is None or time_index is None:
+                index, time_index = self.indexes()
+            index.append(last_offset - self.base_offset, position)
+            time_index.maybe_append(self.max_timestamp_ms, self.max_timestamp_offset - self.base_offset)
+            self.bytes_since_index = 0
+        self.bytes_since_index += size_bytes
+        self.size_bytes = position + size_bytes
+        self.next_offset = last_offset + 1
+        self.last_batch_offset = base_offset
+        self.last_batch_position = position
+        self.indexes_saved = False
+
+
+class LogTail:
+    """What an append changes of its log. See `partition_log.PartitionLog`."""
+
+    __slots__ = (
+        "_disk",
+        "config",
+        "epochs",
+        "log_end_offset",
+        "log_start_offset",
+        "offline",
+        "producers",
+        "segments",
+        "size_bytes",
+    )
+
+    def __init__(
+        self, disk: Disk, config: LogConfig, epochs: EpochCache, producers: ProducerStates, log_start_offset: int
+    ) -> None:
+        self._disk = disk
+        self.config = config
+        self.epochs = epochs
+        self.producers = producers
+        self.log_start_offset = log_start_offset
+        self.log_end_offset = log_start_offset
+        self.size_bytes = 0
+        self.segments: list[Any] = []
+        self.offline: StorageError | None = None
+        """Why nothing can be written any more; None while all is well."""
+
+    def append_plain(self, records: memoryview, leader_epoch: int, now_ms: int) -> int:
+        """Append one produced batch that is beyond doubt; its base offset, or NOT_PLAIN with nothing changed.
+
+        Beyond doubt is the next batch of a known producer, or of none, that needs no change but its offset and epoch,
+        in a segment that is open and has room. Everything else is for `PartitionLog.append_as_leader`, as is every
+        error but StorageError; this twin leaves all of it.
+        """
+        return NOT_PLAIN

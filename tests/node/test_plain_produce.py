@@ -1,0 +1,244 @@
+"""The quick way of Produce against `Producing` alone: same answers, same logs, nothing changed where it steps back."""
+
+from __future__ import annotations
+
+import errno
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fenceline.ids import TopicPartition
+from fenceline.log.config import LogConfig
+from fenceline.log.open_files import OpenFiles
+from fenceline.log.partition_log import PartitionLog
+from fenceline.node import producing
+from fenceline.node.connection import PendingAnswer
+from fenceline.node.handlers.registry import RequestContext
+from fenceline.node.metrics import NodeMetrics
+from fenceline.node.producing import Producing
+from fenceline.node.replicas import Replica, Replicas
+from fenceline.records.build import build_batch
+from fenceline.replica.leader import LeaderState
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.produce import PartitionRecords, ProduceRequest, encode_request
+
+NOW = 1_700_000_000_000
+RAIN, SNOW, HIDDEN = UUID(int=11), UUID(int=12), UUID(int=13)
+NAMES = {RAIN: "rain", SNOW: "snow", HIDDEN: "__consumer_offsets"}
+needs_native = pytest.mark.skipif(producing._answer_plain is None, reason="the Cython modules are not built")
+
+
+class FullDisk(SimDisk):
+    """Takes a part of the next write and then has no room, when told so."""
+
+    room: int | None = None
+
+    def write(self, fd: int, content: Any, /) -> int:
+        if self.room is None:
+            return super().write(fd, content)
+        room, self.room = self.room, None
+        if room:
+            super().write(fd, memoryview(content)[:room])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Side:
+    """A Produce handler with three topics on a disk of its own."""
+
+    def __init__(self, configs: dict[UUID, LogConfig]) -> None:
+        self.disk = FullDisk()
+        self.disk.mkdir("/data")
+        self.refusals: list[Any] = []
+        image = SimpleNamespace(topics_by_id={}, topics_by_name={})
+        self.replicas = Replicas(
+            1, [], lambda: image, lambda topic: {}, SimpleNamespace(now_ms=lambda: NOW), lambda work, delay: None
+        )
+        files = OpenFiles(self.disk)
+        for topic_id, name in NAMES.items():
+            for index in range(3):
+                where = TopicPartition(name, index)
+                log = PartitionLog(
+                    self.disk,
+                    f"/data/{name}-{index}",
+                    topic_partition=where,
+                    topic_id=topic_id,
+                    config=configs[topic_id],
+                    files=files,
+                )
+                log.assign_epoch(5)
+                leader = LeaderState(
+                    node_id=1,
+                    leader_epoch=5,
+                    partition_epoch=0,
+                    isr=frozenset({1}),
+                    replica_count=1 if index < 2 else 3,
+                    epoch_start_offset=0,
+                )
+                replica = Replica(where, topic_id, log, leader, configs[topic_id])
+                self.replicas.open_by_name[name, index] = replica
+                self.replicas.open_by_id[topic_id.bytes, index] = replica
+        self.metrics = NodeMetrics()
+        broker: Any = SimpleNamespace(
+            partitions=self.replicas,
+            clock=SimpleNamespace(now_ms=lambda: NOW),
+            metrics=self.metrics,
+            loop=SimpleNamespace(call_soon=lambda *_: None),
+            storage_trouble=SimpleNamespace(refused=lambda *told: self.refusals.append((str(told[0]), told[1]))),
+        )
+        self.producing = Producing(broker)
+
+    def handle(self, version: int, body: bytes) -> Any:
+        context: Any = RequestContext(None, version, 77, "test", "peer", "host", "listener")  # type: ignore[arg-type]
+        try:
+            outcome = self.producing.handle(context, memoryview(bytearray(body)))
+        except MalformedRequest as error:
+            return str(error)
+        if isinstance(outcome, PendingAnswer):
+            return "pending"
+        return outcome if outcome is None else b"".join(outcome)
+
+    def state(self) -> list[Any]:
+        return [
+            self.refusals,
+            (self.metrics.produced_bytes, self.metrics.produced_partitions, self.metrics.failed_produce_partitions),
+            *(
+                (
+                    str(replica.topic_partition),
+                    replica.log.log_end_offset,
+                    replica.high_watermark,
+                    replica.log.producers.encode(),
+                    [(s.base_offset, s.size_bytes, s.max_timestamp_ms) for s in replica.log.segments],
+                    replica.log.read(0, 1 << 24, end_offset_exclusive=replica.log.log_end_offset).load(),
+                )
+                for replica in self.replicas
+            ),
+        ]
+
+
+class Both:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, configs: dict[UUID, LogConfig] | None = None) -> None:
+        chosen = dict.fromkeys(NAMES, LogConfig()) | (configs or {})
+        self.sides = [Side(chosen), Side(chosen)]
+        self._monkeypatch = monkeypatch
+
+    def handle(self, version: int, body: bytes) -> Any:
+        quick = self.sides[0].handle(version, body)
+        with self._monkeypatch.context() as patch:
+            patch.setattr(producing, "_answer_plain", None)
+            slow = self.sides[1].handle(version, body)
+        assert quick == slow
+        return quick
+
+    def check(self) -> None:
+        assert self.sides[0].state() == self.sides[1].state()
+
+
+def batch(count: int = 2, *, size: int = 20, **fields: Any) -> memoryview:
+    return memoryview(build_batch([(NOW - 5, b"k", b"v" * size, ()) for _ in range(count)], **fields))
+
+
+def body(version: int, records: list[tuple[UUID, int, memoryview | None]], acks: int = -1, **fields: Any) -> bytes:
+    partitions = [
+        PartitionRecords(
+            NAMES.get(topic, "unknown") if version < 13 else None,
+            topic.bytes if version >= 13 else None,
+            index,
+            content,
+        )
+        for topic, index, content in records
+    ]
+    request = ProduceRequest(fields.get("transactional_id"), acks, 1000, partitions)
+    return b"".join(bytes(part) for part in encode_request(version, request))
+
+
+@needs_native
+def test_the_plain_case_goes_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Both(monkeypatch)
+    for version in range(9, 14):
+        for acks in (-1, 1):
+            both.handle(version, body(version, [(RAIN, 0, batch()), (RAIN, 1, batch()), (SNOW, 0, batch())], acks))
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("left to the slow way")
+
+    monkeypatch.setattr(producing, "parse_request", refuse)
+    monkeypatch.setattr(Producing, "append", refuse)
+    answer = both.sides[0].handle(13, body(13, [(RAIN, 0, batch()), (SNOW, 0, batch())]))
+    assert int.from_bytes(answer[:4], "big") == len(answer) - 4
+    assert both.sides[0].replicas.open_by_name["rain", 0].high_watermark == 22
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_requests_are_answered_alike(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    both = Both(
+        monkeypatch,
+        {
+            SNOW: LogConfig(
+                segment_bytes=4_000,
+                min_insync_replicas=rng.choice([1, 2]),
+                flush_messages=rng.choice([LogConfig().flush_messages, 1 << 40]),
+            )
+        },
+    )
+    sequences: dict[tuple[UUID, int], int] = {}
+    topics = [RAIN, RAIN, SNOW, SNOW, HIDDEN, UUID(int=99)]
+    for _ in range(60):
+        version = rng.randint(3, 13)
+        records: list[tuple[UUID, int, memoryview | None]] = []
+        for _ in range(rng.choice([0, 1, 1, 2, 3, 6])):
+            topic = topics[rng.randint(0, 3 if rng.random() < 0.9 else 5)]
+            index = rng.randint(0, 2) if rng.random() < 0.95 else rng.choice([-1, 3, 1 << 30])
+            count = rng.randint(1, 4)
+            fields: dict[str, int] = {}
+            if rng.random() < 0.5:
+                first = sequences.get((topic, index), 0)
+                fields = {"producer_id": 3, "producer_epoch": 0, "base_sequence": first}
+                if rng.random() < 0.8:
+                    sequences[topic, index] = first + count
+            made = batch(count, size=rng.choice([1, 40, 900]), **fields)
+            if rng.random() < 0.05:
+                made[-1] ^= 1
+            records.append((topic, index, None if rng.random() < 0.03 else made))
+        if rng.random() < 0.7:
+            records.sort(key=lambda record: (record[0], record[1]))
+        acks = rng.choice([-1, -1, -1, 1, 0, 2])
+        request = body(version, records, acks, transactional_id=rng.choice([None] * 20 + ["till"]))
+        if rng.random() < 0.1:
+            request = request[: rng.randint(0, len(request))]
+        elif rng.random() < 0.1:
+            at = rng.randrange(min(60, len(request)))
+            request = request[:at] + bytes([rng.randrange(256)]) + request[at + 1 :]
+        if rng.random() < 0.05:
+            room = rng.choice([0, 7])
+            for side in both.sides:
+                side.disk.room = room
+        both.handle(version, request)
+        for side in both.sides:
+            side.disk.room = None
+    both.check()
+
+
+def test_a_partition_named_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Both(monkeypatch)
+    for version in (9, 13):
+        both.handle(version, body(version, [(RAIN, 0, batch(1)), (SNOW, 0, batch(1)), (RAIN, 0, batch(3))]))
+        both.handle(version, body(version, [(RAIN, 0, batch(1)), (RAIN, 0, batch(2))]))
+    both.check()
+
+
+def test_a_full_disk_is_told_and_the_other_partitions_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Both(monkeypatch)
+    both.handle(13, body(13, [(RAIN, 0, batch()), (RAIN, 1, batch())]))
+    for side in both.sides:
+        side.disk.room = 9
+    both.handle(13, body(13, [(RAIN, 0, batch()), (RAIN, 1, batch())]))
+    both.check()
+    assert both.sides[0].refusals == [("rain-0", 2)]
+    assert both.sides[0].replicas.open_by_name["rain", 1].log.log_end_offset == 4
+    both.handle(13, body(13, [(RAIN, 0, batch()), (RAIN, 1, batch())]))
+    both.check()
