@@ -7,7 +7,7 @@ struct.error or IndexError at the end of the buffer, which the codecs translate,
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fenceline.wire.errors import MalformedRequest
@@ -125,6 +125,23 @@ def put_endpoints_tag(out: bytearray, endpoints: Sequence[NodeEndpoint]) -> None
     out += tag
 
 
+def put_by_topic(
+    out: bytearray, partitions: Sequence[T], flexible: bool, by_id: bool, put: Callable[[bytearray, T], bytearray]
+) -> bytearray:
+    """An array of topics, each with an array of its partitions, which `put` writes. The bytearray to go on with."""
+    runs = runs_by_topic(partitions, by_id)
+    put_count(out, len(runs), flexible)
+    for run in runs:
+        first = run[0]
+        put_topic(out, first[0], first[1], flexible, by_id)
+        put_count(out, len(run), flexible)
+        for partition in run:
+            out = put(out, partition)
+        if flexible:
+            out.append(0)
+    return out
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +195,29 @@ def take_topic(
     if topic is None:
         raise MalformedRequest("a topic's name is null")
     return topic, None, position
+
+
+def take_by_topic(
+    body: memoryview,
+    position: int,
+    end: int,
+    flexible: bool,
+    by_id: bool,
+    smallest_bytes: int,
+    take: Callable[[memoryview, int, int, str | None, bytes | None], tuple[T, int]],
+) -> tuple[list[T], int]:
+    """What `put_by_topic` writes; `take(body, position, end, topic, topic_id)` reads a partition."""
+    partitions: list[T] = []
+    topics, position = take_count(body, position, end, flexible, 3)
+    for _ in range(topics):
+        topic, topic_id, position = take_topic(body, position, end, flexible, by_id)
+        count, position = take_count(body, position, end, flexible, smallest_bytes)
+        for _ in range(count):
+            partition, position = take(body, position, end, topic, topic_id)
+            partitions.append(partition)
+        if flexible:
+            position = skip_tagged_fields(body, position, end)
+    return partitions, position
 
 
 def take_records(body: memoryview, position: int, end: int, flexible: bool) -> tuple[memoryview | None, int]:

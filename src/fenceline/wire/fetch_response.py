@@ -1,0 +1,211 @@
+"""Answers to Fetch as bytes, both directions: see `fenceline.wire.fetch`.
+
+Owns the bytes around the records. Never looks into records and never copies them, except small ones on their way out.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from typing import Final
+
+from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.fetch_messages import (
+    FIRST_FLEXIBLE,
+    FIRST_WITH_ENDPOINTS,
+    FIRST_WITH_LOG_START,
+    FIRST_WITH_RACK,
+    FIRST_WITH_SESSIONS,
+    FIRST_WITH_TOPIC_IDS,
+    MAX_VERSION,
+    MIN_VERSION,
+    NO_IDS,
+    FetchedPartition,
+    FetchResponse,
+)
+from fenceline.wire.partitioned import (
+    READ_ERRORS,
+    NodeEndpoint,
+    put_by_topic,
+    put_count,
+    put_endpoints_tag,
+    put_records,
+    take_by_topic,
+    take_count,
+    take_endpoints_tag,
+    take_records,
+)
+from fenceline.wire.primitives import Buffer, skip_tagged_field, skip_tagged_fields, take_uvarint
+
+_I32: Final = struct.Struct(">i")
+_FETCHED_4: Final = struct.Struct(">ihqq")
+_FETCHED_5: Final = struct.Struct(">ihqqq")
+_FETCHED_12_PLAIN: Final = struct.Struct(">ihqqqBi")
+_ABORTED: Final = struct.Struct(">qq")
+_EPOCH_END: Final = struct.Struct(">iq")
+_LEADER: Final = struct.Struct(">ii")
+_SNAPSHOT: Final = struct.Struct(">qi")
+
+
+def encode_response(version: int, response: FetchResponse) -> list[Buffer]:
+    """The body of the answer as buffers to send in one go; large records are not copied."""
+    flexible, by_id = version >= FIRST_FLEXIBLE, version >= FIRST_WITH_TOPIC_IDS
+    buffers: list[Buffer] = []
+    out = bytearray(_I32.pack(response.throttle_ms))
+    if version >= FIRST_WITH_SESSIONS:
+        out += struct.pack(">hi", response.error_code, response.session_id)
+    put = partial(_put_flexible_fetched if flexible else _put_legacy_fetched, buffers, version)
+    out = put_by_topic(out, response.partitions, flexible, by_id, put)
+    if flexible:
+        put_endpoints_tag(out, response.node_endpoints if version >= FIRST_WITH_ENDPOINTS else ())
+    if out:
+        buffers.append(out)
+    return buffers
+
+
+def _put_flexible_fetched(buffers: list[Buffer], version: int, out: bytearray, fetched: FetchedPartition) -> bytearray:
+    _, _, index, code, watermark, stable, log_start, diverging, leader, snapshot, aborted, preferred, records = fetched
+    if not aborted:
+        out += _FETCHED_12_PLAIN.pack(index, code, watermark, stable, log_start, 0 if aborted is None else 1, preferred)
+    else:
+        out += _FETCHED_5.pack(index, code, watermark, stable, log_start)
+        put_count(out, len(aborted), True)
+        for producer_id, first_offset in aborted:
+            out += _ABORTED.pack(producer_id, first_offset)
+            out.append(0)
+        out += _I32.pack(preferred)
+    out = put_records(buffers, out, records, True)
+    if diverging is None and leader is None and snapshot is None:
+        out.append(0)
+        return out
+    tags = bytearray()
+    count = 0
+    if diverging is not None and diverging != NO_IDS:
+        tags += b"\0\x0d" + _EPOCH_END.pack(*diverging) + b"\0"
+        count += 1
+    if leader is not None and leader != NO_IDS:
+        tags += b"\1\x09" + _LEADER.pack(*leader) + b"\0"
+        count += 1
+    if snapshot is not None and snapshot != NO_IDS:
+        tags += b"\2\x0d" + _SNAPSHOT.pack(*snapshot) + b"\0"
+        count += 1
+    out.append(count)
+    out += tags
+    return out
+
+
+def _put_legacy_fetched(buffers: list[Buffer], version: int, out: bytearray, fetched: FetchedPartition) -> bytearray:
+    _, _, index, code, watermark, stable, log_start, _, _, _, aborted, preferred, records = fetched
+    if version >= FIRST_WITH_LOG_START:
+        out += _FETCHED_5.pack(index, code, watermark, stable, log_start)
+    else:
+        out += _FETCHED_4.pack(index, code, watermark, stable)
+    if aborted is None:
+        out += b"\xff\xff\xff\xff"
+    else:
+        out += _I32.pack(len(aborted))
+        for producer_id, first_offset in aborted:
+            out += _ABORTED.pack(producer_id, first_offset)
+    if version >= FIRST_WITH_RACK:
+        out += _I32.pack(preferred)
+    return put_records(buffers, out, records, False)
+
+
+def parse_response(version: int, body: memoryview) -> FetchResponse:
+    """The answer in `body`; its records are views into it. Raises MalformedRequest."""
+    if not MIN_VERSION <= version <= MAX_VERSION:
+        raise MalformedRequest(f"Fetch has no version {version}")
+    try:
+        return _parse_response(version, body)
+    except READ_ERRORS as error:
+        raise MalformedRequest(f"Fetch response v{version}: {error}") from None
+
+
+def _parse_response(version: int, body: memoryview) -> FetchResponse:
+    flexible, by_id = version >= FIRST_FLEXIBLE, version >= FIRST_WITH_TOPIC_IDS
+    end = len(body)
+    error_code = session_id = 0
+    (throttle_ms,) = _I32.unpack_from(body)
+    position = 4
+    if version >= FIRST_WITH_SESSIONS:
+        error_code, session_id = struct.unpack_from(">hi", body, position)
+        position += 6
+    partitions, position = take_by_topic(
+        body, position, end, flexible, by_id, _FETCHED_4.size, partial(_take_fetched, version)
+    )
+    endpoints: tuple[NodeEndpoint, ...] = ()
+    if flexible:
+        endpoints = take_endpoints_tag(body, position, end, version >= FIRST_WITH_ENDPOINTS)
+    return FetchResponse(partitions, throttle_ms, error_code, session_id, endpoints)
+
+
+def _take_fetched(
+    version: int, body: memoryview, position: int, end: int, topic: str | None, topic_id: bytes | None
+) -> tuple[FetchedPartition, int]:
+    flexible = version >= FIRST_FLEXIBLE
+    log_start = preferred = -1
+    if version >= FIRST_WITH_LOG_START:
+        index, code, watermark, stable, log_start = _FETCHED_5.unpack_from(body, position)
+        position += _FETCHED_5.size
+    else:
+        index, code, watermark, stable = _FETCHED_4.unpack_from(body, position)
+        position += _FETCHED_4.size
+    aborted, position = _take_aborted(body, position, end, flexible)
+    if version >= FIRST_WITH_RACK:
+        (preferred,) = _I32.unpack_from(body, position)
+        position += 4
+    records, position = take_records(body, position, end, flexible)
+    diverging = leader = snapshot = None
+    if flexible:
+        count, position = take_uvarint(body, position)
+        for _ in range(count):
+            tag, start = take_uvarint(body, position)
+            position = skip_tagged_field(body, position, end)
+            _, start = take_uvarint(body, start)
+            if tag == 0:
+                diverging = _take_pair(_EPOCH_END, body, start, position)
+            elif tag == 1:
+                leader = _take_pair(_LEADER, body, start, position)
+            elif tag == 2:
+                snapshot = _take_pair(_SNAPSHOT, body, start, position)
+    fetched = FetchedPartition(
+        topic,
+        topic_id,
+        index,
+        code,
+        watermark,
+        stable,
+        log_start,
+        diverging,
+        leader,
+        snapshot,
+        aborted,
+        preferred,
+        records,
+    )
+    return fetched, position
+
+
+def _take_aborted(
+    body: memoryview, position: int, end: int, flexible: bool
+) -> tuple[tuple[tuple[int, int], ...] | None, int]:
+    if flexible and body[position] == 0:
+        return None, position + 1
+    if not flexible and _I32.unpack_from(body, position)[0] < 0:
+        return None, position + 4
+    count, position = take_count(body, position, end, flexible, _ABORTED.size)
+    aborted = []
+    for _ in range(count):
+        producer_id, first_offset = _ABORTED.unpack_from(body, position)
+        position += _ABORTED.size
+        if flexible:
+            position = skip_tagged_fields(body, position, end)
+        aborted.append((producer_id, first_offset))
+    return tuple(aborted), position
+
+
+def _take_pair(layout: struct.Struct, body: memoryview, start: int, end: int) -> tuple[int, int]:
+    first, second = layout.unpack_from(body, start)
+    if skip_tagged_fields(body, start + layout.size, end) != end:
+        raise MalformedRequest("a tagged struct is not as long as it says")
+    return first, second
