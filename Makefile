@@ -47,6 +47,8 @@ demo: setup java  ## the flights pipeline: node, Spark stream, Delta tables, rep
 test: setup java  ## all tests (those against real Kafka need Maven)
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@echo "The same logs and data path without the compiled modules ..."
+	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
 
 soak: setup java  ## long kill loops and fuzzing, until they end
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)

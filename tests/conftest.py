@@ -9,18 +9,22 @@ from typing import NoReturn
 
 import pytest
 
+from fenceline.log import tail
 from fenceline.testing.apache_kafka import why_unavailable
 from fenceline.testing.node import EmbeddedNode
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Soak tests run only when they are asked for by `-m soak`; tests that share a process stay on one worker."""
+    unwanted = set() if "soak" in (config.option.markexpr or "") else {"soak"}
+    if os.environ.get("FENCELINE_PURE_PYTHON", "") not in ("", "0"):
+        unwanted.add("compiled")
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group_of(item)))
-    if "soak" in (config.option.markexpr or ""):
-        return
-    kept = [item for item in items if item.get_closest_marker("soak") is None]
-    dropped = [item for item in items if item.get_closest_marker("soak") is not None]
+        if not tail.IS_NATIVE and item.get_closest_marker("compiled") is not None:
+            item.add_marker(pytest.mark.skip(reason="the Cython modules are not built"))
+    kept = [item for item in items if all(item.get_closest_marker(name) is None for name in unwanted)]
+    dropped = [item for item in items if any(item.get_closest_marker(name) is not None for name in unwanted)]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept

@@ -21,7 +21,6 @@ from tests.records.produce_cases import CASES, HOUR_MS, MAX_MESSAGE_BYTES, TOPIC
 from .helpers import DIRECTORY, TOPIC_ID, TP, batch
 
 NOW = 1_700_000_000_000
-needs_native = pytest.mark.skipif(not tail.IS_NATIVE, reason="the Cython modules are not built")
 
 
 class CarefulLog(PartitionLog):
@@ -113,7 +112,7 @@ def test_every_case_ends_as_with_the_full_checks(case: Case, compressed: bool) -
     pair.check()
 
 
-@needs_native
+@pytest.mark.compiled
 def test_the_plain_case_is_taken_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(LogConfig())
     careful = counting(monkeypatch, pair)
@@ -172,7 +171,7 @@ def test_any_history_ends_as_with_the_full_checks(seed: int) -> None:
     pair.check()
 
 
-@needs_native
+@pytest.mark.compiled
 def test_both_producers_remember_the_same() -> None:
     rng = Random(1)
     twins = [kind(9, 1, -1, 5, -1) for kind in (tail.Producer, _tail_py.Producer)]

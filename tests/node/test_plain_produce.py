@@ -29,7 +29,6 @@ from fenceline.wire.produce import PartitionRecords, ProduceRequest, encode_requ
 NOW = 1_700_000_000_000
 RAIN, SNOW, HIDDEN = UUID(int=11), UUID(int=12), UUID(int=13)
 NAMES = {RAIN: "rain", SNOW: "snow", HIDDEN: "__consumer_offsets"}
-needs_native = pytest.mark.skipif(producing._answer_plain is None, reason="the Cython modules are not built")
 
 
 class FullDisk(SimDisk):
@@ -155,7 +154,7 @@ def body(version: int, records: list[tuple[UUID, int, memoryview | None]], acks:
     return b"".join(bytes(part) for part in encode_request(version, request))
 
 
-@needs_native
+@pytest.mark.compiled
 def test_the_plain_case_goes_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
     both = Both(monkeypatch)
     for version in range(9, 14):
