@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from enum import IntEnum
 from random import Random
@@ -19,10 +19,10 @@ from uuid import UUID
 
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
-from fenceline.metadata.image import PartitionImage, TopicImage
+from fenceline.metadata.image import Endpoint, PartitionImage, TopicImage
 from fenceline.node.clock import SystemClock
 from fenceline.node.groups_driver import GroupsDriver
-from fenceline.node.handlers.groups import APIS
+from fenceline.node.handlers import find_coordinator, group_membership, group_offsets, groups
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.records.batch import BatchHeader
 from fenceline.records.build import Record, build_batch
@@ -30,6 +30,7 @@ from fenceline.records.decode import decode_all
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, unknown_fields, write_request, write_response
 from fenceline.wire.frame import encode_request_frame, parse_response_header
+from tests.node.handlers.fakes import broker_image
 
 Seen = dict[str, Any]
 
@@ -76,6 +77,8 @@ class SocketPeer:
             if not found.error_code and not any(group.error_code for group in described.groups):
                 break
             await asyncio.sleep(0.05)
+        else:
+            raise AssertionError("the coordinator of groups does not come up")
         metadata = await self.call(
             "setup", ApiKey.METADATA, 12, {"topics": [{"topic_id": None, "name": name} for name in topics]}
         )
@@ -125,7 +128,6 @@ class HandlerPeer:
         offsets = TopicImage(UUID(int=1), CONSUMER_OFFSETS_TOPIC, (PartitionImage((1,), (1,), 1),) * 50)
         self.topic_ids = {name: image.id for name, image in images.items()}
         images[CONSUMER_OFFSETS_TOPIC] = offsets
-        endpoint = SimpleNamespace(name="PLAINTEXT", host="127.0.0.1", port=9092)
         self.log = MemoryLog()
         self.driver = GroupsDriver(self.log.append, self.log.read, SystemClock(), settings=settings, rng=Random(1))
         for partition in range(50):
@@ -134,12 +136,12 @@ class HandlerPeer:
             image=SimpleNamespace(
                 topics_by_name=images,
                 topics_by_id={image.id: image for image in images.values()},
-                brokers={1: SimpleNamespace(fenced=False, endpoints=(endpoint,))},
+                brokers={1: broker_image(1, endpoints=(Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),))},
             ),
             groups=self.driver,
-            auto_create=lambda names: None,
         )
-        self._apis = {api.key: api for api in APIS}
+        families = (find_coordinator, group_membership, group_offsets, groups)
+        self._apis = {api.key: api for family in families for api in family.APIS}
 
     async def call(self, client: str, api: ApiKey, version: int, fields: Seen) -> Any:
         registered = self._apis[api]
@@ -156,6 +158,7 @@ class HandlerPeer:
 
 
 _MEMBER_ID = re.compile(r"^(.*)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+_ATTEMPTS = 20
 _BY_CHANCE = frozenset({"throttle_time", "port", "node_id"})
 
 
@@ -172,6 +175,19 @@ class Session:
         answer = await self.peer.call(client, api, version, fields)
         self.seen.append((note or api.name, version, self.plain(answer)))
         return answer
+
+    async def until(self, attempt: Callable[[int], Awaitable[bool]]) -> None:
+        """Run a story that depends on the order in which two connections are served until it had that order.
+
+        What the other attempts saw is forgotten. `attempt` gets its number, for a group of its own.
+        """
+        for number in range(_ATTEMPTS):
+            seen, names = len(self.seen), dict(self._names)
+            if await attempt(number):
+                return
+            del self.seen[seen:]
+            self._names = names
+        raise AssertionError(f"not in {_ATTEMPTS} attempts")
 
     def start(self, api: ApiKey, version: int, *, client: str = "c", **fields: Any) -> asyncio.Task[Any]:
         """Send a request that may be parked. What it answers is written down by `result`."""

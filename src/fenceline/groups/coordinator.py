@@ -15,29 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.groups import messages
 from fenceline.groups.clock import Now
-from fenceline.groups.messages import (
-    Answer,
-    CommitAnswer,
-    CommitRequest,
-    DeleteGroupsAnswer,
-    DeleteOffsetsAnswer,
-    DeleteOffsetsRequest,
-    DescribedGroup,
-    Duty,
-    FetchOffsetsAnswer,
-    FetchOffsetsRequest,
-    HeartbeatAnswer,
-    HeartbeatRequest,
-    JoinAnswer,
-    JoinRequest,
-    LeaveAnswer,
-    LeaveRequest,
-    ListedGroup,
-    SyncAnswer,
-    SyncRequest,
-    Ticket,
-)
+from fenceline.groups.messages import Answer, Duty
 from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
@@ -111,9 +91,9 @@ class GroupCoordinator:
 
     # --- requests that are answered by a duty ----------------------------------------
 
-    def join(self, ticket: Ticket, request: JoinRequest, now: Now) -> list[Duty]:
-        def refuse(code: ErrorCode) -> JoinAnswer:
-            return JoinAnswer(code, request.member_id)
+    def join(self, ticket: messages.Ticket, request: messages.JoinRequest, now: Now) -> list[Duty]:
+        def refuse(code: ErrorCode) -> messages.JoinAnswer:
+            return messages.JoinAnswer(code, request.member_id)
 
         if not request.group_id:
             return [Answer(ticket, refuse(ErrorCode.INVALID_GROUP_ID))]
@@ -126,38 +106,38 @@ class GroupCoordinator:
         try:
             shard = self._shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, JoinAnswer(error.code))]
+            return [Answer(ticket, messages.JoinAnswer(error.code))]
         try:
             shard.membership.join(ticket, request, now)
         except PeerError as error:
             shard.answer(ticket, refuse(error.code))
         return _take_duties(shard)
 
-    def sync(self, ticket: Ticket, request: SyncRequest, now: Now) -> list[Duty]:
+    def sync(self, ticket: messages.Ticket, request: messages.SyncRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, SyncAnswer(error.code))]
+            return [Answer(ticket, messages.SyncAnswer(error.code))]
         try:
             shard.membership.sync(ticket, request, now)
         except PeerError as error:
-            shard.answer(ticket, SyncAnswer(error.code))
+            shard.answer(ticket, messages.SyncAnswer(error.code))
         return _take_duties(shard)
 
-    def heartbeat(self, ticket: Ticket, request: HeartbeatRequest, now: Now) -> list[Duty]:
+    def heartbeat(self, ticket: messages.Ticket, request: messages.HeartbeatRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
             return [Answer(ticket, shard.membership.heartbeat(request, now))]
         except PeerError as error:
             # While the group is loaded nobody can say whether the member is one: let it stay calm.
             calm = error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            return [Answer(ticket, HeartbeatAnswer(ErrorCode.NONE if calm else error.code))]
+            return [Answer(ticket, messages.HeartbeatAnswer(ErrorCode.NONE if calm else error.code))]
 
-    def leave(self, ticket: Ticket, request: LeaveRequest, now: Now) -> list[Duty]:
+    def leave(self, ticket: messages.Ticket, request: messages.LeaveRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, LeaveAnswer(error.code))]
+            return [Answer(ticket, messages.LeaveAnswer(error.code))]
         try:
             writes_before = shard.write_count
             outcome = shard.membership.leave(request, now)
@@ -165,14 +145,14 @@ class GroupCoordinator:
                 shard.answer(ticket, outcome)
             else:
                 # The last member left: the empty generation is stored first.
-                shard.answer_with_last_write(ticket, outcome, LeaveAnswer)
+                shard.answer_with_last_write(ticket, outcome, messages.LeaveAnswer)
         except PeerError as error:
-            shard.answer(ticket, LeaveAnswer(error.code))
+            shard.answer(ticket, messages.LeaveAnswer(error.code))
         return _take_duties(shard)
 
-    def commit(self, ticket: Ticket, request: CommitRequest, now: Now) -> list[Duty]:
+    def commit(self, ticket: messages.Ticket, request: messages.CommitRequest, now: Now) -> list[Duty]:
         def refuse(code: ErrorCode) -> Answer:
-            return Answer(ticket, CommitAnswer((code,) * len(request.offsets)))
+            return Answer(ticket, messages.CommitAnswer((code,) * len(request.offsets)))
 
         try:
             shard = self._shard(request.group_id)
@@ -184,28 +164,28 @@ class GroupCoordinator:
             return [*_take_duties(shard), refuse(error.code)]
         return _take_duties(shard)
 
-    def fetch_offsets(self, ticket: Ticket, request: FetchOffsetsRequest) -> list[Duty]:
+    def fetch_offsets(self, ticket: messages.Ticket, request: messages.FetchOffsetsRequest) -> list[Duty]:
         try:
             shard = self._shard(request.group_id)
         except PeerError as error:
-            return [Answer(ticket, FetchOffsetsAnswer(error.code))]
+            return [Answer(ticket, messages.FetchOffsetsAnswer(error.code))]
         shard.fetch_offsets(ticket, request)
         return _take_duties(shard)
 
-    def delete_offsets(self, ticket: Ticket, request: DeleteOffsetsRequest, now: Now) -> list[Duty]:
+    def delete_offsets(self, ticket: messages.Ticket, request: messages.DeleteOffsetsRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
             shard.delete_offsets(ticket, request, now)
         except PeerError as error:
-            return [Answer(ticket, DeleteOffsetsAnswer(error.code))]
+            return [Answer(ticket, messages.DeleteOffsetsAnswer(error.code))]
         return _take_duties(shard)
 
-    def delete_groups(self, ticket: Ticket, group_ids: Sequence[str], now: Now) -> list[Duty]:
+    def delete_groups(self, ticket: messages.Ticket, group_ids: Sequence[str], now: Now) -> list[Duty]:
         """All of them must be of one partition: see `by_partition`."""
         try:
             shard = self._shard(group_ids[0])
         except PeerError as error:
-            return [Answer(ticket, DeleteGroupsAnswer(tuple((name, error.code) for name in group_ids)))]
+            return [Answer(ticket, messages.DeleteGroupsAnswer(tuple((name, error.code) for name in group_ids)))]
         shard.delete_groups(ticket, group_ids, now)
         return _take_duties(shard)
 
@@ -218,13 +198,13 @@ class GroupCoordinator:
 
     # --- requests that are answered at once ----------------------------------------
 
-    def list_groups(self, states: frozenset[str], types: frozenset[str]) -> list[ListedGroup]:
+    def list_groups(self, states: frozenset[str], types: frozenset[str]) -> list[messages.ListedGroup]:
         """Every group coordinated here. Raises PeerError while any of its partitions is loading."""
         if self._loading:
             raise PeerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return [listed for shard in self._active.values() for listed in shard.list_groups(states, types)]
 
-    def describe(self, group_id: str) -> DescribedGroup:
+    def describe(self, group_id: str) -> messages.DescribedGroup:
         """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""
         return self._shard(group_id).describe(group_id)
 

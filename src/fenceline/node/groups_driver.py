@@ -12,40 +12,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from random import Random, SystemRandom
-from typing import Final, Generic, TypeAlias, TypeVar, cast
+from typing import Final, TypeAlias, TypeVar, cast
 
 from fenceline.errors import ErrorCode, FencelineError, InternalError, PeerError
+from fenceline.groups import messages
 from fenceline.groups.clock import Now
 from fenceline.groups.coordinator import GroupCoordinator
-from fenceline.groups.messages import (
-    Answer,
-    Append,
-    CommitAnswer,
-    CommitRequest,
-    DeleteGroupsAnswer,
-    DeleteOffsetsAnswer,
-    DeleteOffsetsRequest,
-    DescribedGroup,
-    Duty,
-    FetchOffsetsAnswer,
-    FetchOffsetsRequest,
-    HeartbeatAnswer,
-    HeartbeatRequest,
-    JoinAnswer,
-    JoinRequest,
-    LeaveAnswer,
-    LeaveRequest,
-    ListedGroup,
-    Outcome,
-    SyncAnswer,
-    SyncRequest,
-)
+from fenceline.groups.messages import Answer, Append, Duty
 from fenceline.groups.records import transaction_end
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
+from fenceline.node.replies import Reply
 from fenceline.records.batch import BatchHeader
 from fenceline.records.build import Record
 
@@ -59,27 +39,6 @@ LOAD_SLICE_RECORDS: Final = 2_000
 
 _T = TypeVar("_T")
 log: Final = Logger("groups")
-
-
-class Reply(Generic[_T]):
-    """The answer to one request, there already or to be awaited."""
-
-    __slots__ = ("_future", "outcome")
-
-    def __init__(self) -> None:
-        self.outcome: _T | None = None
-        self._future: asyncio.Future[_T] | None = None
-
-    def put(self, outcome: _T) -> None:
-        self.outcome = outcome
-        if self._future is not None and not self._future.done():
-            self._future.set_result(outcome)
-
-    async def wait(self) -> _T:
-        if self.outcome is None:
-            self._future = asyncio.get_running_loop().create_future()
-            return await self._future
-        return self.outcome
 
 
 class GroupsDriver:
@@ -148,39 +107,39 @@ class GroupsDriver:
 
     # --- requests ----------------------------------------
 
-    def join(self, request: JoinRequest) -> Reply[JoinAnswer]:
+    def join(self, request: messages.JoinRequest) -> Reply[messages.JoinAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.join(ticket, request, now))
 
-    def sync(self, request: SyncRequest) -> Reply[SyncAnswer]:
+    def sync(self, request: messages.SyncRequest) -> Reply[messages.SyncAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.sync(ticket, request, now))
 
-    def heartbeat(self, request: HeartbeatRequest) -> Reply[HeartbeatAnswer]:
+    def heartbeat(self, request: messages.HeartbeatRequest) -> Reply[messages.HeartbeatAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.heartbeat(ticket, request, now))
 
-    def leave(self, request: LeaveRequest) -> Reply[LeaveAnswer]:
+    def leave(self, request: messages.LeaveRequest) -> Reply[messages.LeaveAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.leave(ticket, request, now))
 
-    def commit(self, request: CommitRequest) -> Reply[CommitAnswer]:
+    def commit(self, request: messages.CommitRequest) -> Reply[messages.CommitAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.commit(ticket, request, now))
 
-    def fetch_offsets(self, request: FetchOffsetsRequest) -> Reply[FetchOffsetsAnswer]:
+    def fetch_offsets(self, request: messages.FetchOffsetsRequest) -> Reply[messages.FetchOffsetsAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.fetch_offsets(ticket, request))
 
-    def delete_offsets(self, request: DeleteOffsetsRequest) -> Reply[DeleteOffsetsAnswer]:
+    def delete_offsets(self, request: messages.DeleteOffsetsRequest) -> Reply[messages.DeleteOffsetsAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.delete_offsets(ticket, request, now))
 
-    def delete_groups(self, group_ids: Iterable[str]) -> list[Reply[DeleteGroupsAnswer]]:
+    def delete_groups(self, group_ids: Iterable[str]) -> list[Reply[messages.DeleteGroupsAnswer]]:
         """One reply for each partition that is concerned."""
         return [self._delete_of_one_partition(names) for names in self.coordinator.by_partition(group_ids).values()]
 
-    def _delete_of_one_partition(self, group_ids: Sequence[str]) -> Reply[DeleteGroupsAnswer]:
+    def _delete_of_one_partition(self, group_ids: Sequence[str]) -> Reply[messages.DeleteGroupsAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.delete_groups(ticket, group_ids, now))
 
-    def list_groups(self, states: frozenset[str], types: frozenset[str]) -> list[ListedGroup]:
+    def list_groups(self, states: frozenset[str], types: frozenset[str]) -> list[messages.ListedGroup]:
         """Filters in lower case, empty for all. Raises PeerError while loading."""
         return self.coordinator.list_groups(states, types)
 
-    def describe(self, group_id: str) -> DescribedGroup:
+    def describe(self, group_id: str) -> messages.DescribedGroup:
         """Raises PeerError."""
         return self.coordinator.describe(group_id)
 
@@ -200,7 +159,7 @@ class GroupsDriver:
             position += 1
             match duty:
                 case Answer(ticket, outcome):
-                    cast("Reply[Outcome]", ticket).put(outcome)
+                    cast("Reply[messages.Outcome]", ticket).put(outcome)
                 case Append():
                     queue.extend(self._start_append(duty))
         self._arm_timer()

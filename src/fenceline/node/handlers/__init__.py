@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from fenceline.node.handlers.registry import Api
 
-MODULES: Final = ("metadata", "topics", "configs", "cluster", "log_dirs", "groups", "offsets", "producers")
+MODULES: Final = (
+    "metadata",
+    "topics",
+    "configs",
+    "cluster",
+    "log_dirs",
+    "find_coordinator",
+    "group_membership",
+    "group_offsets",
+    "groups",
+    "offsets",
+    "producers",
+)
 
 
 def entity_apis() -> list[Api]:

@@ -1,0 +1,81 @@
+"""FindCoordinator v0-6: which node coordinates a group.
+
+Owns the answer per key; which partition of `__consumer_offsets` a group belongs to is the coordinator's own rule.
+Rules: `since_4_0.md K5`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC
+from fenceline.metadata.image import MetadataImage
+from fenceline.node.handlers.registry import Answer, Api, RequestContext
+from fenceline.wire.apis import ApiKey
+
+GROUP_KEY_TYPE: Final = 0
+TRANSACTION_KEY_TYPE: Final = 1
+
+
+class _Found(NamedTuple):
+    error: ErrorCode
+    message: str | None = None
+    node_id: int = -1
+    host: str = ""
+    port: int = -1
+
+
+async def find_coordinator(context: RequestContext, request: Any) -> Answer:
+    """One key up to v3, any number from v4. The first question for a group creates `__consumer_offsets`."""
+    key_type = getattr(request, "key_type", GROUP_KEY_TYPE)
+    keys: Sequence[str] = (request.key,) if context.api_version < 4 else request.coordinator_keys
+    if key_type == GROUP_KEY_TYPE and keys and CONSUMER_OFFSETS_TOPIC not in context.broker.image.topics_by_name:
+        await context.broker.auto_create([CONSUMER_OFFSETS_TOPIC])
+    found = [_find(context, key_type, key) for key in keys]
+    if context.api_version < 4:
+        one = found[0]
+        return {
+            "error_code": one.error,
+            "error_message": one.message or ("NONE" if one.error is ErrorCode.NONE else None),
+            "node_id": one.node_id,
+            "host": one.host,
+            "port": one.port,
+        }
+    return {
+        "coordinators": [
+            {
+                "key": key,
+                "node_id": one.node_id,
+                "host": one.host,
+                "port": one.port,
+                "error_code": one.error,
+                "error_message": one.message or "",
+            }
+            for key, one in zip(keys, found, strict=True)
+        ]
+    }
+
+
+def _find(context: RequestContext, key_type: int, key: str) -> _Found:
+    if key_type == TRANSACTION_KEY_TYPE:
+        return _Found(ErrorCode.COORDINATOR_NOT_AVAILABLE, "This node does not coordinate transactions.")
+    if key_type != GROUP_KEY_TYPE:
+        return _Found(ErrorCode.INVALID_REQUEST, f"There is no coordinator of type {key_type}.")
+    image: MetadataImage = context.broker.image
+    topic = image.topics_by_name.get(CONSUMER_OFFSETS_TOPIC)
+    if topic is None:
+        return _Found(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    index = context.broker.groups.coordinator.partition_of(key)
+    leader = topic.partitions[index].leader if index < len(topic.partitions) else -1
+    broker = image.brokers.get(leader)
+    if broker is None or broker.fenced:
+        return _Found(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    endpoint = broker.endpoint(context.listener)
+    if endpoint is None:
+        return _Found(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    return _Found(ErrorCode.NONE, None, leader, endpoint.host, endpoint.port)
+
+
+APIS: Final = (Api(ApiKey.FIND_COORDINATOR, 0, 6, find_coordinator),)
