@@ -79,8 +79,7 @@ class FileSender:
             # Small answers before this one are still with the transport.
             self._loop.call_later(_DRAIN_POLL_S, self._when_drained)
             return False
-        self._go_on(is_fresh=True)
-        return not self._parts
+        return self._go_on(is_fresh=True)
 
     def close(self) -> None:
         """The connection is gone: drop what was not sent."""
@@ -100,12 +99,11 @@ class FileSender:
             self._later()
 
     def _later(self) -> None:
-        self._go_on(is_fresh=False)
-        if not self._parts and self._fd >= 0:
+        if self._go_on(is_fresh=False):
             self._sent()
 
-    def _go_on(self, *, is_fresh: bool) -> None:
-        """Send until all is out, the socket is full, the turn is over, or the disk must be waited for.
+    def _go_on(self, *, is_fresh: bool) -> bool:
+        """Send until all is out (then True), the socket is full, the turn is over, or the disk must be waited for.
 
         `is_fresh`: that the records are in the page cache was seen a moment ago.
         """
@@ -118,11 +116,11 @@ class FileSender:
                 if isinstance(part, FileSlice):
                     if turn_bytes <= 0:
                         self._wait()
-                        return
+                        return False
                     size = min(left, turn_bytes)
                     if not is_fresh and not part.is_resident(self._position, self._position + size):
                         self._load(part, self._position, self._position + size)
-                        return
+                        return False
                     done = self._send_file(part, size)
                     turn_bytes -= done
                 else:
@@ -138,6 +136,8 @@ class FileSender:
             self._fail(error)
         else:
             self._stop_waiting()
+            return True
+        return False
 
     def _send_file(self, part: FileSlice, size_bytes: int) -> int:
         done = os.sendfile(self._fd, part.fd, part.position + self._position, size_bytes)
@@ -167,10 +167,8 @@ class FileSender:
             self._fail(error)
         elif error is not None:
             raise error
-        else:
-            self._go_on(is_fresh=True)
-            if not self._parts and self._fd >= 0:
-                self._sent()
+        elif self._go_on(is_fresh=True):
+            self._sent()
 
     def _fail(self, error: OSError) -> None:
         self._stop_waiting()
