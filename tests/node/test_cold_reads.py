@@ -1,0 +1,373 @@
+"""What is not in the page cache is read by threads, in bounded memory, and never on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fenceline.ids import TopicPartition
+from fenceline.log.config import LogConfig
+from fenceline.log.disk import FileSlice, OsDisk, OsMapping
+from fenceline.log.index import AbortedTransaction, encode_aborted
+from fenceline.log.partition_log import PartitionLog
+from fenceline.log.reading import MAP_FROM_BYTES
+from fenceline.node.clock import SystemClock
+from fenceline.node.connection import PendingAnswer
+from fenceline.node.fetching import Fetching
+from fenceline.node.handlers.offsets import list_offsets
+from fenceline.node.handlers.registry import RequestContext
+from fenceline.node.metrics import NodeMetrics
+from fenceline.records.batch import iter_headers
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import read_request, read_response, write_request
+from fenceline.wire.frame import parse_response_header
+from tests.log.helpers import append, open_log
+
+TOPIC = "rain"
+VERSION = 12
+SMALL = LogConfig(segment_bytes=16 << 10)
+
+
+class WatchedDisk(SimDisk):
+    """Nothing is in the page cache; notes which threads read."""
+
+    def __init__(self) -> None:
+        super().__init__(resident=lambda: False)
+        self.readers: set[int] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def pread(self, fd: int, size_bytes: int, position: int, /) -> bytes:
+        self._note()
+        return super().pread(fd, size_bytes, position)
+
+    def pread_resident(self, fd: int, size_bytes: int, position: int) -> bytes | bytearray | None:
+        return super().pread(fd, size_bytes, position) if self.resident() else None
+
+    def open_read(self, path: str) -> int:
+        self._note()
+        return super().open_read(path)
+
+    def _note(self) -> None:
+        self.readers.add(threading.get_ident())
+        assert self.gate.wait(60)
+
+
+class _Broker:
+    """As much of a broker as reading needs: partition n of `TOPIC` is the nth log."""
+
+    def __init__(self, *logs: PartitionLog) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.disk_threads = ThreadPoolExecutor(2)
+        self.metrics = NodeMetrics()
+        self.clock = SystemClock()
+        self.failed: list[Any] = []
+        self.replicas = [self._replica(log) for log in logs]
+        self.partitions = SimpleNamespace(
+            leader=lambda topic, topic_id, index: self.replicas[index],
+            get=lambda topic, index: self.replicas[index],
+            storage_failed=lambda replica, error: self.failed.append(error),
+        )
+
+    @staticmethod
+    def _replica(log: PartitionLog) -> Any:
+        leader = SimpleNamespace(
+            leader_epoch=0,
+            high_watermark=log.log_end_offset,
+            read_bound=lambda **_: log.log_end_offset,
+            hides_end_offset=lambda replica_id: False,
+        )
+        return SimpleNamespace(log=log, leader=leader, high_watermark=log.log_end_offset, waiters=set())
+
+    def fetching(self, **limits: Any) -> Fetching:
+        given = {"max_response_bytes": 50 << 20, "max_load_bytes": 64 << 20, "max_sessions": 10} | limits
+        return Fetching(self, rng=Random(1), **given)  # type: ignore[arg-type]
+
+    def context(self, version: int = VERSION) -> RequestContext:
+        return RequestContext(self, version, 7, "test", "peer", "host", "PLAINTEXT")  # type: ignore[arg-type]
+
+
+class _Peer:
+    """The connection of one fetch."""
+
+    def __init__(self, broker: _Broker, fetching: Fetching, *partitions: int, **fields: Any) -> None:
+        topics = [
+            {
+                "topic": TOPIC,
+                "partitions": [
+                    {"partition": index, "fetch_offset": 0, "partition_max_bytes": 1 << 20} for index in partitions
+                ],
+            }
+        ]
+        request = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 50 << 20, "topics": topics, **fields}
+        self.parts: list[Any] = []
+        self.let_go: Callable[[], None] | None = None
+        self.closed: list[str] = []
+        self.is_answered = asyncio.Event()
+        outcome = fetching.handle(broker.context(), memoryview(write_request(ApiKey.FETCH, VERSION, request)))
+        self.is_pending = isinstance(outcome, PendingAnswer)
+        if isinstance(outcome, PendingAnswer):
+            self.pending = outcome
+            outcome.attach(self)  # type: ignore[arg-type]
+        else:
+            self.answer_pending(outcome)
+
+    def answer_pending(self, parts: Any, let_go: Callable[[], None] | None = None) -> None:
+        self.parts, self.let_go = parts, let_go
+        self.is_answered.set()
+
+    def close(self, reason: str) -> None:
+        self.closed.append(reason)
+
+    def abort(self) -> None:
+        self.closed.append("at once")
+
+    async def answered(self) -> list[Any]:
+        """Partitions of the answer."""
+        await self.is_answered.wait()
+        frame = b"".join(_bytes_of(part) for part in self.parts)
+        assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+        _, position = parse_response_header(ApiKey.FETCH, VERSION, frame[4:])
+        return list(read_response(ApiKey.FETCH, VERSION, frame[4 + position :]).responses[0].partitions)
+
+    def sent(self) -> None:
+        assert self.let_go is not None
+        self.let_go()
+
+
+def _bytes_of(part: Any) -> bytes:
+    return os.pread(part.fd, len(part), part.position) if isinstance(part, FileSlice) else bytes(part)
+
+
+def _offsets(partition: Any) -> list[int]:
+    assert partition.error_code == 0
+    return [header.base_offset for header in iter_headers(memoryview(partition.records))]
+
+
+def _log(disk: Any, index: int = 0, *, batches: int = 40, size: int = 1000, directory: str = "/data") -> PartitionLog:
+    log = open_log(disk, f"{directory}/{TOPIC}-{index}", config=SMALL)
+    log.topic_partition = TopicPartition(TOPIC, index)
+    for number in range(batches):
+        append(log, size=size, timestamp=1_000 + number)
+    return log
+
+
+@pytest.fixture
+def disk() -> Iterator[WatchedDisk]:
+    watched = WatchedDisk()
+    watched.mkdir("/data")
+    yield watched
+    watched.gate.set()
+
+
+def told(story: Callable[[], Any]) -> None:
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_fetch_reads_in_a_thread(disk: WatchedDisk) -> None:
+    async def story() -> None:
+        broker = _Broker(_log(disk, 0), _log(disk, 1))
+        disk.readers.clear()
+        partitions = await _Peer(broker, broker.fetching(), 0, 1).answered()
+        assert [_offsets(each)[0] for each in partitions] == [0, 0]
+        assert disk.readers
+        assert threading.get_ident() not in disk.readers
+
+    told(story)
+
+
+def test_indexes_from_before_the_start_are_loaded_in_a_thread(disk: WatchedDisk) -> None:
+    async def story() -> None:
+        old = _log(disk)
+        old.close()
+        log = open_log(disk, f"/data/{TOPIC}-0", config=SMALL, clean=True, high_watermark=old.log_end_offset)
+        assert log.segments[0].index is None, "or this tests nothing"
+        broker = _Broker(log)
+        disk.readers.clear()
+        disk.resident = lambda: True
+        [partition] = await _Peer(broker, broker.fetching(), 0).answered()
+        assert _offsets(partition)[0] == 0
+        assert threading.get_ident() not in disk.readers
+
+    told(story)
+
+
+def test_aborted_transactions_are_loaded_in_a_thread(disk: WatchedDisk) -> None:
+    async def story() -> None:
+        log = _log(disk)
+        entry = AbortedTransaction(producer_id=9, first_offset=2, last_offset=4, last_stable_offset=5)
+        fd = disk.open_append(log.segments[0].stem + ".txnindex")
+        disk.write(fd, encode_aborted([entry]))
+        disk.close(fd)
+        log.segments[0].aborted = None
+        broker = _Broker(log)
+        fetching = broker.fetching()
+        disk.readers.clear()
+        disk.resident = lambda: True
+        peer = _Peer(broker, fetching, 0, isolation_level=1)
+        assert peer.is_pending
+        [partition] = await peer.answered()
+        assert [(each.producer_id, each.first_offset) for each in partition.aborted_transactions] == [(9, 2)]
+        assert _offsets(partition)[0] == 0
+        assert threading.get_ident() not in disk.readers
+        again = _Peer(broker, fetching, 0, isolation_level=1)
+        assert not again.is_pending, "they are known now"
+        assert [each.producer_id for each in (await again.answered())[0].aborted_transactions] == [9]
+
+    told(story)
+
+
+def test_what_the_disk_refuses_is_the_error_of_one_partition(disk: WatchedDisk) -> None:
+    async def story() -> None:
+        broker = _Broker(_log(disk, 0), _log(disk, 1))
+        disk.fail("read", f"{TOPIC}-0/00000000000000000000.log")
+        broken, fine = await _Peer(broker, broker.fetching(), 0, 1).answered()
+        assert (broken.error_code, broken.records) == (56, b"")
+        assert _offsets(fine)[0] == 0
+        assert len(broker.failed) == 1
+
+    told(story)
+
+
+def test_large_pieces_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave as pieces of the file, and every descriptor is closed behind them."""
+
+    async def story() -> None:
+        (tmp_path / f"{TOPIC}-0").mkdir()
+        log = open_log(OsDisk(), f"{tmp_path}/{TOPIC}-0")
+        for _ in range(30):
+            append(log, size=10_000)
+        broker = _Broker(log)
+        fetching = broker.fetching()
+        before = len(os.listdir("/proc/self/fd"))
+        hot = _Peer(broker, fetching, 0)
+        assert not hot.is_pending
+        monkeypatch.setattr(OsMapping, "is_resident", lambda self, start, end: False)
+        cold = _Peer(broker, fetching, 0)
+        assert cold.is_pending
+        for peer in (hot, cold):
+            assert _offsets((await peer.answered())[0]) == list(range(30))
+            assert sum(len(part) for part in peer.parts if isinstance(part, FileSlice)) >= 300_000
+            assert sum(len(part) for part in peer.parts if not isinstance(part, FileSlice)) < 200
+        cold.sent()
+        hot.parts = cold.parts = []
+        broker.disk_threads.submit(int).result()
+        assert len(os.listdir("/proc/self/fd")) <= before + 2, "the threads of the pool may have come to be"
+
+    told(story)
+
+
+def test_without_descriptors_the_answer_is_copied_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        (tmp_path / f"{TOPIC}-0").mkdir()
+        log = open_log(OsDisk(), f"{tmp_path}/{TOPIC}-0")
+        for _ in range(30):
+            append(log, size=10_000)
+        broker = _Broker(log)
+        monkeypatch.setattr("fenceline.log.disk.MAX_OPEN_SLICES", 0)
+        monkeypatch.setattr(OsMapping, "is_resident", lambda self, start, end: False)
+        peer = _Peer(broker, broker.fetching(), 0)
+        offsets = _offsets((await peer.answered())[0])
+        assert offsets == list(range(len(offsets)))
+        assert 0 < sum(len(part) for part in peer.parts) <= MAP_FROM_BYTES + 200
+
+    told(story)
+
+
+def test_the_memory_of_all_cold_answers_is_bounded(disk: WatchedDisk) -> None:
+    """Who finds none left waits until an answer has left, and is answered then."""
+
+    async def story() -> None:
+        broker = _Broker(_log(disk))
+        fetching = broker.fetching(max_load_bytes=2 * MAP_FROM_BYTES)
+        first, second = _Peer(broker, fetching, 0), _Peer(broker, fetching, 0)
+        await first.answered()
+        await second.answered()
+        budget = fetching._load_budget
+        assert budget.used_bytes == 2 * MAP_FROM_BYTES
+        third, gone, last = (_Peer(broker, fetching, 0) for _ in range(3))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert budget.waiting_count == 3
+        descriptors = disk.open_descriptors
+        gone.pending.abandon()  # its peer went away
+        first.sent()
+        assert _offsets((await third.answered())[0])[0] == 0
+        assert disk.open_descriptors < descriptors, "what nobody waits for is not kept open"
+        assert not last.is_answered.is_set()
+        third.sent()
+        await last.answered()
+        for peer in (second, last):
+            peer.sent()
+        assert budget.used_bytes == 0
+        assert not gone.is_answered.is_set()
+
+    told(story)
+
+
+def test_a_peer_that_goes_away_while_its_records_are_read_leaves_nothing_behind(disk: WatchedDisk) -> None:
+    async def story() -> None:
+        broker = _Broker(_log(disk))
+        fetching = broker.fetching(max_load_bytes=MAP_FROM_BYTES)
+        disk.gate.clear()
+        gone = _Peer(broker, fetching, 0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert fetching._load_budget.used_bytes == MAP_FROM_BYTES
+        gone.pending.abandon()
+        other = _Peer(broker, fetching, 0)
+        disk.gate.set()
+        await other.answered()
+        assert not gone.is_answered.is_set()
+        other.sent()
+        assert fetching._load_budget.used_bytes == 0
+
+    told(story)
+
+
+@pytest.mark.parametrize("timestamp", [1_010, -3])
+def test_offsets_by_time_are_looked_up_in_a_thread(disk: WatchedDisk, timestamp: int) -> None:
+    async def story() -> None:
+        broker = _Broker(_log(disk, 0), _log(disk, 1))
+        disk.readers.clear()
+        answer = list_offsets(broker.context(7), _asked(7, (0, timestamp), (1, -1), (0, -3), (0, -3)))
+        assert not isinstance(answer, dict)
+        answers = (await answer)["topics"][0]["partitions"]
+        # Partition 0 is named several times, which is refused once; partition 1 is told its end.
+        assert [(each["partition_index"], each["error_code"]) for each in answers] == [(0, 42), (1, 0)]
+        answer = list_offsets(broker.context(7), _asked(7, (1, -1), (0, timestamp)))
+        assert not isinstance(answer, dict)
+        told_answers = (await answer)["topics"][0]["partitions"]
+        assert [each["partition_index"] for each in told_answers] == [1, 0]
+        assert told_answers[1]["offset"] == (10 if timestamp >= 0 else 39)
+        assert disk.readers
+        assert threading.get_ident() not in disk.readers
+
+    told(story)
+
+
+def test_offsets_that_are_in_memory_are_told_at_once(disk: WatchedDisk) -> None:
+    async def story() -> None:
+        broker = _Broker(_log(disk))
+        disk.readers.clear()
+        for timestamp in (-1, -2, -4, -5, -6):
+            assert isinstance(list_offsets(broker.context(11), _asked(11, (0, timestamp))), dict)
+        assert not disk.readers
+
+    told(story)
+
+
+def _asked(version: int, *partitions: tuple[int, int]) -> Any:
+    rows = [{"partition_index": index, "timestamp": timestamp} for index, timestamp in partitions]
+    fields = {"replica_id": -1, "topics": [{"name": TOPIC, "partitions": rows}]}
+    return read_request(ApiKey.LIST_OFFSETS, version, write_request(ApiKey.LIST_OFFSETS, version, fields))
