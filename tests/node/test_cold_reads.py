@@ -170,6 +170,11 @@ def disk() -> Iterator[WatchedDisk]:
     watched.gate.set()
 
 
+async def _turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 def told(story: Callable[[], Any]) -> None:
     asyncio.run(asyncio.wait_for(story(), 60))
 
@@ -296,13 +301,11 @@ def test_the_memory_of_all_cold_answers_is_bounded(disk: WatchedDisk) -> None:
         budget = fetching._load_budget
         assert budget.used_bytes == 2 * MAP_FROM_BYTES
         third, gone, last = (_Peer(broker, fetching, 0) for _ in range(3))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await _turns()
         assert budget.waiting_count == 3
         descriptors = disk.open_descriptors
         gone.pending.abandon()  # its peer went away
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await _turns()
         assert budget.waiting_count == 2
         first.sent()
         assert _offsets((await third.answered())[0])[0] == 0
@@ -324,8 +327,7 @@ def test_a_peer_that_goes_away_while_its_records_are_read_leaves_nothing_behind(
         fetching = broker.fetching(max_load_bytes=MAP_FROM_BYTES)
         disk.gate.clear()
         gone = _Peer(broker, fetching, 0)
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await _turns()
         assert fetching._load_budget.used_bytes == MAP_FROM_BYTES
         gone.pending.abandon()
         other = _Peer(broker, fetching, 0)
