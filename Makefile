@@ -7,13 +7,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 JARS := .cache/kafka-$(KAFKA_VERSION)
 LOCK_STAMP := $(VENV)/.locked
+SPARK43 := .venv-spark43
 BUILD_STAMP := $(VENV)/.built
 KERNEL_SOURCES := pyproject.toml setup.py $(wildcard src/fenceline/*/*.pyx src/fenceline/*/*.pxd)
 
-.PHONY: help setup demo test bench lint format soak lock jars java clean
+.PHONY: help setup demo test test-spark43 bench lint format soak lock jars java clean
 
 help:  ## show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(BUILD_STAMP)  ## create .venv with the locked dependencies and build the kernel
 
@@ -50,6 +51,17 @@ test: setup java  ## all tests (those against real Kafka need Maven)
 	@echo "The same logs and data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
 
+test-spark43: setup java $(SPARK43)/.locked  ## the Spark tests again under PySpark 4.3.0, without Spark's own connector
+	@PYTHONPATH=src $(SPARK43)/bin/python -m pytest -m "not kafka" tests/spark
+
+$(SPARK43)/.locked: requirements.lock requirements-spark43.lock | $(BIN)/uv
+	@echo "Installing PySpark 4.3.0 into $(SPARK43) ..."
+	@test -x $(SPARK43)/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python $(SPARK43)
+	@$(BIN)/uv pip sync --quiet --python $(SPARK43)/bin/python --require-hashes requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(SPARK43)/bin/python --require-hashes --no-deps -r requirements-spark43.lock
+	@$(BIN)/uv pip check --quiet --python $(SPARK43)/bin/python
+	@touch $@
+
 soak: setup java  ## long kill loops and fuzzing, until they end
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
 	@$(BIN)/python -m pytest -m soak --timeout=0
@@ -71,4 +83,4 @@ lock: $(BIN)/uv  ## resolve requirements.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 --all-extras pyproject.toml -o requirements.lock
 
 clean:
-	@rm -rf $(VENV) .cache build *.egg-info
+	@rm -rf $(VENV) $(SPARK43) .cache build *.egg-info
