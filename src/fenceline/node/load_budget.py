@@ -60,14 +60,17 @@ class LoadBudget:
             return self._grant(size_bytes)
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[Lease] = loop.create_future()
-        self._waiting.append((size_bytes, granted))
+        place = (size_bytes, granted)
+        self._waiting.append(place)
         self._watch()
         try:
             return await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
                 granted.result().give_back()
-            self._grant_waiting()
+            else:
+                self._waiting.remove(place)
+                self._grant_waiting()
             raise
 
     def _fits(self, size_bytes: int) -> bool:
@@ -88,10 +91,9 @@ class LoadBudget:
         waiting = self._waiting
         while waiting:
             size_bytes, granted = waiting[0]
-            if not granted.done():
-                if not self._fits(size_bytes):
-                    return
-                granted.set_result(self._grant(size_bytes))
+            if granted.cancelled() or not self._fits(size_bytes):
+                return  # one that is cancelled leaves by itself, and asks again for those behind it
+            granted.set_result(self._grant(size_bytes))
             waiting.popleft()
 
     def _watch(self) -> None:
