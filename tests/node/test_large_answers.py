@@ -1,0 +1,99 @@
+"""Large answers on real sockets: in order, to slow peers, and to peers that go away."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from fenceline.records.batch import iter_headers
+from fenceline.testing.node import EmbeddedNode
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import read_response, write_request
+from fenceline.wire.frame import encode_request_frame, parse_response_header
+from tests.support.data_session import DataSession
+
+BATCHES = 8
+BATCH_BYTES = 700_000
+_ALL: dict[str, int] = {"partition_max_bytes": 50 << 20}
+
+
+@pytest.fixture
+def told(node: EmbeddedNode) -> Iterator[DataSession]:
+    with DataSession(node.port) as session:
+        session.create("large")
+        for _ in range(BATCHES):
+            session.produced("large", 0, session.batch(1, size_bytes=BATCH_BYTES))
+        yield session
+
+
+def _frame(key: ApiKey, version: int, correlation_id: int, fields: dict[str, object]) -> bytes:
+    return b"".join(encode_request_frame(key, version, correlation_id, "test", write_request(key, version, fields)))
+
+
+def _received(connection: socket.socket, size_bytes: int) -> bytes:
+    taken = bytearray()
+    while len(taken) < size_bytes:
+        piece = connection.recv(min(64 << 10, size_bytes - len(taken)))
+        assert piece, f"closed after {len(taken)} of {size_bytes} bytes"
+        taken += piece
+    return bytes(taken)
+
+
+def _answer(connection: socket.socket, key: ApiKey, version: int) -> tuple[int, object]:
+    (size,) = struct.unpack(">i", _received(connection, 4))
+    answer = _received(connection, size)
+    correlation_id, position = parse_response_header(key, version, answer)
+    return correlation_id, read_response(key, version, answer[position:])
+
+
+def _fetch(told: DataSession, correlation_id: int) -> bytes:
+    return _frame(ApiKey.FETCH, 12, correlation_id, told.fetch([("large", 0, 0, _ALL)]))
+
+
+def _assert_whole(fetched: object) -> None:
+    records = fetched.responses[0].partitions[0].records  # type: ignore[attr-defined]
+    assert [header.base_offset for header in iter_headers(memoryview(records))] == list(range(BATCHES))
+
+
+def test_answers_stay_in_order_around_large_ones(node: EmbeddedNode, told: DataSession) -> None:
+    """Requests that came in one piece; the peer begins to read when all of them are there."""
+    metadata = {"topics": []}
+    with socket.create_connection(("127.0.0.1", node.port), timeout=30) as connection:
+        requests = [
+            _frame(ApiKey.METADATA, 12, 1, metadata),
+            _fetch(told, 2),
+            _frame(ApiKey.METADATA, 12, 3, metadata),
+            _fetch(told, 4),
+            _fetch(told, 5),
+            _frame(ApiKey.METADATA, 12, 6, metadata),
+        ]
+        connection.sendall(b"".join(requests))
+        for number, key in ((1, "m"), (2, "f"), (3, "m"), (4, "f"), (5, "f"), (6, "m")):
+            api = ApiKey.METADATA if key == "m" else ApiKey.FETCH
+            correlation_id, answer = _answer(connection, api, 12)
+            assert correlation_id == number
+            if key == "f":
+                _assert_whole(answer)
+
+
+def test_peers_that_do_not_read_hold_up_nobody_and_leave_nothing(node: EmbeddedNode, told: DataSession) -> None:
+    descriptors = f"/proc/{node.pid}/fd"
+    told.ask(ApiKey.FETCH, 12, told.fetch([("large", 0, 0, _ALL)]))
+    before = len(os.listdir(descriptors))
+    stuck = [socket.create_connection(("127.0.0.1", node.port), timeout=30) for _ in range(5)]
+    for connection in stuck:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(_fetch(told, 1))
+    _assert_whole(told.ask(ApiKey.FETCH, 12, told.fetch([("large", 0, 0, _ALL)])))
+    assert len(os.listdir(descriptors)) > before + 5, "their answers are on the way"
+    _assert_whole(_answer(stuck[0], ApiKey.FETCH, 12)[1])
+    for connection in stuck:
+        connection.close()
+    for _ in told.until(20):
+        told.ask(ApiKey.METADATA, 12, {"topics": []})
+        if len(os.listdir(descriptors)) <= before:
+            break
