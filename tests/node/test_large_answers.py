@@ -86,7 +86,6 @@ def test_peers_that_do_not_read_hold_up_nobody_and_leave_nothing(node: EmbeddedN
     before = len(os.listdir(descriptors))
     stuck = [socket.create_connection(("127.0.0.1", node.port), timeout=30) for _ in range(5)]
     for connection in stuck:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(_fetch(told, 1))
     _assert_whole(told.ask(ApiKey.FETCH, 12, told.fetch([("large", 0, 0, _ALL)])))
     assert len(os.listdir(descriptors)) > before + 5, "their answers are on the way"
