@@ -1,0 +1,312 @@
+"""What nodes of the quorum say to each other: values only.
+
+Fields bear the names of the wire. Every message is about the one partition of the one topic, so both are left out: the
+node refuses other shapes before a request gets here (exactly one topic with one partition, `gaps.md G27`). Of a
+response, `error_code` is the top level's and `partition_error_code` the partition's. Ids and epochs are -1 where there
+are none. What a version can not carry is left at the default by who decodes, and left out by who encodes.
+
+Times in ms are on the quorum's monotonic clock; the node translates them where the wire wants the time of day.
+
+Rules: raft.md Q13-Q30, Q37, Q41-Q43; snapshots.md N27-N31; since_4_0.md K8, K12, K16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+from uuid import UUID
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import ZERO_UUID
+from fenceline.quorum.control_records import KRaftVersionFeature, VoterEndpoint
+from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, EpochEnd, SnapshotId
+
+Records: TypeAlias = Sized
+"""Record batches as they are: only whether there are any is looked at."""
+
+NOBODY: Final = -1
+NO_KRAFT_VERSION: Final = KRaftVersionFeature()
+
+
+class ReplicaKey(NamedTuple):
+    """A replica by id and directory (Q45). The zero UUID: not known, or static voters."""
+
+    replica_id: int
+    replica_directory_id: UUID = ZERO_UUID
+
+
+class NodeEndpoint(NamedTuple):
+    """Where a node listens, as answers name the leader."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+# -- elections --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class VoteRequest:
+    """Vote (52). `voter_*` is who is asked, as the asker knows it; `replica_*` who asks.
+
+    A pre-vote (version 2) has `replica_epoch` as it is; a vote the new epoch. A driver whose peer has no version 2
+    answers a pre-vote itself with `VoteResponse(error_code=UNSUPPORTED_VERSION)` (K8).
+    """
+
+    cluster_id: str | None
+    replica_epoch: int
+    replica_id: int
+    last_offset_epoch: int
+    last_offset: int
+    replica_directory_id: UUID = ZERO_UUID
+    voter_id: int = NOBODY
+    voter_directory_id: UUID = ZERO_UUID
+    pre_vote: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VoteResponse:
+    error_code: ErrorCode = ErrorCode.NONE
+    partition_error_code: ErrorCode = ErrorCode.NONE
+    leader_id: int = NOBODY
+    leader_epoch: int = -1
+    vote_granted: bool = False
+    node_endpoints: tuple[NodeEndpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BeginQuorumEpochRequest:
+    """BeginQuorumEpoch (53): the sender leads."""
+
+    cluster_id: str | None
+    leader_id: int
+    leader_epoch: int
+    voter_id: int = NOBODY
+    voter_directory_id: UUID = ZERO_UUID
+    leader_endpoints: tuple[VoterEndpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BeginQuorumEpochResponse:
+    error_code: ErrorCode = ErrorCode.NONE
+    partition_error_code: ErrorCode = ErrorCode.NONE
+    leader_id: int = NOBODY
+    leader_epoch: int = -1
+    node_endpoints: tuple[NodeEndpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EndQuorumEpochRequest:
+    """EndQuorumEpoch (54): the sender leads no longer. `preferred_candidates` by descending end of their logs; from
+    version 0 (`preferred_successors`) without directories."""
+
+    cluster_id: str | None
+    leader_id: int
+    leader_epoch: int
+    preferred_candidates: tuple[ReplicaKey, ...] = ()
+    leader_endpoints: tuple[VoterEndpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EndQuorumEpochResponse:
+    error_code: ErrorCode = ErrorCode.NONE
+    partition_error_code: ErrorCode = ErrorCode.NONE
+    leader_id: int = NOBODY
+    leader_epoch: int = -1
+    node_endpoints: tuple[NodeEndpoint, ...] = ()
+
+
+# -- replication ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """Fetch (1). `high_watermark`: the follower's own (-1 unknown), None where it does not take part (K12: tag absent,
+    or a version below 18)."""
+
+    cluster_id: str | None
+    replica_id: int
+    current_leader_epoch: int
+    fetch_offset: int
+    last_fetched_epoch: int
+    replica_directory_id: UUID = ZERO_UUID
+    max_wait_ms: int = 500
+    min_bytes: int = 0
+    max_bytes: int = 1 << 20
+    high_watermark: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResponse:
+    """`records`, `diverging_epoch` and `snapshot_id` exclude each other. `leader_*` is the wire's CurrentLeader."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    partition_error_code: ErrorCode = ErrorCode.NONE
+    leader_id: int = NOBODY
+    leader_epoch: int = -1
+    high_watermark: int = -1
+    log_start_offset: int = -1
+    diverging_epoch: EpochEnd | None = None
+    snapshot_id: SnapshotId | None = None
+    records: Records = b""
+    node_endpoints: tuple[NodeEndpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSnapshotRequest:
+    """FetchSnapshot (59)."""
+
+    cluster_id: str | None
+    replica_id: int
+    current_leader_epoch: int
+    snapshot_id: SnapshotId
+    position: int
+    max_bytes: int
+    replica_directory_id: UUID = ZERO_UUID
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSnapshotResponse:
+    """`size` of the whole file and `position` of the piece in bytes."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    partition_error_code: ErrorCode = ErrorCode.NONE
+    leader_id: int = NOBODY
+    leader_epoch: int = -1
+    snapshot_id: SnapshotId = BOOTSTRAP_SNAPSHOT
+    size: int = 0
+    position: int = 0
+    unaligned_records: Records = b""
+    node_endpoints: tuple[NodeEndpoint, ...] = ()
+
+
+# -- description and voters -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeQuorumRequest:
+    """DescribeQuorum (55)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """What the leader knows of a replica: offset -1 unknown; times on the quorum's clock, None = none."""
+
+    replica_id: int
+    replica_directory_id: UUID
+    log_end_offset: int
+    last_fetch_timestamp: int | None
+    last_caught_up_timestamp: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedNode:
+    node_id: int
+    listeners: tuple[VoterEndpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeQuorumResponse:
+    error_code: ErrorCode = ErrorCode.NONE
+    partition_error_code: ErrorCode = ErrorCode.NONE
+    error_message: str | None = None
+    leader_id: int = NOBODY
+    leader_epoch: int = -1
+    high_watermark: int = -1
+    current_voters: tuple[ReplicaState, ...] = ()
+    observers: tuple[ReplicaState, ...] = ()
+    nodes: tuple[DescribedNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AddRaftVoterRequest:
+    """AddRaftVoter (80). Below version 1 `ack_when_committed` is True."""
+
+    cluster_id: str | None
+    timeout_ms: int
+    voter_id: int
+    voter_directory_id: UUID
+    listeners: tuple[VoterEndpoint, ...]
+    ack_when_committed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveRaftVoterRequest:
+    """RemoveRaftVoter (81)."""
+
+    cluster_id: str | None
+    voter_id: int
+    voter_directory_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class AddRaftVoterResponse:
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveRaftVoterResponse:
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRaftVoterRequest:
+    """UpdateRaftVoter (82)."""
+
+    cluster_id: str | None
+    current_leader_epoch: int
+    voter_id: int
+    voter_directory_id: UUID
+    listeners: tuple[VoterEndpoint, ...]
+    k_raft_version_feature: KRaftVersionFeature
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRaftVoterResponse:
+    error_code: ErrorCode = ErrorCode.NONE
+    leader_id: int = NOBODY
+    leader_epoch: int = -1
+    node_endpoints: tuple[NodeEndpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ApiVersionsRequest:
+    """ApiVersions (18): which kraft.version does a node support that is to become a voter (Q41)?"""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiVersionsResponse:
+    """`k_raft_version_feature` is (0, 0) where the node names no kraft.version."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    k_raft_version_feature: KRaftVersionFeature = NO_KRAFT_VERSION
+
+
+RequestMessage: TypeAlias = (
+    VoteRequest
+    | BeginQuorumEpochRequest
+    | EndQuorumEpochRequest
+    | FetchRequest
+    | FetchSnapshotRequest
+    | DescribeQuorumRequest
+    | AddRaftVoterRequest
+    | RemoveRaftVoterRequest
+    | UpdateRaftVoterRequest
+    | ApiVersionsRequest
+)
+ResponseMessage: TypeAlias = (
+    VoteResponse
+    | BeginQuorumEpochResponse
+    | EndQuorumEpochResponse
+    | FetchResponse
+    | FetchSnapshotResponse
+    | DescribeQuorumResponse
+    | AddRaftVoterResponse
+    | RemoveRaftVoterResponse
+    | UpdateRaftVoterResponse
+    | ApiVersionsResponse
+)
