@@ -159,7 +159,7 @@ class GroupCoordinator:
         except PeerError as error:
             return [refuse(error.code)]
         try:
-            shard.commit(ticket, request, now)
+            shard.offset_requests.commit(ticket, request, now)
         except PeerError as error:
             return [*_take_duties(shard), refuse(error.code)]
         return _take_duties(shard)
@@ -169,13 +169,13 @@ class GroupCoordinator:
             shard = self._shard(request.group_id)
         except PeerError as error:
             return [Answer(ticket, messages.FetchOffsetsAnswer(error.code))]
-        shard.fetch_offsets(ticket, request)
+        shard.offset_requests.fetch(ticket, request)
         return _take_duties(shard)
 
     def delete_offsets(self, ticket: messages.Ticket, request: messages.DeleteOffsetsRequest, now: Now) -> list[Duty]:
         try:
             shard = self._named_shard(request.group_id)
-            shard.delete_offsets(ticket, request, now)
+            shard.offset_requests.delete(ticket, request, now)
         except PeerError as error:
             return [Answer(ticket, messages.DeleteOffsetsAnswer(error.code))]
         return _take_duties(shard)
@@ -220,7 +220,7 @@ class GroupCoordinator:
         """Topic partitions are gone: so are the offsets committed for them."""
         duties: list[Duty] = []
         for shard in self._active.values():
-            shard.on_partitions_deleted(partitions, now)
+            shard.offset_requests.on_partitions_deleted(partitions, now)
             duties.extend(_take_duties(shard))
         return duties
 

@@ -1,0 +1,56 @@
+"""Which offsets and groups are past their retention (KIP-211).
+
+Owns the rule alone: removes nothing, writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fenceline.groups.clock import Now
+from fenceline.groups.model import Group
+from fenceline.groups.offsets import OffsetSlot, OffsetStore, is_expired
+from fenceline.groups.states import GroupState
+
+
+def expired(
+    groups: Iterable[Group], offsets: OffsetStore, retention_ms: int, now: Now
+) -> tuple[list[OffsetSlot], list[Group]]:
+    """Offsets past their retention, and empty groups that have none left."""
+    slots: list[OffsetSlot] = []
+    doomed: list[Group] = []
+    for group in groups:
+        if offsets.has_any(group.group_id):
+            found, keeps_some = _expired_slots(group, offsets, retention_ms, now)
+            slots.extend(found)
+            if keeps_some:
+                continue
+        if group.state is GroupState.EMPTY and not offsets.has_open_transaction(group.group_id):
+            doomed.append(group)
+    return slots, doomed
+
+
+def _expired_slots(group: Group, offsets: OffsetStore, retention_ms: int, now: Now) -> tuple[list[OffsetSlot], bool]:
+    """The slots to remove, and whether any stays."""
+    since_empty_ms = None
+    if group.protocol_type is not None:
+        if group.state is GroupState.EMPTY:
+            since_empty_ms = group.state_since_ms if group.state_since_ms >= 0 else None
+        elif not (group.state is GroupState.STABLE and group.is_consumer_group and group.subscribed_topics is not None):
+            return [], True
+    found, keeps_some = [], False
+    for slot, value in offsets.slots(group.group_id):
+        if (
+            not group.is_subscribed_to(slot.topic)
+            and not offsets.is_unstable(slot)
+            and is_expired(
+                value,
+                base_timestamp_ms=value.commit_timestamp_ms if since_empty_ms is None else since_empty_ms,
+                now_ms=now.wall_ms,
+                retention_ms=retention_ms,
+            )
+        ):
+            found.append(slot)
+        else:
+            keeps_some = True
+    return found, keeps_some

@@ -1,0 +1,190 @@
+"""Offsets on request: committed, fetched and deleted by members, by consumers without a group, by administrators.
+
+Owns the checks of each request and its answer; the values are kept by `offsets.OffsetStore`, the writes by the shard.
+
+Invariants: an offset that a client was told of is in the log; a commit that the log refused leaves no trace.
+
+Rules: since_4_0.md K5, K32; epochs.md E61; KIP-447 (stable offsets).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.groups import records
+from fenceline.groups.clock import Now
+from fenceline.groups.messages import (
+    CommitAnswer,
+    CommitRequest,
+    DeleteOffsetsAnswer,
+    DeleteOffsetsRequest,
+    FetchedOffset,
+    FetchOffsetsAnswer,
+    FetchOffsetsRequest,
+    KeyValue,
+    Ticket,
+)
+from fenceline.groups.model import Group
+from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.states import GroupState
+
+if TYPE_CHECKING:
+    from fenceline.groups.shard import Shard
+
+
+class OffsetRequests:
+    """The requests of one shard. They raise PeerError before anything has changed."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    def commit(self, ticket: Ticket, request: CommitRequest, now: Now) -> None:
+        """One batch for all offsets of the request, answered when it is committed."""
+        group = self._group_for_commit(request, now)
+        if group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
+            self._shard.membership.keep_alive(group, group.members[request.member_id], now)
+        expire_ms = -1 if request.retention_ms == -1 else now.wall_ms + request.retention_ms
+        errors: list[ErrorCode] = []
+        batch: list[KeyValue] = []
+        values: list[tuple[OffsetSlot, CommittedOffset]] = []
+        for each in request.offsets:
+            metadata = each.metadata or ""
+            if self._is_too_large(metadata):
+                errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
+                continue
+            errors.append(ErrorCode.NONE)
+            slot = OffsetSlot(request.group_id, each.topic, each.partition)
+            value = CommittedOffset(each.offset, each.leader_epoch, metadata, now.wall_ms, expire_ms, each.topic_id)
+            values.append((slot, value))
+            batch.append(records.offset_record(slot, value))
+        if not batch:
+            self._shard.answer(ticket, CommitAnswer(tuple(errors)))
+            return
+
+        def settled(error: ErrorCode, now: Now) -> None:
+            if error is ErrorCode.NONE:
+                self._shard.answer(ticket, CommitAnswer(tuple(errors)))
+            else:
+                self._shard.answer(ticket, CommitAnswer((error,) * len(errors)))
+                self._forget_if_bare(request.group_id)
+
+        write_id = self._shard.write(batch, settled)
+        for slot, value in values:
+            self._shard.offsets.put(slot, value, write_id)
+
+    def _group_for_commit(self, request: CommitRequest, now: Now) -> Group:
+        """The group, or a new simple one. Raises PeerError in Kafka's order of checks."""
+        group = self._shard.groups.get(request.group_id)
+        has_generation = request.generation >= 0
+        if request.group_id in self._shard.foreign_groups:
+            # What a group of the newer protocol says to somebody who is none of its members.
+            raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if group is None:
+            if not has_generation:
+                # A consumer that manages its partitions itself, or an administrator: a simple group is enough.
+                return self._shard.create_group(request.group_id, now)
+            if request.knows_group_not_found:
+                raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND)
+            raise PeerError(ErrorCode.ILLEGAL_GENERATION)
+        if group.state is GroupState.DEAD:
+            raise PeerError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if not has_generation and group.state is GroupState.EMPTY:
+            return group
+        if has_generation or request.member_id or request.group_instance_id is not None:
+            group.require_member(request.member_id, request.group_instance_id)
+            if request.generation != group.generation:
+                raise PeerError(ErrorCode.ILLEGAL_GENERATION)
+        else:
+            raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if group.state is GroupState.COMPLETING_REBALANCE:
+            raise PeerError(ErrorCode.REBALANCE_IN_PROGRESS)
+        return group
+
+    def _is_too_large(self, metadata: str) -> bool:
+        limit = self._shard.settings.offset_metadata_max_chars
+        # Kafka counts UTF-16 code units; only characters outside the basic plane take two.
+        return len(metadata) > limit or (
+            2 * len(metadata) > limit and len(metadata.encode("utf-16-le", "surrogatepass")) // 2 > limit
+        )
+
+    def fetch(self, ticket: Ticket, request: FetchOffsetsRequest) -> None:
+        """`require_stable` waits for the writes under way and shows what open transactions may change as unstable."""
+
+        def answer_now(error: ErrorCode) -> None:
+            self._shard.answer(ticket, FetchOffsetsAnswer(error) if error else self._read(request))
+
+        if not (request.require_stable and self._shard.when_all_is_settled(answer_now)):
+            self._shard.answer(ticket, self._read(request))
+
+    def _read(self, request: FetchOffsetsRequest) -> FetchOffsetsAnswer:
+        group_id = request.group_id
+        topics: dict[str, list[FetchedOffset]] = {}
+        if request.topics is None:
+            for slot, value in self._shard.offsets.committed_slots(group_id):
+                topics.setdefault(slot.topic, []).append(self._fetched(slot, value, request.require_stable))
+            return FetchOffsetsAnswer(topics=tuple((topic, tuple(found)) for topic, found in topics.items()))
+        answer: list[tuple[str, tuple[FetchedOffset, ...]]] = []
+        for topic in request.topics:
+            found = []
+            for partition in topic.partitions:
+                slot = OffsetSlot(group_id, topic.topic, partition)
+                stored = self._shard.offsets.committed(slot)
+                if stored is not None and not stored.belongs_to(topic.topic_id):
+                    stored = None
+                found.append(self._fetched(slot, stored, request.require_stable))
+            answer.append((topic.topic, tuple(found)))
+        return FetchOffsetsAnswer(topics=tuple(answer))
+
+    def _fetched(self, slot: OffsetSlot, value: CommittedOffset | None, require_stable: bool) -> FetchedOffset:
+        if require_stable and self._shard.offsets.is_unstable(slot):
+            return FetchedOffset(slot.partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        if value is None:
+            return FetchedOffset(slot.partition)
+        return FetchedOffset(slot.partition, value.offset, value.leader_epoch, value.metadata)
+
+    def delete(self, ticket: Ticket, request: DeleteOffsetsRequest, now: Now) -> None:
+        group = self._shard.groups.get(request.group_id)
+        if group is None or group.state is GroupState.DEAD:
+            raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND)
+        if group.state is not GroupState.EMPTY and not group.is_consumer_group:
+            raise PeerError(ErrorCode.NON_EMPTY_GROUP)
+        errors = tuple(
+            ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed_to(topic) else ErrorCode.NONE
+            for topic, _ in request.partitions
+        )
+        slots = [
+            slot
+            for (topic, partition), error in zip(request.partitions, errors, strict=True)
+            if error is ErrorCode.NONE
+            for slot in (OffsetSlot(request.group_id, topic, partition),)
+            if self._shard.offsets.latest(slot) is not None or self._shard.offsets.is_unstable(slot)
+        ]
+        if not slots:
+            self._shard.answer(ticket, DeleteOffsetsAnswer(errors=errors))
+            return
+
+        def settled(error: ErrorCode, now: Now) -> None:
+            self._shard.answer(ticket, DeleteOffsetsAnswer(error) if error else DeleteOffsetsAnswer(errors=errors))
+
+        self._shard.write_tombstones(slots, (), settled)
+
+    def on_partitions_deleted(self, partitions: Iterable[tuple[str, int]], now: Now) -> None:
+        """The topics are gone: nobody can go on from these offsets."""
+        slots = self._shard.offsets.on_partitions(set(partitions))
+        if slots:
+            self._shard.write_tombstones(slots, (), lambda error, now: None)
+
+    def _forget_if_bare(self, group_id: str) -> None:
+        """A simple group that only existed for a commit which the log refused."""
+        group = self._shard.groups.get(group_id)
+        if (
+            group is not None
+            and group.state is GroupState.EMPTY
+            and group.protocol_type is None
+            and group.generation == 0
+            and not group.pending_joins
+            and not self._shard.offsets.has_any(group_id)
+        ):
+            del self._shard.groups[group_id]
