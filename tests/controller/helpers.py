@@ -17,7 +17,7 @@ from fenceline.controller.requests import (
     WriteBootstrapRecords,
 )
 from fenceline.controller.state import ControllerSettings
-from fenceline.metadata.delta import Delta, difference
+from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import SUPPORTED, fresh_levels
 from fenceline.metadata.image import EMPTY_IMAGE, Endpoint, PartitionImage
 from fenceline.metadata.records import MetadataRecord, decode_record, encode_record

@@ -8,7 +8,8 @@ from uuid import UUID
 import pytest
 
 from fenceline.errors import InternalError
-from fenceline.metadata.delta import MetadataDelta, apply, difference
+from fenceline.metadata.changes import difference
+from fenceline.metadata.delta import MetadataDelta, apply
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import (
     BrokerRegistrationChangeRecord,

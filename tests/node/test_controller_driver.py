@@ -22,7 +22,7 @@ from fenceline.controller.requests import (
 )
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.log.disk import Disk, OsDisk
-from fenceline.metadata.delta import Delta
+from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage
 from fenceline.node import controller_driver
 from fenceline.node.controller_driver import ControllerDriver

@@ -13,7 +13,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.log.errors import StorageError
 from fenceline.log.log_dir import LogDir
-from fenceline.metadata.delta import Delta
+from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.format import format_directory

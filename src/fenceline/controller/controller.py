@@ -34,7 +34,7 @@ from fenceline.controller.requests import (
     WriteNoOp,
 )
 from fenceline.controller.state import ControllerSettings, ControllerState, Decision
-from fenceline.metadata.delta import Delta
+from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage
 from fenceline.metadata.records import MetadataRecord, NoOpRecord
 from fenceline.rng import Rng

@@ -12,7 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from fenceline.ids import NO_LEADER
-from fenceline.metadata.delta import Delta
+from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage, PartitionImage
 
 _NOTHING: Final[dict[UUID, set[int]]] = {}

@@ -18,7 +18,8 @@ from fenceline.controller.sessions import Sessions
 from fenceline.controller.topic_names import NameIndex
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID
-from fenceline.metadata.delta import Delta, apply
+from fenceline.metadata.changes import Delta
+from fenceline.metadata.delta import apply
 from fenceline.metadata.image import (
     EMPTY_IMAGE,
     BrokerImage,

@@ -33,7 +33,7 @@ from fenceline.controller.requests import Request, WriteBootstrapRecords
 from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
 from fenceline.log.disk import Disk
 from fenceline.log.errors import StorageError
-from fenceline.metadata.delta import Delta, difference
+from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSION
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import AbortTransactionRecord, MetadataRecord

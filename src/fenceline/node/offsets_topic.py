@@ -17,7 +17,7 @@ from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
 
 if TYPE_CHECKING:
-    from fenceline.metadata.delta import Delta
+    from fenceline.metadata.changes import Delta
     from fenceline.metadata.image import MetadataImage
     from fenceline.node.clock import Clock
     from fenceline.node.replicas import Replicas

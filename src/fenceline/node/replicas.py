@@ -23,7 +23,7 @@ from fenceline.node.logs import Logger
 from fenceline.replica.leader import LeaderState
 
 if TYPE_CHECKING:
-    from fenceline.metadata.delta import Delta
+    from fenceline.metadata.changes import Delta
     from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
 
 log = Logger("replicas")

@@ -1,0 +1,100 @@
+"""What changed between two images, for those who follow them.
+
+Owns the form of a change and the comparison of any two images; what a record changes is `delta`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+from uuid import UUID
+
+from immutables import Map
+
+from fenceline.metadata.image import ConfigResource, MetadataImage, PartitionImage, TopicImage
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedPartition:
+    """A partition of a topic that existed before. `before` is None for a partition that is new in it."""
+
+    topic: str
+    topic_id: UUID
+    index: int
+    before: PartitionImage | None
+    after: PartitionImage
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What differs between two images. Partitions of created and deleted topics are in the topics only."""
+
+    created_topics: tuple[TopicImage, ...] = ()
+    deleted_topics: tuple[TopicImage, ...] = ()
+    changed_partitions: tuple[ChangedPartition, ...] = ()
+    changed_configs: tuple[ConfigResource, ...] = ()
+    changed_brokers: tuple[int, ...] = ()
+    """Registered, re-registered, fenced, unfenced, shutting down or gone."""
+    changed_controllers: tuple[int, ...] = ()
+    changed_features: tuple[str, ...] = ()
+    producer_ids_changed: bool = False
+    security_changed: bool = False
+    """Quotas, ACLs, SCRAM credentials or delegation tokens."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self == _EMPTY_DELTA
+
+
+_EMPTY_DELTA: Final = Delta()
+
+
+def difference(before: MetadataImage, after: MetadataImage) -> Delta:
+    """What changed between two images that need not follow each other, as after loading a snapshot (N41)."""
+    if before.topics_by_id is after.topics_by_id:
+        created: list[TopicImage] = []
+        deleted: list[TopicImage] = []
+        changed: list[ChangedPartition] = []
+    else:
+        old, new = before.topics_by_id, after.topics_by_id
+        created = [topic for key, topic in new.items() if key not in old]
+        deleted = [topic for key, topic in old.items() if key not in new]
+        changed = []
+        for key, topic in new.items():
+            previous = old.get(key)
+            if previous is not None and previous is not topic:
+                changed.extend(changed_partitions(topic, previous, range(len(topic.partitions))))
+    return Delta(
+        tuple(created),
+        tuple(deleted),
+        tuple(changed),
+        _differing(before.configs, after.configs),
+        _differing(before.brokers, after.brokers),
+        _differing(before.controllers, after.controllers),
+        _differing(before.features, after.features),
+        before.next_producer_id != after.next_producer_id,
+        any(
+            getattr(before, name) != getattr(after, name)
+            for name in ("client_quotas", "acls", "scram", "delegation_tokens")
+        ),
+    )
+
+
+def changed_partitions(topic: TopicImage, before: TopicImage, indexes: Iterable[int]) -> Iterable[ChangedPartition]:
+    known = len(before.partitions)
+    for index in indexes:
+        old = before.partitions[index] if index < known else None
+        new = topic.partitions[index]
+        if old != new:
+            yield ChangedPartition(topic.name, topic.id, index, old, new)
+
+
+def _differing(before: Map[K, V], after: Map[K, V]) -> tuple[K, ...]:
+    if before is after:
+        return ()
+    gone = [key for key in before if key not in after]
+    return tuple(gone + [key for key, value in after.items() if before.get(key) != value])

@@ -1,0 +1,211 @@
+"""Topics and partitions from one image to the next.
+
+Owns what the records of topics and partitions mean. A topic that a record touches gets a draft (a list of its
+partitions), everything else is shared with the image before. A record that does not fit is our bug (C10).
+
+Rules: controller.md C9, C10, C25; since_4_0.md K21, K26 (ClearElrRecord).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, cast
+from uuid import UUID
+
+from immutables import Map
+
+from fenceline.errors import InternalError
+from fenceline.metadata.changes import ChangedPartition, changed_partitions
+from fenceline.metadata.image import LeaderRecoveryState, MetadataImage, PartitionImage, TopicImage
+from fenceline.metadata.records import ClearElrRecord, PartitionChangeRecord, PartitionRecord, TopicRecord
+
+_RECOVERY_STATES: Final = (LeaderRecoveryState.RECOVERED, LeaderRecoveryState.RECOVERING)
+_NO_LEADER_CHANGE: Final = -2
+_NO_RECOVERY_CHANGE: Final = -1
+_SHARED_LIMIT: Final = 8192
+_MISSING: Final = PartitionImage((), (), partition_epoch=-1)
+
+
+class _TopicDraft:
+    """A topic in the making; `before` is what the last image held."""
+
+    __slots__ = ("before", "has_gaps", "id", "name", "partitions", "touched")
+
+    def __init__(self, topic_id: UUID, name: str, before: TopicImage | None) -> None:
+        self.id = topic_id
+        self.name = name
+        self.before = before
+        self.partitions: list[PartitionImage] = list(before.partitions) if before is not None else []
+        self.touched: set[int] = set()
+        self.has_gaps = False
+
+    def build(self) -> TopicImage:
+        if self.has_gaps and _MISSING in self.partitions:
+            raise InternalError(f"the metadata log lacks partition {self.partitions.index(_MISSING)} of {self.name!r}")
+        return TopicImage(self.id, self.name, tuple(self.partitions))
+
+
+class BuiltTopics(NamedTuple):
+    """All topics after the delta, and what it did to them."""
+
+    by_name: Map[str, TopicImage]
+    by_id: Map[UUID, TopicImage]
+    created: tuple[TopicImage, ...]
+    deleted: tuple[TopicImage, ...]
+    changed: tuple[ChangedPartition, ...]
+
+
+class TopicsDelta:
+    """The records of topics, replayed on top of an image. Raises InternalError for those that do not fit."""
+
+    __slots__ = ("_deleted", "_drafts", "_image", "_last_topic", "_names", "_shared")
+
+    def __init__(self, image: MetadataImage) -> None:
+        self._image = image
+        self._drafts: dict[UUID, _TopicDraft] = {}
+        self._names: dict[str, UUID] = {}
+        self._deleted: dict[UUID, TopicImage] = {}
+        self._last_topic: _TopicDraft | None = None
+        self._shared: dict[Any, Any] = {}
+
+    def _share(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same tuple object for equal short tuples: most partitions have few different ones."""
+        shared = self._shared
+        if len(shared) > _SHARED_LIMIT:
+            shared.clear()
+        return cast("tuple[Any, ...]", shared.setdefault(values, values)) if values else ()
+
+    def _topic(self, topic_id: UUID) -> _TopicDraft:
+        last = self._last_topic
+        if last is not None and last.id == topic_id:
+            return last
+        draft = self._drafts.get(topic_id)
+        if draft is None:
+            before = None if topic_id in self._deleted else self._image.topics_by_id.get(topic_id)
+            if before is None:
+                raise InternalError(f"a metadata record names the unknown topic id {topic_id}")
+            draft = self._drafts[topic_id] = _TopicDraft(topic_id, before.name, before)
+        self._last_topic = draft
+        return draft
+
+    def create(self, record: TopicRecord) -> None:
+        existing = self._names.get(record.name)
+        if existing is None and record.name in self._image.topics_by_name:
+            existing = self._image.topics_by_name[record.name].id
+            if existing in self._deleted:
+                existing = None
+        if existing is not None:
+            raise InternalError(f"topic {record.name!r} is created twice in the metadata log")
+        draft = _TopicDraft(record.topic_id, record.name, None)
+        self._drafts[record.topic_id] = self._last_topic = draft
+        self._names[record.name] = record.topic_id
+
+    def set_partition(self, record: PartitionRecord) -> None:
+        draft = self._topic(record.topic_id)
+        share = self._share
+        replicas = share(record.replicas)
+        image = PartitionImage(
+            replicas,
+            replicas if record.isr == replicas else share(record.isr),
+            record.leader,
+            record.leader_epoch,
+            record.partition_epoch,
+            _RECOVERY_STATES[record.leader_recovery_state],
+            share(record.directories),
+            share(record.eligible_leader_replicas or ()),
+            share(record.last_known_elr or ()),
+            share(record.adding_replicas),
+            share(record.removing_replicas),
+        )
+        index = record.partition_id
+        partitions = draft.partitions
+        if index == len(partitions):
+            partitions.append(image)
+        else:
+            if index > len(partitions):
+                partitions.extend([_MISSING] * (index + 1 - len(partitions)))
+                draft.has_gaps = True
+            partitions[index] = image
+        draft.touched.add(index)
+
+    def change_partition(self, record: PartitionChangeRecord) -> None:
+        draft = self._topic(record.topic_id)
+        index = record.partition_id
+        if not 0 <= index < len(draft.partitions):
+            raise InternalError(f"a change names partition {index} of topic {draft.name!r}, which has none such")
+        draft.partitions[index] = self._changed(draft.partitions[index], record)
+        draft.touched.add(index)
+
+    def _changed(self, old: PartitionImage, record: PartitionChangeRecord) -> PartitionImage:
+        """C9: a given leader, even the same, means a new leader epoch; the partition epoch always grows."""
+        share = self._share
+        leads = record.leader != _NO_LEADER_CHANGE
+        return PartitionImage(
+            share(record.replicas) if record.replicas is not None else old.replicas,
+            share(record.isr) if record.isr is not None else old.isr,
+            record.leader if leads else old.leader,
+            old.leader_epoch + 1 if leads else old.leader_epoch,
+            old.partition_epoch + 1,
+            old.leader_recovery_state
+            if record.leader_recovery_state == _NO_RECOVERY_CHANGE
+            else _RECOVERY_STATES[record.leader_recovery_state],
+            share(record.directories) if record.directories is not None else old.directories,
+            share(record.eligible_leader_replicas) if record.eligible_leader_replicas is not None else old.elr,
+            share(record.last_known_elr) if record.last_known_elr is not None else old.last_known_elr,
+            share(record.adding_replicas) if record.adding_replicas is not None else old.adding,
+            share(record.removing_replicas) if record.removing_replicas is not None else old.removing,
+        )
+
+    def remove(self, topic_id: UUID) -> str:
+        """Drops the topic with its partitions (C25); its name."""
+        draft = self._topic(topic_id)
+        del self._drafts[topic_id]
+        self._last_topic = None
+        if draft.before is not None:
+            self._deleted[topic_id] = draft.before
+        if self._names.get(draft.name) == topic_id:
+            del self._names[draft.name]
+        return draft.name
+
+    def clear_elr(self, record: ClearElrRecord) -> None:
+        """K26: "" means all topics. Partitions that keep no eligible leaders stay as they are."""
+        if record.topic_name:
+            topic_id = self._names.get(record.topic_name)
+            if topic_id is None:
+                known = self._image.topics_by_name.get(record.topic_name)
+                if known is None or known.id in self._deleted:
+                    raise InternalError(f"ClearElrRecord names the unknown topic {record.topic_name!r}")
+                topic_id = known.id
+            ids: Iterable[UUID] = (topic_id,)
+        else:
+            ids = [*self._drafts, *(key for key in self._image.topics_by_id if key not in self._deleted)]
+        for topic_id in ids:
+            current = self._drafts.get(topic_id) or self._image.topics_by_id[topic_id]
+            for index, partition in enumerate(current.partitions):
+                if partition.elr or partition.last_known_elr:
+                    draft = self._topic(topic_id)
+                    draft.partitions[index] = partition._replace(
+                        elr=(), last_known_elr=(), partition_epoch=partition.partition_epoch + 1
+                    )
+                    draft.touched.add(index)
+
+    def build(self) -> BuiltTopics:
+        """The delta must not be used afterwards."""
+        by_name, by_id = self._image.topics_by_name, self._image.topics_by_id
+        created: list[TopicImage] = []
+        changed: list[ChangedPartition] = []
+        if self._drafts or self._deleted:
+            names, ids = by_name.mutate(), by_id.mutate()
+            for topic in self._deleted.values():
+                del names[topic.name]
+                del ids[topic.id]
+            for draft in self._drafts.values():
+                topic = draft.build()
+                names[draft.name] = topic
+                ids[draft.id] = topic
+                if draft.before is None:
+                    created.append(topic)
+                else:
+                    changed.extend(changed_partitions(topic, draft.before, sorted(draft.touched)))
+            by_name, by_id = names.finish(), ids.finish()
+        return BuiltTopics(by_name, by_id, tuple(created), tuple(self._deleted.values()), tuple(changed))
