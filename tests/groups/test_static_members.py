@@ -68,6 +68,28 @@ def test_a_static_member_whose_new_id_can_not_be_stored_keeps_the_old_one() -> N
     assert world.group().members[members["i"]].protocols == (("range", subscription("t")),)
 
 
+@pytest.mark.parametrize(
+    ("first", "known"),
+    [(ErrorCode.NONE, "first"), (ErrorCode.KAFKA_STORAGE_ERROR, "old")],
+)
+def test_an_instance_that_comes_back_twice_falls_back_to_the_id_that_the_log_has(first: ErrorCode, known: str) -> None:
+    """Both new ids are under way at once, and the second one can not be stored."""
+    world = World()
+    old = _static(world, "i")["i"]
+    world.hold_appends = True
+    world.join(instance="i")
+    (middle,) = world.group().members
+    world.join(instance="i")
+    world.release(first)
+    world.release(ErrorCode.KAFKA_STORAGE_ERROR)
+    expected = {"old": old, "first": middle}[known]
+    assert list(world.group().members) == [expected]
+    assert world.heartbeat(expected, 1, instance="i") is NONE
+    world.hold_appends = False
+    world.reload()
+    assert list(world.group().members) == [expected]
+
+
 def test_a_static_member_with_another_protocol_starts_a_rebalance() -> None:
     world = World()
     joins = [world.join(instance=name, protocols=(("a", b""), ("b", b""))) for name in ("i", "j")]

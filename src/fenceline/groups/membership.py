@@ -37,7 +37,7 @@ from fenceline.groups.messages import (
     SyncRequest,
     Ticket,
 )
-from fenceline.groups.model import Group, Member
+from fenceline.groups.model import Group, Member, StoredMember
 from fenceline.groups.states import GroupState, Step
 from fenceline.groups.timers import TimerKind
 
@@ -161,7 +161,11 @@ class Membership:
         """An instance came back without its member id, as after a restart: the old id is fenced, its place is kept."""
         shard = self._shard
         old_id, old_leader = member.member_id, group.leader_id
-        before = (member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms)
+        if not member.open_replacements:
+            # Otherwise an instance came back twice, and the id before this one may never be in the log.
+            member.in_log = StoredMember(
+                old_id, member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms
+            )
         self._end_waits(group, member, ErrorCode.FENCED_INSTANCE_ID, member_id=old_id)
         shard.disarm(TimerKind.SESSION, group.group_id, old_id)
         group.rename_static(member, new_id)
@@ -173,15 +177,23 @@ class Membership:
             case GroupState.STABLE if group.select_protocol() == group.protocol_name:
                 # Nothing changes for the others: store the new id and let it take up the old assignment.
                 generation = group.generation
+                member.open_replacements += 1
 
                 def stored(error: ErrorCode, then: Now) -> None:
+                    member.open_replacements -= 1
+                    if error is ErrorCode.NONE:
+                        member.in_log = StoredMember(
+                            new_id, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms
+                        )
                     if group.members.get(new_id) is not member or member.join_ticket is None:
                         return
                     if error is not ErrorCode.NONE:
+                        kept = member.in_log
+                        assert kept is not None, "there since the first replacement"
                         parked = group.unpark_join(member)
-                        group.update(member, *before)
+                        group.update(member, kept.protocols, kept.rebalance_timeout_ms, kept.session_timeout_ms)
                         shard.disarm(TimerKind.SESSION, group.group_id, new_id)
-                        group.rename_static(member, old_id)
+                        group.rename_static(member, kept.member_id)
                         self._keep_alive(group, member, then)
                         shard.answer(
                             parked,

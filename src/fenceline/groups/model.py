@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.groups.messages import (
@@ -23,6 +23,15 @@ from fenceline.groups.states import GroupState, Step, next_state
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 GROUP_TYPE: Final = "classic"
+
+
+class StoredMember(NamedTuple):
+    """What the log holds of a static member."""
+
+    member_id: str
+    protocols: Protocols
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
 
 
 @dataclass(slots=True)
@@ -41,6 +50,10 @@ class Member:
     """Its first JoinGroup is still parked: it does not know its id, so parking does not keep it alive."""
     join_ticket: Ticket | None = None
     sync_ticket: Ticket | None = None
+    open_replacements: int = 0
+    """A static member's new ids whose write is under way."""
+    in_log: StoredMember | None = None
+    """While there are any: what to fall back to when they are refused."""
 
     @property
     def is_static(self) -> bool:
