@@ -81,7 +81,10 @@ class Loss:
                     f"the log starts at {self.log_start_offset}"
                 )
             case LossKind.PARTITIONS_GONE:
-                return f"{name} is gone; the query had read up to offset {self.offset}"
+                return (
+                    f"{name} is gone, or is not what the query subscribes to any more; it had been read up to offset "
+                    f"{self.offset}"
+                )
 
 
 _ADVICE: Final[Mapping[LossKind, str]] = {
@@ -96,7 +99,10 @@ _ADVICE: Final[Mapping[LossKind, str]] = {
     LossKind.OFFSETS_EXPIRED: (
         "Raise the topic's retention, or set the option failOnDataLoss to \"false\" to go on from the log's start."
     ),
-    LossKind.PARTITIONS_GONE: 'Set the option failOnDataLoss to "false" to go on without them.',
+    LossKind.PARTITIONS_GONE: (
+        "A query that reads other topics needs a checkpointLocation of its own; to go on without these partitions, set "
+        'the option failOnDataLoss to "false".'
+    ),
 }
 _SEVERITY: Final = (
     LossKind.TOPIC_RECREATED,

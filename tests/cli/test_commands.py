@@ -103,8 +103,10 @@ def test_a_damaged_segment_is_said_and_ends_with_1(node: EmbeddedNode, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("topics", "describe", "nowhere"), "UNKNOWN_TOPIC_OR_PARTITION"),
-        (("consume", "nowhere"), "no topic nowhere"),
+        (("topics", "describe", "nowhere"), "There is no topic nowhere"),
+        (("consume", "nowhere"), "There is no topic nowhere"),
+        (("offsets", "nowhere"), "There is no topic nowhere"),
+        (("topics", "list", "-b", "host:port"), "'host:port' is not the address of a broker"),
         (("topics", "create", "bad name"), "INVALID_TOPIC_EXCEPTION"),
         (("topics", "create", "x", "--config", "retention.ms"), "has no value"),
         (("configs", "set", "topic", "nowhere", "retention.ms=1"), "UNKNOWN_TOPIC_OR_PARTITION"),
@@ -119,9 +121,23 @@ def test_errors_are_one_line_and_end_with_1(node: EmbeddedNode, arguments: tuple
 
 
 def test_no_node_at_the_address(node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fenceline.cli.output._TIMEOUT_MS", 200)
-    output = run(node, "topics", "list", "--bootstrap", f"127.0.0.1:{free_port()}", code=1)
-    assert "Connection refused" in output
+    monkeypatch.setattr("fenceline.cli.output.TIMEOUT_MS", 200)
+    monkeypatch.setattr("fenceline.cli.records.TIMEOUT_MS", 200)
+    nowhere = f"127.0.0.1:{free_port()}"
+    for command, stdin in ((("topics", "list"), None), (("produce", "any"), "line\n")):
+        output = run(node, *command, "--bootstrap", nowhere, stdin=stdin, code=1)
+        assert "No broker answered within 200 ms" in output
+        assert "Connection refused" in output
+
+
+@pytest.mark.parametrize("start", ["=4", "=-1", "=x"])
+def test_an_exact_offset_that_the_log_does_not_hold(node: EmbeddedNode, start: str) -> None:
+    topic = f"exact{start.strip('=')}"
+    run(node, "topics", "create", topic, "--partitions", "1")
+    run(node, "produce", topic, stdin="a\nb\nc\n")
+    output = run(node, "consume", topic, "--from", start, code=1)
+    assert ("is not an offset" if start == "=x" else "it begins at 0 and ends at 3") in output
+    assert run(node, "consume", topic, "--from", "=3") == ""
 
 
 def test_format_once(node: EmbeddedNode, tmp_path: Path) -> None:

@@ -28,6 +28,12 @@ def test_no_bootstrap_is_refused_with_advice() -> None:
         ClientConfig.parse("admin", None, {})
 
 
+@pytest.mark.parametrize("address", [":9092", "host:port", "host:70000", "host:"])
+def test_what_is_no_address_is_refused_at_once(address: str) -> None:
+    with pytest.raises(OperatorError, match="is not the address of a broker"):
+        ClientConfig.parse("admin", [address], {})
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

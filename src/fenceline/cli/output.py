@@ -11,10 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from fenceline.client.admin import Admin
-from fenceline.errors import FencelineError, OperatorError, PeerError
+from fenceline.client.metadata import TopicMetadata
+from fenceline.errors import ErrorCode, FencelineError, OperatorError, PeerError
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
-_TIMEOUT_MS = 10_000
+TIMEOUT_MS = 10_000
+"""How long a command waits for a broker."""
 _WIDTH_OF_FILES = 160
 """Columns of a table that is not shown on a terminal."""
 
@@ -48,8 +50,18 @@ def fail(message: str, advice: str = "") -> None:
 @contextmanager
 def admin_of(bootstrap: str) -> Iterator[Admin]:
     """An admin client for one command; errors come out readable."""
-    with readable_errors(), Admin(bootstrap, **{"default.api.timeout.ms": _TIMEOUT_MS}) as admin:
+    with readable_errors(), Admin(bootstrap, **{"default.api.timeout.ms": TIMEOUT_MS}) as admin:
         yield admin
+
+
+def existing_topic(admin: Admin, name: str) -> TopicMetadata:
+    """What is known of a topic. Raises OperatorError where there is none, PeerError where the broker refuses."""
+    found = admin.metadata([name]).topics[name]
+    if found.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        raise OperatorError(f"There is no topic {name}", "See what there is with: fenceline topics list")
+    if found.error is not ErrorCode.NONE:
+        raise PeerError(found.error, f"Topic {name} can not be described")
+    return found
 
 
 def show(rows: Sequence[dict[str, Any]], *, as_json: bool, title: str = "", empty: str = "nothing to show") -> None:

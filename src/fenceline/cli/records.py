@@ -9,7 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, readable_errors, show
+from fenceline.cli.output import (
+    DEFAULT_BOOTSTRAP,
+    TIMEOUT_MS,
+    AsJson,
+    Bootstrap,
+    admin_of,
+    existing_topic,
+    readable_errors,
+    show,
+)
+from fenceline.client.admin import Admin
+from fenceline.client.offsets import OffsetAndEpoch
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 
@@ -28,7 +39,10 @@ def produce(
     from fenceline.client.delivery import Delivery
     from fenceline.client.producer import Producer
 
-    with readable_errors(), Producer(bootstrap, **{"compression.type": compression}) as producer:
+    with (
+        readable_errors(),
+        Producer(bootstrap, **{"compression.type": compression, "max.block.ms": TIMEOUT_MS}) as producer,
+    ):
         sent: list[Delivery] = []
         for line in sys.stdin.buffer:
             text = line.rstrip(b"\r\n")
@@ -65,16 +79,16 @@ def consume(
     from fenceline.client.consumer import Consumer
 
     with admin_of(bootstrap) as admin:
-        known = admin.metadata([topic]).topics[topic]
+        known = existing_topic(admin, topic)
         partitions = [TopicPartition(topic, i) for i in sorted(known.partitions) if partition in (None, i)]
         if not partitions:
             raise OperatorError(
-                f"There is no topic {topic}" if partition is None else f"{topic} has no partition {partition}",
-                "See what there is with: fenceline topics list",
+                f"{topic} has no partition {partition}", f"Its partitions are 0 to {len(known.partitions) - 1}."
             )
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
         if start.startswith("="):
-            starts = dict.fromkeys(partitions, int(start[1:]))
+            starts = dict.fromkeys(partitions, _exact_offset(start))
+            _check_range(admin, starts, ends)
         else:
             spec: int | str = int(start) if start.lstrip("-").isdigit() else start
             found = admin.list_offsets(dict.fromkeys(partitions, spec))
@@ -97,6 +111,24 @@ def consume(
                 if not follow:
                     # The last offsets may belong to control records, which are never delivered.
                     left = {tp: end for tp, end in left.items() if consumer.position(tp) < end}
+
+
+def _exact_offset(text: str) -> int:
+    try:
+        return int(text[1:])
+    except ValueError:
+        raise OperatorError(f"{text!r} is not an offset", "Write an exact offset as =N, as in --from =100.") from None
+
+
+def _check_range(admin: Admin, starts: dict[TopicPartition, int], ends: dict[TopicPartition, OffsetAndEpoch]) -> None:
+    """Raise OperatorError where an offset lies outside of its log."""
+    first = admin.list_offsets(dict.fromkeys(starts, "earliest"))
+    for tp, offset in starts.items():
+        if not first[tp].offset <= offset <= ends[tp].offset:
+            raise OperatorError(
+                f"{tp} has no offset {offset}: it begins at {first[tp].offset} and ends at {ends[tp].offset}",
+                "Choose an offset in between, with --partition for one partition, or --from earliest.",
+            )
 
 
 def _print_record(record: Any, as_json: bool) -> None:
@@ -132,9 +164,7 @@ def offsets(
 ) -> None:
     """Start and end of each partition, with leader epochs."""
     with admin_of(bootstrap) as admin:
-        partitions = [
-            TopicPartition(topic, index) for index in sorted(admin.metadata([topic]).topics[topic].partitions)
-        ]
+        partitions = [TopicPartition(topic, index) for index in sorted(existing_topic(admin, topic).partitions)]
         starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
         found = admin.list_offsets(dict.fromkeys(partitions, int(at))) if at is not None else {}
@@ -150,6 +180,4 @@ def offsets(
             if at is not None:
                 row["at"] = found[tp].offset
             rows.append(row)
-        show(
-            rows, as_json=as_json, title=f"{topic} at {time.strftime('%H:%M:%S')}", empty=f"There is no topic {topic}."
-        )
+        show(rows, as_json=as_json, title=f"{topic} at {time.strftime('%H:%M:%S')}")

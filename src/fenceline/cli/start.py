@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--config", type=Path, metavar="FILE", help="a server.properties file, as Kafka's")
     options.add_argument("--data-dir", type=Path, metavar="DIR", help="where the log lives; formatted when it is new")
     options.add_argument(
-        "--listen", metavar="HOST:PORT", help="address for clients (default 127.0.0.1:9092; port 0: any)"
+        "--listen", metavar="HOST:PORT", help="address for clients (default :9092, on every interface; port 0: any)"
     )
     options.add_argument(
         "--override", action="append", default=[], metavar="KEY=VALUE", help="set one property; may be repeated"

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, done, pairs, show
+from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, done, existing_topic, pairs, show
 from fenceline.client.admin import NewTopic
-from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import encode_uuid
 
 topics = typer.Typer(no_args_is_help=True, help="List, describe, create, grow and delete topics.")
@@ -31,9 +30,7 @@ def list_topics(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = Fals
 def describe(name: str, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
     """Leaders, leader epochs and replicas of each partition."""
     with admin_of(bootstrap) as admin:
-        topic = admin.metadata([name]).topics[name]
-        if topic.error is not ErrorCode.NONE:
-            raise PeerError(topic.error, f"Topic {name} can not be described")
+        topic = existing_topic(admin, name)
         rows = [
             {
                 "partition": index,

@@ -260,8 +260,13 @@ def _addresses(servers: Sequence[str]) -> tuple[tuple[str, int], ...]:
     for server in servers:
         text = server.split("://", 1)[-1]
         host, colon, port = text.rpartition(":")
-        if not colon or not port.isdigit():
+        if not colon:
             host, port = text, "9092"
+        if not host.strip("[]") or not port.isdigit() or int(port) > 65_535:
+            raise OperatorError(
+                f"{server!r} is not the address of a broker",
+                "Write HOST:PORT, for example localhost:9092 or [::1]:9092.",
+            )
         found.append((host.strip("[]"), int(port)))
     if not found:
         raise OperatorError("No broker is named", 'Pass bootstrap servers, for example "localhost:9092".')
