@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from fenceline.controller.requests import CreateTopics, NewTopic
 from fenceline.node import metadata_snapshots
+from fenceline.node.logs import Logger
+from fenceline.node.metadata_log import MetadataLog
 from fenceline.testing.sim_disk import SimDisk
 
 from .controller_helpers import StillClock, driver, join, prepare
@@ -59,7 +62,10 @@ def test_after_a_start_that_read_much(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(story())
 
 
-def test_a_failed_snapshot_leaves_no_file_and_is_tried_again() -> None:
+def test_a_failed_snapshot_leaves_no_file_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: told.append((event, fields)))
+
     async def story() -> None:
         disk = _disk()
         controller = driver(disk, "/data", overrides={"metadata.log.max.record.bytes.between.snapshots": "1"})
@@ -68,6 +74,9 @@ def test_a_failed_snapshot_leaves_no_file_and_is_tried_again() -> None:
         await join(controller)
         await _turns()
         assert len(controller.log.snapshots) == 1
+        event, fields = told[0]
+        assert event == "metadata snapshot not written"
+        assert fields["path"].endswith(".checkpoint")
         disk.heal()
         await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
         await _turns()
@@ -75,3 +84,55 @@ def test_a_failed_snapshot_leaves_no_file_and_is_tried_again() -> None:
         await controller.stop()
 
     asyncio.run(story())
+
+
+def test_the_oldest_go_when_log_and_snapshots_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: told.append(event))
+
+    async def story() -> None:
+        disk, clock = _disk(), StillClock()
+        overrides = {
+            "metadata.log.max.record.bytes.between.snapshots": "700",
+            "metadata.max.retention.bytes": "4000",
+            "metadata.log.segment.ms": "1",
+        }
+        controller = driver(disk, "/data", clock=clock, overrides=overrides)
+        await controller.start()
+        await join(controller)
+        for number in range(40):
+            clock.ms += 1000
+            await controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),)))
+            await _turns()
+        log = controller.log
+        assert log.start_offset == log.snapshots[0].end_offset > 0
+        kept = {name for name in disk.listdir(log.directory) if name.endswith(".checkpoint")}
+        assert kept == {each.file_name for each in log.snapshots}
+        segments = [name for name in disk.listdir(log.directory) if name.endswith(".log")]
+        assert len(segments) == len(log.partition_log.segments) < 40
+        image = controller.image
+        await controller.stop()
+        assert MetadataLog.open(disk, "/data", now_ms=0).replay().image == image
+
+    asyncio.run(story())
+    assert not told
+
+
+def test_what_can_not_be_deleted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: told.append((event, fields)))
+
+    async def story() -> None:
+        disk = _disk()
+        overrides = {"metadata.log.max.record.bytes.between.snapshots": "700", "metadata.max.retention.bytes": "0"}
+        controller = driver(disk, "/data", overrides=overrides)
+        await controller.start()
+        disk.fail("unlink", ".checkpoint")
+        await join(controller)
+        for number in range(10):
+            await controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),)))
+            await _turns()
+        await controller.stop()
+
+    asyncio.run(story())
+    assert {event for event, _ in told} == {"old metadata not deleted"}

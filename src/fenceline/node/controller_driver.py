@@ -173,7 +173,7 @@ class ControllerDriver:
         when the disk takes no more. Cancelling the future does not take back what is decided already.
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if self._stopped or (self._failed is not None and self._failed.done()):
+        if self._stopped or self._is_failed:
             answer.set_exception(_stopped())
             return answer
         self._queue.append(_Waiting(request, answer))
