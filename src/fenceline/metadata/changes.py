@@ -46,6 +46,15 @@ class Delta:
     """Quotas, ACLs, SCRAM credentials or delegation tokens."""
 
     @property
+    def partitions_gained(self) -> int:
+        """How many partitions more there are after it; negative when topics went."""
+        return (
+            sum(len(topic.partitions) for topic in self.created_topics)
+            - sum(len(topic.partitions) for topic in self.deleted_topics)
+            + sum(1 for change in self.changed_partitions if change.before is None)
+        )
+
+    @property
     def is_empty(self) -> bool:
         return self == _EMPTY_DELTA
 

@@ -19,12 +19,11 @@ Rules: controller.md C1-C3, C6, C15, C30; raft.md Q2, Q31-Q36; since_4_0.md K20.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import UUID
 
 from fenceline.config.node import NodeConfig
@@ -38,11 +37,12 @@ from fenceline.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSIO
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import AbortTransactionRecord, MetadataRecord
 from fenceline.node.clock import Clock
+from fenceline.node.controller_flight import Flight, Waiting, decide_all
 from fenceline.node.controller_opening import controller_settings, open_controller
 from fenceline.node.controller_timers import ControllerTimers
 from fenceline.node.format import read_bootstrap_features
 from fenceline.node.logs import Logger
-from fenceline.node.metadata_batches import DecisionBatches, control_batch, record_batch
+from fenceline.node.metadata_batches import control_batch, record_batch
 from fenceline.node.metadata_log import METADATA_PARTITION, MetadataLog
 from fenceline.node.metadata_replay import Replayed
 from fenceline.node.metadata_snapshots import Snapshots
@@ -55,22 +55,6 @@ Listener = Callable[[MetadataImage, Delta], None]
 
 _RETRY_S: Final = 0.1
 """Between two attempts to begin a flush."""
-
-
-class _Waiting(NamedTuple):
-    request: Request | None
-    answer: asyncio.Future[Any]
-
-
-@dataclass(slots=True)
-class _Flight:
-    """What one flush carries."""
-
-    end_offset: int
-    size_bytes: int = 0
-    images: list[tuple[MetadataImage, Delta]] = field(default_factory=list)
-    answers: list[tuple[asyncio.Future[Any], Any]] = field(default_factory=list)
-    """What to answer; an exception is raised where the answer is awaited."""
 
 
 class ControllerDriver:
@@ -105,8 +89,8 @@ class ControllerDriver:
         self._controller = Controller(controller_settings(config, cluster_id))
         self._committed: MetadataImage = EMPTY_IMAGE
         self._listeners: list[Listener] = []
-        self._queue: list[_Waiting] = []
-        self._flight: _Flight | None = None
+        self._queue: list[Waiting] = []
+        self._flight: Flight | None = None
         self._scheduled = False
         self._failed: asyncio.Future[None] | None = None
         self._timers = ControllerTimers(self, self._controller.state, config, clock)
@@ -176,7 +160,7 @@ class ControllerDriver:
         if self._stopped or self._is_failed:
             answer.set_exception(_stopped())
             return answer
-        self._queue.append(_Waiting(request, answer))
+        self._queue.append(Waiting(request, answer))
         self._schedule()
         return answer
 
@@ -283,15 +267,15 @@ class ControllerDriver:
             self._revert(queue, error)
             return
         except Exception as error:
-            self._give_up(error, queue)
+            self._give_up(error, [waiting.answer for waiting in queue])
             return
         self._flight = flight
-        if flight.size_bytes:
+        if flight.content:
             self._flush(flight)
         else:
             self._land(None)
 
-    def _flush(self, flight: _Flight) -> None:
+    def _flush(self, flight: Flight) -> None:
         """Make durable what the flight has appended, in a thread."""
         loop = asyncio.get_running_loop()
         try:
@@ -320,39 +304,27 @@ class ControllerDriver:
             )
         self._is_behind = error is not None
 
-    def _decide(self, queue: Sequence[_Waiting]) -> _Flight:
+    def _decide(self, queue: Sequence[Waiting]) -> Flight:
         """Decide in order and append everything in one write. Raises StorageError with the log unchanged."""
-        controller = self._controller
-        epoch = self._quorum.epoch
-        now_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
-        first_offset = controller.next_offset
-        batches = DecisionBatches(now_ms)
-        flight = _Flight(first_offset)
-        for waiting in queue:
-            try:
-                assert waiting.request is not None, "only requests are decided"
-                decision = controller.decide(waiting.request, monotonic_ms, self._rng)
-            except PeerError as error:
-                flight.answers.append((waiting.answer, error))
-                continue
-            if decision.records:
-                batches.add(decision.records, decision.atomic, controller.image.metadata_version)
-                last_offset = controller.next_offset + len(decision.records) - 1
-                flight.images.append(controller.replay(decision.records, last_offset, epoch))
-            flight.answers.append((waiting.answer, decision.answer))
-        flight.end_offset = controller.next_offset
-        content = batches.finish()
-        if content:
-            base = self._log.append(content, epoch, now_ms)
-            if base != first_offset or self._log.end_offset != flight.end_offset:
+        epoch, now_ms = self._quorum.epoch, self._clock.now_ms()
+        flight = decide_all(
+            self._controller,
+            queue,
+            epoch=epoch,
+            now_ms=now_ms,
+            monotonic_ms=self._clock.monotonic_ms(),
+            rng=self._rng,
+        )
+        if flight.content:
+            base = self._log.append(flight.content, epoch, now_ms)
+            if base != flight.first_offset or self._log.end_offset != flight.end_offset:
                 raise InternalError(
                     f"the metadata log is at {base}..{self._log.end_offset}, its controller at "
-                    f"{first_offset}..{flight.end_offset}"
+                    f"{flight.first_offset}..{flight.end_offset}"
                 )
-            flight.size_bytes = len(content)
         return flight
 
-    def _revert(self, queue: Sequence[_Waiting], error: Exception) -> None:
+    def _revert(self, queue: Sequence[Waiting], error: Exception) -> None:
         """C2: what was decided is forgotten, and those who asked are told."""
         self._controller.reset(self._committed, self._log.end_offset)
         for waiting in queue:
@@ -367,19 +339,19 @@ class ControllerDriver:
         flight, self._flight = self._flight, None
         assert flight is not None, "only a flight lands"
         if error is not None:
-            self._give_up(error, [_Waiting(None, answer) for answer, _ in flight.answers])
+            self._give_up(error, [answer for answer, _ in flight.answers])
             return
         try:
             self._commit(flight)
         except Exception as failure:
-            self._give_up(failure, [_Waiting(None, answer) for answer, _ in flight.answers])
+            self._give_up(failure, [answer for answer, _ in flight.answers])
             return
         self._schedule()
         self._wake()
 
-    def _commit(self, flight: _Flight) -> None:
+    def _commit(self, flight: Flight) -> None:
         """What the flight carried is durable: publish it, then answer."""
-        if flight.size_bytes:
+        if flight.content:
             self._perform(self._quorum.flushed(flight.end_offset))
         for image, delta in flight.images:
             self._publish(image, delta)
@@ -388,16 +360,16 @@ class ControllerDriver:
                 _fail(answer, value)
             elif not answer.done():
                 answer.set_result(value)
-        if flight.size_bytes and hasattr(self, "_snapshots"):
-            self._snapshots.committed(flight.size_bytes, self._committed, self._quorum)
+        if flight.content and hasattr(self, "_snapshots"):
+            self._snapshots.committed(len(flight.content), self._committed, self._quorum)
 
     def _publish(self, image: MetadataImage, delta: Delta) -> None:
         self._committed = image
-        self._partition_count += _partitions_gained(delta)
+        self._partition_count += delta.partitions_gained
         for listener in self._listeners:
             listener(image, delta)
 
-    def _give_up(self, error: BaseException, waiting: Sequence[_Waiting]) -> None:
+    def _give_up(self, error: BaseException, answers: Iterable[asyncio.Future[Any]]) -> None:
         """The controller can not go on: what the disk holds, or what it decided itself, is not certain any more."""
         if isinstance(error, StorageError):
             reason: Exception = OperatorError(
@@ -407,8 +379,8 @@ class ControllerDriver:
         else:
             reason = error if isinstance(error, InternalError) else InternalError(f"the controller failed: {error!r}")
             reason.__cause__ = error
-        for each in [*waiting, *self._queue]:
-            _fail(each.answer, _stopped())
+        for answer in [*answers, *(waiting.answer for waiting in self._queue)]:
+            _fail(answer, _stopped())
         self._queue.clear()
         self._timers.stop()
         if self._failed is not None and not self._failed.done():
@@ -433,18 +405,10 @@ class ControllerDriver:
     async def _submit_now(self, request: Request) -> None:
         """A request of the driver itself, flushed on the loop."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._flight = self._decide([_Waiting(request, answer)])
+        self._flight = self._decide([Waiting(request, answer)])
         self._tell_put_off(self._log.flush())
         self._land(None)
         await answer
-
-
-def _partitions_gained(delta: Delta) -> int:
-    return (
-        sum(len(topic.partitions) for topic in delta.created_topics)
-        - sum(len(topic.partitions) for topic in delta.deleted_topics)
-        + sum(1 for change in delta.changed_partitions if change.before is None)
-    )
 
 
 def _stopped() -> PeerError:

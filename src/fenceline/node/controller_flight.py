@@ -1,0 +1,63 @@
+"""What one flush of the metadata log carries: decisions that were taken one after the other, and their answers.
+
+Owns the step from queued requests to bytes for the log. Pure but for the controller that it moves on: no I/O, no time
+of its own, nobody is answered here.
+
+Rules: controller.md C1 (each decision sees those before it), C3, C5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fenceline.controller.controller import Controller
+from fenceline.controller.requests import Request
+from fenceline.errors import PeerError
+from fenceline.metadata.changes import Delta
+from fenceline.metadata.image import MetadataImage
+from fenceline.node.metadata_batches import DecisionBatches
+from fenceline.rng import Rng
+
+
+class Waiting(NamedTuple):
+    """A request, and where its answer goes."""
+
+    request: Request
+    answer: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class Flight:
+    """Offsets of the records [first, end), the batches to append, and what follows once they are durable."""
+
+    first_offset: int
+    end_offset: int
+    content: bytearray = field(default_factory=bytearray)
+    images: list[tuple[MetadataImage, Delta]] = field(default_factory=list)
+    answers: list[tuple[asyncio.Future[Any], Any]] = field(default_factory=list)
+    """What to answer; an exception is raised where the answer is awaited."""
+
+
+def decide_all(
+    controller: Controller, queue: Sequence[Waiting], *, epoch: int, now_ms: int, monotonic_ms: int, rng: Rng
+) -> Flight:
+    """Decide in order; a request that fails as a whole (PeerError) fails alone. `Controller.reset` takes it back."""
+    flight = Flight(controller.next_offset, controller.next_offset)
+    batches = DecisionBatches(now_ms)
+    for request, answer in queue:
+        try:
+            decision = controller.decide(request, monotonic_ms, rng)
+        except PeerError as error:
+            flight.answers.append((answer, error))
+            continue
+        if decision.records:
+            batches.add(decision.records, decision.atomic, controller.image.metadata_version)
+            last_offset = controller.next_offset + len(decision.records) - 1
+            flight.images.append(controller.replay(decision.records, last_offset, epoch))
+        flight.answers.append((answer, decision.answer))
+    flight.end_offset = controller.next_offset
+    flight.content = batches.finish()
+    return flight
