@@ -257,15 +257,21 @@ def test_large_pieces_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyP
         before = len(os.listdir("/proc/self/fd"))
         hot = _Peer(broker, fetching, 0)
         assert not hot.is_pending
-        monkeypatch.setattr(OsMapping, "is_resident", lambda self, start, end: False)
-        cold = _Peer(broker, fetching, 0)
+        assert not any(isinstance(part, FileSlice) for part in hot.parts), "what is hot is cheaper from memory"
+        assert _offsets((await hot.answered())[0]) == list(range(30))
+        with monkeypatch.context() as patched:
+            patched.setattr(OsMapping, "is_resident", lambda self, start, end: False)
+            cold = _Peer(broker, fetching, 0)
         assert cold.is_pending
-        for peer in (hot, cold):
+        await cold.is_answered.wait()
+        loaded = _Peer(broker, fetching, 0)
+        assert not loaded.is_pending, "it is there now"
+        for peer in (cold, loaded):
             assert _offsets((await peer.answered())[0]) == list(range(30))
             assert sum(len(part) for part in peer.parts if isinstance(part, FileSlice)) >= 300_000
             assert sum(len(part) for part in peer.parts if not isinstance(part, FileSlice)) < 200
         cold.sent()
-        hot.parts = cold.parts = []
+        hot.parts = cold.parts = loaded.parts = []
         broker.disk_threads.submit(int).result()
         assert len(os.listdir("/proc/self/fd")) <= before + 2, "the threads of the pool may have come to be"
 

@@ -16,6 +16,7 @@ from fenceline.log.disk import Disk, Mapping
 
 WINDOW_BYTES: Final = 4 << 20
 WINDOW_OVERLAP_BYTES: Final = 2 << 20
+LOADS_KEPT: Final = 64
 
 
 class Releasable(Protocol):
@@ -40,6 +41,7 @@ class OpenFiles:
         self._max_windows = max(1, max_mapped_bytes // (WINDOW_BYTES + WINDOW_OVERLAP_BYTES))
         self._open: dict[Releasable, None] = {}
         self._windows: dict[tuple[Releasable, int], Mapping] = {}
+        self._loaded: dict[Releasable, tuple[int, int]] = {}
 
     @property
     def open_count(self) -> int:
@@ -96,7 +98,20 @@ class OpenFiles:
         self._windows[key] = found
         return found, number * WINDOW_BYTES
 
+    def was_loaded(self, segment: Releasable, position: int) -> bool:
+        """Whether this position came from the disk with the segment's last load: nobody touched its pages since."""
+        start, end = self._loaded.get(segment, (0, 0))
+        return start <= position < end
+
+    def loaded(self, segment: Releasable, start: int, end: int) -> None:
+        """Remember where a segment was loaded last (from any thread)."""
+        self._loaded.pop(segment, None)
+        self._loaded[segment] = start, end
+        while len(self._loaded) > LOADS_KEPT:
+            self._loaded.pop(next(iter(tuple(self._loaded))), None)
+
     def _drop_windows(self, segment: Releasable) -> None:
+        self._loaded.pop(segment, None)
         for key in [key for key in self._windows if key[0] is segment]:
             del self._windows[key]
 

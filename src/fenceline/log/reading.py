@@ -5,7 +5,7 @@ What is in the page cache comes back at once: slices of mapped windows from `MAP
 What is not comes back as a `LogRead` that is not resident: its `load` does the whole look-up again in a thread, with a
 descriptor of its own, so that deletion and truncation meanwhile do it no harm (`design.md` section 4).
 
-Who only passes records on takes them as a `FileSlice` where there is one: nothing is copied, and nothing is touched.
+Who only passes records on takes what was just loaded as a `FileSlice`: nothing is copied, and nothing is touched.
 """
 
 from __future__ import annotations
@@ -252,7 +252,9 @@ def _read_resident(files: OpenFiles, segment: Segment, index: OffsetIndex, reque
                 first, last = position - start, position - start + size
                 if not window.is_resident(first, last):
                     raise NotResident
-                return Resident(window.slice(first, last), window.file_slice(fd, first, last), position, whole)
+                # What is hot goes out cheaper from memory; what was never touched would hold the loop longer.
+                stored = window.file_slice(fd, first, last) if files.was_loaded(segment, position) else None
+                return Resident(window.slice(first, last), stored, position, whole)
     return Resident(memoryview(read(position, size)), None, position, whole)
 
 
@@ -271,10 +273,11 @@ def _locate(read: Read, index: OffsetIndex, extent: Extent, request: Request) ->
 class _Loader:
     """A read that goes on in a thread. Holds a descriptor of its own."""
 
-    __slots__ = ("_disk", "_extent", "_fd", "_request", "_segment")
+    __slots__ = ("_disk", "_extent", "_fd", "_files", "_request", "_segment")
 
-    def __init__(self, disk: Disk, segment: Segment, fd: int, request: Request) -> None:
-        self._disk = disk
+    def __init__(self, files: OpenFiles, segment: Segment, fd: int, request: Request) -> None:
+        self._files = files
+        self._disk = disk = files.disk
         self._segment = segment
         self._extent = extent_of(segment)
         self._fd = disk.duplicate(fd)
@@ -330,6 +333,7 @@ class _Loader:
             size_bytes = fit(self._pread, index, position, end, MAP_FROM_BYTES, at_least_one)
             return self.copy(index, position, size_bytes)
         stored.begin_load(ahead_bytes=AHEAD_BYTES)
+        self._files.loaded(self._segment, position, position + size_bytes + AHEAD_BYTES)
         return stored
 
     def close(self) -> None:
@@ -343,7 +347,7 @@ class _Loader:
 
 def loader(files: OpenFiles, segment: Segment, request: Request) -> _Loader:
     fd = segment.fd if segment.fd >= 0 else files.open(segment)
-    return _Loader(files.disk, segment, fd, request)
+    return _Loader(files, segment, fd, request)
 
 
 # -- look-ups by time; all of them may wait for the disk and belong into a thread --------------------------------

@@ -25,6 +25,8 @@ from fenceline.log.disk import FileSlice
 SLICE_BYTES: Final = 256 << 10
 """What is sent before others have their turn."""
 _DRAIN_POLL_S: Final = 0.002
+_SEEN_S: Final = 0.05
+"""For how long bytes that were seen in the page cache are taken to be there."""
 
 Part = bytes | bytearray | memoryview | FileSlice
 
@@ -39,6 +41,8 @@ class FileSender:
         "_loop",
         "_parts",
         "_position",
+        "_seen",
+        "_seen_until_s",
         "_sent",
         "_socket",
         "_threads",
@@ -66,6 +70,8 @@ class FileSender:
         self._parts: deque[Part] = deque()
         self._position = 0
         self._waits = False
+        self._seen: FileSlice | None = None
+        self._seen_until_s = 0.0
 
     @property
     def is_busy(self) -> bool:
@@ -89,6 +95,7 @@ class FileSender:
         self._fd = -1
         self._socket.close()
         self._parts.clear()
+        self._seen = None
 
     def _when_drained(self) -> None:
         if self._fd < 0:
@@ -118,7 +125,7 @@ class FileSender:
                         self._wait()
                         return False
                     size = min(left, turn_bytes)
-                    if not is_fresh and not part.is_resident(self._position, self._position + size):
+                    if not is_fresh and not self._is_resident(part, size):
                         self._load(part, self._position, self._position + size)
                         return False
                     done = self._send_file(part, size)
@@ -130,6 +137,7 @@ class FileSender:
                 if done == left:
                     parts.popleft()
                     self._position = 0
+                    self._seen = None
         except BlockingIOError:
             self._wait()
         except OSError as error:
@@ -138,6 +146,16 @@ class FileSender:
             self._stop_waiting()
             return True
         return False
+
+    def _is_resident(self, part: FileSlice, size_bytes: int) -> bool:
+        """Asked once for a whole part, and again for what is left of it only when its peer took its time."""
+        now_s = self._loop.time()
+        if part is self._seen and now_s < self._seen_until_s:
+            return True
+        if not part.is_resident(self._position, len(part)):
+            return part.is_resident(self._position, self._position + size_bytes)
+        self._seen, self._seen_until_s = part, now_s + _SEEN_S
+        return True
 
     def _send_file(self, part: FileSlice, size_bytes: int) -> int:
         done = os.sendfile(self._fd, part.fd, part.position + self._position, size_bytes)
@@ -173,4 +191,5 @@ class FileSender:
     def _fail(self, error: OSError) -> None:
         self._stop_waiting()
         self._parts.clear()
+        self._seen = None
         self._failed(error)
