@@ -35,14 +35,25 @@ def run(figures: Figures, repeats: int) -> None:
                 [sys.executable, "-c", _COLD_READER, subject.bootstrap, str(COLD_PARTITIONS), str(COLD_RECORDS)]
             )
             try:
-                measure(figures, side, subject, "beside a cold reader of 5 GB")
+                measure(figures, side, subject, "beside a cold reader of 5 GB", beside=reader)
             finally:
                 reader.kill()
                 reader.wait()
 
 
-def measure(figures: Figures | None, side: str, subject: Subject, label: str) -> None:
-    ordered = synchronous_latencies_us(subject.bootstrap, "latency", RECORDS)
+def measure(
+    figures: Figures | None,
+    side: str,
+    subject: Subject,
+    label: str,
+    *,
+    beside: subprocess.Popen[bytes] | None = None,
+) -> None:
+    """Percentiles of `RECORDS` records, or of as many as go out for as long as another process runs."""
+    latencies = synchronous_latencies_us(subject.bootstrap, "latency", RECORDS)
+    while beside is not None and beside.poll() is None:
+        latencies += synchronous_latencies_us(subject.bootstrap, "latency", RECORDS)
+    ordered = sorted(latencies)
     if figures is not None:
         for name, fraction in (("p50", 0.5), ("p99", 0.99)):
             figures.add(f"{label}: {name}", side, percentile(ordered, fraction), "us")

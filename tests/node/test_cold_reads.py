@@ -257,7 +257,7 @@ def test_large_pieces_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyP
         before = len(os.listdir("/proc/self/fd"))
         hot = _Peer(broker, fetching, 0)
         assert not hot.is_pending
-        assert not any(isinstance(part, FileSlice) for part in hot.parts), "what is hot is cheaper from memory"
+        assert not any(isinstance(part, FileSlice) for part in hot.parts), "what is hot leaves from memory"
         assert _offsets((await hot.answered())[0]) == list(range(30))
         with monkeypatch.context() as patched:
             patched.setattr(OsMapping, "is_resident", lambda self, start, end: False)

@@ -252,7 +252,7 @@ def _read_resident(files: OpenFiles, segment: Segment, index: OffsetIndex, reque
                 first, last = position - start, position - start + size
                 if not window.is_resident(first, last):
                     raise NotResident
-                # What is hot goes out cheaper from memory; what was never touched would hold the loop longer.
+                # What is hot goes out as fast from memory; pages that were never touched would hold the loop longer.
                 stored = window.file_slice(fd, first, last) if files.was_loaded(segment, position) else None
                 return Resident(window.slice(first, last), stored, position, whole)
     return Resident(memoryview(read(position, size)), None, position, whole)
