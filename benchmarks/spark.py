@@ -1,6 +1,8 @@
 """`format("fenceline")` beside Spark's own Kafka connector: one session, one node, the same topic.
 
-10 M records of 100 B (key 8 B) in 4 partitions, local[2]. Both sides are warmed up before they count.
+10 M records of 100 B (key 8 B) in 4 partitions, local[2]. Both sides are warmed up before they count. Small batches
+come in two ways: records that keep trickling in, and records that come once the query is idle, where the connector
+waits for its own long poll (`docs/decisions/008-small-batches-of-the-connector.md`).
 """
 
 from __future__ import annotations
@@ -9,7 +11,10 @@ import os
 import shutil
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +93,15 @@ def measure(figures: Figures, repeats: int, spark: Any, bootstrap: str, director
                 elapsed = time.perf_counter() - started
                 if attempt:
                     figures.add(name, side, RECORDS / elapsed, "rows/s")
-    for attempt in range(2):
-        for side, form in SIDES.items():
-            overheads = small_batches(spark, form, bootstrap, directory, f"small-{side}-{attempt}")
-            if attempt:
-                figures.add("micro-batch of a handful of rows, p50", side, statistics.median(overheads), "ms")
+    for name, trickles in (("trickling in", True), ("after a pause", False)):
+        for attempt in range(1 + repeats):
+            for side, form in SIDES.items():
+                topic = f"small-{trickles}-{side}-{attempt}"
+                durations = small_batches(spark, form, bootstrap, directory, topic, trickles)
+                if attempt:
+                    figures.add(
+                        f"micro-batch of a handful of rows {name}, p50", side, statistics.median(durations), "ms"
+                    )
 
 
 def read(spark: Any, form: str, bootstrap: str) -> Any:
@@ -116,28 +125,58 @@ def drain(spark: Any, form: str, bootstrap: str, directory: Path, sink: str) -> 
     query.awaitTermination()
 
 
-def small_batches(spark: Any, form: str, bootstrap: str, directory: Path, topic: str) -> list[float]:
-    """Milliseconds of each micro-batch while a few records trickle in."""
+def small_batches(spark: Any, form: str, bootstrap: str, directory: Path, topic: str, trickles: bool) -> list[float]:
+    """Milliseconds of each micro-batch, with records every 50 ms or one round of them whenever a batch is over."""
     create_topic(bootstrap, topic, PARTITIONS)
     frame = stream(spark, form, bootstrap, topic).load()
-    query = frame.writeStream.format("noop").option("checkpointLocation", str(directory / topic)).start()
     durations: dict[int, float] = {}
-    try:
-        with Producer(bootstrap) as producer:
-            while len(durations) < SMALL_BATCHES:
-                for partition in range(PARTITIONS):
-                    producer.send(topic, b"x" * 100, partition=partition)
-                producer.flush()
-                seen = len(durations)
-                while len(durations) == seen:
-                    failure = query.exception()
-                    if failure is not None:
-                        raise failure
-                    for progress in query.recentProgress:
-                        if progress["numInputRows"]:
-                            durations[progress["batchId"]] = float(progress["durationMs"]["triggerExecution"])
-                    time.sleep(0.02)
-    finally:
-        query.stop()
+    with Producer(bootstrap) as producer:
+        query = frame.writeStream.format("noop").option("checkpointLocation", str(directory / topic)).start()
+        try:
+            with trickle(producer, topic) if trickles else nullcontext():
+                while len(durations) < SMALL_BATCHES:
+                    if not trickles:
+                        send_round(producer, topic)
+                    await_batch(query, durations)
+            query.processAllAvailable()
+        finally:
+            query.stop()
     # The first batches pay for the start of the query.
     return [duration for _, duration in sorted(durations.items())][3:]
+
+
+def send_round(producer: Producer, topic: str) -> None:
+    """One record to each partition."""
+    for partition in range(PARTITIONS):
+        producer.send(topic, b"x" * 100, partition=partition)
+    producer.flush()
+
+
+@contextmanager
+def trickle(producer: Producer, topic: str) -> Iterator[None]:
+    """A round of records every 50 ms, however far the query is."""
+    ended = threading.Event()
+
+    def feed() -> None:
+        while not ended.wait(0.05):
+            send_round(producer, topic)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        feeder.join()
+
+
+def await_batch(query: Any, durations: dict[int, float]) -> None:
+    """Wait until a batch with rows is over that is not in `durations` yet; add it."""
+    seen = len(durations)
+    while len(durations) == seen:
+        if (failure := query.exception()) is not None:
+            raise failure
+        for progress in query.recentProgress:
+            if progress["numInputRows"]:
+                durations[progress["batchId"]] = float(progress["durationMs"]["triggerExecution"])
+        time.sleep(0.02)
