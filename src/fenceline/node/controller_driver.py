@@ -97,7 +97,9 @@ class ControllerDriver:
         self._landed: asyncio.Event | None = None
         self._log: MetadataLog
         self._quorum: Quorum
-        self._snapshots: Snapshots
+        self._snapshots: Snapshots | None = None
+        self._is_open = False
+        """The log and the quorum are there."""
         self._stopped = False
         self._is_behind = False
         """A full disk has put off the indexes of the log; the operator knows."""
@@ -202,6 +204,7 @@ class ControllerDriver:
             now_ms=self._clock.now_ms(),
         )
         self._log, self._quorum, replayed = opened
+        self._is_open = True
         self._perform(self._quorum.start(self._log.read_election(), self._log.end))
         self._publish(replayed.image, difference(EMPTY_IMAGE, replayed.image))
         return replayed
@@ -216,9 +219,9 @@ class ControllerDriver:
             self._schedule()
             await self._landed.wait()
         self._stopped = True
-        if hasattr(self, "_snapshots"):
+        if self._snapshots is not None:
             await self._snapshots.finish()
-        if hasattr(self, "_quorum"):
+        if self._is_open:
             self._quorum.resign()
             await asyncio.get_running_loop().run_in_executor(self._executor, self._log.close)
         if self._own_executor is not None:
@@ -360,7 +363,7 @@ class ControllerDriver:
                 _fail(answer, value)
             elif not answer.done():
                 answer.set_result(value)
-        if flight.content and hasattr(self, "_snapshots"):
+        if flight.content and self._snapshots is not None:
             self._snapshots.committed(len(flight.content), self._committed, self._quorum)
 
     def _publish(self, image: MetadataImage, delta: Delta) -> None:
