@@ -104,5 +104,5 @@ def test_peers_that_do_not_read_hold_up_nobody_and_leave_nothing(node: EmbeddedN
         connection.close()
     for _ in told.until(20):
         told.ask(ApiKey.METADATA, 12, {"topics": []})
-        if len(os.listdir(descriptors)) <= before:
+        if len(os.listdir(descriptors)) <= before + 1:  # the session that stays was sent files, too
             break
