@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 LogFormat = Literal["auto", "json", "console"]
+Sink = Callable[[str, str, str, dict[str, Any]], None]
+"""(level, room, event, fields)."""
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 _settings: dict[str, Any] = {"format": "auto", "level": 20}
 _configured: list[Any] = []
+_sinks: list[Sink] = []
 
 
 def configure(*, log_format: LogFormat = "auto", level: str = "info") -> None:
@@ -26,6 +30,13 @@ def level() -> str:
 def set_level(name: str) -> None:
     """Change the lowest level written while the node runs; `name` as in `configure`."""
     _settings["level"] = _LEVELS[name]
+
+
+def redirect(sink: Sink | None) -> Sink | None:
+    """Give lines of every level to `sink` instead of writing them; None writes them again. The sink before it."""
+    before = _sinks[0] if _sinks else None
+    _sinks[:] = [] if sink is None else [sink]
+    return before
 
 
 class Logger:
@@ -53,6 +64,9 @@ class Logger:
         self._write("error", event, {**fields, "exc_info": True})
 
     def _write(self, level: str, event: str, fields: dict[str, Any]) -> None:
+        if _sinks:
+            _sinks[0](level, self._name, event, fields)
+            return
         if _LEVELS[level] < _settings["level"]:
             return
         if not _configured:

@@ -110,6 +110,12 @@ class SimDisk:
             if kind == call and matches(path):
                 raise OSError(number, os.strerror(number), path)
 
+    def peek(self, path: str, start: int = 0, end: int | None = None) -> bytes | None:
+        """What the file holds now, for who checks a simulation: past every fault. None where there is no file."""
+        directory, name = path.rsplit("/", 1)
+        file = self._entries.get(directory or "/", {}).get(name)
+        return bytes(file.content[start:end]) if file is not None else None
+
     def crash(self) -> None:
         """Power off and on: descriptors are gone, what was not synced is kept or lost by chance."""
         for descriptor in self._descriptors.values():

@@ -1,0 +1,259 @@
+"""Invariants of a metadata quorum, looked at after every step of a node that changed something.
+
+Owns the memory that invariants need: who led which epoch, the one committed log that all nodes must agree on, and the
+image it leads to. Reads nodes through their `NodeView` only, and computes what it expects from the committed bytes.
+
+Rules: raft.md Q50-Q56; snapshots.md N48-N53; controller.md C1 (an image is the replayed log).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final
+
+from fenceline.metadata.delta import MetadataDelta
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
+from fenceline.node.metadata_replay import Replay, SnapshotId
+from fenceline.records.batch import check_crc, iter_headers, read_header
+from fenceline.records.decode import decode_batch
+from fenceline.testing.simulation.world import NodeState, NodeView, Process, StoredBatch, World
+
+
+class InvariantBroken(AssertionError):
+    """What can never be was seen."""
+
+
+class CommittedLog:
+    """The one history of the cluster: every batch that was ever below a high watermark, and the images it gives."""
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._batches: list[StoredBatch] = []
+        self._images: dict[int, MetadataImage] = {-1: EMPTY_IMAGE}
+        self._newest = EMPTY_IMAGE
+
+    @property
+    def end(self) -> int:
+        return self._batches[-1].next_offset if self._batches else 0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def batch_at(self, offset: int) -> StoredBatch | None:
+        """The committed batch that holds this offset."""
+        position = bisect_right(self._bases, offset) - 1
+        if position < 0 or offset >= self._batches[position].next_offset:
+            return None
+        return self._batches[position]
+
+    def image_at(self, offset: int) -> MetadataImage | None:
+        """After the record at `offset`, where that is the end of a batch."""
+        return self._images.get(offset)
+
+    def compare(self, batch: StoredBatch, where: str) -> None:
+        """A batch that a node counts as committed: it is the one that is known, or the next one."""
+        known = self.batch_at(batch.base_offset)
+        if known is None:
+            self._append(batch, where)
+        elif known != batch:
+            raise InvariantBroken(f"{where}: the committed batch {_told(known)} was replaced by {_told(batch)} (Q56)")
+
+    def _append(self, batch: StoredBatch, where: str) -> None:
+        if batch.base_offset != self.end:
+            raise InvariantBroken(
+                f"{where}: the committed log ends at {self.end}, {_told(batch)} does not follow (Q56)"
+            )
+        if self._batches and batch.epoch < self._batches[-1].epoch:
+            raise InvariantBroken(f"{where}: epochs fall at {_told(batch)}")
+        header = read_header(batch.content)
+        delta = MetadataDelta(self._newest)
+        if not header.is_control:
+            for record in decode_batch(batch.content, header):
+                delta.replay_value(record.value or b"")
+        self._newest, _ = delta.build(batch.next_offset - 1, batch.epoch)
+        self._images[batch.next_offset - 1] = self._newest
+        self._bases.append(batch.base_offset)
+        self._batches.append(batch)
+
+
+def _told(batch: StoredBatch) -> str:
+    return f"{batch.base_offset}..{batch.next_offset - 1} of epoch {batch.epoch}"
+
+
+_NEVER: Final = NodeState(-1, -1, False, 0, 0, 0, (), (), -1)
+
+
+class Invariants:
+    """See the module. `look` after each step; `whole` now and then, when every node may be read through."""
+
+    def __init__(self, world: World) -> None:
+        self.committed = CommittedLog()
+        self.changes = 0
+        """Changes of a node's state that were looked at."""
+        self._world = world
+        self._last: dict[int, NodeState] = {}
+        self._verified: dict[int, int] = {}
+        self._leaders: dict[int, int] = {}
+        self._durable_epoch: dict[int, int] = {}
+        self._snapshots: dict[tuple[int, int], str] = {}
+        self._voter_sets: list[frozenset[tuple[int, str]]] = []
+        world.on_end = self._life_ended
+
+    def _life_ended(self, process: Process) -> None:
+        last = self._last.pop(process.node_id, None)
+        self._verified.pop(process.node_id, None)
+        if last is not None:
+            self._durable_epoch[process.node_id] = last.epoch
+
+    def look(self, process: Process) -> None:
+        """After a step of this node. Raises InvariantBroken."""
+        view = process.view
+        if view is None:
+            return
+        state = view.state()
+        before = self._last.get(process.node_id, _NEVER)
+        if state == before:
+            return
+        self.changes += 1
+        self._last[process.node_id] = state
+        where = process.name
+        if state[:6] != before[:6]:
+            process.tell(
+                f"epoch {state.epoch} leader {state.leader_id} log {state.log_start}..{state.log_end}"
+                f" committed {state.high_watermark}"
+            )
+        _offsets(state, before, where)
+        self._monotonic(process, state, before)
+        if state.epoch != before.epoch or state.is_leader != before.is_leader:
+            self._one_leader(process, view, state)
+        if state.voters != before.voters:
+            self._one_change_at_a_time(state, where)
+        if state.high_watermark > self._verified.get(process.node_id, -1):
+            self._same_history(process, view, state)
+        if state.snapshots != before.snapshots:
+            self._snapshots_are_whole(process, view, state, before)
+        if state.image_offset != before.image_offset:
+            self._image_is_the_log(view, state, where)
+
+    def _monotonic(self, process: Process, state: NodeState, before: NodeState) -> None:
+        """Q50, Q53 for one node."""
+        least = max(before.epoch, self._durable_epoch.get(process.node_id, -1))
+        if state.epoch < least:
+            raise InvariantBroken(f"{process.name}: the epoch fell from {least} to {state.epoch} (Q50)")
+        # Across terms and lives the high watermark is learned anew; what was below it stays in the committed log.
+        if state.high_watermark < before.high_watermark and state.epoch == before.epoch:
+            raise InvariantBroken(
+                f"{process.name}: the high watermark fell from {before.high_watermark} to {state.high_watermark} (Q53)"
+            )
+
+    def _one_leader(self, process: Process, view: NodeView, state: NodeState) -> None:
+        """Q51, and leader completeness: who leads has everything that is committed."""
+        if not state.is_leader:
+            return
+        known = self._leaders.setdefault(state.epoch, process.node_id)
+        if known != process.node_id:
+            raise InvariantBroken(f"{known} and {process.node_id} lead epoch {state.epoch} (Q51)")
+        newest = self.committed.end
+        if state.log_end < newest:
+            raise InvariantBroken(
+                f"{process.name} leads epoch {state.epoch} with a log that ends at {state.log_end}: "
+                f"{newest} was committed (Q56)"
+            )
+        self._compare(view.batches(max(state.log_start, 0), newest), process.name)
+
+    def _one_change_at_a_time(self, state: NodeState, where: str) -> None:
+        """Q44: a set that a node knows differs by one voter from one that was known before."""
+        voters = frozenset(state.voters)
+        if not voters or voters in self._voter_sets:
+            return
+        if self._voter_sets and not any(len(voters ^ known) <= 1 for known in self._voter_sets):
+            raise InvariantBroken(f"{where}: the voters became {sorted(voters)}, more than one change at a time (Q44)")
+        self._voter_sets.append(voters)
+
+    def _compare(self, batches: Iterable[StoredBatch], where: str) -> None:
+        for batch in batches:
+            self.committed.compare(batch, where)
+
+    def _same_history(self, process: Process, view: NodeView, state: NodeState) -> None:
+        """Q56: what this node counts as committed is what everybody does."""
+        start = max(self._verified.get(process.node_id, 0), state.log_start)
+        self._compare(
+            [batch for batch in view.batches(start, state.high_watermark) if batch.base_offset >= start], process.name
+        )
+        self._verified[process.node_id] = state.high_watermark
+
+    def _image_is_the_log(self, view: NodeView, state: NodeState, where: str) -> None:
+        """C1: an image at a batch's end is what the committed log says."""
+        image = view.image()
+        if image is None or state.image_offset < 0:
+            return
+        if state.image_offset >= self.committed.end:
+            raise InvariantBroken(
+                f"{where}: published the image at {state.image_offset}, {self.committed.end} is committed (G35)"
+            )
+        expected = self.committed.image_at(state.image_offset)
+        if expected is not None and not same_state(image, expected):
+            raise InvariantBroken(f"{where}: the image at {state.image_offset} is not what the log says (C1)")
+
+    def _snapshots_are_whole(self, process: Process, view: NodeView, state: NodeState, before: NodeState) -> None:
+        """N50, N52, N53: a new snapshot is of committed state, and says what the log says."""
+        for end_offset, epoch in state.snapshots:
+            if (end_offset, epoch) in before.snapshots or end_offset == 0:
+                continue
+            where = f"{process.name}: snapshot {end_offset}-{epoch}"
+            last = self.committed.batch_at(end_offset - 1)
+            if last is None or last.next_offset != end_offset or last.epoch != epoch:
+                raise InvariantBroken(f"{where} does not end with a committed batch of its epoch (N53)")
+            content = view.read_snapshot(end_offset, epoch)
+            if content is None:
+                continue
+            expected = self.committed.image_at(end_offset - 1)
+            assert expected is not None, "a committed batch ends there"
+            if not same_state(image_of_snapshot(content, end_offset, epoch), expected):
+                raise InvariantBroken(f"{where} is not what the log says (N50)")
+
+    def whole(self) -> None:
+        """Every running node's log against the committed one, from its start to the high watermark."""
+        for process in self._world.up():
+            view = process.view
+            if view is not None:
+                state = view.state()
+                start = state.log_start
+                self._compare(
+                    [batch for batch in view.batches(start, state.high_watermark) if batch.base_offset >= start],
+                    process.name,
+                )
+
+
+def _offsets(state: NodeState, before: NodeState, where: str) -> None:
+    """N48, N49, N51, Q54. The log start of a new life is where its first segment begins (N43)."""
+    if not state.log_start <= state.log_end:
+        raise InvariantBroken(f"{where}: the log starts at {state.log_start} and ends at {state.log_end} (N49)")
+    if state.high_watermark > state.log_end:
+        raise InvariantBroken(
+            f"{where}: the high watermark {state.high_watermark} lies behind the log's end {state.log_end} (N49)"
+        )
+    starts_anew = before is _NEVER or state.log_start == before.log_start
+    fits = (end >= state.log_start if starts_anew else end == state.log_start for end, _ in state.snapshots)
+    if state.log_start > 0 and not any(fits):
+        raise InvariantBroken(f"{where}: the log starts at {state.log_start} and no snapshot stands for that (N48)")
+
+
+def same_state(one: MetadataImage, other: MetadataImage) -> bool:
+    """Whether two images at the same offset say the same."""
+    return one == other
+
+
+def image_of_snapshot(content: bytes, end_offset: int, epoch: int) -> MetadataImage:
+    """The state that a snapshot file holds. Raises what a reader of a damaged one raises."""
+    view = memoryview(content)
+
+    def batches() -> Iterable[tuple[memoryview, object]]:
+        for header in iter_headers(view):
+            check_crc(view, header)
+            yield view, header
+
+    replay = Replay()
+    replay.take_snapshot(batches(), SnapshotId(end_offset, epoch), "snapshot")  # type: ignore[arg-type]
+    return replay.finish(end_offset - 1, epoch).image

@@ -1,0 +1,360 @@
+"""A story: the controller of a single voter, its disk and its clients.
+
+Owns the body of the node (the real `ControllerDriver`), what clients ask of it, and what they may rely on: what was
+answered as done is there after every crash, and what was answered as refused is not. Requests travel as small JSON
+texts; the wire protocol is not this story's subject.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from fenceline.config.node import NodeConfig
+from fenceline.controller.requests import (
+    BrokerHeartbeat,
+    ConfigChange,
+    ConfigOperation,
+    CreatePartitions,
+    CreateTopics,
+    DeleteTopics,
+    IncrementalAlterConfigs,
+    NewPartitions,
+    NewTopic,
+    RegisterBroker,
+    RegisterController,
+    Request,
+    TopicReference,
+)
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.log.disk import Disk, replace_file
+from fenceline.metadata.features import LATEST_METADATA_VERSION, SUPPORTED
+from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint, MetadataImage
+from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.metadata_batches import snapshot_batches
+from fenceline.node.metadata_log import DIRECTORY_NAME
+from fenceline.node.metadata_replay import SnapshotId
+from fenceline.node.storage_trouble import StorageTrouble
+from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.log_reader import StoredBatches
+from fenceline.testing.simulation.loop import SimExecutor
+from fenceline.testing.simulation.network import TimedOut
+from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.world import DATA_DIR, NodeState, Process, StoredBatch, World
+
+CLUSTER_ID: Final = base64.urlsafe_b64encode(bytes(15) + b"\1").decode().rstrip("=")
+_ENDPOINTS: Final = (Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),)
+_HEARTBEAT_S: Final = 2.0
+_REQUEST_TIMEOUT_S: Final = 5.0
+
+
+def directory_id(node_id: int) -> UUID:
+    """What the format command would draw."""
+    return UUID(int=0xFE << 100 | node_id << 8 | 1)
+
+
+def format_voters(disk: Disk, voters: Sequence[Voter]) -> None:
+    """The metadata directory of a new cluster: the snapshot 0-0 that names who votes."""
+    directory = f"{DATA_DIR}/{DIRECTORY_NAME}"
+    disk.mkdir(directory)
+    batches = snapshot_batches(
+        [],
+        metadata_version=LATEST_METADATA_VERSION,
+        epoch=0,
+        now_ms=0,
+        last_log_timestamp_ms=0,
+        kraft_version=1,
+        voters=voters,
+    )
+    replace_file(disk, f"{directory}/{SnapshotId(0, 0).file_name}", b"".join(batches))
+    disk.fsync_dir(DATA_DIR)
+
+
+def node_config(options: Options, node_id: int) -> NodeConfig:
+    """The server.properties of a simulated node."""
+    return NodeConfig.load(
+        None,
+        {
+            "node.id": str(node_id),
+            "log.dirs": DATA_DIR,
+            "listeners": "PLAINTEXT://127.0.0.1:9092,CONTROLLER://localhost:9093",
+            "controller.listener.names": "CONTROLLER",
+            "metadata.log.max.record.bytes.between.snapshots": str(options.snapshot_bytes),
+            "metadata.log.max.snapshot.interval.ms": str(options.snapshot_interval_ms),
+            "metadata.max.retention.bytes": str(options.retention_bytes),
+            "metadata.log.segment.ms": str(options.segment_ms),
+            "metadata.max.idle.interval.ms": str(options.idle_ms),
+        },
+        {},
+    )
+
+
+class DriverView:
+    """A `NodeView` of a `ControllerDriver`."""
+
+    def __init__(self, driver: ControllerDriver, disk: SimDisk) -> None:
+        self._driver = driver
+        self._disk = disk
+        self._batches = StoredBatches(disk)
+        self._voters: tuple[tuple[int, str], ...] = ()
+        self._voters_of = (-1, -1)
+
+    def state(self) -> NodeState:
+        driver = self._driver
+        quorum, log = driver.quorum, driver.log
+        if self._voters_of != (quorum.epoch, log.end_offset):
+            self._voters_of = (quorum.epoch, log.end_offset)
+            self._voters = tuple(sorted((voter.voter_id, str(voter.voter_directory_id)) for voter in quorum.voters))
+        return NodeState(
+            quorum.epoch,
+            quorum.leader_id,
+            quorum.is_leader,
+            driver.high_watermark,
+            log.start_offset,
+            log.end_offset,
+            tuple(log.snapshots),
+            self._voters,
+            driver.image.offset,
+        )
+
+    def batches(self, start: int, end: int) -> list[StoredBatch]:
+        return self._batches.between(self._driver.log.partition_log.segments, start, end)
+
+    def image(self) -> MetadataImage | None:
+        return self._driver.image
+
+    def read_snapshot(self, end_offset: int, epoch: int) -> bytes | None:
+        path = f"{self._driver.log.directory}/{SnapshotId(end_offset, epoch).file_name}"
+        return self._disk.peek(path)
+
+
+class Story:
+    """The node and its clients: a `stage.Story`."""
+
+    name = "controller"
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._config = node_config(world.options, 1)
+        self._driver: ControllerDriver | None = None
+        self._clients: list[Client] = []
+
+    @staticmethod
+    def base_options() -> Options:
+        return Options()
+
+    def build(self) -> None:
+        process = self._world.add(1, self._body)
+        voter = Voter(1, directory_id(1), (VoterEndpoint("CONTROLLER", "localhost", 9093),), KRaftVersionFeature(0, 1))
+        format_voters(process.disk, (voter,))
+        process.start()
+        for number in range(self._world.options.clients):
+            client = Client(self._world, number)
+            self._clients.append(client)
+            self._world.loop.create_task(client.live())
+
+    async def _body(self, process: Process) -> None:
+        driver = ControllerDriver(
+            config=self._config,
+            disk=process.files,
+            directory=DATA_DIR,
+            cluster_id=CLUSTER_ID,
+            node_id=1,
+            directory_id=directory_id(1),
+            clock=process.clock,
+            rng=self._world.rng(f"controller life {process.life}"),
+            trouble=StorageTrouble(process.clock),
+            executor=SimExecutor(1),
+        )
+        await driver.start()
+        process.view = DriverView(driver, process.disk)
+        self._driver = driver
+        process.serve(lambda source, frame: _serve(driver, frame))
+        broker = asyncio.create_task(_live_as_broker(driver, process))
+        failed = driver.failed()
+        stopping = asyncio.create_task(process.stopping.wait())
+        await asyncio.wait((failed, stopping, broker), return_when=asyncio.FIRST_COMPLETED)
+        for task in (broker, stopping):
+            task.cancel()
+        if failed.done():
+            failed.result()
+        await driver.stop()
+
+    def progress(self) -> int:
+        """Requests that the slowest client got done."""
+        return min(client.done for client in self._clients)
+
+    def rest(self) -> bool:
+        for client in self._clients:
+            client.must_rest = True
+        return not any(client.is_waiting for client in self._clients)
+
+    def final(self) -> None:
+        """What clients were told is what the controller knows. The node runs and nothing is under way."""
+        assert self._driver is not None, "the node has started"
+        image = self._driver.image
+        for client in self._clients:
+            client.compare(image)
+
+
+async def _live_as_broker(driver: ControllerDriver, process: Process) -> None:
+    """Registration and heartbeats of the broker in the same process."""
+    incarnation_id = UUID(int=process.life)
+    epoch = -1
+    while True:
+        try:
+            if epoch < 0:
+                await driver.submit(RegisterController(1, incarnation_id, _ENDPOINTS, SUPPORTED))
+                answer = await driver.submit(
+                    RegisterBroker(
+                        1,
+                        CLUSTER_ID,
+                        incarnation_id,
+                        _ENDPOINTS,
+                        SUPPORTED,
+                        log_dirs=(directory_id(1),),
+                        previous_broker_epoch=-1,
+                    )
+                )
+                epoch = answer.broker_epoch
+            await driver.submit(BrokerHeartbeat(1, epoch, driver.image.offset))
+        except PeerError as error:
+            if error.code is ErrorCode.NOT_CONTROLLER:
+                return
+            await asyncio.sleep(0.1)
+            continue
+        await asyncio.sleep(_HEARTBEAT_S)
+
+
+async def _serve(driver: ControllerDriver, frame: bytes) -> bytes:
+    asked = json.loads(frame)
+    try:
+        answer = await driver.submit(_request(asked))
+    except PeerError as error:
+        return json.dumps({"code": int(error.code)}).encode()
+    items = answer.resources if asked["op"] == "config" else answer.topics
+    return json.dumps({"code": int(items[0].outcome.code)}).encode()
+
+
+def _request(asked: dict[str, Any]) -> Request:
+    topic = asked["topic"]
+    match asked["op"]:
+        case "create":
+            return CreateTopics((NewTopic(topic, asked["partitions"], 1),))
+        case "delete":
+            return DeleteTopics((TopicReference(topic),))
+        case "grow":
+            return CreatePartitions((NewPartitions(topic, asked["partitions"]),))
+        case _:
+            change = ConfigChange("retention.ms", ConfigOperation.SET, str(asked["value"]))
+            return IncrementalAlterConfigs(((ConfigResource(ConfigResourceType.TOPIC, topic), (change,)),))
+
+
+class Client:
+    """Creates, grows, configures and deletes topics of its own, one request at a time, and remembers what it was told.
+
+    A topic is None where it must not be there, else (partitions, retention.ms or ""); a set holds all that is possible
+    after requests without an answer.
+    """
+
+    def __init__(self, world: World, number: int) -> None:
+        self.done = 0
+        self.must_rest = False
+        self.is_waiting = False
+        self._world = world
+        self._number = number
+        self._rng = world.rng(f"client {number}")
+        self._topics: dict[str, set[tuple[int, str] | None]] = {}
+        self._in_doubt: set[str] = set()
+
+    async def live(self) -> None:
+        while not self.must_rest:
+            self.is_waiting = True
+            await self._one()
+            self.is_waiting = False
+            await asyncio.sleep(self._rng.random() * self._world.options.think_ms / 500 + 0.0001)
+
+    async def _one(self) -> None:
+        rng = self._rng
+        topic = f"c{self._number}-{rng.randrange(6)}"
+        op = rng.choice(("create", "create", "delete", "grow", "config"))
+        asked: dict[str, Any] = {"op": op, "topic": topic}
+        before = self._topics.get(topic, {None})
+        match op:
+            case "create" | "grow":
+                asked["partitions"] = rng.randint(1, 5)
+            case "config":
+                asked["value"] = rng.randint(1, 1_000_000)
+        # A duplicate of an older request may still be on its way and change the topic again.
+        tries_twice = self._world.network.weather.duplicate_chance > 0
+        try:
+            frame = json.dumps(asked).encode()
+            answer = json.loads(
+                await self._world.network.request(-1 - self._number, 1, frame, timeout_s=_REQUEST_TIMEOUT_S)
+            )
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.05)
+            if not tries_twice:
+                return
+            answer = {"code": -2}
+        except (ConnectionError, TimedOut):
+            answer = {"code": -2}
+        code = answer["code"]
+        self._world.trace.add(self._world.scheduler.now_s, f"c{self._number}", f"asked {asked}: {code}")
+        if code == -2 or tries_twice:
+            # Not known, or known for one of two: the request may be done now, later, or never.
+            self._in_doubt.add(topic)
+            self.done += code in (0, 3, 36, 37)
+            return
+        if topic in self._in_doubt:
+            self.done += 1
+            return
+        expected = {_after(asked, state) for state in before}
+        codes = {wanted for wanted, _ in expected}
+        if code == ErrorCode.NOT_CONTROLLER or code == ErrorCode.KAFKA_STORAGE_ERROR:
+            if code == ErrorCode.NOT_CONTROLLER:
+                self._in_doubt.add(topic)  # it stopped, perhaps after it had decided
+            await asyncio.sleep(0.05)
+            return
+        if code == ErrorCode.INVALID_REPLICATION_FACTOR:
+            return  # no broker is active for the moment
+        if code not in codes:
+            raise InvariantBroken(
+                f"client {self._number}: {asked} on {before} was answered with {ErrorCode(code).name}"
+            )
+        self._topics[topic] = {state for wanted, state in expected if wanted == code}
+        self.done += 1
+
+    def compare(self, image: MetadataImage) -> None:
+        for topic, possible in self._topics.items():
+            if topic in self._in_doubt:
+                continue
+            found = image.topics_by_name.get(topic)
+            retention = image.config(ConfigResourceType.TOPIC, topic).get("retention.ms", "")
+            state = None if found is None else (len(found.partitions), retention)
+            if state not in possible:
+                raise InvariantBroken(f"topic {topic} is {state}, its client was told {possible}")
+
+
+def _after(asked: dict[str, Any], state: tuple[int, str] | None) -> tuple[int, tuple[int, str] | None]:
+    """(error code, state afterwards) of a request."""
+    match asked["op"]:
+        case "create":
+            return (0, (asked["partitions"], "")) if state is None else (int(ErrorCode.TOPIC_ALREADY_EXISTS), state)
+        case "delete":
+            return (0, None) if state is not None else (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None)
+        case "grow":
+            if state is None:
+                return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None
+            wanted = asked["partitions"]
+            return (0, (wanted, state[1])) if wanted > state[0] else (int(ErrorCode.INVALID_PARTITIONS), state)
+        case _:
+            if state is None:
+                return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None
+            return 0, (state[0], str(asked["value"]))

@@ -1,0 +1,217 @@
+"""One life of a process on its disk: the `Disk` that a simulated node is given.
+
+Owns what belongs to a life: its descriptors, its end, and the faults that strike between two calls. The files
+themselves are the `SimDisk`'s and outlive it. After the end every call unwinds the caller with `ProcessEnded`, so that
+nothing of a dead process reaches the disk.
+
+A planned crash strikes at the n-th call that changes something: before it, after it, or in the middle of a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from fenceline.log.disk import FileStat, Mapping
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.scheduler import ProcessEnded
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class LifeDisk:
+    """See the module. `tell` hears each change of the disk, `die` ends the process as a loss of power does."""
+
+    def __init__(self, disk: SimDisk, rng: Random, *, tell: Callable[[str], None], die: Callable[[], None]) -> None:
+        self._disk = disk
+        self._rng = rng
+        self._tell = tell
+        self._die = die
+        self._descriptors: dict[int, str] = {}
+        self._left_until_crash = -1
+        self.has_ended = False
+        self.flip_chance = 0.0
+        """How often a read gives one wrong bit."""
+        self.flips = 0
+        self.changes = 0
+        """Calls that changed something."""
+
+    def crash_after(self, changes: int) -> None:
+        """The machine loses power at this many calls from now that change something."""
+        self._left_until_crash = changes
+
+    def end(self) -> None:
+        """The process is gone: what it had open is closed, what it wrote stays written."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        for fd in self._descriptors:
+            self._disk.close(fd)
+        self._descriptors.clear()
+
+    def forget(self) -> None:
+        """The machine is gone, and the descriptors with it."""
+        self.has_ended = True
+        self._descriptors.clear()
+
+    # -- calls that change something -----------------------------------------------------------------------------------
+
+    def _crash(self) -> None:
+        self._tell("power is lost at this call")
+        self._die()
+        raise ProcessEnded
+
+    def _begin(self, what: str, path: str) -> bool:
+        """Whether the machine shall lose power after this call."""
+        if self.has_ended:
+            raise ProcessEnded
+        self.changes += 1
+        self._tell(f"{what} {path}")
+        if self._left_until_crash < 0:
+            return False
+        self._left_until_crash -= 1
+        if self._left_until_crash >= 0:
+            return False
+        if self._rng.random() < 0.5:
+            self._crash()
+        return True
+
+    def open_append(self, path: str) -> int:
+        crashes = self._disk.stat(path) is None and self._begin("create", path)
+        self._check()
+        fd = self._disk.open_append(path)
+        self._descriptors[fd] = path
+        if crashes:
+            self._crash()
+        return fd
+
+    def write(self, fd: int, content: Buffer, /) -> int:
+        self._check()
+        piece = bytes(content)
+        if self._begin(f"write {len(piece)} {crc32(piece):08x}", self._descriptors[fd]):
+            self._disk.write(fd, piece[: self._rng.randint(0, len(piece))])
+            self._crash()
+        return self._disk.write(fd, piece)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        self._check()
+        crashes = self._begin(f"truncate {size_bytes}", self._descriptors[fd])
+        self._disk.truncate(fd, size_bytes)
+        if crashes:
+            self._crash()
+
+    def fsync(self, fd: int) -> None:
+        self._check()
+        crashes = self._begin("fsync", self._descriptors[fd])
+        self._disk.fsync(fd)
+        if crashes:
+            self._crash()
+
+    def fsync_dir(self, path: str) -> None:
+        crashes = self._begin("fsync", path)
+        self._disk.fsync_dir(path)
+        if crashes:
+            self._crash()
+
+    def sync_all(self, path: str) -> None:
+        crashes = self._begin("sync", path)
+        self._disk.sync_all(path)
+        if crashes:
+            self._crash()
+
+    def rename(self, source: str, target: str) -> None:
+        crashes = self._begin("rename", f"{source} {target}")
+        self._disk.rename(source, target)
+        if crashes:
+            self._crash()
+
+    def link(self, source: str, target: str) -> None:
+        crashes = self._begin("link", f"{source} {target}")
+        self._disk.link(source, target)
+        if crashes:
+            self._crash()
+
+    def unlink(self, path: str) -> None:
+        self._check()
+        if self._disk.stat(path) is None:
+            self._disk.unlink(path)  # raises what a missing file raises
+        crashes = self._begin("unlink", path)
+        self._disk.unlink(path)
+        if crashes:
+            self._crash()
+
+    def mkdir(self, path: str) -> None:
+        crashes = self._begin("mkdir", path)
+        self._disk.mkdir(path)
+        if crashes:
+            self._crash()
+
+    def rmdir(self, path: str) -> None:
+        crashes = self._begin("rmdir", path)
+        self._disk.rmdir(path)
+        if crashes:
+            self._crash()
+
+    # -- calls that look -----------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self.has_ended:
+            raise ProcessEnded
+
+    def _flipped(self, content: bytes) -> bytes:
+        if not self.flip_chance or not content or self._rng.random() >= self.flip_chance:
+            return content
+        self.flips += 1
+        position = self._rng.randrange(len(content))
+        self._tell(f"a read gives a wrong bit at {position} of {len(content)}")
+        wrong = bytearray(content)
+        wrong[position] ^= 1 << self._rng.randrange(8)
+        return bytes(wrong)
+
+    def open_read(self, path: str) -> int:
+        self._check()
+        fd = self._disk.open_read(path)
+        self._descriptors[fd] = path
+        return fd
+
+    def duplicate(self, fd: int) -> int:
+        self._check()
+        copy = self._disk.duplicate(fd)
+        self._descriptors[copy] = self._descriptors[fd]
+        return copy
+
+    def close(self, fd: int) -> None:
+        self._check()
+        self._disk.close(fd)
+        del self._descriptors[fd]
+
+    def pread(self, fd: int, size_bytes: int, position: int, /) -> bytes:
+        self._check()
+        return self._flipped(self._disk.pread(fd, size_bytes, position))
+
+    def pread_resident(self, fd: int, size_bytes: int, position: int) -> bytes | bytearray | None:
+        self._check()
+        found = self._disk.pread_resident(fd, size_bytes, position)
+        return None if found is None else self._flipped(bytes(found))
+
+    def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
+        self._check()
+        return None if self.flip_chance else self._disk.map(fd, position, size_bytes)
+
+    def listdir(self, path: str) -> Sequence[str]:
+        self._check()
+        return self._disk.listdir(path)
+
+    def stat(self, path: str) -> FileStat | None:
+        self._check()
+        return self._disk.stat(path)
+
+    def lock(self, path: str, note: bytes) -> int | None:
+        self._check()
+        fd = self._disk.lock(path, note)
+        if fd is not None:
+            self._descriptors[fd] = path
+        return fd

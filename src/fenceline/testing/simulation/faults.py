@@ -1,0 +1,228 @@
+"""Faults of a simulated story: when they strike, on whom, and how they end.
+
+Owns the schedule. Everything is drawn from one random source; each fault that can end the life of a process excuses
+that in advance. `stop` ends all of them: the liveness phase begins with every machine up and every link whole.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from fenceline.testing.sim_disk import Call
+from fenceline.testing.simulation.world import Process, World
+
+_SLOW: Final = 100.0
+_FAILING: Final[tuple[Call, ...]] = ("open", "write", "fsync", "rename", "unlink", "truncate")
+_ERRORS: Final = {"EIO": errno.EIO, "EMFILE": errno.EMFILE}
+
+
+class Faults:
+    """The faults of a world, from `start` until `stop`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._options = world.options
+        self._rng: Random = world.rng("faults")
+        self._spells: dict[tuple[int, str], Callable[[], None]] = {}
+        """Running spells by node and kind, with what ends them."""
+        self.struck: dict[str, int] = {}
+        """How often each kind struck."""
+        world.standing_excuses = self._standing_excuses
+
+    def start(self) -> None:
+        options = self._options
+        for period_s, fault in (
+            (options.crash_s, self._crash),
+            (options.stop_s, self._stop),
+            (options.pause_s, self._pause),
+            (options.partition_s, self._partition),
+            (options.drop_s, self._drop),
+            (options.slow_disk_s, self._slow_disk),
+            (options.full_s, self._full),
+            (options.fail_s, self._fail),
+            (options.flip_s, self._flip),
+            (options.jump_s, self._jump),
+        ):
+            if period_s > 0:
+                self._again(period_s, fault)
+        self._world.loop.call_later(0.01, self._supervise)
+
+    def stop(self) -> None:
+        """End every fault; machines that are down or frozen go on."""
+        world = self._world
+        world.faults_strike = False
+        world.tell("no more faults")
+        for end in list(self._spells.values()):
+            end()
+        world.network.heal()
+        weather = world.network.weather
+        weather.loss_chance = weather.duplicate_chance = weather.slow_chance = 0.0
+        for process in world.processes.values():
+            process.resume()
+
+    def _again(self, period_s: float, fault: Callable[[], None]) -> None:
+        def strike() -> None:
+            if self._world.faults_strike:
+                fault()
+                self._again(period_s, fault)
+
+        self._world.loop.call_later(self._rng.expovariate(1 / period_s), strike)
+
+    def _supervise(self) -> None:
+        """Start what has ended, a while after it did."""
+        world = self._world
+        for process in world.processes.values():
+            if not process.is_up and process.must_run and (process.node_id, "down") not in self._spells:
+                self._spell(process, "down", self._options.down_s * self._rng.uniform(0.2, 2), process.start)
+        world.loop.call_later(0.01, self._supervise)
+
+    def _count(self, kind: str) -> None:
+        self.struck[kind] = self.struck.get(kind, 0) + 1
+
+    def _spell(self, process: Process, kind: str, lasts_s: float, end: Callable[[], None]) -> None:
+        """Something that lasts. `end` runs once."""
+        key = (process.node_id, kind)
+
+        def over() -> None:
+            if self._spells.pop(key, None) is not None:
+                end()
+
+        self._spells[key] = over
+        self._world.loop.call_later(lasts_s, over)
+
+    def _is_under(self, process: Process, kind: str) -> bool:
+        return (process.node_id, kind) in self._spells
+
+    def _standing_excuses(self, process: Process) -> set[str]:
+        return {kind for kind in ("full disk", "failing disk") if self._is_under(process, kind)}
+
+    def _someone(self) -> Process | None:
+        up = [process for process in self._world.up() if not process.is_paused]
+        return self._rng.choice(up) if up else None
+
+    # -- kinds ---------------------------------------------------------------------------------------------------------
+
+    def _crash(self) -> None:
+        process = self._someone()
+        if process is not None:
+            power_lost = self._rng.random() < self._options.power_chance
+            self._count("power loss" if power_lost else "kill")
+            process.kill(power_lost=power_lost)
+
+    def _stop(self) -> None:
+        process = self._someone()
+        if process is not None:
+            self._count("stop")
+            process.request_stop()
+
+    def _pause(self) -> None:
+        process = self._someone()
+        if process is not None and not self._is_under(process, "pause"):
+            self._count("pause")
+            process.pause()
+            self._spell(process, "pause", self._options.paused_s * self._rng.uniform(0.1, 2), process.resume)
+
+    def _partition(self) -> None:
+        """Cut the nodes in two groups, or single links one way, for a while."""
+        world, rng = self._world, self._rng
+        nodes = sorted(world.processes)
+        one_way = rng.random() < self._options.one_way_chance
+        self._count("one-way partition" if one_way else "partition")
+        if one_way:
+            source = rng.choice(nodes)
+            cut = [(source, other) for other in nodes if other != source and rng.random() < 0.7]
+            if rng.random() < 0.5:
+                cut = [(other, source) for source, other in cut]
+        else:
+            side = {node for node in nodes if rng.random() < 0.5}
+            cut = [(a, b) for a in nodes for b in nodes if (a in side) != (b in side)]
+        world.tell(f"cuts {cut}")
+        for source, destination in cut:
+            world.network.cut(source, destination)
+
+        def end() -> None:
+            world.tell(f"heals {cut}")
+            for source, destination in cut:
+                world.network.heal(source, destination)
+
+        world.loop.call_later(self._options.partition_s * rng.uniform(0.1, 1.5), end)
+
+    def _drop(self) -> None:
+        process = self._someone()
+        if process is not None:
+            self._count("dropped connections")
+            self._world.network.drop_connections(process.node_id)
+
+    def _slow_disk(self) -> None:
+        process = self._someone()
+        if process is not None and not self._is_under(process, "slow disk"):
+            self._count("slow disk")
+            process.tell("disk is slow")
+            process.slowness = _SLOW
+
+            def end() -> None:
+                process.slowness = 1.0
+
+            self._spell(process, "slow disk", self._options.spell_s, end)
+
+    def _full(self) -> None:
+        """Room for a few bytes more, or for none."""
+        process = self._someone()
+        if process is not None and not self._is_under(process, "full disk"):
+            self._count("full disk")
+            room = self._rng.choice((0, 0, 10, 200, 3000))
+            process.tell(f"disk has room for {room} bytes")
+            process.excuse("full disk")
+            process.disk.capacity_bytes = process.disk.used_bytes + room
+
+            def end() -> None:
+                process.tell("disk has room")
+                process.disk.capacity_bytes = None
+
+            self._spell(process, "full disk", self._options.spell_s, end)
+
+    def _fail(self) -> None:
+        """One kind of call fails for a while, perhaps only on one kind of file."""
+        process = self._someone()
+        if process is not None and not self._is_under(process, "failing disk"):
+            self._count("failing disk")
+            call = self._rng.choice(_FAILING)
+            suffix = self._rng.choice(("", ".log", ".part", ".checkpoint", "quorum-state.tmp"))
+            name = self._rng.choice(("EIO", "EMFILE")) if call == "open" else "EIO"
+            process.tell(f"disk answers {call} of *{suffix} with {name}")
+            process.excuse("failing disk")
+            capacity_bytes = process.disk.capacity_bytes
+            process.disk.fail(call, suffix, _ERRORS[name])
+
+            def end() -> None:
+                process.tell("disk is well")
+                process.disk.heal()
+                if self._is_under(process, "full disk"):
+                    process.disk.capacity_bytes = capacity_bytes
+
+            self._spell(process, "failing disk", self._options.spell_s, end)
+
+    def _flip(self) -> None:
+        """Reads of one machine give wrong bits now and then, also to the next lives."""
+        process = self._someone()
+        if process is not None and not self._is_under(process, "wrong bits"):
+            self._count("wrong bits")
+            process.excuse("wrong bits")
+            process.flip_chance = process.files.flip_chance = self._rng.choice((0.01, 0.3))
+
+            def end() -> None:
+                process.flip_chance = 0.0
+                if process.is_up:
+                    process.files.flip_chance = 0.0
+
+            self._spell(process, "wrong bits", self._options.spell_s, end)
+
+    def _jump(self) -> None:
+        process = self._rng.choice(list(self._world.processes.values()))
+        by_ms = self._rng.choice((-1, 1)) * self._rng.choice((10, 1000, 86_400_000))
+        self._count("clock jump")
+        process.tell(f"wall clock jumps by {by_ms} ms")
+        process.clock.jump(by_ms)

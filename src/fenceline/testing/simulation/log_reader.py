@@ -1,0 +1,61 @@
+"""Reading a node's log for the checks: from the simulated disk's bytes, not by the node's own way of reading.
+
+Owns what was read of each segment before, so that a look at the newest batches costs the newest batches. A segment that
+was cut and written anew is another object, and is read from its beginning.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from fenceline.log.segment import Segment
+from fenceline.records.batch import iter_headers
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.world import StoredBatch
+
+
+class _Read:
+    """A segment up to a position."""
+
+    __slots__ = ("batches", "position", "segment", "starts")
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.position = 0
+        self.batches: list[StoredBatch] = []
+        self.starts: list[int] = []
+
+
+class StoredBatches:
+    """The batches of one log in one life."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self._disk = disk
+        self._reads: dict[int, _Read] = {}
+        """By base offset."""
+
+    def between(self, segments: Sequence[Segment], start: int, end: int) -> list[StoredBatch]:
+        """From the batch that holds `start`, or the first behind it, to the last that begins below `end`."""
+        found: list[StoredBatch] = []
+        first = max(0, bisect_right(segments, start, key=lambda segment: segment.base_offset) - 1)
+        for segment in segments[first:]:
+            if segment.base_offset >= end:
+                break
+            read = self._read(segment)
+            low = bisect_left(read.batches, start + 1, key=lambda batch: batch.next_offset)
+            found += read.batches[low : bisect_left(read.starts, end)]
+        return found
+
+    def _read(self, segment: Segment) -> _Read:
+        read = self._reads.get(segment.base_offset)
+        if read is None or read.segment is not segment or read.position > segment.size_bytes:
+            read = self._reads[segment.base_offset] = _Read(segment)
+        if read.position < segment.size_bytes:
+            content = self._disk.peek(segment.path, read.position, segment.size_bytes) or b""
+            for header in iter_headers(memoryview(content)):
+                batch = content[header.position : header.end_position]
+                read.batches.append(StoredBatch(header.base_offset, header.next_offset, header.leader_epoch, batch))
+                read.starts.append(header.base_offset)
+            read.position += len(content)
+        return read

@@ -1,0 +1,270 @@
+"""An asyncio event loop on virtual time: one for each simulated process.
+
+Owns the callbacks, timers, tasks and executor jobs of its process, so that all of them can be stopped (SIGSTOP) or
+dropped (SIGKILL) at once. asyncio binds every future and task to its loop, and so to its process. Never waits, never
+opens a socket: calls of the network raise.
+
+A function given to an executor runs at a drawn moment later, between other callbacks, and its result is told at another
+moment after that: what it does and what the loop knows of it lie apart, as they do with threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Executor, Future
+from typing import Any, Final, NoReturn, TypeVar
+
+from fenceline.testing.simulation.scheduler import ENDED, PAUSED, RUNNING, ProcessEnded, Scheduler, SimHandle
+from fenceline.testing.simulation.scheduler import SimulationError as SimulationError
+
+T = TypeVar("T")
+
+JobTimes = Callable[[], tuple[float, float]]
+"""(seconds until a job runs, seconds until its result is told)."""
+
+_NO_TIMES: Final = (0.0, 0.0)
+
+
+class SimExecutor(Executor):
+    """Stands for a pool of threads. Jobs of an executor with one worker run in the order they were given."""
+
+    def __init__(self, workers: int = 1) -> None:
+        self.workers = workers
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        raise SimulationError("only loop.run_in_executor has a place in virtual time")
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """There is nothing to join."""
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """See the module. `rate` is how fast this machine's monotonic clock runs, `base_s` where it began."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        name: str = "",
+        *,
+        job_times: JobTimes | None = None,
+        rate: float = 1.0,
+        base_s: float = 0.0,
+        is_watched: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self.name = name
+        self.state = RUNNING
+        self.is_watched = is_watched
+        self._rate = rate
+        self._base_s = base_s
+        self._job_times = job_times
+        self._stopped: list[SimHandle] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._lane_free_at_s: dict[Executor | None, float] = {}
+        self._handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
+
+    def __repr__(self) -> str:
+        return f"<SimLoop {self.name}>"
+
+    # -- life of the process -------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Nothing of this process runs until `resume`; its timers become late."""
+        if self.state == RUNNING:
+            self.state = PAUSED
+
+    def resume(self) -> None:
+        """What was due meanwhile runs now."""
+        if self.state == PAUSED:
+            self.state = RUNNING
+            for handle in self._stopped:
+                self.scheduler.soon(handle)
+            self._stopped.clear()
+
+    def kill(self) -> None:
+        """Drop every callback, timer and job. Coroutines stay where they are: not even their `finally` runs."""
+        self.state = ENDED
+        self._stopped.clear()
+
+    def bury(self) -> None:
+        """Let go of the coroutines of an ended process, in their order. Not from inside of one of them."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine = task.get_coro()
+            if isinstance(coroutine, Coroutine):
+                with contextlib.suppress(Exception, ProcessEnded):  # the process is gone, and who would hear it
+                    coroutine.close()
+
+    def not_running(self, handle: SimHandle) -> None:
+        """A callback came up while this process does not run."""
+        if self.state == PAUSED:
+            self._stopped.append(handle)
+
+    # -- asyncio: callbacks and time -----------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self._base_s + self.scheduler.now_s * self._rate
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> SimHandle:
+        handle = SimHandle(self, callback, args, context or contextvars.copy_context(), -1.0)
+        self.scheduler.soon(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> SimHandle:
+        when_s = self.time() + max(delay, 0.0)
+        handle = SimHandle(self, callback, args, context or contextvars.copy_context(), when_s)
+        self.scheduler.at(self.scheduler.now_s + max(delay, 0.0) / self._rate, handle)
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> SimHandle:
+        handle = SimHandle(self, callback, args, context or contextvars.copy_context(), max(when, 0.0))
+        self.scheduler.at((when - self._base_s) / self._rate, handle)
+        return handle
+
+    # -- asyncio: futures, tasks, jobs ---------------------------------------------------------------------------------
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[T]:
+        if self.state == ENDED:
+            coro.close()
+            raise SimulationError(f"{self.name} has ended and takes no task")
+        task: asyncio.Task[T] = asyncio.Task(coro, loop=self, name=name or "task", context=context)
+        if len(self._tasks) > 64 and self._tasks[0].done():
+            self._tasks = [each for each in self._tasks if not each.done()]
+        self._tasks.append(task)
+        return task
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self.create_future()
+        delay_s, telling_s = self._job_times() if self._job_times is not None else _NO_TIMES
+        at_s = self.scheduler.now_s + delay_s
+        if getattr(executor, "workers", getattr(executor, "_max_workers", 0)) == 1:
+            at_s = max(at_s, self._lane_free_at_s.get(executor, 0.0))
+            self._lane_free_at_s[executor] = at_s
+
+        def tell(result: T | None, error: BaseException | None) -> None:
+            if not future.done():
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)  # type: ignore[arg-type]
+
+        def work() -> None:
+            if future.cancelled():
+                return
+            result: T | None = None
+            failure: BaseException | None = None
+            asyncio._set_running_loop(None)  # a thread has none
+            try:
+                result = func(*args)
+            except Exception as error:
+                failure = error
+            finally:
+                asyncio._set_running_loop(self)
+            self._timer(self.scheduler.now_s + telling_s, tell, (result, failure))
+
+        self._timer(at_s, work, ())
+        return future
+
+    def _timer(self, when_s: float, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        handle = SimHandle(self, callback, args, contextvars.copy_context(), when_s)
+        self.scheduler.at(when_s, handle)
+
+    # -- asyncio: the rest ---------------------------------------------------------------------------------------------
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run the whole world until this is done. Raises NothingLeft when it never can be."""
+        if not asyncio.isfuture(future):
+            future = self.create_task(future)
+        self.scheduler.run(done=future.done)
+        return future.result()
+
+    def is_running(self) -> bool:
+        return self.state == RUNNING
+
+    def is_closed(self) -> bool:
+        return self.state == ENDED
+
+    def close(self) -> None:
+        self.kill()
+        self.bury()
+
+    def get_debug(self) -> bool:
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        """There is no debug mode: everything is repeatable."""
+
+    async def shutdown_asyncgens(self) -> None:
+        """Async generators go with their coroutines."""
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """There are no threads."""
+
+    def set_exception_handler(
+        self, handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None
+    ) -> None:
+        self._handler = handler
+
+    def get_exception_handler(self) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None:
+        return self._handler
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """What a node would only log ends the simulation, unless the process sets a handler of its own."""
+        if self.state == ENDED or isinstance(context.get("exception"), ProcessEnded):
+            return
+        if self._handler is not None:
+            self._handler(self, context)
+        else:
+            self.default_exception_handler(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        failure = SimulationError(f"{self.name or 'loop'}: {context.get('message')}: {error!r}")
+        failure.__cause__ = error
+        self.scheduler.fail(failure)
+
+    def _not_here(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise SimulationError("a simulated process has no sockets, pipes or signals: hand it the simulated network")
+
+    # AbstractEventLoop has these as methods that must be there.
+    create_connection = create_server = create_datagram_endpoint = create_unix_connection = _not_here
+    create_unix_server = connect_accepted_socket = sendfile = start_tls = _not_here
+    getaddrinfo = getnameinfo = sock_connect = sock_accept = sock_sendfile = _not_here
+    sock_recv = sock_recv_into = sock_recvfrom = sock_recvfrom_into = sock_sendall = sock_sendto = _not_here
+    add_reader = add_writer = add_signal_handler = _not_here  # type: ignore[assignment]
+    remove_reader = remove_writer = remove_signal_handler = _not_here
+    connect_read_pipe = connect_write_pipe = subprocess_exec = subprocess_shell = _not_here
+    run_forever = stop = set_default_executor = set_task_factory = get_task_factory = _not_here
+
+
+def run(work: Coroutine[Any, Any, T], *, scheduler: Scheduler | None = None) -> T:
+    """`asyncio.run` on virtual time."""
+    loop = SimLoop(scheduler or Scheduler(), "main")
+    try:
+        result: T = loop.run_until_complete(work)
+        return result
+    finally:
+        loop.close()

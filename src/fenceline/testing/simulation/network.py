@@ -1,0 +1,390 @@
+"""A simulated network between processes: frames go out, come late, come twice, or never come.
+
+Owns links, connections and what a peer can notice of the other's end. Frames are those of the wire protocol without
+their size, opaque here. A connection is what TCP gives: in order, both ends told when it is cut, a connection to a
+process that does not run refused. What was sent into a partition arrives when
+it has healed; who does not want to wait has a timeout.
+
+`request` is for callers without a connection of their own: each request takes its own way and may overtake others, be
+lost, or come twice, as a retry on a new connection would.
+
+Use: a process serves with `serve(node_id, loop, handler)`; peers call `connect` or `request` from their own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from fenceline.testing.simulation.loop import SimLoop
+from fenceline.testing.simulation.scheduler import ENDED, Scheduler
+from fenceline.testing.simulation.trace import Trace
+
+Handler = Callable[[int, bytes], Awaitable[bytes]]
+"""(source, request frame) -> response frame. An exception closes the connection."""
+
+TIMEOUT_S: Final = 30.0
+
+
+class Refused(ConnectionRefusedError):
+    """Nobody listens at the destination."""
+
+
+class Lost(ConnectionResetError):
+    """The connection is gone; whether the request was handled is not known."""
+
+
+class TimedOut(ConnectionError):
+    """No answer came in time; whether the request was handled is not known."""
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the network behaves now. Delays in seconds one way; chances from 0 to 1."""
+
+    min_delay_s: float = 0.0002
+    max_delay_s: float = 0.002
+    slow_chance: float = 0.0
+    """Of a frame that takes up to `slow_delay_s`."""
+    slow_delay_s: float = 0.2
+    loss_chance: float = 0.0
+    """Of a frame outside of a connection, each way."""
+    duplicate_chance: float = 0.0
+    """Of a request outside of a connection."""
+
+
+@dataclass(slots=True)
+class _Server:
+    loop: SimLoop
+    handler: Handler
+
+
+class Network:
+    """See the module. All links are made when they are first used."""
+
+    def __init__(self, scheduler: Scheduler, rng: Random, trace: Trace, weather: Weather | None = None) -> None:
+        self.weather = weather or Weather()
+        self._scheduler = scheduler
+        self._rng = rng
+        self._trace = trace
+        self._servers: dict[int, _Server] = {}
+        self._dark: set[int] = set()
+        self._cut: set[tuple[int, int]] = set()
+        self._held: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._connections: dict[int, Connection] = {}
+        self._next_id = 0
+        self._loop = SimLoop(scheduler, "network")
+        self.delivered = 0
+        self.dropped = 0
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def serve(self, node_id: int, loop: SimLoop, handler: Handler) -> None:
+        """The process listens from now on."""
+        self._servers[node_id] = _Server(loop, handler)
+        self._dark.discard(node_id)
+
+    def process_ended(self, node_id: int, *, power_lost: bool = False) -> None:
+        """Connections of a killed process are cut by its kernel; those of a dead machine just fall silent."""
+        self._servers.pop(node_id, None)
+        if power_lost:
+            self._dark.add(node_id)
+        for connection in self._of(node_id):
+            if power_lost:
+                connection.fall_silent(node_id)
+            else:
+                connection.cut(f"{node_id} has ended", ended=node_id)
+
+    def machine_is_back(self, node_id: int) -> None:
+        """A machine that lost power answers again: with a refusal, until its process serves."""
+        if node_id in self._dark:
+            self._dark.discard(node_id)
+            for connection in self._of(node_id):
+                connection.cut(f"{node_id} was restarted", ended=node_id)
+
+    # -- partitions ----------------------------------------------------------------------------------------------------
+
+    def cut(self, source: int, destination: int) -> None:
+        """Nothing gets from `source` to `destination` until `heal`."""
+        self._cut.add((source, destination))
+
+    def heal(self, source: int | None = None, destination: int | None = None) -> None:
+        """What waited on healed links goes on, after a delay."""
+        healed = [link for link in sorted(self._cut) if source in (None, link[0]) and destination in (None, link[1])]
+        for link in healed:
+            self._cut.discard(link)
+            for deliver in self._held.pop(link, ()):
+                self._later(self.delay_s(), deliver)
+
+    def is_cut(self, source: int, destination: int) -> bool:
+        return (source, destination) in self._cut
+
+    def drop_connections(self, node_id: int) -> None:
+        """Every connection of a process is reset (a firewall was restarted); both ends are told."""
+        for connection in self._of(node_id):
+            connection.cut("reset by the network")
+
+    def _of(self, node_id: int) -> list[Connection]:
+        return [each for each in self._connections.values() if node_id in (each.source, each.destination)]
+
+    # -- carrying ------------------------------------------------------------------------------------------------------
+
+    def delay_s(self) -> float:
+        weather = self.weather
+        if weather.slow_chance and self._rng.random() < weather.slow_chance:
+            return weather.max_delay_s + self._rng.random() * weather.slow_delay_s
+        return weather.min_delay_s + self._rng.random() * (weather.max_delay_s - weather.min_delay_s)
+
+    def _later(self, delay_s: float, deliver: Callable[[], None]) -> None:
+        self._loop.call_later(delay_s, deliver)
+
+    def _tell(self, what: str) -> None:
+        self._trace.add(self._scheduler.now_s, "net", what)
+
+    def carry(self, source: int, destination: int, deliver: Callable[[], None], what: str = "frame") -> None:
+        """Bring one thing over a link: after a delay, or never, or twice later on. `deliver` runs in nobody's loop."""
+        weather = self.weather
+        if self.is_cut(source, destination) or (weather.loss_chance and self._rng.random() < weather.loss_chance):
+            self.dropped += 1
+            self._tell(f"{source}>{destination} {what} lost")
+            return
+        self.delivered += 1
+        self._tell(f"{source}>{destination} {what}")
+        self._later(self.delay_s(), deliver)
+
+    # -- requests without a connection ---------------------------------------------------------------------------------
+
+    async def request(self, source: int, destination: int, frame: bytes, *, timeout_s: float = TIMEOUT_S) -> bytes:
+        """The response to one request. Raises Refused, Lost and TimedOut, all of them ConnectionError."""
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        twice = self.weather.duplicate_chance and self._rng.random() < self.weather.duplicate_chance
+        for copy in range(2 if twice else 1):
+            self.carry(
+                source,
+                destination,
+                lambda: self._arrive(source, destination, frame, answer),
+                f"request {len(frame)}{' again' if copy else ''}",
+            )
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError:
+            raise TimedOut(f"{destination} did not answer within {timeout_s} s") from None
+
+    def _arrive(self, source: int, destination: int, frame: bytes, answer: asyncio.Future[bytes]) -> None:
+        def finish(response: bytes | None, error: ConnectionError | None) -> None:
+            if not answer.done():
+                if error is not None:
+                    answer.set_exception(error)
+                elif response is not None:
+                    answer.set_result(response)
+
+        def reply(response: bytes | None, error: ConnectionError | None) -> None:
+            what = f"response {len(response)}" if response is not None else "refusal"
+            self.carry(destination, source, lambda: finish(response, error), what)
+
+        if destination in self._dark:
+            return
+        server = self._servers.get(destination)
+        if server is None:
+            reply(None, Refused(f"{destination} does not run"))
+            return
+        self.dispatch(server, source, frame, reply)
+
+    @staticmethod
+    def dispatch(
+        server: _Server, source: int, frame: bytes, reply: Callable[[bytes | None, ConnectionError | None], None]
+    ) -> None:
+        """Hand a request to the process; what it answers, or that it broke off, goes to `reply`."""
+
+        async def handle() -> None:
+            try:
+                response = await server.handler(source, frame)
+            except ConnectionError as error:
+                reply(None, Lost(str(error)))
+                return
+            reply(response, None)
+
+        def start() -> None:
+            server.loop.create_task(handle(), name="request")
+
+        server.loop.call_soon(start)
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    async def connect(
+        self,
+        source: int,
+        destination: int,
+        *,
+        on_lost: Callable[[], None] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Connection:
+        """A connection. `on_lost` runs in the caller's loop when it is cut. Raises Refused and TimedOut."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop), "who connects is a simulated process"
+        opened: asyncio.Future[None] = loop.create_future()
+        self._next_id += 1
+        connection = Connection(self, self._next_id, source, destination, loop, on_lost)
+        self._connections[self._next_id] = connection
+
+        def arrive() -> None:
+            if destination in self._dark:
+                return
+            server = self._servers.get(destination)
+            if server is not None:
+                connection.server = server
+            error = None if server is not None else Refused(f"{destination} does not run")
+
+            def finish() -> None:
+                if not opened.done():
+                    opened.set_exception(error) if error is not None else opened.set_result(None)
+
+            connection.send(destination, source, finish, "open" if error is None else "refused")
+
+        connection.send(source, destination, arrive, "connect")
+        try:
+            await asyncio.wait_for(opened, timeout_s)
+        except TimeoutError:
+            connection.close()
+            raise TimedOut(f"{destination} did not answer within {timeout_s} s") from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    # -- for connections -----------------------------------------------------------------------------------------------
+
+    def hold(self, source: int, destination: int, deliver: Callable[[], None]) -> None:
+        self._held.setdefault((source, destination), []).append(deliver)
+
+    def forget(self, connection_id: int) -> None:
+        self._connections.pop(connection_id, None)
+
+    def is_dark(self, node_id: int) -> bool:
+        return node_id in self._dark
+
+    def deliver_at(self, when_s: float, deliver: Callable[[], None]) -> None:
+        self._later(when_s - self._scheduler.now_s, deliver)
+
+    @property
+    def now_s(self) -> float:
+        return self._scheduler.now_s
+
+    def tell(self, what: str) -> None:
+        self._tell(what)
+
+
+class Connection:
+    """One TCP connection from `source` to `destination`. Frames and answers keep their order each way."""
+
+    def __init__(
+        self,
+        network: Network,
+        connection_id: int,
+        source: int,
+        destination: int,
+        loop: SimLoop,
+        on_lost: Callable[[], None] | None,
+    ) -> None:
+        self.source = source
+        self.destination = destination
+        self.server: _Server | None = None
+        self.is_open = True
+        self._network = network
+        self._id = connection_id
+        self._loop = loop
+        self._on_lost = on_lost
+        self._answers: dict[int, asyncio.Future[bytes]] = {}
+        self._next_answer = 0
+        self._free_at_s = {source: 0.0, destination: 0.0}
+        """By receiver: no frame arrives before the one sent before it."""
+
+    def send(self, source: int, destination: int, deliver: Callable[[], None], what: str) -> None:
+        """Bring one thing to the other end, in order. Into a partition: when it has healed."""
+        network = self._network
+
+        def arrive() -> None:
+            if not self.is_open:
+                return
+            if network.is_cut(source, destination):
+                network.hold(source, destination, arrive)
+            elif not network.is_dark(destination):
+                deliver()
+
+        at_s = max(self._free_at_s[destination], network.now_s + network.delay_s())
+        self._free_at_s[destination] = at_s
+        network.tell(f"{source}>{destination} #{self._id} {what}")
+        network.deliver_at(at_s, arrive)
+
+    async def request(self, frame: bytes, *, timeout_s: float = TIMEOUT_S) -> bytes:
+        """The response to one request. Raises Lost, and TimedOut with the connection still open."""
+        if not self.is_open:
+            raise Lost(f"the connection to {self.destination} is closed")
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        number = self._next_answer
+        self._next_answer += 1
+        self._answers[number] = answer
+
+        def reply(response: bytes | None, error: ConnectionError | None) -> None:
+            if error is not None or response is None:
+                self.cut("closed by the other end")
+                return
+            self.send(self.destination, self.source, lambda: finish(response), f"response {len(response)}")
+
+        def finish(response: bytes) -> None:
+            if not answer.done():
+                answer.set_result(response)
+
+        def arrive() -> None:
+            if self.server is not None and self.server.loop.state != ENDED:
+                self._network.dispatch(self.server, self.source, frame, reply)
+
+        self.send(self.source, self.destination, arrive, f"request {len(frame)}")
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError:
+            raise TimedOut(f"{self.destination} did not answer within {timeout_s} s") from None
+        finally:
+            self._answers.pop(number, None)
+
+    def close(self) -> None:
+        """By its owner; the other end hears nothing that it could act on."""
+        self.is_open = False
+        self._network.forget(self._id)
+        self._break("closed")
+
+    def cut(self, reason: str, ended: int = -1) -> None:
+        """The connection is gone. Its source hears of it after a delay, unless it is the end that ended."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        network = self._network
+        network.forget(self._id)
+        network.tell(f"{self.source}>{self.destination} #{self._id} cut: {reason}")
+        if ended == self.source:
+            return
+
+        def tell() -> None:
+            if network.is_cut(self.destination, self.source):
+                network.hold(self.destination, self.source, tell)
+                return
+            self._break(reason)
+            if self._on_lost is not None:
+                self._loop.call_soon(self._on_lost)
+
+        network.deliver_at(network.now_s + network.delay_s(), tell)
+
+    def fall_silent(self, dead: int) -> None:
+        """One machine lost power: nobody is told."""
+        if dead == self.source:
+            self.is_open = False
+            self._network.forget(self._id)
+
+    def _break(self, reason: str) -> None:
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(Lost(f"the connection to {self.destination} was lost: {reason}"))

@@ -1,0 +1,206 @@
+"""Virtual time and what happens in it: one queue for all processes of a simulated world.
+
+Owns the order of callbacks. Time stands still while callbacks run and jumps to the next timer when none is left. Never
+sleeps, never looks at the machine's clock.
+
+Order: callbacks of one instant run first in, first out, as asyncio promises. Timers of one instant run in the order of
+their making, or shuffled by the given random source: asyncio promises nothing there, and two machines even less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from fenceline.testing.simulation.loop import SimLoop
+
+RUNNING: Final = 0
+PAUSED: Final = 1
+ENDED: Final = 2
+
+_SWEEP_ABOVE: Final = 1000
+"""Cancelled timers that may wait in the queue before they are swept out."""
+
+
+class SimulationError(Exception):
+    """The simulated world can not go on, or its code did what no code on a loop may do."""
+
+
+class NothingLeft(SimulationError):
+    """No callback and no timer is left, and what was waited for has not happened."""
+
+
+class Livelock(SimulationError):
+    """Callbacks keep making callbacks and time does not move."""
+
+
+class ProcessEnded(BaseException):
+    """Unwinds what a process was doing when it was killed. Not an Exception: nobody may catch it and go on."""
+
+
+class SimHandle(asyncio.TimerHandle):
+    """A callback of one process, due now or at a time."""
+
+    __slots__ = ("args", "callback", "context", "is_cancelled", "process", "when_s")
+
+    def __init__(
+        self,
+        process: SimLoop,
+        callback: Callable[..., object] | None,
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+        when_s: float,
+    ) -> None:
+        self.process = process
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.when_s = when_s
+        """In the loop's own time; below 0: no timer."""
+        self.is_cancelled = False
+
+    def __repr__(self) -> str:
+        return f"<SimHandle {self.callback!r}{' cancelled' if self.is_cancelled else ''}>"
+
+    def cancel(self) -> None:
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self.callback = None
+            self.args = ()
+            if self.when_s >= 0:
+                self.process.scheduler.timer_cancelled()
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self.when_s
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Scheduler:
+    """See the module. `now_s` is virtual seconds since the world began."""
+
+    def __init__(self, rng: Random | None = None, *, max_steps_at_once: int = 200_000) -> None:
+        """With `rng` timers of the same instant are shuffled."""
+        self.now_s = 0.0
+        self.steps = 0
+        """Callbacks that ran."""
+        self.watcher: Callable[[SimLoop], None] | None = None
+        """Called after each callback of a loop whose `is_watched` is set."""
+        self._tie = rng.random if rng is not None else None
+        self._ready: deque[SimHandle] = deque()
+        self._timers: list[tuple[float, float, int, SimHandle]] = []
+        self._sequence = 0
+        self._cancelled_timers = 0
+        self._max_steps_at_once = max_steps_at_once
+        self._failure: BaseException | None = None
+        self._is_running = False
+
+    # -- what loops ask for --------------------------------------------------------------------------------------------
+
+    def soon(self, handle: SimHandle) -> None:
+        self._ready.append(handle)
+
+    def at(self, when_s: float, handle: SimHandle) -> None:
+        """`when_s` in the scheduler's time; the past means now."""
+        self._sequence += 1
+        tie = self._tie() if self._tie is not None else 0.0
+        heappush(self._timers, (when_s if when_s > self.now_s else self.now_s, tie, self._sequence, handle))
+
+    def timer_cancelled(self) -> None:
+        self._cancelled_timers += 1
+        if self._cancelled_timers > _SWEEP_ABOVE and 2 * self._cancelled_timers > len(self._timers):
+            self._timers[:] = [entry for entry in self._timers if not entry[3].is_cancelled]
+            heapify(self._timers)
+            self._cancelled_timers = 0
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with this error; the first one counts."""
+        if self._failure is None:
+            self._failure = error
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def run(self, *, until_s: float = float("inf"), done: Callable[[], bool] | None = None) -> None:
+        """Run until `done()` or until the time is reached, whichever comes first.
+
+        Raises NothingLeft when `done` is given and nothing can make it true any more, Livelock, and whatever a callback
+        or a loop's exception handler reports.
+        """
+        if self._is_running:
+            raise SimulationError("a simulation is run from outside of it")
+        before = asyncio._get_running_loop()
+        self._is_running = True
+        try:
+            self._run(until_s, done)
+        finally:
+            self._is_running = False
+            asyncio._set_running_loop(before)
+
+    def _run(self, until_s: float, done: Callable[[], bool] | None) -> None:
+        ready, timers = self._ready, self._timers
+        enter = asyncio._set_running_loop
+        current: SimLoop | None = None
+        at_once = 0
+        if self._failure is not None:
+            raise self._failure
+        while done is None or not done():
+            if not ready:
+                if not timers:
+                    if done is not None:
+                        raise NothingLeft("nothing is left to run")
+                    return
+                when_s = timers[0][0]
+                if when_s > until_s:
+                    self.now_s = until_s
+                    return
+                if when_s > self.now_s:
+                    self.now_s = when_s
+                    at_once = 0
+                while timers and timers[0][0] <= when_s:
+                    handle = heappop(timers)[3]
+                    if handle.is_cancelled:
+                        self._cancelled_timers -= 1
+                    else:
+                        handle.when_s = -1.0
+                        ready.append(handle)
+                continue
+            handle = ready.popleft()
+            callback = handle.callback
+            if callback is None:
+                continue
+            process = handle.process
+            if process.state:
+                process.not_running(handle)
+                continue
+            if process is not current:
+                enter(process)
+                current = process
+            self.steps += 1
+            at_once += 1
+            if at_once > self._max_steps_at_once:
+                raise Livelock(f"{at_once} callbacks at {self.now_s:.6f} s, the last one is {callback!r}")
+            try:
+                handle.context.run(callback, *handle.args)
+            except ProcessEnded:
+                current = None
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                process.call_exception_handler({"message": f"exception in {callback!r}", "exception": error})
+            if process.is_watched and self.watcher is not None:
+                self.watcher(process)
+            if self._failure is not None:
+                raise self._failure

@@ -1,0 +1,165 @@
+"""One seed from beginning to end: options, the safety phase, the liveness phase, the verdict.
+
+Owns the two phases and the report of a failure. In the safety phase faults strike and only safety counts; then all of
+them end, and the subject must make progress within a bound of virtual time.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from fenceline.testing.simulation import controller_of_one
+from fenceline.testing.simulation.checks import Invariants
+from fenceline.testing.simulation.faults import Faults
+from fenceline.testing.simulation.loop import SimLoop
+from fenceline.testing.simulation.options import Options, draw_faults
+from fenceline.testing.simulation.scheduler import SimulationError
+from fenceline.testing.simulation.world import LogSink, World
+
+PROGRESS: Final = 5
+
+
+class Story(Protocol):
+    """What is simulated."""
+
+    name: str
+
+    def build(self) -> None:
+        """Make the machines and the clients, and start them."""
+        ...
+
+    def progress(self) -> int:
+        """Something that grows as long as the slowest client is served."""
+        ...
+
+    def rest(self) -> bool:
+        """Clients ask no more; whether none waits for an answer."""
+        ...
+
+    def final(self) -> None:
+        """The last look, with every node up and no faults. Raises InvariantBroken."""
+        ...
+
+
+Maker = Callable[[World], Story]
+STORIES: Final[dict[str, tuple[Maker, Callable[[], Options]]]] = {
+    "controller": (controller_of_one.Story, controller_of_one.Story.base_options),
+}
+"""By name: what makes the story, and its options before faults are drawn."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a seed. `failure` is None where all went well."""
+
+    seed: int
+    story: str
+    options: Options
+    failure: str | None = None
+    kind: str = ""
+    digest: str = ""
+    events: int = 0
+    steps: int = 0
+    changes: int = 0
+    committed: int = 0
+    virtual_s: float = 0.0
+    cpu_s: float = 0.0
+    struck: dict[str, int] = field(default_factory=dict)
+    last_lines: list[str] = field(default_factory=list)
+
+    def report(self) -> str:
+        """For a person: what broke, and how to see it again."""
+        lines = [
+            f"seed {self.seed} of story {self.story} failed: {self.failure}",
+            f"options: {self.options}",
+            f"after {self.virtual_s:.3f} s, {self.events} events, {self.committed} committed batches; the last ones:",
+            *(f"  {line}" for line in self.last_lines),
+            f"again: python -m fenceline.testing.simulation {self.story} --seed {self.seed} --trace",
+        ]
+        return "\n".join(lines)
+
+
+def options_of(seed: int, story: str, overrides: Mapping[str, str] | None = None) -> Options:
+    """What the seed draws, and what is set by hand."""
+    _, base = STORIES[story]
+    world_less = World.rng_of(seed, "options")
+    return draw_faults(world_less, base()).with_text(overrides or {})
+
+
+def play(
+    seed: int,
+    story: str = "controller",
+    *,
+    overrides: Mapping[str, str] | None = None,
+    sink: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Play one seed. Never raises for what the simulated code does."""
+    options = options_of(seed, story, overrides)
+    outcome = Outcome(seed, story, options)
+    began = time.process_time()
+    world = World(seed, options, sink=sink)
+    invariants = Invariants(world)
+    had_gc = gc.isenabled()
+    gc.disable()  # when cycles are collected, and their finalizers run, is not the seed's to say
+    try:
+        with LogSink(world):
+            _play(world, STORIES[story][0](world), invariants, outcome)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        outcome.failure = f"{type(error).__name__}: {error}"
+        outcome.kind = type(error).__name__
+        if not isinstance(error, AssertionError) or not str(error):
+            outcome.failure += "\n" + "".join(traceback.format_exception(error))
+    finally:
+        with LogSink(world):
+            world.close()
+        if had_gc:
+            gc.enable()
+    outcome.digest = world.trace.digest
+    outcome.events = world.trace.count
+    outcome.steps = world.scheduler.steps
+    outcome.virtual_s = world.scheduler.now_s
+    outcome.changes = invariants.changes
+    outcome.committed = len(invariants.committed)
+    outcome.last_lines = world.trace.last_lines if outcome.failure else []
+    outcome.cpu_s = time.process_time() - began
+    return outcome
+
+
+def _play(world: World, story: Story, invariants: Invariants, outcome: Outcome) -> None:
+    by_loop = world.processes
+
+    def watch(loop: SimLoop) -> None:
+        for process in by_loop.values():
+            if process.loop is loop:
+                invariants.look(process)
+
+    scheduler, options = world.scheduler, world.options
+    scheduler.watcher = watch
+    faults = Faults(world)
+    outcome.struck = faults.struck
+    world.tell(f"seed {world.seed} story {story.name} {options}")
+    story.build()
+    faults.start()
+    scheduler.run(until_s=options.safety_s)
+    faults.stop()
+    target = story.progress() + PROGRESS
+    deadline_s = scheduler.now_s + options.liveness_s
+
+    def is_well() -> bool:
+        return scheduler.now_s >= deadline_s or story.progress() >= target
+
+    scheduler.run(done=is_well)
+    if story.progress() < target:
+        raise SimulationError(f"no progress within {options.liveness_s} s after the last fault")
+    scheduler.run(done=story.rest)
+    scheduler.run(until_s=scheduler.now_s + 2)
+    invariants.whole()
+    story.final()
+    world.tell("is well")

@@ -1,0 +1,39 @@
+"""What happened, as lines and as one number: the running hash of all lines.
+
+Owns the text of an event and its order. Two runs with the same hash were the same run; a line that depends on memory
+addresses, hash seeds or the machine's clock would break that, so lines are made of drawn and computed values only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from hashlib import blake2b
+
+
+class Trace:
+    """`sink` hears each line; the last `keep` lines are kept for the report of a failure."""
+
+    def __init__(self, *, keep: int = 200, sink: Callable[[str], None] | None = None) -> None:
+        self._hash = blake2b(digest_size=16)
+        self._lines: deque[str] = deque(maxlen=keep)
+        self._sink = sink
+        self.count = 0
+
+    def add(self, now_s: float, who: str, what: str) -> None:
+        """`who` did or met `what` at `now_s`."""
+        line = f"{now_s:.6f} {who} {what}"
+        self._hash.update(line.encode())
+        self._lines.append(line)
+        self.count += 1
+        if self._sink is not None:
+            self._sink(line)
+
+    @property
+    def last_lines(self) -> list[str]:
+        return list(self._lines)
+
+    @property
+    def digest(self) -> str:
+        """Of all lines so far, 32 hex digits."""
+        return self._hash.hexdigest()

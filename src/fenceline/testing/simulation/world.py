@@ -1,0 +1,307 @@
+"""The simulated world: machines with their disks and clocks, processes on them, and the network between.
+
+Owns who runs, and what is drawn for whom: each purpose has a random source of its own, made of the seed and a name, so
+that one more draw in one place changes nothing elsewhere. Knows nothing of what the processes do: a `Body` is given,
+and says through a `NodeView` what the checks need to see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from random import Random
+from typing import Any, Final, NamedTuple, Protocol
+
+from fenceline.errors import OperatorError, PeerError
+from fenceline.metadata.image import MetadataImage
+from fenceline.node import logs
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.clock import NodeClock
+from fenceline.testing.simulation.disk import LifeDisk
+from fenceline.testing.simulation.loop import SimLoop
+from fenceline.testing.simulation.network import Handler, Network, Weather
+from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.scheduler import RUNNING, Scheduler, SimulationError
+from fenceline.testing.simulation.trace import Trace
+
+DATA_DIR: Final = "/data"
+
+
+class NodeState(NamedTuple):
+    """What changes seldom and can be looked at after every step. `leader_id` is -1 where nobody is known."""
+
+    epoch: int
+    leader_id: int
+    is_leader: bool
+    high_watermark: int
+    """0 while it is not known."""
+    log_start: int
+    log_end: int
+    snapshots: tuple[tuple[int, int], ...]
+    """(end offset, epoch), oldest first."""
+    voters: tuple[tuple[int, str], ...]
+    """(id, directory id), sorted."""
+    image_offset: int
+    """Of the newest published image; -1 where there is none."""
+
+
+class StoredBatch(NamedTuple):
+    """A batch of a node's log. `content` is what must be equal on all nodes."""
+
+    base_offset: int
+    next_offset: int
+    epoch: int
+    content: bytes
+
+
+class NodeView(Protocol):
+    """What the checks see of a node while it runs."""
+
+    def state(self) -> NodeState: ...
+    def batches(self, start: int, end: int) -> Sequence[StoredBatch]:
+        """The log's batches that begin in [start, end)."""
+        ...
+
+    def image(self) -> MetadataImage | None: ...
+    def read_snapshot(self, end_offset: int, epoch: int) -> bytes | None:
+        """The bytes of a finished snapshot, None where it has gone meanwhile."""
+        ...
+
+
+Body = Callable[["Process"], Coroutine[Any, Any, None]]
+"""What a process does from its start to its clean end. Raises OperatorError, PeerError or OSError when it can not go
+on: that needs an excuse (a fault of its disk during its life), everything else ends the simulation."""
+
+
+class Process:
+    """One machine and what runs on it. `life` counts starts."""
+
+    def __init__(self, world: World, node_id: int, body: Body) -> None:
+        self.world = world
+        self.node_id = node_id
+        self.name = f"n{node_id}"
+        self.rng = world.rng(self.name)
+        options = world.options
+        self.clock = NodeClock(
+            world.scheduler,
+            rate=1 + options.drift * self.rng.uniform(-1, 1),
+            base_s=self.rng.uniform(0, 1e6),
+            skew_ms=self.rng.randint(-options.skew_ms, options.skew_ms),
+        )
+        self.disk = SimDisk(now_ms=self.clock.now_ms)
+        self.disk.rng = world.rng(f"{self.name} disk")
+        self.life = 0
+        self.loop: SimLoop | None = None
+        self.view: NodeView | None = None
+        self.excuses: set[str] = set()
+        """Faults that this life has met and that may end it."""
+        self.slowness = 1.0
+        self.flip_chance = 0.0
+        self.must_run = True
+        """Whether the supervisor starts the process again when it has ended."""
+        self._body = body
+        self._life_disk: LifeDisk | None = None
+        self.stopping: asyncio.Event
+
+    # -- what the body uses --------------------------------------------------------------------------------------------
+
+    @property
+    def files(self) -> LifeDisk:
+        """The disk, as this life sees it."""
+        assert self._life_disk is not None, "the process runs"
+        return self._life_disk
+
+    def serve(self, handler: Handler) -> None:
+        assert self.loop is not None, "the process runs"
+        self.world.network.serve(self.node_id, self.loop, handler)
+
+    def tell(self, what: str) -> None:
+        self.world.trace.add(self.world.scheduler.now_s, self.name, what)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_up(self) -> bool:
+        return self.loop is not None
+
+    @property
+    def is_paused(self) -> bool:
+        return self.loop is not None and self.loop.state != RUNNING
+
+    def start(self) -> None:
+        if self.loop is not None:
+            return
+        self.life += 1
+        self.tell(f"starts, life {self.life}")
+        world = self.world
+        world.network.machine_is_back(self.node_id)
+        loop = self.loop = SimLoop(
+            world.scheduler,
+            self.name,
+            job_times=self._job_times,
+            rate=self.clock.rate,
+            base_s=self.clock.base_s,
+            is_watched=True,
+        )
+        disk = self._life_disk = LifeDisk(self.disk, self.rng, tell=self.tell, die=lambda: self.kill(power_lost=True))
+        disk.flip_chance = self.flip_chance
+        self.excuses = {"wrong bits"} if self.flip_chance else set()
+        self.excuses |= world.standing_excuses(self)
+        if world.faults_strike and world.options.crash_calls and self.rng.random() < 0.5:
+            disk.crash_after(self.rng.randrange(world.options.crash_calls))
+        loop.call_soon(self._begin, loop)
+
+    def _begin(self, loop: SimLoop) -> None:
+        self.stopping = asyncio.Event()
+        loop.create_task(self._live(loop), name="main")
+
+    async def _live(self, loop: SimLoop) -> None:
+        try:
+            await self._body(self)
+        except (OperatorError, PeerError, OSError) as error:
+            excuse = ", ".join(sorted(self.excuses))
+            self.tell(f"gives up ({excuse or 'no excuse'}): {error}")
+            if not self.excuses:
+                raise SimulationError(f"{self.name} gave up without a fault of its disk: {error}") from error
+            self._ended(power_lost=False)
+            return
+        except Exception as error:
+            self.world.scheduler.fail(error)
+            raise
+        self.tell("has stopped")
+        self._ended(power_lost=False)
+
+    def _job_times(self) -> tuple[float, float]:
+        longest_s = self.world.options.max_job_ms / 1000 * self.slowness
+        return self.rng.random() * longest_s, self.rng.random() * longest_s / 4
+
+    def kill(self, *, power_lost: bool) -> None:
+        """At once: no callback, no `finally`, no job. Without power the disk loses what was not synced."""
+        if self.loop is None:
+            return
+        self.tell("loses power" if power_lost else "is killed")
+        self._ended(power_lost=power_lost)
+
+    def _ended(self, *, power_lost: bool) -> None:
+        loop, disk = self.loop, self._life_disk
+        assert loop is not None, "a process ends once"
+        assert disk is not None, "it had a disk"
+        loop.kill()
+        self.world.buried.append(loop)
+        self.loop = self.view = self._life_disk = None
+        self.world.process_ended(self)
+        self.world.network.process_ended(self.node_id, power_lost=power_lost)
+        if power_lost:
+            disk.forget()
+            self.disk.crash()
+        else:
+            disk.end()
+
+    def request_stop(self) -> None:
+        """SIGTERM: the body ends when it can."""
+        if self.loop is not None and hasattr(self, "stopping"):
+            self.tell("is asked to stop")
+            self.loop.call_soon(self.stopping.set)
+
+    def pause(self) -> None:
+        if self.loop is not None:
+            self.tell("is paused")
+            self.loop.pause()
+
+    def resume(self) -> None:
+        if self.loop is not None and self.is_paused:
+            self.tell("goes on")
+            self.loop.resume()
+
+    def excuse(self, reason: str) -> None:
+        """A fault begins that may end this life."""
+        self.excuses.add(reason)
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, seed: int, options: Options, *, sink: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self.options = options
+        self.trace = Trace(sink=sink)
+        self.scheduler = Scheduler(self.rng("order") if options.shuffle else None)
+        self.loop = SimLoop(self.scheduler, "world")
+        self.network = Network(
+            self.scheduler,
+            self.rng("network"),
+            self.trace,
+            Weather(
+                min_delay_s=min(0.0001, options.max_delay_ms / 2000),
+                max_delay_s=options.max_delay_ms / 1000,
+                slow_chance=options.slow_chance,
+                loss_chance=options.loss_chance,
+                duplicate_chance=options.duplicate_chance,
+            ),
+        )
+        self.processes: dict[int, Process] = {}
+        self.faults_strike = True
+        self.buried: list[SimLoop] = []
+        self.on_end: Callable[[Process], None] = lambda process: None
+        self.standing_excuses: Callable[[Process], set[str]] = lambda process: set()
+
+    def rng(self, name: str) -> Random:
+        """The random source for one purpose."""
+        return self.rng_of(self.seed, name)
+
+    @staticmethod
+    def rng_of(seed: int, name: str) -> Random:
+        return Random(f"{seed}/{name}")
+
+    def add(self, node_id: int, body: Body) -> Process:
+        process = self.processes[node_id] = Process(self, node_id, body)
+        process.disk.mkdir(DATA_DIR)
+        return process
+
+    def up(self) -> Iterator[Process]:
+        return (process for process in self.processes.values() if process.is_up)
+
+    def tell(self, what: str) -> None:
+        self.trace.add(self.scheduler.now_s, "world", what)
+
+    def process_ended(self, process: Process) -> None:
+        self.on_end(process)
+
+    def close(self) -> None:
+        """Let go of everything, in order."""
+        for process in self.processes.values():
+            if process.loop is not None:
+                process.loop.kill()
+                self.buried.append(process.loop)
+        self.loop.kill()
+        for loop in [*self.buried, self.loop]:
+            loop.bury()
+        self.buried.clear()
+
+
+class LogSink:
+    """Takes the nodes' log lines into the trace while a simulation runs, in place of the terminal."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __enter__(self) -> None:
+        self._before = logs.redirect(self._take)
+
+    def __exit__(self, *_: object) -> None:
+        logs.redirect(self._before)
+
+    def _take(self, level: str, room: str, event: str, fields: dict[str, Any]) -> None:
+        try:
+            loop: object = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        told = " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("exc_info", "advice"))
+        who = loop.name if isinstance(loop, SimLoop) else "thread"
+        self._world.trace.add(self._world.scheduler.now_s, who, f"logs {level} {room}: {event} {told}")
+        if "exc_info" in fields:
+            failure = sys.exc_info()[1] if fields["exc_info"] is True else fields["exc_info"]
+            error = SimulationError(f"{who} logs an internal error: {event}: {failure!r}")
+            error.__cause__ = failure
+            self._world.scheduler.fail(error)

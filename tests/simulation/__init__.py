@@ -1,0 +1,1 @@
+"""The simulation itself, and the stories that it plays."""

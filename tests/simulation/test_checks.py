@@ -1,0 +1,208 @@
+"""Every invariant sees what it is there for: views that lie, one lie each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+import pytest
+
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
+from fenceline.metadata.records import NoOpRecord, TopicRecord
+from fenceline.node.metadata_batches import image_batches, record_batch
+from fenceline.testing.simulation.checks import InvariantBroken, Invariants
+from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.world import NodeState, Process, StoredBatch, World
+
+FIRST = NodeState(1, 1, True, 0, 0, 0, ((0, 0),), ((1, "a"),), -1)
+
+
+def batch(base: int, epoch: int = 1, topic: str | None = None) -> StoredBatch:
+    """One record."""
+    record = NoOpRecord() if topic is None else TopicRecord(topic, UUID(int=base + 1))
+    content = bytes(record_batch([record], 30, 0, base_offset=base, epoch=epoch))
+    return StoredBatch(base, base + 1, epoch, content)
+
+
+@dataclass
+class Lie:
+    """A node that says what it is told to say."""
+
+    now: NodeState = FIRST
+    log: list[StoredBatch] = field(default_factory=list)
+    published: MetadataImage | None = None
+    snapshots: dict[tuple[int, int], bytes] = field(default_factory=dict)
+
+    def state(self) -> NodeState:
+        return self.now
+
+    def batches(self, start: int, end: int) -> list[StoredBatch]:
+        return [each for each in self.log if each.next_offset > start and each.base_offset < end]
+
+    def image(self) -> MetadataImage | None:
+        return self.published
+
+    def read_snapshot(self, end_offset: int, epoch: int) -> bytes | None:
+        return self.snapshots.get((end_offset, epoch))
+
+
+class Scene:
+    """Two nodes of three committed batches; node 1 leads epoch 1."""
+
+    def __init__(self) -> None:
+        async def body(process: Process) -> None: ...
+
+        self.world = World(1, Options(nodes=2))
+        self.invariants = Invariants(self.world)
+        log = [batch(0), batch(1, topic="t"), batch(2)]
+        self.nodes = [self.world.add(1, body), self.world.add(2, body)]
+        self.one, self.two = Lie(log=list(log)), Lie(log=list(log))
+        self.nodes[0].view, self.nodes[1].view = self.one, self.two
+        self.set(1, log_end=3, high_watermark=3)
+        self.set(2, is_leader=False, log_end=3, high_watermark=3)
+
+    def set(self, node_id: int, **changes: object) -> None:
+        lie = self.one if node_id == 1 else self.two
+        lie.now = lie.now._replace(**changes)
+        self.invariants.look(self.nodes[node_id - 1])
+
+    def restart(self, node_id: int, **changes: object) -> None:
+        self.invariants._life_ended(self.nodes[node_id - 1])
+        self.set(node_id, **changes)
+
+
+def _two_leaders(scene: Scene) -> None:
+    scene.set(2, is_leader=True)
+
+
+def _epoch_falls(scene: Scene) -> None:
+    scene.set(2, epoch=0)
+
+
+def _epoch_falls_after_a_restart(scene: Scene) -> None:
+    scene.set(2, epoch=7, leader_id=-1)
+    scene.restart(2, epoch=6, leader_id=-1)
+
+
+def _high_watermark_falls(scene: Scene) -> None:
+    scene.set(2, high_watermark=2)
+
+
+def _committed_record_changed(scene: Scene) -> None:
+    scene.two.log[2] = batch(2, topic="other")
+    scene.restart(2, high_watermark=3)
+
+
+def _committed_record_in_another_epoch(scene: Scene) -> None:
+    scene.two.log[2] = batch(2, epoch=0)
+    scene.restart(2)
+
+
+def _hole_in_the_committed_log(scene: Scene) -> None:
+    scene.two.log.append(batch(4))
+    scene.set(2, log_end=5, high_watermark=5)
+
+
+def _leader_without_committed_records(scene: Scene) -> None:
+    scene.set(2, epoch=2, is_leader=True, log_end=2, high_watermark=2)
+
+
+def _leader_with_other_records(scene: Scene) -> None:
+    scene.two.log[1] = batch(1, topic="other")
+    scene.set(2, epoch=2, is_leader=True)
+
+
+def _high_watermark_behind_the_end(scene: Scene) -> None:
+    scene.set(2, high_watermark=4)
+
+
+def _start_without_snapshot(scene: Scene) -> None:
+    scene.set(2, log_start=2)
+
+
+def _start_behind_the_end(scene: Scene) -> None:
+    scene.set(2, log_start=4)
+
+
+def _two_voters_at_once(scene: Scene) -> None:
+    scene.set(2, voters=((1, "a"), (2, "b"), (3, "c")))
+
+
+def _image_before_commit(scene: Scene) -> None:
+    scene.one.published = EMPTY_IMAGE
+    scene.set(1, image_offset=3)
+
+
+def _image_is_another(scene: Scene) -> None:
+    image = scene.invariants.committed.image_at(2)
+    assert image is not None
+    scene.one.published = replace(image, topics_by_name=EMPTY_IMAGE.topics_by_name)
+    scene.set(1, image_offset=2)
+
+
+def _snapshot(image: MetadataImage) -> bytes:
+    return b"".join(image_batches(image, now_ms=0, last_log_timestamp_ms=0, kraft_version=0, voters=()))
+
+
+def _snapshot_is_another(scene: Scene) -> None:
+    image = scene.invariants.committed.image_at(2)
+    assert image is not None
+    other = replace(image, topics_by_name=EMPTY_IMAGE.topics_by_name, topics_by_id=EMPTY_IMAGE.topics_by_id)
+    scene.two.snapshots[3, 1] = _snapshot(other)
+    scene.set(2, snapshots=((0, 0), (3, 1)))
+
+
+def _snapshot_of_the_future(scene: Scene) -> None:
+    scene.set(2, snapshots=((0, 0), (9, 1)))
+
+
+def _snapshot_of_another_epoch(scene: Scene) -> None:
+    scene.set(2, snapshots=((0, 0), (3, 0)))
+
+
+@pytest.mark.parametrize(
+    ("lie", "rule"),
+    [
+        (_two_leaders, "Q51"),
+        (_epoch_falls, "Q50"),
+        (_epoch_falls_after_a_restart, "Q50"),
+        (_high_watermark_falls, "Q53"),
+        (_committed_record_changed, "Q56"),
+        (_committed_record_in_another_epoch, "Q56"),
+        (_hole_in_the_committed_log, "Q56"),
+        (_leader_without_committed_records, "Q56"),
+        (_leader_with_other_records, "Q56"),
+        (_high_watermark_behind_the_end, "N49"),
+        (_start_without_snapshot, "N48"),
+        (_start_behind_the_end, "N49"),
+        (_two_voters_at_once, "Q44"),
+        (_image_before_commit, "G35"),
+        (_image_is_another, "C1"),
+        (_snapshot_is_another, "N50"),
+        (_snapshot_of_the_future, "N53"),
+        (_snapshot_of_another_epoch, "N53"),
+    ],
+)
+def test_a_lie_is_seen(lie: Callable[[Scene], None], rule: str) -> None:
+    scene = Scene()
+    with pytest.raises(InvariantBroken, match=rule):
+        lie(scene)
+
+
+def test_the_truth_is_not() -> None:
+    scene = Scene()
+    image = scene.invariants.committed.image_at(2)
+    assert image is not None
+    assert set(image.topics_by_name) == {"t"}
+    scene.one.published = image
+    scene.set(1, image_offset=2)
+    scene.two.snapshots[3, 1] = _snapshot(image)
+    scene.set(2, snapshots=((0, 0), (3, 1)))
+    scene.set(2, snapshots=((3, 1),), log_start=3)
+    scene.set(2, epoch=2, is_leader=True, leader_id=2)
+    scene.set(2, voters=((1, "a"), (2, "b")))
+    scene.restart(1, epoch=1, high_watermark=0)
+    scene.set(1, epoch=2, is_leader=False, leader_id=2, high_watermark=3)
+    scene.invariants.whole()
+    assert scene.invariants.changes > 8
