@@ -1,8 +1,9 @@
-"""The consensus of one voter, and the tables that more voters will use (raft.md Q2, Q6-Q12, Q31, Q32; K7, K10, K17)."""
+"""The consensus of one voter, the table of roles, and what is written (raft.md Q2, Q6-Q12, Q31, Q32; K7, K10, K17)."""
 
 from __future__ import annotations
 
 import typing
+from random import Random
 from uuid import UUID
 
 import pytest
@@ -22,17 +23,39 @@ from fenceline.quorum.control_records import (
     encode_control,
     leader_change,
 )
+from fenceline.quorum.duties import AdvanceHighWatermark, AppendControlBatch, Duty, Lead, PersistElection, StopLeading
 from fenceline.quorum.election_state import ElectionState, decode_election, encode_election
-from fenceline.quorum.quorum import AdvanceHighWatermark, AppendControlBatch, LogEnd, PersistElection, Quorum
+from fenceline.quorum.log_view import VotersAt
+from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.roles import TRANSITIONS, Candidate, Leader, Resigned, Role, Unattached, check_transition
+from fenceline.quorum.settings import QuorumSettings
 from tests.metadata.helpers import values_of
+from tests.quorum.memory_log import MemoryLog
 
 D = UUID(int=77)
 ME = Voter(1, D, (VoterEndpoint("CONTROLLER", "localhost", 9093),))
 
 
-def _quorum(kraft_version: int = 1, in_log: bool = False, recorded: Voter = ME) -> Quorum:
-    return Quorum(ME, (recorded,), kraft_version=kraft_version, voters_in_log=in_log)
+class One:
+    """A quorum of one, and its log."""
+
+    def __init__(
+        self, kraft_version: int = 1, in_log: bool = False, recorded: Voter = ME, log_epoch: int = 0, end: int = 0
+    ) -> None:
+        self.log = MemoryLog(None if kraft_version == 0 else VotersAt(0 if in_log else -1, kraft_version, (recorded,)))
+        self.log.append(log_epoch, range(end))
+        self.log.flushed_offset = end
+        static = (recorded,) if kraft_version == 0 else ()
+        self.quorum = Quorum(ME, self.log, QuorumSettings("c", static_voters=static), Random(1))
+
+    def start(self, election: ElectionState | None) -> list[Duty]:
+        return self.quorum.start(0, election)
+
+    def grow(self, end: int) -> list[Duty]:
+        """The log is flushed up to `end`."""
+        self.log.append(self.quorum.epoch, range(end - self.log.end_offset))
+        self.log.flushed_offset = end
+        return self.quorum.flushed(0)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +70,10 @@ def _quorum(kraft_version: int = 1, in_log: bool = False, recorded: Voter = ME) 
     ],
 )
 def test_every_start_leads_a_new_epoch_at_once(election: ElectionState | None, log_epoch: int, epoch: int) -> None:
-    quorum = _quorum()
-    duties = quorum.start(election, LogEnd(log_epoch, 10))
-    assert isinstance(quorum.role, Leader)
-    assert quorum.epoch == epoch
+    one = One(log_epoch=log_epoch, end=10)
+    duties = one.start(election)
+    assert isinstance(one.quorum.role, Leader)
+    assert one.quorum.epoch == epoch
     *persists, append = duties
     assert all(isinstance(duty, PersistElection) for duty in persists)
     assert persists[-1] == PersistElection(ElectionState(epoch, leader_id=1)), "persisted before it takes effect (Q2)"
@@ -59,54 +82,51 @@ def test_every_start_leads_a_new_epoch_at_once(election: ElectionState | None, l
 
 
 def test_the_first_batch_of_a_new_cluster_names_the_voters() -> None:
-    quorum = _quorum()
-    append = quorum.start(None, LogEnd(0, 0))[-1]
+    append = One().start(None)[-1]
     assert isinstance(append, AppendControlBatch)
     assert append.records == (leader_change(1, [1], [1]), KRaftVersion(0, 1), KRaftVoters(0, (ME,)))
 
 
 def test_later_only_when_the_endpoints_changed() -> None:
-    known = _quorum(in_log=True).start(None, LogEnd(1, 5))[-1]
+    known = One(in_log=True, log_epoch=1, end=5).start(None)[-1]
     assert isinstance(known, AppendControlBatch)
     assert len(known.records) == 1
-    moved = _quorum(in_log=True, recorded=Voter(1, D, (VoterEndpoint("CONTROLLER", "old", 1),)))
-    append = moved.start(None, LogEnd(1, 5))[-1]
+    old = Voter(1, D, (VoterEndpoint("CONTROLLER", "old", 1),))
+    append = One(in_log=True, recorded=old, log_epoch=1, end=5).start(None)[-1]
     assert isinstance(append, AppendControlBatch)
     assert append.records[-1] == KRaftVoters(0, (ME,))
 
 
 def test_with_static_voters_nothing_but_the_leader_change() -> None:
-    append = _quorum(kraft_version=0).start(None, LogEnd(0, 0))[-1]
+    append = One(kraft_version=0).start(None)[-1]
     assert isinstance(append, AppendControlBatch)
     assert [type(record) for record in append.records] == [LeaderChange]
 
 
 def test_the_high_watermark_follows_what_is_flushed() -> None:
-    """G35: and never what was only appended. Q32: nothing is committed before a record of this epoch is."""
-    quorum = _quorum()
-    quorum.start(None, LogEnd(0, 10))
-    assert quorum.high_watermark is None
-    assert quorum.flushed(10) == []
-    assert quorum.flushed(13) == [AdvanceHighWatermark(13)]
-    assert quorum.flushed(13) == []
-    assert quorum.flushed(20) == [AdvanceHighWatermark(20)]
-    assert quorum.high_watermark == 20
-
-
-def test_more_voters_wait_for_a_later_release() -> None:
-    quorum = Quorum(ME, (ME, Voter(2, UUID(int=78))), kraft_version=1, voters_in_log=True)
-    with pytest.raises(InternalError):
-        quorum.start(None, LogEnd(0, 0))
+    """G35: and never what was only appended. Q32: nothing is committed before a record of this epoch is. Q33: only
+    then may the controller become active."""
+    one = One(end=10)
+    one.start(None)
+    assert one.quorum.high_watermark is None
+    assert one.quorum.flushed(0) == []
+    one.log.append(1, range(13 - 10))
+    assert one.quorum.appended(0) == []
+    one.log.flushed_offset = 13
+    assert one.quorum.flushed(0) == [AdvanceHighWatermark(13), Lead(1, 10)]
+    assert one.quorum.flushed(0) == []
+    assert one.grow(20) == [AdvanceHighWatermark(20)]
+    assert one.quorum.high_watermark == 20
 
 
 def test_a_resigned_leader_does_not_count() -> None:
-    quorum = _quorum()
-    quorum.start(None, LogEnd(0, 0))
-    quorum.resign()
-    assert isinstance(quorum.role, Resigned)
-    assert quorum.leader_id == 1
-    with pytest.raises(InternalError):
-        quorum.flushed(5)
+    one = One()
+    one.start(None)
+    assert one.quorum.resign(0) == [StopLeading(1)]
+    assert isinstance(one.quorum.role, Resigned)
+    assert one.quorum.leader_id == 1
+    assert one.grow(5) == []
+    assert one.quorum.high_watermark is None
 
 
 _ROLES: list[type[Role]] = list(TRANSITIONS)
@@ -178,4 +198,4 @@ def test_control_records_as_apache_kafka_writes_them() -> None:
 
 
 def test_unattached_is_where_a_node_without_memory_begins() -> None:
-    assert isinstance(_quorum().role, Unattached)
+    assert isinstance(One().quorum.role, Unattached)

@@ -46,8 +46,10 @@ from fenceline.node.metadata_batches import control_batch, record_batch
 from fenceline.node.metadata_log import METADATA_PARTITION, MetadataLog
 from fenceline.node.metadata_replay import Replayed
 from fenceline.node.metadata_snapshots import Snapshots
+from fenceline.node.quorum_log import QuorumLog
 from fenceline.node.storage_trouble import StorageTrouble
-from fenceline.quorum.quorum import AdvanceHighWatermark, AppendControlBatch, Duty, PersistElection, Quorum
+from fenceline.quorum.duties import AdvanceHighWatermark, AppendControlBatch, Duty, Lead, PersistElection, StopLeading
+from fenceline.quorum.quorum import Quorum
 
 log = Logger("controller")
 
@@ -79,6 +81,7 @@ class ControllerDriver:
         self._config = config
         self._disk = disk
         self._directory = str(directory)
+        self._cluster_id = cluster_id
         self._node_id = node_id
         self._directory_id = directory_id
         self._clock = clock
@@ -96,6 +99,7 @@ class ControllerDriver:
         self._timers = ControllerTimers(self, self._controller.state, config, clock)
         self._landed: asyncio.Event | None = None
         self._log: MetadataLog
+        self._quorum_log: QuorumLog
         self._quorum: Quorum
         self._snapshots: Snapshots | None = None
         self._is_open = False
@@ -200,12 +204,14 @@ class ControllerDriver:
             self._disk,
             self._directory,
             node_id=self._node_id,
+            cluster_id=self._cluster_id,
             directory_id=self._directory_id,
             now_ms=self._clock.now_ms(),
+            rng=self._rng,
         )
-        self._log, self._quorum, replayed = opened
+        self._log, self._quorum_log, self._quorum, replayed = opened
         self._is_open = True
-        self._perform(self._quorum.start(self._log.read_election(), self._log.end))
+        self._perform(self._quorum.start(self._clock.monotonic_ms(), self._log.read_election()))
         self._publish(replayed.image, difference(EMPTY_IMAGE, replayed.image))
         return replayed
 
@@ -222,7 +228,7 @@ class ControllerDriver:
         if self._snapshots is not None:
             await self._snapshots.finish()
         if self._is_open:
-            self._quorum.resign()
+            self._perform(self._quorum.resign(self._clock.monotonic_ms()))
             await asyncio.get_running_loop().run_in_executor(self._executor, self._log.close)
         if self._own_executor is not None:
             self._own_executor.shutdown()
@@ -244,11 +250,21 @@ class ControllerDriver:
                     self._log.write_election(state, self._quorum.kraft_version, voters)
                 case AppendControlBatch(epoch, records):
                     now_ms = self._clock.now_ms()
-                    self._log.append(control_batch(records, now_ms), epoch, now_ms)
+                    base_offset = self._log.append(control_batch(records, now_ms), epoch, now_ms)
+                    self._quorum_log.control_appended(base_offset, records)
                     self._tell_put_off(self._log.flush())
-                    self._perform(self._quorum.flushed(self._log.end_offset))
+                    self._flushed(self._log.end_offset)
                 case AdvanceHighWatermark(offset):
                     self._log.advance_high_watermark(offset)
+                case Lead() | StopLeading():
+                    pass  # the only voter leads from its start to its end
+                case _:
+                    raise InternalError(f"a quorum of one has nobody for {duty}")
+
+    def _flushed(self, end_offset: int) -> None:
+        """Everything before `end_offset` is durable."""
+        self._quorum_log.flushed_to(end_offset)
+        self._perform(self._quorum.flushed(self._clock.monotonic_ms()))
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
@@ -355,7 +371,7 @@ class ControllerDriver:
     def _commit(self, flight: Flight) -> None:
         """What the flight carried is durable: publish it, then answer."""
         if flight.content:
-            self._perform(self._quorum.flushed(flight.end_offset))
+            self._flushed(flight.end_offset)
         for image, delta in flight.images:
             self._publish(image, delta)
         for answer, value in flight.answers:
@@ -402,7 +418,7 @@ class ControllerDriver:
         self._log.append(record_batch(records, self._controller.image.metadata_version, now_ms), self.epoch, now_ms)
         self._tell_put_off(self._log.flush())
         image, delta = self._controller.replay(records, self._log.end_offset - 1, self.epoch)
-        self._perform(self._quorum.flushed(self._log.end_offset))
+        self._flushed(self._log.end_offset)
         self._publish(image, delta)
 
     async def _submit_now(self, request: Request) -> None:

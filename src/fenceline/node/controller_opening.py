@@ -17,8 +17,11 @@ from fenceline.log.disk import Disk
 from fenceline.node.format import controller_endpoint
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_replay import Replayed
+from fenceline.node.quorum_log import QuorumLog
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter
 from fenceline.quorum.quorum import Quorum
+from fenceline.quorum.settings import QuorumSettings
+from fenceline.rng import Rng
 
 _KRAFT_LEVELS: Final = KRaftVersionFeature(0, 1)
 _STATIC_TOPIC_CONFIGS: Final = ("min.insync.replicas", "unclean.leader.election.enable")
@@ -44,12 +47,21 @@ class OpenedController(NamedTuple):
     """A quorum that has not started yet, on a log that was read."""
 
     log: MetadataLog
+    view: QuorumLog
     quorum: Quorum
     replayed: Replayed
 
 
 def open_controller(
-    config: NodeConfig, disk: Disk, directory: str, *, node_id: int, directory_id: UUID, now_ms: int
+    config: NodeConfig,
+    disk: Disk,
+    directory: str,
+    *,
+    cluster_id: str,
+    node_id: int,
+    directory_id: UUID,
+    now_ms: int,
+    rng: Rng,
 ) -> OpenedController:
     """Open and read the metadata log in `directory` (blocks). Raises OperatorError."""
     log = MetadataLog.open(
@@ -73,5 +85,6 @@ def open_controller(
             f"The metadata log in {directory} was written under another directory id.",
             "It was copied from another directory: use that one, or copy its meta.properties too.",
         )
-    quorum = Quorum(local, voters, kraft_version=replayed.kraft_version, voters_in_log=replayed.voters_in_log)
-    return OpenedController(log, quorum, replayed)
+    view = QuorumLog(log, replayed.voter_history, replayed.kraft_version)
+    settings = QuorumSettings(cluster_id, static_voters=voters)
+    return OpenedController(log, view, Quorum(local, view, settings, rng), replayed)

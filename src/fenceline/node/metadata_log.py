@@ -27,7 +27,7 @@ from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
 from fenceline.node.metadata_replay import NO_SNAPSHOT, Replay, Replayed, SnapshotId
 from fenceline.quorum.election_state import FILE_NAME, ElectionState, decode_election, encode_election
-from fenceline.quorum.quorum import LogEnd
+from fenceline.quorum.log_view import LogEnd
 from fenceline.records.batch import check_crc, iter_headers
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import InternalError, OperatorError
 from fenceline.metadata.delta import MetadataDelta
@@ -35,6 +35,9 @@ from fenceline.quorum.control_records import (
     Voter,
     decode_control,
 )
+from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, VotersAt
+from fenceline.quorum.log_view import SnapshotId as SnapshotId
+from fenceline.quorum.voter_set import VoterHistory
 from fenceline.records.decode import decode_batch
 
 if TYPE_CHECKING:
@@ -45,18 +48,7 @@ _END: Final = RECORD_KEYS[EndTransactionRecord]
 _ABORT: Final = RECORD_KEYS[AbortTransactionRecord]
 
 
-class SnapshotId(NamedTuple):
-    """N1: exclusive end offset and the epoch of the last record before it."""
-
-    end_offset: int
-    epoch: int
-
-    @property
-    def file_name(self) -> str:
-        return f"{self.end_offset:020d}-{self.epoch:010d}.checkpoint"
-
-
-NO_SNAPSHOT: Final = SnapshotId(0, 0)
+NO_SNAPSHOT: Final = BOOTSTRAP_SNAPSHOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +58,8 @@ class Replayed:
     image: MetadataImage
     voters: tuple[Voter, ...]
     kraft_version: int
-    voters_in_log: bool
-    """Whether a KRAFT_VOTERS record is in the log or in a snapshot that stands for some of it."""
+    voter_history: VoterHistory
+    """Of the snapshot and the log. A set that only the snapshot of the format command names has offset -1."""
     record_count: int
     log_record_count: int
     """Records that came from the log, not from a snapshot."""
@@ -90,8 +82,9 @@ class Replay:
         self._pending: list[bytes] | None = None
         """Values of the transaction that has begun and not ended."""
         self._voters: tuple[Voter, ...] = ()
-        self._voters_in_log = False
+        self._history = VoterHistory()
         self._kraft_version = 0
+        self._is_log = False
         self._record_count = 0
         self._log_record_count = 0
         self._last_timestamp_ms = 0
@@ -109,10 +102,12 @@ class Replay:
         self.snapshot = snapshot
         self._last_timestamp_ms = controls[0].last_contained_log_timestamp
         # The snapshot that formatting writes stands for nothing of the log: a new cluster's log must name its voters.
-        self._voters_in_log = self._voters_in_log and snapshot != NO_SNAPSHOT
+        if self._voters:
+            self._history.load(VotersAt(snapshot.end_offset - 1, self._kraft_version, self._voters))
 
     def take_log(self, batches: Iterable[tuple[memoryview, BatchHeader]]) -> None:
         before = self._record_count
+        self._is_log = True
         for records, header in batches:
             self._batch(records, header)
             self._last_timestamp_ms = header.max_timestamp
@@ -125,7 +120,7 @@ class Replay:
             image,
             self._voters,
             self._kraft_version,
-            self._voters_in_log,
+            self._history,
             self._record_count,
             self._log_record_count,
             self._pending is not None,
@@ -138,9 +133,12 @@ class Replay:
         decoded = decode_batch(records, header)
         self._record_count += len(decoded)
         if header.is_control:
-            controls = [control for one in decoded if (control := decode_control(one.key, one.value)) is not None]
-            for control in controls:
-                self._control(control)
+            controls: list[ControlRecord] = []
+            for one in decoded:
+                control = decode_control(one.key, one.value)
+                if control is not None:
+                    controls.append(control)
+                    self._control(control, one.offset)
             return controls
         replay = self._delta.replay_value
         for one in decoded:
@@ -154,13 +152,14 @@ class Replay:
                 replay(value)
         return []
 
-    def _control(self, control: ControlRecord) -> None:
+    def _control(self, control: ControlRecord, offset: int) -> None:
         match control:
             case KRaftVersion():
                 self._kraft_version = control.k_raft_version
             case KRaftVoters():
                 self._voters = control.voters
-                self._voters_in_log = True
+                if self._is_log:
+                    self._history.add(VotersAt(offset, self._kraft_version, control.voters))
             case _:
                 pass
 

@@ -94,3 +94,7 @@ class LogView(Protocol):
     def voters(self) -> VotersAt | None:
         """The newest set in the log, committed or not, else in the newest snapshot; None where there is neither."""
         ...
+
+    def voters_before(self, offset: int) -> VotersAt | None:
+        """The set that was in force before the record at `offset`, as far as it is still known."""
+        ...

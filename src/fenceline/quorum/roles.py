@@ -1,6 +1,7 @@
-"""The roles of a node in the quorum, and which role may follow which.
+"""The roles of a node in the quorum, which role may follow which, and what a role does when its time is up.
 
-Owns the transition table. A role is frozen: epoch and election do not change inside one (raft.md "States").
+Owns the two tables. A role is frozen: epoch and election do not change inside one (raft.md "States"). An observer is no
+role of its own but a node outside the newest voter set: it is Unattached or Follower and never asks for votes (Q1).
 
 Rules: raft.md Q1, Q5-Q9; since_4_0.md K7 (Prospective: a vote is asked for in the same epoch first).
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
 from typing import Final, TypeAlias
 from uuid import UUID
@@ -87,6 +89,39 @@ TRANSITIONS: Final[Mapping[type[Role], frozenset[type[Role]]]] = MappingProxyTyp
     }
 )
 """Role to the roles that may follow. Leader to Follower or Unattached only in a higher epoch (Q7)."""
+
+
+class OnTimeout(Enum):
+    NOTHING = "has no time limit"
+    ASK = "becomes Prospective in the same epoch"
+    GO_BACK = "becomes Follower where the leader can be reached, else Unattached"
+    NEW_EPOCH = "becomes Unattached in the next epoch"
+    LOOK_AROUND = "asks the bootstrap servers who leads"
+    RESIGN = "becomes Resigned: a majority has not fetched for too long"
+
+
+TIMEOUTS: Final[Mapping[type[Role], tuple[OnTimeout, OnTimeout]]] = MappingProxyType(
+    {
+        Unattached: (OnTimeout.ASK, OnTimeout.NOTHING),
+        Prospective: (OnTimeout.GO_BACK, OnTimeout.GO_BACK),
+        Candidate: (OnTimeout.ASK, OnTimeout.GO_BACK),
+        Leader: (OnTimeout.RESIGN, OnTimeout.RESIGN),
+        Follower: (OnTimeout.ASK, OnTimeout.LOOK_AROUND),
+        Resigned: (OnTimeout.NEW_EPOCH, OnTimeout.NEW_EPOCH),
+    }
+)
+"""Role to what happens at its timeout: to a voter, and to a node that is not (or no longer) one (Q5, Q34, K7, K11)."""
+
+
+def leader_of(role: Role) -> int:
+    """Who leads the role's epoch as far as known, -1 = nobody known."""
+    match role:
+        case Leader(_, node, _) | Resigned(_, node):
+            return node
+        case Follower(_, leader) | Unattached(_, leader) | Prospective(_, leader):
+            return leader
+        case Candidate():
+            return NOBODY
 
 
 def check_transition(old: Role, new: Role) -> None:

@@ -1,0 +1,271 @@
+"""What all parts of the quorum share: the role and its funnel, timers of elections, the voters, the high watermark.
+
+Owns every change of role (`become`), so that what must be durable is ordered before anything else (Q2), and every
+advance of the high watermark. The parts add duties to `duties`; nobody takes one back.
+
+Rules: raft.md Q2-Q4, Q7-Q9, Q13-Q15, Q39, Q40; since_4_0.md K7, K10; gaps.md G36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from fenceline.errors import ErrorCode, InternalError
+from fenceline.ids import ZERO_UUID
+from fenceline.quorum.control_records import Voter, VoterEndpoint
+from fenceline.quorum.duties import AdvanceHighWatermark, Duty, Level, Log, Peer, PersistElection
+from fenceline.quorum.election_state import ElectionState
+from fenceline.quorum.log_view import LogView
+from fenceline.quorum.messages import NOBODY, NodeEndpoint, ReplicaKey, RequestMessage
+from fenceline.quorum.outbox import Outbox
+from fenceline.quorum.roles import (
+    Candidate,
+    Follower,
+    Leader,
+    Prospective,
+    Resigned,
+    Role,
+    Unattached,
+    check_transition,
+    leader_of,
+    persisted_form,
+)
+from fenceline.quorum.settings import QuorumSettings
+from fenceline.quorum.voter_set import VoterSet
+from fenceline.rng import Rng
+
+T = TypeVar("T")
+
+
+class Core:
+    """See the module."""
+
+    def __init__(self, local: Voter, log: LogView, settings: QuorumSettings, rng: Rng) -> None:
+        self.local = local
+        self.log = log
+        self.settings = settings
+        self.rng = rng
+        self.now_ms = 0
+        self.duties: list[Duty] = []
+        self.role: Role = Unattached(0)
+        self.persisted = ElectionState()
+        self.timeout_at_ms: int | None = None
+        """When the role ends by itself: election timeout, or a follower's fetch timeout. None: never."""
+        self.high_watermark: int | None = None
+        self.outbox = Outbox(settings.request_timeout_ms)
+        self.learned: NodeEndpoint | None = None
+        """The leader's address as somebody has told it."""
+        self.role_changed: Callable[[Role, Role], None] = lambda old, new: None
+        self._voters_seen: object = self
+        self._voter_set = VoterSet()
+
+    # -- who ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def me(self) -> int:
+        return self.local.voter_id
+
+    @property
+    def key(self) -> ReplicaKey:
+        return ReplicaKey(self.local.voter_id, self.local.voter_directory_id)
+
+    @property
+    def epoch(self) -> int:
+        return self.role.epoch
+
+    @property
+    def leader_id(self) -> int:
+        return leader_of(self.role)
+
+    @property
+    def voters(self) -> VoterSet:
+        """The set in force (Q40), else the static one (Q39)."""
+        newest = self.log.voters
+        if newest is not self._voters_seen:
+            self._voters_seen = newest
+            if newest is None:
+                self._voter_set = VoterSet(self.settings.static_voters)
+            else:
+                self._voter_set = VoterSet(newest.voters, newest.kraft_version, newest.offset)
+        return self._voter_set
+
+    @property
+    def is_voter(self) -> bool:
+        return self.voters.has(self.key)
+
+    @property
+    def may_stand(self) -> bool:
+        """A voter, or one whose removal may never be committed: without it, those who must commit that might not be
+        able to (its log may be the longest)."""
+        if self.is_voter:
+            return True
+        newest = self.voters
+        if newest.offset < (self.high_watermark or 0):
+            return False
+        before = self.log.voters_before(newest.offset)
+        return before is not None and VoterSet(before.voters, before.kraft_version).has(self.key)
+
+    @property
+    def is_only_voter(self) -> bool:
+        return len(self.voters) == 1 and self.is_voter
+
+    def others(self) -> list[Voter]:
+        return [voter for voter in self.voters.voters if voter.voter_id != self.me]
+
+    def is_local_key(self, voter_id: int, directory_id: object) -> bool:
+        """Whether a request names this node as its receiver; older versions name nobody (Q16, Q21)."""
+        return voter_id == NOBODY or (
+            voter_id == self.me and directory_id in (ZERO_UUID, self.local.voter_directory_id)
+        )
+
+    def peer(self, voter: Voter) -> Peer | None:
+        endpoint = self.endpoint_of(voter.endpoints)
+        return None if endpoint is None else Peer(voter.voter_id, endpoint.host, endpoint.port)
+
+    def endpoint_of(self, endpoints: tuple[VoterEndpoint, ...]) -> VoterEndpoint | None:
+        """The one on the listener of the quorum, else the first."""
+        wanted = self.settings.listener
+        for endpoint in endpoints:
+            if endpoint.name.upper() == wanted.upper():
+                return endpoint
+        return endpoints[0] if endpoints else None
+
+    def leader_peer(self) -> Peer | None:
+        """Where the leader listens, as far as known: what it or others said, else what the voter set says."""
+        leader = self.leader_id
+        if leader in (NOBODY, self.me):
+            return None
+        if self.learned is not None and self.learned.node_id == leader:
+            return Peer(*self.learned)
+        voter = self.voters.of(leader)
+        return None if voter is None else self.peer(voter)
+
+    def leader_endpoints(self) -> tuple[NodeEndpoint, ...]:
+        """For answers, which name the leader."""
+        if self.leader_id == self.me:
+            endpoint = self.endpoint_of(self.local.endpoints)
+            return () if endpoint is None else (NodeEndpoint(self.me, endpoint.host, endpoint.port),)
+        peer = self.leader_peer()
+        return () if peer is None else (NodeEndpoint(peer.node_id, peer.host, peer.port),)
+
+    # -- roles -------------------------------------------------------------------------------------------------------
+
+    def become(self, role: Role) -> None:
+        """Every change of role. What must be durable of it is the first duty (Q2)."""
+        old = self.role
+        check_transition(old, role)
+        self.role = role
+        self.persist()
+        self.outbox.clear()
+        if self.learned is not None and self.learned.node_id != self.leader_id:
+            self.learned = None
+        self.role_changed(old, role)
+
+    def persist(self) -> None:
+        state = persisted_form(self.role)
+        if state != self.persisted:
+            self.persisted = state
+            self.duties.append(PersistElection(state))
+
+    def become_unattached(self, epoch: int, leader_id: int = NOBODY) -> None:
+        """Q3: somebody is in a higher epoch, or nothing is left to follow in this one."""
+        kept = self.timeout_at_ms if isinstance(self.role, Unattached | Prospective | Candidate) else None
+        voted, directory = NOBODY, ZERO_UUID
+        if epoch == self.epoch:
+            voted, directory = self.persisted.voted_id, self.persisted.voted_directory_id
+        self.become(Unattached(epoch, leader_id, voted, directory))
+        if self.may_stand:
+            self.timeout_at_ms = self.election_timeout() if kept is None else kept
+        else:
+            self.timeout_at_ms = None
+
+    def become_follower(self, epoch: int, leader_id: int) -> None:
+        """Follow, where the leader can be reached; else remember its name (K7, K10)."""
+        if self._address_of(leader_id):
+            state = self.persisted if epoch == self.epoch else ElectionState()
+            self.become(Follower(epoch, leader_id, state.voted_id, state.voted_directory_id))
+            self.timeout_at_ms = self.now_ms + self.settings.fetch_timeout_ms
+        elif epoch > self.epoch or self.leader_id == NOBODY:
+            self.become_unattached(epoch, leader_id)
+
+    def _address_of(self, node_id: int) -> bool:
+        if self.learned is not None and self.learned.node_id == node_id:
+            return True
+        voter = self.voters.of(node_id)
+        return voter is not None and bool(voter.endpoints)
+
+    def adopt(self, epoch: int, leader_id: int, endpoints: tuple[NodeEndpoint, ...] = ()) -> None:
+        """Somebody says that `leader_id` (-1 unknown) leads `epoch` (Q3, Q7, Q15)."""
+        if epoch < self.epoch:
+            return
+        if leader_id == self.me and not (epoch == self.epoch and self.leader_id == self.me):
+            self.say(Level.ERROR, f"A peer says that this node leads epoch {epoch}, which it does not know.")
+            leader_id = NOBODY
+        if leader_id not in (NOBODY, self.me):
+            self._learn(leader_id, epoch, endpoints)
+        if epoch > self.epoch:
+            if leader_id == NOBODY:
+                self.become_unattached(epoch)
+            else:
+                self.become_follower(epoch, leader_id)
+        elif leader_id not in (NOBODY, self.me, self.leader_id) and self.leader_id != NOBODY:
+            self.say(
+                Level.ERROR,
+                f"Two leaders in epoch {epoch}: {self.leader_id} is known, a peer names {leader_id}. It is not heard.",
+                "Two nodes run with one id, or a node lost its quorum-state file. Stop it.",
+            )
+        elif leader_id not in (NOBODY, self.me) and self._awaits(leader_id):
+            self.become_follower(epoch, leader_id)
+
+    def _awaits(self, leader_id: int) -> bool:
+        """A prospective goes on asking when merely the leader is named that it doubts."""
+        doubted = isinstance(self.role, Prospective) and self.leader_id == leader_id
+        return isinstance(self.role, Unattached | Candidate | Prospective) and not doubted
+
+    def _learn(self, leader_id: int, epoch: int, endpoints: tuple[NodeEndpoint, ...]) -> None:
+        if epoch == self.epoch and self.leader_id not in (NOBODY, leader_id):
+            return
+        for endpoint in endpoints:
+            if endpoint.node_id == leader_id and endpoint.host:
+                self.learned = endpoint
+
+    # -- timers ------------------------------------------------------------------------------------------------------
+
+    def election_timeout(self) -> int:
+        """When an election ends that begins now (Q4)."""
+        timeout = self.settings.election_timeout_ms
+        return self.now_ms + timeout + self.rng.randrange(timeout)
+
+    # -- what the parts have in common -------------------------------------------------------------------------------
+
+    def send(self, peer: Peer, message: RequestMessage) -> None:
+        self.duties.append(self.outbox.send(self.now_ms, peer, message))
+
+    def say(self, level: Level, text: str, advice: str = "") -> None:
+        self.duties.append(Log(level, text, advice))
+
+    def advance_high_watermark(self, offset: int) -> bool:
+        """Upward only (Q53). Whether it moved."""
+        if self.high_watermark is not None and offset <= self.high_watermark:
+            return False
+        if offset > self.log.end.offset:
+            raise InternalError(f"high watermark {offset} past the log's end {self.log.end.offset}")
+        self.high_watermark = offset
+        self.duties.append(AdvanceHighWatermark(offset))
+        return True
+
+    def wrong_cluster(self, cluster_id: str | None) -> bool:
+        """Q13: an absent id is accepted."""
+        return cluster_id is not None and cluster_id != self.settings.cluster_id
+
+    def leader_only(self, epoch: int) -> ErrorCode:
+        """Q14, for requests that only the leader serves."""
+        if epoch < self.epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        if epoch > self.epoch:
+            return ErrorCode.UNKNOWN_LEADER_EPOCH
+        return ErrorCode.NONE if isinstance(self.role, Leader) else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def is_resigned(self) -> bool:
+        return isinstance(self.role, Resigned)

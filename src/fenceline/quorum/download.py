@@ -1,0 +1,159 @@
+"""Taking a snapshot from the leader piece by piece (FetchSnapshot).
+
+Owns the one download that may be under way. Log, older snapshots and high watermark stay as they are until the whole
+file is verified and frozen. Any answer that does not fit drops what is there and begins again by a Fetch, never fatally
+(G25). When the source is lost the file is kept: if the same node offers the same snapshot later, it goes on where it
+stopped (G29), because only one node's file of an id is certain to be the same bytes.
+
+Rules: snapshots.md N33-N39; raft.md Q18, Q28; gaps.md G24-G26, G29.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fenceline.errors import ErrorCode
+from fenceline.quorum.core import Core
+from fenceline.quorum.duties import BeginDownload, DropDownload, Level, LoadSnapshot, VerifyAndFreeze, WritePiece
+from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, SnapshotId
+from fenceline.quorum.messages import FetchSnapshotRequest, FetchSnapshotResponse
+from fenceline.quorum.roles import Leader
+
+
+@dataclass(slots=True)
+class _State:
+    snapshot_id: SnapshotId
+    source: int
+    position: int | None = None
+    """Bytes on the disk; None while the driver opens or writes."""
+    size: int | None = None
+    is_verifying: bool = False
+
+
+class Download:
+    """See the module."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._state: _State | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the next request to the leader is about the snapshot."""
+        return self._state is not None and self._state.source == self._core.leader_id
+
+    def offered(self, snapshot_id: SnapshotId, source: int) -> bool:
+        """N33: the leader answers a Fetch with a snapshot. False: back off."""
+        core = self._core
+        if snapshot_id.end_offset < 0 or snapshot_id.epoch < 0 or snapshot_id == BOOTSTRAP_SNAPSHOT:
+            core.say(Level.ERROR, f"The leader {source} offers a snapshot with the impossible id {snapshot_id}.")
+            return False
+        if core.log.snapshot_size(snapshot_id) is not None:
+            return self._load(snapshot_id)
+        state = self._state
+        if state is not None and state.snapshot_id == snapshot_id and state.source == source:
+            return True
+        self.drop()
+        self._state = _State(snapshot_id, source)
+        core.duties.append(BeginDownload(snapshot_id, source))
+        return True
+
+    def next_request(self) -> FetchSnapshotRequest | None:
+        """None while the disk is at work."""
+        core, state = self._core, self._state
+        if state is None or state.position is None or state.is_verifying:
+            return None
+        return FetchSnapshotRequest(
+            core.settings.cluster_id,
+            core.me,
+            core.epoch,
+            state.snapshot_id,
+            state.position,
+            core.settings.fetch_snapshot_max_bytes,
+            core.local.voter_directory_id,
+        )
+
+    def begun(self, snapshot_id: SnapshotId, position: int) -> None:
+        """The partial file is open and has `position` bytes."""
+        if self._state is not None and self._state.snapshot_id == snapshot_id and self._state.position is None:
+            self._state.position = position
+
+    def answered(self, asked: FetchSnapshotRequest, response: FetchSnapshotResponse) -> bool:
+        """A piece, or an error that is about the snapshot. False: back off."""
+        state = self._state
+        if state is None or asked.snapshot_id != state.snapshot_id or asked.position != state.position:
+            return True
+        problem = _problem(state, response)
+        if problem:
+            self._core.say(
+                Level.WARNING,
+                f"The snapshot {state.snapshot_id.file_name} from node {state.source} is dropped: {problem}",
+                "It is asked for anew. If this goes on, check that node's metadata log directory.",
+            )
+            self.drop()
+            return False
+        state.size = response.size
+        state.position = None
+        self._core.duties.append(WritePiece(state.snapshot_id, response.position, response.unaligned_records))
+        return True
+
+    def written(self, snapshot_id: SnapshotId, end_position: int) -> None:
+        """The partial file has `end_position` bytes now."""
+        state = self._state
+        if state is None or state.snapshot_id != snapshot_id or state.position is not None:
+            return
+        state.position = end_position
+        if state.size is not None and end_position == state.size:
+            state.is_verifying = True
+            self._core.duties.append(VerifyAndFreeze(snapshot_id, end_position))
+
+    def failed(self, snapshot_id: SnapshotId, reason: str) -> None:
+        """The disk refused it, or what came is not a whole snapshot (G24)."""
+        if self._state is not None and self._state.snapshot_id == snapshot_id:
+            self._core.say(
+                Level.WARNING,
+                f"The snapshot {snapshot_id.file_name} from node {self._state.source} is dropped: {reason}",
+                "It is asked for anew. Check the disk and the network, if this goes on.",
+            )
+            self.drop()
+
+    def frozen(self, snapshot_id: SnapshotId) -> None:
+        """N35: verified, durable, and in its place."""
+        if self._state is not None and self._state.snapshot_id == snapshot_id:
+            self._state = None
+            self._load(snapshot_id)
+
+    def _load(self, snapshot_id: SnapshotId) -> bool:
+        """Never at a leader (Q55), never backwards. What a snapshot stands for is committed."""
+        core = self._core
+        if isinstance(core.role, Leader) or not snapshot_id.is_beyond(core.log.end):
+            return False
+        core.duties.append(LoadSnapshot(snapshot_id))
+        return True
+
+    def loaded(self) -> None:
+        """N36: the log starts and ends at the newest snapshot."""
+        latest = self._core.log.latest_snapshot
+        if latest is not None:
+            self._core.advance_high_watermark(latest.end_offset)
+
+    def drop(self) -> None:
+        if self._state is not None:
+            self._core.duties.append(DropDownload(self._state.snapshot_id))
+            self._state = None
+
+
+def _problem(state: _State, response: FetchSnapshotResponse) -> str:
+    """Empty: the piece fits (N34)."""
+    if response.partition_error_code is not ErrorCode.NONE:
+        return f"it answers {response.partition_error_code.name}"
+    if response.snapshot_id != state.snapshot_id:
+        return f"it answers with {response.snapshot_id.file_name}"
+    if response.position != state.position:
+        return f"it answers from position {response.position}, asked was {state.position}"
+    if state.size not in (None, response.size):
+        return f"its size was {state.size} and is {response.size}"
+    end = response.position + len(response.unaligned_records)
+    if end == response.position or end > response.size:
+        return f"a piece from {response.position} to {end} of {response.size} bytes"
+    return ""

@@ -1,0 +1,214 @@
+"""Asking for votes and giving them.
+
+Owns the tally of the election that this node runs. A pre-vote asks in the same epoch and changes nothing at anybody; a
+majority of yes is the only way into a candidacy, which costs an epoch (K7). What a node claims of its log is only what
+is flushed: a candidate that restarts must not own less than it was elected for.
+
+Better than Kafka, on the same wire: a vote or pre-vote that can not be won any more is repeated after a short random
+time instead of a whole election timeout (Q20 against K9); a receiver that is not the voter who was meant stays in its
+epoch (G34); a follower whose leader has resigned, or refuses connections, says yes to a pre-vote.
+
+Rules: raft.md Q5, Q6, Q10, Q16-Q20; since_4_0.md K7-K9; gaps.md G34.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import ZERO_UUID
+from fenceline.quorum.core import Core
+from fenceline.quorum.election_state import ElectionState
+from fenceline.quorum.log_view import LogEnd
+from fenceline.quorum.messages import NOBODY, VoteRequest, VoteResponse
+from fenceline.quorum.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
+
+
+class Elections:
+    """See the module. `in_touch` says whether a follower hears from its leader; `lead` makes this node the leader."""
+
+    def __init__(self, core: Core, in_touch: Callable[[], bool], lead: Callable[[tuple[int, ...]], None]) -> None:
+        self._core = core
+        self._in_touch = in_touch
+        self._lead = lead
+        self._granted: set[int] = set()
+        self._rejected: set[int] = set()
+        self._lost_in_a_row = 0
+
+    # -- boot --------------------------------------------------------------------------------------------------------
+
+    def boot(self, recorded: ElectionState | None) -> None:
+        """Q10: a leader never goes on leading; a vote for oneself goes on; else follow who is known."""
+        core = self._core
+        core.persisted = recorded or ElectionState()
+        election = core.persisted.with_epoch_at_least(core.log.end.epoch)
+        me, epoch = core.me, election.epoch
+        voted_me = election.voted_id == me and election.voted_directory_id in (ZERO_UUID, core.local.voter_directory_id)
+        if election.leader_id == me:
+            core.role = Resigned(epoch, me)
+        elif voted_me and core.may_stand and election.leader_id == NOBODY:
+            core.role = Candidate(epoch, me, core.local.voter_directory_id)
+        else:
+            core.role = Unattached(epoch, election.leader_id, election.voted_id, election.voted_directory_id)
+            if core.leader_peer() is not None:
+                core.role = Follower(epoch, election.leader_id, election.voted_id, election.voted_directory_id)
+        core.persist()
+        if isinstance(core.role, Follower):
+            core.timeout_at_ms = core.now_ms + core.settings.fetch_timeout_ms
+        elif core.may_stand or isinstance(core.role, Resigned):
+            core.timeout_at_ms = core.election_timeout()
+        if core.is_only_voter and not isinstance(core.role, Candidate):
+            self.ask()
+        elif isinstance(core.role, Candidate):
+            self._count_anew()
+            self._decide()
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Become Prospective: would a majority elect this node? (K7)"""
+        core = self._core
+        state = core.persisted
+        if isinstance(core.role, Resigned):
+            core.become(Prospective(core.epoch, core.me, NOBODY, ZERO_UUID))
+        else:
+            core.become(Prospective(core.epoch, core.leader_id, state.voted_id, state.voted_directory_id))
+        core.timeout_at_ms = core.election_timeout()
+        self._count_anew()
+        self._decide()
+
+    def _stand(self) -> None:
+        """Become Candidate in the next epoch, by the only way there is."""
+        core = self._core
+        core.become(Candidate(core.epoch + 1, core.me, core.local.voter_directory_id))
+        core.timeout_at_ms = core.election_timeout()
+        self._count_anew()
+        self._decide()
+
+    def _count_anew(self) -> None:
+        self._granted = {self._core.me} if self._core.is_voter else set()
+        self._rejected = set()
+
+    def _decide(self) -> None:
+        core = self._core
+        votes = len(self._granted & set(core.voters.ids))
+        if core.may_stand and votes >= core.voters.majority:
+            self._lost_in_a_row = 0
+            if isinstance(core.role, Prospective):
+                self._stand()
+            else:
+                self._lead(tuple(sorted(self._granted)))
+        elif len(self._rejected) > len(core.voters) - core.voters.majority:
+            self._lost()
+
+    def _lost(self) -> None:
+        """Not to be won any more: again after a short random time that grows (Q20), against a second split vote."""
+        core = self._core
+        limit = min(100 << min(self._lost_in_a_row, 10), core.settings.election_backoff_max_ms)
+        again_at_ms = core.now_ms + core.settings.retry_backoff_ms + core.rng.randrange(max(1, limit))
+        self._lost_in_a_row += 1
+        if isinstance(core.role, Prospective):
+            self.go_back()
+        if not isinstance(core.role, Follower) and core.may_stand:
+            core.timeout_at_ms = again_at_ms
+
+    def go_back(self) -> None:
+        """A prospective gives up: to its leader where that can be reached, else it waits in the same epoch (K7)."""
+        core = self._core
+        if core.leader_peer() is not None:
+            core.become_follower(core.epoch, core.leader_id)
+        else:
+            core.become_unattached(core.epoch, core.leader_id)
+
+    def pump(self) -> None:
+        """Ask every voter that has not answered."""
+        core = self._core
+        if not isinstance(core.role, Prospective | Candidate):
+            return
+        end = core.log.flushed
+        for voter in core.others():
+            node_id = voter.voter_id
+            if node_id in self._granted or node_id in self._rejected:
+                continue
+            peer = core.peer(voter)
+            if peer is None or not core.outbox.may_send(core.now_ms, node_id, VoteRequest):
+                continue
+            core.send(
+                peer,
+                VoteRequest(
+                    core.settings.cluster_id,
+                    core.epoch,
+                    core.me,
+                    end.epoch,
+                    end.offset,
+                    core.local.voter_directory_id,
+                    node_id,
+                    core.voters.key_of(voter).replica_directory_id,
+                    pre_vote=isinstance(core.role, Prospective),
+                ),
+            )
+
+    def answered(self, node_id: int, asked: VoteRequest, response: VoteResponse) -> None:
+        """A vote, of the election that is under way: a change of role forgets the requests of earlier ones."""
+        core = self._core
+        if response.error_code is ErrorCode.UNSUPPORTED_VERSION and asked.pre_vote:
+            if isinstance(core.role, Prospective):
+                self._stand()
+            return
+        if not isinstance(core.role, Prospective | Candidate) or response.leader_epoch != core.epoch:
+            return
+        (self._granted if response.vote_granted else self._rejected).add(node_id)
+        self._decide()
+
+    # -- voting ------------------------------------------------------------------------------------------------------
+
+    def vote(self, request: VoteRequest) -> VoteResponse:
+        """Q16, Q17, K8, K9. The answer leaves only after what it promises is durable."""
+        core = self._core
+        if core.wrong_cluster(request.cluster_id):
+            return VoteResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
+        error = self._refusal(request)
+        granted = False
+        if error is ErrorCode.NONE:
+            if request.replica_epoch > core.epoch:
+                core.become_unattached(request.replica_epoch)
+            granted = self._would_elect(request) if request.pre_vote else self._elect(request)
+        return VoteResponse(ErrorCode.NONE, error, core.leader_id, core.epoch, granted, core.leader_endpoints())
+
+    def _refusal(self, request: VoteRequest) -> ErrorCode:
+        if not self._core.is_local_key(request.voter_id, request.voter_directory_id):
+            return ErrorCode.INVALID_VOTER_KEY
+        if request.replica_epoch < self._core.epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        newest = request.replica_epoch if request.pre_vote else request.replica_epoch - 1
+        if request.replica_id < 0 or request.last_offset < 0 or not 0 <= request.last_offset_epoch <= newest:
+            return ErrorCode.INVALID_REQUEST
+        return ErrorCode.NONE
+
+    def _is_behind(self, request: VoteRequest) -> bool:
+        """Q17, Q18: whether the one who asks lacks something of this log."""
+        return LogEnd(request.last_offset_epoch, request.last_offset) < self._core.log.end
+
+    def _would_elect(self, request: VoteRequest) -> bool:
+        if self._is_behind(request) or isinstance(self._core.role, Leader):
+            return False
+        return not (isinstance(self._core.role, Follower) and self._in_touch())
+
+    def _elect(self, request: VoteRequest) -> bool:
+        core = self._core
+        role = core.role
+        if not isinstance(role, Unattached | Prospective):
+            return False
+        if role.voted_id != NOBODY:
+            same = role.voted_id == request.replica_id
+            return same and role.voted_directory_id in (ZERO_UUID, request.replica_directory_id)
+        if role.leader_id != NOBODY or self._is_behind(request):
+            return False
+        voted = type(role)(role.epoch, NOBODY, request.replica_id, request.replica_directory_id)
+        if isinstance(voted, Unattached):
+            core.become(voted)
+            core.timeout_at_ms = core.election_timeout() if core.may_stand else None
+        else:
+            core.role = voted
+            core.persist()
+        return True

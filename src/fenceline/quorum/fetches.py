@@ -1,0 +1,259 @@
+"""Answering Fetch and FetchSnapshot as the leader.
+
+Owns the three-way verdict on a fetch and the fetches that wait (purgatory), by token and deadline, bounded. Says which
+records or bytes go into an answer; the driver reads them.
+
+Rules: raft.md Q14, Q24-Q27; snapshots.md N24-N32; since_4_0.md K12, K13; gaps.md G26-G28.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fenceline.errors import ErrorCode
+from fenceline.quorum.core import Core
+from fenceline.quorum.duties import Answer, ServePiece, ServeRecords, Token
+from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, EpochEnd, LogView, SnapshotId
+from fenceline.quorum.messages import (
+    FetchRequest,
+    FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    ReplicaKey,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Valid:
+    """The fetcher's log is a prefix of this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diverging:
+    """The logs differ; the fetcher's may agree up to here."""
+
+    at: EpochEnd
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsSnapshot:
+    """What the fetcher lacks is in no log any more, or quicker to get this way."""
+
+    snapshot_id: SnapshotId
+
+
+Verdict: TypeAlias = Valid | Diverging | NeedsSnapshot
+
+
+def end_of_epoch(log: LogView, epoch: int) -> EpochEnd:
+    """N27: the epoch that this log knows at or before `epoch`, and where it ends."""
+    found = log.end_offset_for_epoch(epoch)
+    if found.epoch < 0 or found.end_offset < 0:
+        return EpochEnd(log.end.epoch, log.end.offset)
+    earliest = log.earliest_snapshot
+    if earliest is not None and found == EpochEnd(epoch, earliest.end_offset) and epoch != earliest.epoch:
+        return EpochEnd(earliest.epoch, earliest.end_offset)
+    return found
+
+
+def judge(log: LogView, offset: int, epoch: int) -> Verdict:
+    """N24, N26: what to answer to one who has everything before `offset`, the last of it in `epoch`."""
+    latest, earliest = log.latest_snapshot, log.earliest_snapshot
+    if offset == 0 and latest not in (None, BOOTSTRAP_SNAPSHOT):
+        assert latest is not None, "not among those two"
+        return NeedsSnapshot(latest)
+    if offset == 0 and log.start_offset == 0:
+        return Valid()
+    if earliest not in (None, BOOTSTRAP_SNAPSHOT) and latest is not None:
+        assert earliest is not None, "not among those two"
+        before = offset < log.start_offset or (offset == log.start_offset and epoch != earliest.epoch)
+        if before or epoch < earliest.epoch:
+            return NeedsSnapshot(latest)
+    end = end_of_epoch(log, epoch)
+    return Diverging(end) if end.epoch != epoch or end.end_offset < offset else Valid()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    token: Token
+    request: FetchRequest
+    deadline_ms: int
+
+
+class Fetches:
+    """See the module. `fetched` and `heard` tell the leadership of valid requests; `leader_high_watermark` is None
+    until known in this term."""
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        fetched: Callable[[ReplicaKey, int], None],
+        heard: Callable[[ReplicaKey], None],
+        leader_high_watermark: Callable[[], int | None],
+    ) -> None:
+        self._core = core
+        self._fetched = fetched
+        self._heard = heard
+        self._high_watermark = leader_high_watermark
+        self._parked: dict[Token, _Parked] = {}
+
+    # -- Fetch -------------------------------------------------------------------------------------------------------
+
+    def fetch(self, token: Token, request: FetchRequest) -> None:
+        core = self._core
+        if core.wrong_cluster(request.cluster_id):
+            core.duties.append(Answer(token, FetchResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)))
+            return
+        error = core.leader_only(request.current_leader_epoch)
+        if error is ErrorCode.NONE and not _is_sound(request, core.me):
+            error = ErrorCode.INVALID_REQUEST
+        if error is not ErrorCode.NONE:
+            core.duties.append(Answer(token, self._answer(error)))
+            return
+        match judge(core.log, request.fetch_offset, request.last_fetched_epoch):
+            case NeedsSnapshot(snapshot_id):
+                core.duties.append(Answer(token, self._answer(snapshot_id=snapshot_id)))
+            case Diverging(at):
+                core.duties.append(Answer(token, self._answer(diverging_epoch=at)))
+            case Valid():
+                if request.replica_id >= 0:
+                    self._fetched(ReplicaKey(request.replica_id, request.replica_directory_id), request.fetch_offset)
+                self._serve_or_park(token, request)
+
+    def _serve_or_park(self, token: Token, request: FetchRequest) -> None:
+        core = self._core
+        if core.leader_only(request.current_leader_epoch) is not ErrorCode.NONE:
+            # What this fetch committed has ended the leadership (Q42).
+            core.duties.append(Answer(token, self._answer(core.leader_only(request.current_leader_epoch))))
+        elif core.log.end.offset > request.fetch_offset:
+            self._serve(token, request)
+        elif request.max_wait_ms == 0 or self._lags(request):
+            core.duties.append(Answer(token, self._answer()))
+        else:
+            self._make_room(request)
+            self._parked[token] = _Parked(token, request, core.now_ms + request.max_wait_ms)
+
+    def _make_room(self, request: FetchRequest) -> None:
+        """A replica waits once only; beyond the bound the oldest is answered early."""
+        for parked in list(self._parked.values()):
+            same = parked.request.replica_id == request.replica_id >= 0
+            if same and parked.request.replica_directory_id == request.replica_directory_id:
+                self._end(parked.token)
+        while len(self._parked) >= self._core.settings.max_parked_fetches:
+            self._end(next(iter(self._parked)))
+
+    def _end(self, token: Token) -> None:
+        del self._parked[token]
+        self._core.duties.append(Answer(token, self._answer()))
+
+    def _lags(self, request: FetchRequest) -> bool:
+        """K12: whether only the high watermark is news."""
+        known = self._high_watermark()
+        return known is not None and request.high_watermark is not None and request.high_watermark < known
+
+    def _serve(self, token: Token, request: FetchRequest) -> None:
+        size = max(1, min(request.max_bytes, self._core.settings.served_max_bytes))
+        self._core.duties.append(
+            ServeRecords(token, request.fetch_offset, size, self._core.log.end.offset, self._answer())
+        )
+
+    def _answer(
+        self,
+        error: ErrorCode = ErrorCode.NONE,
+        *,
+        diverging_epoch: EpochEnd | None = None,
+        snapshot_id: SnapshotId | None = None,
+    ) -> FetchResponse:
+        core = self._core
+        known = self._high_watermark() if error is ErrorCode.NONE else None
+        return FetchResponse(
+            ErrorCode.NONE,
+            error,
+            core.leader_id,
+            core.epoch,
+            -1 if known is None else known,
+            core.log.start_offset if error is ErrorCode.NONE else -1,
+            diverging_epoch,
+            snapshot_id,
+            node_endpoints=core.leader_endpoints(),
+        )
+
+    # -- purgatory ---------------------------------------------------------------------------------------------------
+
+    def log_grew(self) -> None:
+        """Q26: records are news for everybody who waits."""
+        for parked in list(self._parked.values()):
+            if self._core.log.end.offset > parked.request.fetch_offset:
+                del self._parked[parked.token]
+                self._serve(parked.token, parked.request)
+
+    def high_watermark_moved(self) -> None:
+        """K12."""
+        for parked in list(self._parked.values()):
+            if self._lags(parked.request):
+                self._end(parked.token)
+
+    def end_all(self) -> None:
+        """Leadership is over (6), or the epoch is (74)."""
+        parked, self._parked = self._parked, {}
+        for each in parked.values():
+            error = self._core.leader_only(each.request.current_leader_epoch)
+            self._core.duties.append(Answer(each.token, self._answer(error)))
+
+    def expire(self) -> None:
+        for parked in list(self._parked.values()):
+            if parked.deadline_ms <= self._core.now_ms:
+                self._end(parked.token)
+
+    def next_deadline_ms(self) -> int | None:
+        return min((each.deadline_ms for each in self._parked.values()), default=None)
+
+    # -- FetchSnapshot -----------------------------------------------------------------------------------------------
+
+    def fetch_snapshot(self, token: Token, request: FetchSnapshotRequest) -> None:
+        """N28-N30."""
+        core = self._core
+        if core.wrong_cluster(request.cluster_id):
+            core.duties.append(Answer(token, FetchSnapshotResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)))
+            return
+        error = core.leader_only(request.current_leader_epoch)
+        size = core.log.snapshot_size(request.snapshot_id)
+        if error is ErrorCode.NONE:
+            if request.replica_id == core.me or request.max_bytes <= 0:
+                error = ErrorCode.INVALID_REQUEST
+            elif size is None or request.snapshot_id == BOOTSTRAP_SNAPSHOT:
+                error = ErrorCode.SNAPSHOT_NOT_FOUND
+            elif not 0 <= request.position < size:
+                error = ErrorCode.POSITION_OUT_OF_RANGE
+        answer = FetchSnapshotResponse(
+            ErrorCode.NONE, error, core.leader_id, core.epoch, node_endpoints=core.leader_endpoints()
+        )
+        if error is not ErrorCode.NONE:
+            core.duties.append(Answer(token, answer))
+            return
+        assert size is not None, "looked at above"
+        if request.replica_id >= 0:
+            self._heard(ReplicaKey(request.replica_id, request.replica_directory_id))
+        answer = FetchSnapshotResponse(
+            leader_id=core.leader_id,
+            leader_epoch=core.epoch,
+            snapshot_id=request.snapshot_id,
+            size=size,
+            position=request.position,
+            node_endpoints=core.leader_endpoints(),
+        )
+        limit = min(request.max_bytes, core.settings.served_max_bytes)
+        core.duties.append(ServePiece(token, request.snapshot_id, request.position, limit, answer))
+
+
+def _is_sound(request: FetchRequest, me: int) -> bool:
+    """Q24; one's own id is somebody else with it."""
+    return (
+        request.max_wait_ms >= 0
+        and request.fetch_offset >= 0
+        and 0 <= request.last_fetched_epoch <= request.current_leader_epoch
+        and request.replica_id != me
+    )

@@ -1,0 +1,187 @@
+"""Leading: the first batch of an epoch, what is committed, whether a majority still listens, resigning.
+
+Owns the leader's state of one epoch. The high watermark is known only once a record of this epoch is committed, and
+counts of this node only what is flushed (G35).
+
+Rules: raft.md Q9, Q21-Q23, Q31-Q34; since_4_0.md K7, K11, K17.
+"""
+
+from __future__ import annotations
+
+from fenceline.errors import ErrorCode, InternalError, PeerError
+from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVoters, leader_change
+from fenceline.quorum.core import Core
+from fenceline.quorum.duties import AppendControlBatch, Lead, Level, StopLeading
+from fenceline.quorum.messages import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    ReplicaKey,
+)
+from fenceline.quorum.replicas import Replicas
+from fenceline.quorum.roles import Leader, Resigned
+
+
+class Leading:
+    """See the module."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.replicas: Replicas | None = None
+        self.high_watermark: int | None = None
+        """Of this term; None until known."""
+        self._begin_at_ms: dict[int, int] = {}
+        self._to_tell: tuple[ReplicaKey, ...] = ()
+        """Successors, as EndQuorumEpoch names them."""
+        self._told: set[int] = set()
+
+    # -- begin and end -----------------------------------------------------------------------------------------------
+
+    def begin(self, granting: tuple[int, ...]) -> None:
+        """Q31, K17: elected. With kraft.version 1 the first batch also says who votes, unless the log does already."""
+        core = self._core
+        voters = core.voters
+        core.become(Leader(core.epoch, core.me, core.log.end.offset))
+        core.timeout_at_ms = None
+        self.high_watermark = None
+        self.replicas = Replicas(core.me, core.now_ms, core.settings.max_observers)
+        self._begin_at_ms = {}
+        records: list[ControlRecord] = [leader_change(core.me, voters.ids, granting)]
+        changed = voters.offset < 0 or voters.of(core.me) != core.local
+        if voters.kraft_version >= 1 and changed and core.is_voter:
+            records += [KRaftVersion(0, voters.kraft_version), KRaftVoters(0, voters.with_voter(core.local))]
+        core.duties.append(AppendControlBatch(core.epoch, tuple(records)))
+
+    def ended(self, old: Leader) -> None:
+        self._core.duties.append(StopLeading(old.epoch))
+        self.replicas = None
+        self.high_watermark = None
+
+    def resign(self) -> None:
+        """Q9, Q23: lead no longer, and tell the others who should."""
+        core = self._core
+        if self.replicas is None or not isinstance(core.role, Leader):
+            raise InternalError(f"only a leader resigns, not {core.role}")
+        self._to_tell = self.replicas.successors(core.voters)
+        self._told = set()
+        core.become(Resigned(core.epoch, core.me))
+        core.timeout_at_ms = core.election_timeout()
+
+    # -- what is committed -------------------------------------------------------------------------------------------
+
+    def fetched(self, key: ReplicaKey, offset: int) -> None:
+        assert self.replicas is not None, "fetches are valid only at a leader"
+        self.replicas.fetched(key, offset, self._core.log.end.offset, self._core.now_ms)
+
+    def heard(self, key: ReplicaKey) -> None:
+        assert self.replicas is not None, "only a leader serves snapshots"
+        self.replicas.contact(key, self._core.now_ms)
+
+    def count(self) -> bool:
+        """Q32. Whether the high watermark of this term moved."""
+        core = self._core
+        role = core.role
+        if not isinstance(role, Leader) or self.replicas is None:
+            return False
+        end = self.replicas.majority_end(core.voters, core.log.flushed.offset)
+        end = min(end, core.log.end.offset)
+        if end <= role.epoch_start_offset or end <= (self.high_watermark or 0):
+            return False
+        first = self.high_watermark is None
+        self.high_watermark = end
+        core.advance_high_watermark(end)
+        if first:
+            core.duties.append(Lead(role.epoch, role.epoch_start_offset))
+        return True
+
+    def check_leads(self, epoch: int) -> None:
+        """Q35: raises PeerError unless this node leads `epoch` now."""
+        if not isinstance(self._core.role, Leader) or epoch < self._core.epoch:
+            raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"This node does not lead epoch {epoch}.")
+        if epoch > self._core.epoch:
+            raise InternalError(f"an append in epoch {epoch}, which has not begun: it is {self._core.epoch}")
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def majority_lost_at_ms(self) -> int | None:
+        if self.replicas is None:
+            return None
+        core = self._core
+        return self.replicas.majority_lost_at_ms(core.voters, core.is_voter, core.settings.check_quorum_ms)
+
+    def tick(self) -> None:
+        """Q34: a leader that a majority does not hear resigns, so that its clients look for another."""
+        core = self._core
+        lost_at_ms = self.majority_lost_at_ms()
+        if self.replicas is not None:
+            self.replicas.forget_observers(core.voters, core.now_ms - core.settings.observer_forgotten_ms)
+        if lost_at_ms is not None and lost_at_ms <= core.now_ms:
+            core.say(
+                Level.WARNING,
+                f"No majority of the voters {core.voters.ids} has fetched for {core.settings.check_quorum_ms} ms:"
+                f" this node leads epoch {core.epoch} no longer.",
+                "Check that the other controllers run and can reach this one.",
+            )
+            self.resign()
+
+    def pump(self) -> None:
+        if isinstance(self._core.role, Leader):
+            self._announce()
+        elif isinstance(self._core.role, Resigned):
+            self._say_goodbye()
+
+    def _announce(self) -> None:
+        """Q21, K11: to voters that have not fetched lately."""
+        core = self._core
+        assert self.replicas is not None, "a leader has them"
+        for voter in core.others():
+            if core.now_ms < self._announce_at_ms(voter.voter_id):
+                continue
+            peer = core.peer(voter)
+            if peer is None or not core.outbox.may_send(core.now_ms, voter.voter_id, BeginQuorumEpochRequest):
+                continue
+            self._begin_at_ms[voter.voter_id] = core.now_ms + core.settings.begin_quorum_ms
+            core.send(
+                peer,
+                BeginQuorumEpochRequest(
+                    core.settings.cluster_id,
+                    core.me,
+                    core.epoch,
+                    voter.voter_id,
+                    core.voters.key_of(voter).replica_directory_id,
+                    core.local.endpoints,
+                ),
+            )
+
+    def _announce_at_ms(self, voter_id: int) -> int:
+        core = self._core
+        voter = core.voters.of(voter_id)
+        replica = None if voter is None or self.replicas is None else self.replicas.of_voter(core.voters, voter)
+        fetched_ms = None if replica is None else replica.last_fetch_ms
+        after_fetch = core.now_ms if fetched_ms is None else fetched_ms + core.settings.begin_quorum_ms
+        return max(self._begin_at_ms.get(voter_id, core.now_ms), after_fetch)
+
+    def _say_goodbye(self) -> None:
+        """Q9, Q22: until each has answered."""
+        core = self._core
+        for voter in core.others():
+            peer = core.peer(voter)
+            if voter.voter_id in self._told or peer is None:
+                continue
+            if core.outbox.may_send(core.now_ms, voter.voter_id, EndQuorumEpochRequest):
+                core.send(
+                    peer,
+                    EndQuorumEpochRequest(
+                        core.settings.cluster_id, core.me, core.epoch, self._to_tell, core.local.endpoints
+                    ),
+                )
+
+    def goodbye_heard(self, node_id: int) -> None:
+        self._told.add(node_id)
+
+    def next_deadline_ms(self) -> int | None:
+        if not isinstance(self._core.role, Leader):
+            return None
+        times = [self._announce_at_ms(voter.voter_id) for voter in self._core.others()]
+        times = [at_ms for at_ms in times if at_ms > self._core.now_ms]
+        lost_at_ms = self.majority_lost_at_ms()
+        return min([*times, *([] if lost_at_ms is None else [lost_at_ms])], default=None)

@@ -1,0 +1,139 @@
+"""What a leader knows of the replicas that fetch from it, and what follows: high watermark, check-quorum, successors.
+
+Owns nothing else: pure arithmetic over fetches. A replica counts as a voter while the newest voter set has its key.
+
+Rules: raft.md Q22, Q26, Q27, Q32, Q34, Q37; epochs.md E32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from fenceline.quorum.control_records import Voter
+from fenceline.quorum.messages import ReplicaKey, ReplicaState
+from fenceline.quorum.voter_set import VoterSet
+
+
+@dataclass(slots=True)
+class Replica:
+    """Times on the quorum's clock; None = not since this leader began."""
+
+    key: ReplicaKey
+    end_offset: int | None = None
+    last_fetch_ms: int | None = None
+    leader_end_then: int = 0
+    """The leader's end offset at that fetch."""
+    caught_up_ms: int | None = None
+    contact_ms: int | None = None
+    """Last valid Fetch or FetchSnapshot (Q27)."""
+
+
+class Replicas:
+    """Of one leader, in one epoch that began at `since_ms`."""
+
+    def __init__(self, me: int, since_ms: int, max_observers: int) -> None:
+        self._me = me
+        self._since_ms = since_ms
+        self._max = max_observers
+        self._all: dict[ReplicaKey, Replica] = {}
+
+    def contact(self, key: ReplicaKey, now_ms: int) -> Replica | None:
+        """A valid request of `key`. None: there are too many to remember one more."""
+        replica = self._all.get(key)
+        if replica is None:
+            if len(self._all) >= self._max:
+                return None
+            replica = self._all[key] = Replica(key)
+        replica.contact_ms = now_ms
+        return replica
+
+    def fetched(self, key: ReplicaKey, offset: int, leader_end: int, now_ms: int) -> None:
+        """A valid Fetch: `key` has everything before `offset` on its disk (Q26, E32)."""
+        replica = self.contact(key, now_ms)
+        if replica is None:
+            return
+        if offset >= leader_end:
+            replica.caught_up_ms = now_ms
+        elif replica.last_fetch_ms is not None and offset >= replica.leader_end_then:
+            replica.caught_up_ms = max(replica.caught_up_ms or 0, replica.last_fetch_ms)
+        replica.end_offset = offset
+        replica.last_fetch_ms = now_ms
+        replica.leader_end_then = leader_end
+
+    def of_voter(self, voters: VoterSet, voter: Voter) -> Replica | None:
+        """Where a set names no directory, the one of that id that was heard last."""
+        if not voters.names_no_directory(voter):
+            return self._all.get(voters.key_of(voter))
+        found = [each for key, each in self._all.items() if key.replica_id == voter.voter_id]
+        return max(found, key=lambda each: each.contact_ms or 0, default=None)
+
+    def of(self, key: ReplicaKey) -> Replica | None:
+        return self._all.get(key)
+
+    def majority_end(self, voters: VoterSet, own_end: int) -> int:
+        """Q32: what a majority of the voters has, -1 = not known. `own_end`: what the leader has flushed (G35); it
+        counts only as a voter."""
+        ends: list[int] = []
+        for voter in voters.voters:
+            if voter.voter_id == self._me:
+                ends.append(own_end)
+            else:
+                replica = self.of_voter(voters, voter)
+                ends.append(-1 if replica is None or replica.end_offset is None else replica.end_offset)
+        ends.sort(reverse=True)
+        return ends[len(ends) // 2] if ends else -1
+
+    def majority_lost_at_ms(self, voters: VoterSet, leader_is_voter: bool, patience_ms: int) -> int | None:
+        """Q34: when too few voters will have been heard for `patience_ms`. None: nobody else is needed."""
+        needed = voters.majority - (1 if leader_is_voter else 0)
+        if needed <= 0:
+            return None
+        heard: list[int] = []
+        for voter in voters.voters:
+            if voter.voter_id != self._me:
+                replica = self.of_voter(voters, voter)
+                contact = None if replica is None else replica.contact_ms
+                heard.append(self._since_ms if contact is None else max(contact, self._since_ms))
+        heard.sort(reverse=True)
+        return heard[needed - 1] + patience_ms
+
+    def successors(self, voters: VoterSet) -> tuple[ReplicaKey, ...]:
+        """Q22: the other voters by descending end of their logs."""
+        others = [voter for voter in voters.voters if voter.voter_id != self._me]
+
+        def end(voter: Voter) -> tuple[int, int]:
+            replica = self.of_voter(voters, voter)
+            return (-(-1 if replica is None or replica.end_offset is None else replica.end_offset), voter.voter_id)
+
+        return tuple(ReplicaKey(voter.voter_id, voter.voter_directory_id) for voter in sorted(others, key=end))
+
+    def forget_observers(self, voters: VoterSet, before_ms: int) -> None:
+        for key, replica in list(self._all.items()):
+            if not voters.has(key) and (replica.contact_ms or 0) < before_ms:
+                del self._all[key]
+
+    def describe_voters(self, voters: VoterSet, own_end: int, now_ms: int) -> tuple[ReplicaState, ...]:
+        """Q37. The leader's own: no fetch, caught up now."""
+        states: list[ReplicaState] = []
+        for voter in voters.voters:
+            directory = voter.voter_directory_id
+            if voter.voter_id == self._me:
+                states.append(ReplicaState(voter.voter_id, directory, own_end, None, now_ms))
+            else:
+                states.append(_state(voter.voter_id, directory, self.of_voter(voters, voter)))
+        return tuple(states)
+
+    def describe_observers(self, voters: VoterSet) -> tuple[ReplicaState, ...]:
+        found = [each for key, each in self._all.items() if not voters.has(key)]
+        return tuple(
+            _state(each.key.replica_id, each.key.replica_directory_id, each)
+            for each in sorted(found, key=lambda each: each.key)
+        )
+
+
+def _state(replica_id: int, directory: UUID, replica: Replica | None) -> ReplicaState:
+    if replica is None:
+        return ReplicaState(replica_id, directory, -1, None, None)
+    end = -1 if replica.end_offset is None else replica.end_offset
+    return ReplicaState(replica_id, directory, end, replica.last_fetch_ms, replica.caught_up_ms)

@@ -1,0 +1,258 @@
+"""Changing who votes, as the leader: add, remove, update a voter, and the step to kraft.version 1.
+
+Owns the one change that may be under way. A change begins only when the set in force is committed and so is a record of
+this term; it replaces the whole set by one that differs in one voter, and counts from its append on (Q40, Q44).
+
+Better than Kafka, on the same wire: a new voter that has not caught up is waited for until the request's timeout
+instead of being refused at once, and must have caught up just now, not ever (G37).
+
+Rules: raft.md Q39-Q45; since_4_0.md K15, K16; gaps.md G37.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import ZERO_UUID
+from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVersionFeature, KRaftVoters, Voter
+from fenceline.quorum.core import Core
+from fenceline.quorum.duties import Answer, AppendControlBatch, Level, Peer, Token
+from fenceline.quorum.leading import Leading
+from fenceline.quorum.messages import (
+    AddRaftVoterRequest,
+    AddRaftVoterResponse,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    RemoveRaftVoterRequest,
+    RemoveRaftVoterResponse,
+    ReplicaKey,
+    UpdateRaftVoterRequest,
+    UpdateRaftVoterResponse,
+)
+from fenceline.quorum.roles import Leader
+
+
+class _Stage(Enum):
+    PROBING = auto()
+    CATCHING_UP = auto()
+    COMMITTING = auto()
+
+
+@dataclass(slots=True)
+class _Change:
+    token: Token | None
+    """None: answered already."""
+    adds: Voter | None
+    """None: a removal."""
+    deadline_ms: int
+    stage: _Stage
+    offset_before: int
+    """Of the set that was in force before."""
+    ack_when_committed: bool = True
+
+
+class VoterChanges:
+    """See the module."""
+
+    def __init__(self, core: Core, leading: Leading) -> None:
+        self._core = core
+        self._leading = leading
+        self._change: _Change | None = None
+        self._reported: dict[int, Voter] = {}
+        """With kraft.version 0: what voters say of themselves, for the step to 1 (K15)."""
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def add(self, token: Token, request: AddRaftVoterRequest) -> None:
+        """Q41, K16."""
+        core = self._core
+        endpoint = core.endpoint_of(request.listeners)
+        error, text = self._gate(request.cluster_id)
+        if error is ErrorCode.NONE:
+            if request.voter_directory_id == ZERO_UUID or endpoint is None or request.voter_id < 0:
+                error, text = ErrorCode.INVALID_REQUEST, "A voter has an id, a directory id and a listener."
+            elif core.voters.of(request.voter_id) is not None:
+                error, text = ErrorCode.DUPLICATE_VOTER, f"Node {request.voter_id} is a voter already."
+        if error is not ErrorCode.NONE:
+            core.duties.append(Answer(token, AddRaftVoterResponse(error, text)))
+            return
+        assert endpoint is not None, "looked at above"
+        voter = Voter(request.voter_id, request.voter_directory_id, request.listeners)
+        self._change = _Change(
+            token,
+            voter,
+            core.now_ms + max(0, request.timeout_ms),
+            _Stage.PROBING,
+            core.voters.offset,
+            request.ack_when_committed,
+        )
+        core.send(Peer(request.voter_id, endpoint.host, endpoint.port), ApiVersionsRequest())
+
+    def remove(self, token: Token, request: RemoveRaftVoterRequest) -> None:
+        """Q42. The leader may remove itself: it leads, uncounted, until that is committed."""
+        core = self._core
+        error, text = self._gate(request.cluster_id)
+        if error is ErrorCode.NONE:
+            voters = core.voters
+            if not voters.has(ReplicaKey(request.voter_id, request.voter_directory_id)):
+                error, text = ErrorCode.VOTER_NOT_FOUND, f"Node {request.voter_id} is no voter with that directory id."
+            elif len(voters) == 1:
+                error, text = ErrorCode.VOTER_NOT_FOUND, "The last voter can not be removed."
+        if error is not ErrorCode.NONE:
+            core.duties.append(Answer(token, RemoveRaftVoterResponse(error, text)))
+            return
+        deadline_ms = core.now_ms + core.settings.request_timeout_ms
+        self._change = _Change(token, None, deadline_ms, _Stage.COMMITTING, core.voters.offset)
+        self._append(core.voters.without(request.voter_id))
+
+    def update(self, token: Token, request: UpdateRaftVoterRequest) -> None:
+        """Q43, K15. Answered when appended."""
+        core = self._core
+        error = core.leader_only(request.current_leader_epoch)
+        if core.wrong_cluster(request.cluster_id):
+            error = ErrorCode.INCONSISTENT_CLUSTER_ID
+        if error is ErrorCode.NONE:
+            error = self._update(request)
+        answer = UpdateRaftVoterResponse(error, core.leader_id, core.epoch, core.leader_endpoints())
+        core.duties.append(Answer(token, answer))
+
+    def _update(self, request: UpdateRaftVoterRequest) -> ErrorCode:
+        core = self._core
+        voters = core.voters
+        key = ReplicaKey(request.voter_id, request.voter_directory_id)
+        voter = Voter(request.voter_id, request.voter_directory_id, request.listeners, request.k_raft_version_feature)
+        if core.endpoint_of(request.listeners) is None or not _holds(
+            request.k_raft_version_feature, voters.kraft_version
+        ):
+            return ErrorCode.INVALID_REQUEST
+        if not voters.has(key):
+            return ErrorCode.VOTER_NOT_FOUND
+        if voters.kraft_version == 0:
+            self._reported[request.voter_id] = voter
+            return ErrorCode.NONE
+        if voters.of(request.voter_id) == voter:
+            return ErrorCode.NONE
+        error, _ = self._gate(request.cluster_id)
+        if error is ErrorCode.NONE:
+            self._append(voters.with_voter(voter))
+        return error
+
+    def finalize_kraft_version(self, version: int) -> None:
+        """K15: 0 to 1, never back. Raises PeerError."""
+        core = self._core
+        voters = core.voters
+        if version == voters.kraft_version:
+            return
+        if version != 1:
+            raise PeerError(ErrorCode.INVALID_UPDATE_VERSION, f"kraft.version {version} is not known, or lower.")
+        if not isinstance(core.role, Leader) or self._leading.high_watermark is None or self._change is not None:
+            raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node does not lead the quorum yet.")
+        known = self._reported | {core.me: core.local}
+        missing = [
+            voter_id
+            for voter_id in voters.ids
+            if voter_id not in known or not _holds(known[voter_id].k_raft_version_feature, version)
+        ]
+        if missing:
+            raise PeerError(
+                ErrorCode.INVALID_UPDATE_VERSION,
+                f"Voters {missing} do not support kraft.version 1, or have not said so.",
+            )
+        new = tuple(known[voter_id] for voter_id in voters.ids)
+        records: tuple[ControlRecord, ...] = (KRaftVersion(0, version), KRaftVoters(0, new))
+        core.duties.append(AppendControlBatch(core.epoch, records))
+
+    def _gate(self, cluster_id: str | None) -> tuple[ErrorCode, str | None]:
+        """What every change needs (Q41)."""
+        core = self._core
+        if core.wrong_cluster(cluster_id):
+            return ErrorCode.INCONSISTENT_CLUSTER_ID, "The request names another cluster."
+        if not isinstance(core.role, Leader):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node does not lead the quorum."
+        if self._change is not None:
+            return ErrorCode.REQUEST_TIMED_OUT, "Another change of voters is under way."
+        committed = self._leading.high_watermark
+        if committed is None:
+            return ErrorCode.REQUEST_TIMED_OUT, "The leader has not committed a record of its term yet."
+        if core.voters.kraft_version < 1:
+            return ErrorCode.UNSUPPORTED_VERSION, "Voters are static with kraft.version 0."
+        if core.voters.offset >= committed:
+            return ErrorCode.REQUEST_TIMED_OUT, "The last change of voters is not committed yet."
+        return ErrorCode.NONE, None
+
+    # -- the way of a change -----------------------------------------------------------------------------------------
+
+    def probed(self, response: ApiVersionsResponse) -> None:
+        """What the node that is to become a voter supports."""
+        change = self._change
+        if change is None or change.stage is not _Stage.PROBING or change.adds is None:
+            return
+        if response.error_code is not ErrorCode.NONE:
+            self._finish(ErrorCode.REQUEST_TIMED_OUT, "The new voter does not answer at the listener given.")
+        elif not _holds(response.k_raft_version_feature, self._core.voters.kraft_version):
+            self._finish(ErrorCode.INVALID_REQUEST, "The new voter does not support this kraft.version.")
+        else:
+            voter = change.adds
+            change.adds = Voter(
+                voter.voter_id, voter.voter_directory_id, voter.endpoints, response.k_raft_version_feature
+            )
+            change.stage = _Stage.CATCHING_UP
+            self.fetched(ReplicaKey(voter.voter_id, voter.voter_directory_id))
+
+    def fetched(self, key: ReplicaKey) -> None:
+        """A replica has fetched: is it the one that is waited for, and has it everything?"""
+        core, change = self._core, self._change
+        if change is None or change.stage is not _Stage.CATCHING_UP or change.adds is None:
+            return
+        if key != ReplicaKey(change.adds.voter_id, change.adds.voter_directory_id):
+            return
+        replica = None if self._leading.replicas is None else self._leading.replicas.of(key)
+        if replica is None or replica.caught_up_ms is None:
+            return
+        if core.now_ms - replica.caught_up_ms > core.settings.fetch_timeout_ms:
+            return
+        change.stage = _Stage.COMMITTING
+        self._append(core.voters.with_voter(change.adds))
+        if not change.ack_when_committed and change.token is not None:
+            core.duties.append(Answer(change.token, AddRaftVoterResponse()))
+            change.token = None
+
+    def _append(self, voters: tuple[Voter, ...]) -> None:
+        self._core.duties.append(AppendControlBatch(self._core.epoch, (KRaftVoters(0, voters),)))
+
+    def high_watermark_moved(self) -> None:
+        """Whether the set in force is committed, by a majority of itself."""
+        core = self._core
+        committed = self._leading.high_watermark
+        if committed is None or core.voters.offset >= committed:
+            return
+        change = self._change
+        if change is not None and change.stage is _Stage.COMMITTING and core.voters.offset > change.offset_before:
+            self._finish(ErrorCode.NONE, None)
+        if not core.is_voter and isinstance(core.role, Leader):
+            core.say(Level.INFO, "This node is no voter any more: it leads the quorum no longer.")
+            self._leading.resign()
+
+    def leadership_lost(self) -> None:
+        self._finish(ErrorCode.NOT_LEADER_OR_FOLLOWER, "The leader changed; the change may have been made or not.")
+        self._reported.clear()
+
+    def tick(self) -> None:
+        if self._change is not None and self._change.deadline_ms <= self._core.now_ms:
+            self._finish(ErrorCode.REQUEST_TIMED_OUT, "Timed out; a change that was begun may still be made.")
+
+    def next_deadline_ms(self) -> int | None:
+        return None if self._change is None else self._change.deadline_ms
+
+    def _finish(self, error: ErrorCode, text: str | None) -> None:
+        change, self._change = self._change, None
+        if change is None or change.token is None:
+            return
+        answer = RemoveRaftVoterResponse(error, text) if change.adds is None else AddRaftVoterResponse(error, text)
+        self._core.duties.append(Answer(change.token, answer))
+
+
+def _holds(feature: KRaftVersionFeature, version: int) -> bool:
+    return feature.min_supported_version <= version <= feature.max_supported_version

@@ -1,0 +1,85 @@
+"""What a node tells the leader of itself as a voter: where it listens and what it supports; and joining by itself.
+
+Rules: raft.md Q43; since_4_0.md K15, K16.
+"""
+
+from __future__ import annotations
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import ZERO_UUID
+from fenceline.quorum.core import Core
+from fenceline.quorum.messages import (
+    AddRaftVoterRequest,
+    AddRaftVoterResponse,
+    RemoveRaftVoterRequest,
+    RemoveRaftVoterResponse,
+    UpdateRaftVoterRequest,
+)
+from fenceline.quorum.roles import Follower
+
+
+class Registration:
+    """Sends one request each fetch timeout, as long as something is to be told."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._next_ms = 0
+        self._told_epoch = -1
+        """With kraft.version 0: the leader of this epoch has answered."""
+
+    @property
+    def _must_tell(self) -> bool:
+        core = self._core
+        if not isinstance(core.role, Follower) or not core.settings.flushes:
+            return False
+        if not core.is_voter:
+            return core.settings.auto_join and core.voters.kraft_version >= 1
+        if core.voters.kraft_version == 0:
+            return self._told_epoch != core.epoch and core.local.voter_directory_id != ZERO_UUID
+        return core.voters.of(core.me) != core.local
+
+    def pump(self) -> None:
+        core = self._core
+        peer = core.leader_peer()
+        if core.now_ms < self._next_ms or peer is None or not self._must_tell:
+            return
+        message = self._message()
+        if core.outbox.may_send(core.now_ms, peer.node_id, type(message)):
+            self._next_ms = core.now_ms + core.settings.fetch_timeout_ms
+            core.send(peer, message)
+
+    def _message(self) -> UpdateRaftVoterRequest | AddRaftVoterRequest | RemoveRaftVoterRequest:
+        core, local = self._core, self._core.local
+        cluster_id = core.settings.cluster_id
+        if core.is_voter:
+            return UpdateRaftVoterRequest(
+                cluster_id,
+                core.epoch,
+                core.me,
+                local.voter_directory_id,
+                local.endpoints,
+                local.k_raft_version_feature,
+            )
+        former = core.voters.of(core.me)
+        if former is not None:
+            return RemoveRaftVoterRequest(cluster_id, core.me, former.voter_directory_id)
+        return AddRaftVoterRequest(
+            cluster_id,
+            core.settings.request_timeout_ms,
+            core.me,
+            local.voter_directory_id,
+            local.endpoints,
+            ack_when_committed=False,
+        )
+
+    def updated(self, error: ErrorCode) -> None:
+        if error in (ErrorCode.NONE, ErrorCode.UNSUPPORTED_VERSION):
+            self._told_epoch = self._core.epoch
+
+    def answered(self, response: AddRaftVoterResponse | RemoveRaftVoterResponse) -> None:
+        """Removed: the way is free to join at once. Else again after the period."""
+        if isinstance(response, RemoveRaftVoterResponse) and response.error_code is ErrorCode.NONE:
+            self._next_ms = self._core.now_ms
+
+    def next_deadline_ms(self) -> int | None:
+        return self._next_ms if self._must_tell and self._next_ms > self._core.now_ms else None

@@ -1,0 +1,34 @@
+"""Histories of clusters in which anything may break, by seed (raft.md Q50-Q56, N48-N53)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.quorum.pure_cluster import Options, run_seed
+
+_SEEDS = 240
+_BATCH = 40
+
+
+@pytest.mark.parametrize("first", range(0, _SEEDS, _BATCH))
+def test_no_seed_breaks_an_invariant(first: int) -> None:
+    committed = elections = 0
+    for seed in range(first, first + _BATCH):
+        cluster = run_seed(seed)
+        committed += len(cluster.checker.committed)
+        elections += len(cluster.checker.leaders)
+    assert committed > 20 * _BATCH, "histories in which nothing is committed show nothing"
+    assert elections > 2 * _BATCH
+
+
+def test_one_seed_is_one_history() -> None:
+    first, second = run_seed(3), run_seed(3)
+    assert first.steps == second.steps
+    assert first.checker.committed == second.checker.committed
+    assert first.checker.leaders == second.checker.leaders
+
+
+def test_the_seeds_go_everywhere() -> None:
+    options = [Options.of(seed) for seed in range(_SEEDS)]
+    assert {each.voters for each in options} == {1, 2, 3, 4, 5}
+    assert {each.dynamic for each in options} == {each.snapshots for each in options} == {True, False}
