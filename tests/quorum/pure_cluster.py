@@ -44,6 +44,8 @@ from fenceline.quorum.messages import (
     RemoveRaftVoterRequest,
     RequestMessage,
     ResponseMessage,
+    VoteRequest,
+    VoteResponse,
 )
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.roles import Leader
@@ -70,6 +72,9 @@ class Options:
     fault_every_ms: int
     snapshots: bool
     flush_ms: int
+    election_timeout_ms: int
+    records_per_fetch: int
+    restart_ms: int
     safety_ms: int = 20_000
     liveness_ms: int = 20_000
 
@@ -88,6 +93,9 @@ class Options:
             fault_every_ms=rng.choice((700, 1500, 4000)),
             snapshots=rng.random() < 0.6,
             flush_ms=rng.choice((0, 3, 30, 200)),
+            election_timeout_ms=rng.choice((1000, 1000, 100)),
+            records_per_fetch=rng.choice((1, 3, 200)),
+            restart_ms=rng.choice((30, 3000)),
         )
 
 
@@ -119,10 +127,23 @@ class Checker:
         self.committed: list[str] = []
         """Hash of the log at the end of each committed offset."""
         self.seen: dict[tuple[int, int], str] = {}
+        self.votes: dict[tuple[int, int], int] = {}
+
+    def voted(self, node_id: int, epoch: int, candidate: int) -> None:
+        """Q17: one vote for each epoch, whatever happens to the node."""
+        given = self.votes.setdefault((node_id, epoch), candidate)
+        if given != candidate:
+            raise Broken(f"node {node_id} votes for {given} and for {candidate} in epoch {epoch}")
 
     def elected(self, node: Node, epoch: int) -> None:
-        """Q51, and a leader has all that is committed."""
+        """Q6, Q51, and a leader has all that is committed."""
         who = (node.node_id, node.incarnation)
+        assert node.quorum is not None, "it leads"
+        voters = node.quorum.voter_set
+        self.voted(node.node_id, epoch, node.node_id)
+        votes = sum(self.votes.get((each, epoch)) == node.node_id for each in voters.ids)
+        if votes < voters.majority:
+            raise Broken(f"{who} leads epoch {epoch} with {votes} votes of {voters.ids}")
         if self.leaders.setdefault(epoch, who) != who:
             raise Broken(f"two leaders in epoch {epoch}: {self.leaders[epoch]} and {who}")
         log = node.log
@@ -156,6 +177,8 @@ class Checker:
     def majority(self, node: Node, offset: int, nodes: dict[int, Node]) -> None:
         """Q52: what a leader calls committed is on the disks of a majority of its voters."""
         assert node.quorum is not None, "it leads"
+        if node.log.at(offset - 1).epoch != node.quorum.epoch:
+            raise Broken(f"leader {node.node_id} of {node.quorum.epoch} commits a record of another epoch at {offset}")
         want = node.log.chain_at(offset)
         voters = node.quorum.voter_set
         have = 0
@@ -195,6 +218,7 @@ class Cluster:
         self._blocked: set[tuple[int, int]] = set()
         self._calm = False
         self._answers: dict[Any, Callable[[ResponseMessage], None]] = {}
+        self._votes_asked: dict[Any, VoteRequest] = {}
         self._value = 0
         self.steps = 0
         first = tuple(voter(node_id) for node_id in range(1, options.voters + 1))
@@ -208,6 +232,8 @@ class Cluster:
             bootstrap_servers=tuple(Address(f"n{each.voter_id}", each.voter_id) for each in first),
             fetch_snapshot_max_bytes=40,
             max_parked_fetches=4,
+            election_timeout_ms=options.election_timeout_ms,
+            fetch_max_bytes=4096 * options.records_per_fetch,
         )
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -299,7 +325,7 @@ class Cluster:
             reports = self._perform(node, do(quorum))
         except _Crash:
             self.crash(node)
-            self.at(self.rng.randrange(50, 1500), lambda: self.start(node) if node.quorum is None else None)
+            self.at(self._away_ms(), lambda: self.start(node) if node.quorum is None else None)
             return
         if quorum.epoch < epoch:
             raise Broken(f"node {node.node_id}: epoch {epoch} to {quorum.epoch}")
@@ -504,6 +530,9 @@ class Cluster:
             self._sequence += 1
             token = (target.node_id, target.incarnation, self._sequence)
             self._answers[token] = reply
+            if isinstance(message, VoteRequest) and not message.pre_vote:
+                self.checker.voted(message.replica_id, message.replica_epoch, message.replica_id)
+                self._votes_asked[token] = message
             self.call(target, lambda quorum: quorum.request(self.now_ms, token, message))
 
         def reply(response: ResponseMessage) -> None:
@@ -517,6 +546,9 @@ class Cluster:
 
     def _answer(self, token: Any, message: ResponseMessage) -> None:
         reply = self._answers.pop(token, None)
+        asked = self._votes_asked.pop(token, None)
+        if asked is not None and isinstance(message, VoteResponse) and message.vote_granted:
+            self.checker.voted(token[0], asked.replica_epoch, asked.replica_id)
         if reply is None:
             raise Broken(f"request {token} is answered twice")
         reply(message)
@@ -537,7 +569,7 @@ class Cluster:
         if self._calm:
             return
         node = self.rng.choice(list(self.nodes.values()))
-        kind = self.rng.randrange(8)
+        kind = self.rng.randrange(9)
         if kind <= 1:
             self._stop_and_start(node)
         elif kind == 2:
@@ -558,6 +590,9 @@ class Cluster:
                 self._snapshot(each)
         elif kind == 6 and node.quorum is not None and node.quorum.is_leader:
             self.call(node, lambda quorum: quorum.resign(self.now_ms))
+        elif kind == 7:
+            for each in list(self.nodes.values()):
+                self._stop_and_start(each)
         elif self.options.snapshots:
             self._snapshot(node)
         self.at(self.rng.randrange(self.options.fault_every_ms) + 1, self._fault)
@@ -568,7 +603,10 @@ class Cluster:
 
     def _stop_and_start(self, node: Node) -> None:
         self.crash(node)
-        self.at(self.rng.randrange(10, 3000), lambda: self.start(node) if node.quorum is None else None)
+        self.at(self._away_ms(), lambda: self.start(node) if node.quorum is None else None)
+
+    def _away_ms(self) -> int:
+        return self.rng.randrange(1, self.options.restart_ms)
 
     def _snapshot(self, node: Node) -> None:
         log = node.log
