@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness import Figures, Subject, both
 from benchmarks.workloads import confluent_produce, create_topic, percentile, synchronous_latencies_us
 
 RECORDS = 5_000
+ROUND = 1_000
 COLD_RECORDS = 5_000_000
 COLD_PARTITIONS = 4
 _COLD_READER = """
 import sys
 from benchmarks.workloads import confluent_consume
-confluent_consume(sys.argv[1], "cold", int(sys.argv[2]), int(sys.argv[3]))
+confluent_consume(
+    sys.argv[1], "cold", int(sys.argv[2]), int(sys.argv[3]), began=lambda: print("reading", flush=True)
+)
 """
 
 
@@ -26,37 +30,47 @@ def run(figures: Figures, repeats: int) -> None:
             create_topic(subject.bootstrap, "latency", 1)
         for attempt in range(2 + repeats):
             for side, subject in subjects.items():
-                measure(figures if attempt >= 2 else None, side, subject, "quiet")
-        for side, subject in subjects.items():
+                latencies = synchronous_latencies_us(subject.bootstrap, "latency", RECORDS)
+                if attempt >= 2:
+                    tell(figures, side, "quiet", latencies)
+        for subject in subjects.values():
             create_topic(subject.bootstrap, "cold", COLD_PARTITIONS)
             confluent_produce(subject.bootstrap, "cold", COLD_RECORDS, 1000)
-            drop_page_cache(Path(subject.log_dir))  # type: ignore[attr-defined]
-            reader = subprocess.Popen(
-                [sys.executable, "-c", _COLD_READER, subject.bootstrap, str(COLD_PARTITIONS), str(COLD_RECORDS)]
-            )
-            try:
-                measure(figures, side, subject, "beside a cold reader of 5 GB", beside=reader)
-            finally:
-                reader.kill()
-                reader.wait()
+        for _ in range(repeats):
+            for side, subject in subjects.items():
+                (other,) = (each for each in subjects.values() if each is not subject)
+                tell(figures, side, "beside a cold reader of 5 GB", latencies_beside_reader(subject, of=subject))
+                # What this machine's cores make of it by themselves: the measured broker reads nothing.
+                tell(figures, side, "beside one at the other broker", latencies_beside_reader(subject, of=other))
 
 
-def measure(
-    figures: Figures | None,
-    side: str,
-    subject: Subject,
-    label: str,
-    *,
-    beside: subprocess.Popen[bytes] | None = None,
-) -> None:
-    """Percentiles of `RECORDS` records, or of as many as go out for as long as another process runs."""
-    latencies = synchronous_latencies_us(subject.bootstrap, "latency", RECORDS)
-    while beside is not None and beside.poll() is None:
-        latencies += synchronous_latencies_us(subject.bootstrap, "latency", RECORDS)
-    ordered = sorted(latencies)
-    if figures is not None:
-        for name, fraction in (("p50", 0.5), ("p99", 0.99)):
-            figures.add(f"{label}: {name}", side, percentile(ordered, fraction), "us")
+def latencies_beside_reader(subject: Subject, *, of: Subject) -> list[float]:
+    """Latencies in microseconds, sorted, for as long as a process reads the topic `cold` of a broker from the disk."""
+    drop_page_cache(Path(of.log_dir))  # type: ignore[attr-defined]
+    latencies: list[float] = []
+    reader = subprocess.Popen(
+        [sys.executable, "-c", _COLD_READER, of.bootstrap, str(COLD_PARTITIONS), str(COLD_RECORDS)],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        while True:
+            measured = synchronous_latencies_us(subject.bootstrap, "latency", ROUND)
+            if reader.poll() is not None:
+                break
+            latencies += measured
+    finally:
+        reader.kill()
+        reader.wait()
+    if not latencies:
+        raise RuntimeError("the cold reader was done before the first measurement")
+    return sorted(latencies)
+
+
+def tell(figures: Figures, side: str, label: str, latencies: Sequence[float]) -> None:
+    for name, fraction in (("p50", 0.5), ("p99", 0.99)):
+        figures.add(f"{label}: {name}", side, percentile(latencies, fraction), "us")
 
 
 def drop_page_cache(directory: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -94,8 +94,13 @@ def confluent_produce(bootstrap: str, topic: str, records: int, size_bytes: int)
     return records / elapsed
 
 
-def confluent_consume(bootstrap: str, topic: str, partitions: int, records: int) -> float:
-    """Records per second of confluent-kafka's `consume` from one Python thread, from the first record it gives."""
+def confluent_consume(
+    bootstrap: str, topic: str, partitions: int, records: int, *, began: Callable[[], object] = lambda: None
+) -> float:
+    """Records per second of confluent-kafka's `consume` from one Python thread, from the first record it gives.
+
+    `began` is called at that record.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -113,6 +118,7 @@ def confluent_consume(bootstrap: str, topic: str, partitions: int, records: int)
         if not batch:
             raise RuntimeError(f"consumed {seen} of {records} records, then nothing for 10 s")
         if not started:
+            began()
             started = time.perf_counter()
         seen += len(batch)
     elapsed = time.perf_counter() - started

@@ -65,6 +65,11 @@ _LOST_WITH_CHECKPOINT: Final[Mapping[str, str]] = {
 }
 
 
+def _where_set(config: NodeConfig, key: str) -> int:
+    """-1, which leaves it to the system, unless somebody chose."""
+    return config.get_int(key) if config.is_set(key) else -1
+
+
 def _tell_damage(log_dir: LogDir) -> None:
     for name, reason in log_dir.damaged.items():
         log.warning("checkpoint damaged, going on without it", reason=reason, consequence=_LOST_WITH_CHECKPOINT[name])
@@ -334,12 +339,9 @@ class Broker:
             max_connections=config.get_int("max.connections"),
             backlog=config.get_int("socket.listen.backlog.size"),
             idle_timeout_ms=config.get_int("connections.max.idle.ms"),
-            # Bounds how long one answer holds the loop: what is sent at once is copied, and paged in, at once.
-            send_buffer_bytes=config.get_int("socket.send.buffer.bytes"),
-            # Kafka's default would cut each request into ten reads; the system's grows with what comes in.
-            receive_buffer_bytes=(
-                config.get_int("socket.receive.buffer.bytes") if config.is_set("socket.receive.buffer.bytes") else -1
-            ),
+            # Kafka's defaults would cut requests and answers into ten pieces; the system's grow with what comes and goes.
+            send_buffer_bytes=_where_set(config, "socket.send.buffer.bytes"),
+            receive_buffer_bytes=_where_set(config, "socket.receive.buffer.bytes"),
             metrics=self.metrics,
         )
 
