@@ -339,7 +339,7 @@ class Broker:
             max_connections=config.get_int("max.connections"),
             backlog=config.get_int("socket.listen.backlog.size"),
             idle_timeout_ms=config.get_int("connections.max.idle.ms"),
-            # Kafka's defaults would cut requests and answers into ten pieces; the system's grow with what comes and goes.
+            # Kafka's defaults would cut requests and answers into ten pieces each; the system's grow with use.
             send_buffer_bytes=_where_set(config, "socket.send.buffer.bytes"),
             receive_buffer_bytes=_where_set(config, "socket.receive.buffer.bytes"),
             metrics=self.metrics,
