@@ -53,6 +53,8 @@ class Core:
         self.timeout_at_ms: int | None = None
         """When the role ends by itself: election timeout, or a follower's fetch timeout. None: never."""
         self.high_watermark: int | None = None
+        self.log_is_changing = False
+        """An append, a cut or a snapshot was ordered here as a follower, and is not reported yet."""
         self.outbox = Outbox(settings.request_timeout_ms)
         self.learned: NodeEndpoint | None = None
         """The leader's address as somebody has told it."""

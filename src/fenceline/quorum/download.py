@@ -128,6 +128,7 @@ class Download:
         core = self._core
         if isinstance(core.role, Leader) or not snapshot_id.is_beyond(core.log.end):
             return False
+        core.log_is_changing = True
         core.duties.append(LoadSnapshot(snapshot_id))
         return True
 

@@ -66,7 +66,8 @@ class Following:
     @property
     def _is_settled(self) -> bool:
         """Whether all that was appended is as durable as a fetch promises."""
-        return not self._core.settings.flushes or self._core.log.flushed == self._core.log.end
+        core = self._core
+        return not core.log_is_changing and (not core.settings.flushes or core.log.flushed == core.log.end)
 
     def pump(self) -> None:
         core = self._core
@@ -162,6 +163,7 @@ class Following:
             self._download.drop()
             self._leader_high_watermark = max(self._leader_high_watermark, response.high_watermark)
             if len(response.records):
+                core.log_is_changing = True
                 core.duties.append(
                     AppendFetched(response.records, asked.fetch_offset, core.epoch, core.settings.flushes)
                 )
@@ -190,6 +192,7 @@ class Following:
             self.back_off()
             return
         core.say(Level.INFO, f"The metadata log is cut from {end.offset} to {offset}: the leader's differs from there.")
+        core.log_is_changing = True
         core.duties.append(Truncate(offset))
 
     def count(self) -> None:

@@ -261,7 +261,7 @@ class Quorum:
 
     def appended(self, now_ms: int) -> list[Duty]:
         """The log has grown: by a duty, or by the controller of this leader."""
-        self._begin(now_ms)
+        self._begin(now_ms).log_is_changing = False
         self._log_changed()
         return self._end()
 
@@ -274,6 +274,7 @@ class Quorum:
     def append_failed(self, now_ms: int, reason: str) -> list[Duty]:
         """Nothing of an AppendFetched or AppendControlBatch was appended: a leader that can not append resigns."""
         core = self._begin(now_ms)
+        core.log_is_changing = False
         if self.is_leader:
             core.say(Level.ERROR, f"This node can not append to the metadata log: {reason}", "Check the disk.")
             self._leading.resign()
@@ -282,7 +283,8 @@ class Quorum:
         return self._end()
 
     def truncated(self, now_ms: int) -> list[Duty]:
-        self._begin(now_ms)
+        """A Truncate is done."""
+        self._begin(now_ms).log_is_changing = False
         return self._end()
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
@@ -314,7 +316,7 @@ class Quorum:
 
     def snapshot_loaded(self, now_ms: int) -> list[Duty]:
         """The log starts and ends at its newest snapshot now."""
-        self._begin(now_ms)
+        self._begin(now_ms).log_is_changing = False
         self._download.loaded()
         self._log_changed()
         return self._end()
