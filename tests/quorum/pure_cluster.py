@@ -218,6 +218,8 @@ class Cluster:
         self._blocked: set[tuple[int, int]] = set()
         self._calm = False
         self._answers: dict[Any, Callable[[ResponseMessage], None]] = {}
+        self._dropped: dict[Any, Callable[[], None]] = {}
+        """What a lost connection tells the asker, by token."""
         self._votes_asked: dict[Any, VoteRequest] = {}
         self._value = 0
         self.steps = 0
@@ -243,7 +245,7 @@ class Cluster:
         heapq.heappush(self._events, (self.now_ms + delay_ms, self._sequence, do))
 
     def run_until(self, end_ms: int, done: Callable[[], bool] | None = None) -> bool:
-        """Whether `done` became true (checked every 50 ms)."""
+        """Whether `done` became true (checked every 10 ms)."""
         next_look = self.now_ms
         while self._events and self._events[0][0] <= end_ms:
             at_ms, _, do = heapq.heappop(self._events)
@@ -251,7 +253,7 @@ class Cluster:
             self.steps += 1
             do()
             if done is not None and self.now_ms >= next_look:
-                next_look = self.now_ms + 50
+                next_look = self.now_ms + 10
                 if done():
                     return True
         self.now_ms = end_ms
@@ -270,6 +272,18 @@ class Cluster:
         if not self.run_until(self.now_ms + options.liveness_ms, self._is_well):
             roles = {node_id: str(node.quorum and node.quorum.role) for node_id, node in self.nodes.items()}
             raise Broken(f"no progress: {roles}, committed {len(self.checker.committed)}")
+
+    def be_calm(self) -> None:
+        """Start everybody and break nothing."""
+        self._calm = True
+        for node in self.nodes.values():
+            self.start(node)
+        self.at(10, self._client)
+
+    def leader(self) -> Node | None:
+        """Who has committed a record of the newest epoch."""
+        leading = [node for node in self.nodes.values() if node.quorum is not None and node.leads == node.quorum.epoch]
+        return max(leading, key=lambda node: node.leads, default=None)
 
     def _mend(self) -> None:
         self._calm = True
@@ -314,6 +328,11 @@ class Cluster:
         node.log.crash(node.log.flushed_offset + (self.rng.randrange(tail + 1) if tail else 0))
         if self.rng.random() < 0.3:
             node.log.partial = None
+        for token in [each for each in self._dropped if each[0] == node.node_id]:
+            self._answers.pop(token)
+            lost = self._dropped.pop(token)
+            if self._calm or self.rng.random() < 0.8:
+                lost()
 
     def call(self, node: Node, do: Callable[[Quorum], list[Duty]]) -> None:
         """One call, its duties, and the calls that report them."""
@@ -530,10 +549,14 @@ class Cluster:
             self._sequence += 1
             token = (target.node_id, target.incarnation, self._sequence)
             self._answers[token] = reply
+            self._dropped[token] = lost
             if isinstance(message, VoteRequest) and not message.pre_vote:
                 self.checker.voted(message.replica_id, message.replica_epoch, message.replica_id)
                 self._votes_asked[token] = message
             self.call(target, lambda quorum: quorum.request(self.now_ms, token, message))
+
+        def lost() -> None:
+            self.later_of(node, incarnation, lambda quorum: quorum.no_response(self.now_ms, request_id, False))
 
         def reply(response: ResponseMessage) -> None:
             if not self._lost(target.node_id, node.node_id):
@@ -546,6 +569,7 @@ class Cluster:
 
     def _answer(self, token: Any, message: ResponseMessage) -> None:
         reply = self._answers.pop(token, None)
+        self._dropped.pop(token, None)
         asked = self._votes_asked.pop(token, None)
         if asked is not None and isinstance(message, VoteResponse) and message.vote_granted:
             self.checker.voted(token[0], asked.replica_epoch, asked.replica_id)

@@ -33,6 +33,9 @@ class Elections:
         self._lead = lead
         self._granted: set[int] = set()
         self._rejected: set[int] = set()
+        self._gone: set[int] = set()
+        """Their addresses take no connection: no vote is to be expected."""
+        self._is_lost = False
         self._lost_in_a_row = 0
 
     # -- boot --------------------------------------------------------------------------------------------------------
@@ -88,6 +91,8 @@ class Elections:
     def _count_anew(self) -> None:
         self._granted = {self._core.me} if self._core.is_voter else set()
         self._rejected = set()
+        self._gone = set()
+        self._is_lost = False
 
     def _decide(self) -> None:
         core = self._core
@@ -98,7 +103,8 @@ class Elections:
                 self._stand()
             else:
                 self._lead(tuple(sorted(self._granted)))
-        elif len(self._rejected) > len(core.voters) - core.voters.majority:
+        elif not self._is_lost and len(self._rejected | self._gone) > len(core.voters) - core.voters.majority:
+            self._is_lost = True
             self._lost()
 
     def _lost(self) -> None:
@@ -157,8 +163,15 @@ class Elections:
             return
         if not isinstance(core.role, Prospective | Candidate) or response.leader_epoch != core.epoch:
             return
+        self._gone.discard(node_id)
         (self._granted if response.vote_granted else self._rejected).add(node_id)
         self._decide()
+
+    def refused(self, node_id: int) -> None:
+        """A voter's address takes no connection. It is asked again as long as the election lasts."""
+        if isinstance(self._core.role, Prospective | Candidate):
+            self._gone.add(node_id)
+            self._decide()
 
     # -- voting ------------------------------------------------------------------------------------------------------
 

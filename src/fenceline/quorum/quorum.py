@@ -399,6 +399,8 @@ class Quorum:
             self._following.unanswered()
         if refused:
             self._following.refused(sent.peer.node_id)
+        if refused and isinstance(sent.message, VoteRequest):
+            self._elections.refused(sent.peer.node_id)
 
     def _answered(
         self,
