@@ -116,6 +116,7 @@ class Node:
     ticks_at: int | None = None
     flush_under_way: bool = False
     leads: int = -1
+    spins: int = 0
     said: list[Log] = field(default_factory=list)
 
 
@@ -363,6 +364,10 @@ class Cluster:
             if node.quorum is quorum and node.ticks_at == at_ms:
                 node.ticks_at = None
                 self.call(node, lambda running: running.tick(self.now_ms))
+                deadline = None if node.quorum is None else node.quorum.next_deadline_ms
+                node.spins = node.spins + 1 if deadline is not None and deadline <= self.now_ms else 0
+                if node.spins > 3:
+                    raise Broken(f"node {node.node_id} wants to be called all the time")
 
         self.at(at_ms - self.now_ms, tick)
 

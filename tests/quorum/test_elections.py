@@ -280,3 +280,19 @@ def test_only_a_cut_below_the_high_watermark_is_fatal() -> None:
     assert machine.quorum.high_watermark == 2
     with pytest.raises(InternalError, match="committed"):
         machine.fetched(diverging_epoch=EpochEnd(2, 0))
+
+
+def test_a_shutdown_hands_over_and_takes_part_in_nothing_more() -> None:
+    """Q23."""
+    machine = Machine()
+    machine.to_leader()
+    assert not machine.quorum.has_closed
+    machine.do(machine.quorum.shutdown(machine.now_ms, 5000))
+    assert not machine.quorum.has_closed, "the others do not know yet"
+    machine.pass_time(4000)
+    assert machine.quorum.role == Resigned(1, 1), "no election of its own"
+    machine.ask(BeginQuorumEpochRequest("c", 2, 2, 1))
+    assert machine.quorum.has_closed
+    follower = _follower()
+    follower.do(follower.quorum.shutdown(0, 5000))
+    assert follower.quorum.has_closed

@@ -26,6 +26,8 @@ class _State:
     source: int
     position: int | None = None
     """Bytes on the disk; None while the driver opens or writes."""
+    is_open: bool = False
+    """Before that, what is reported belongs to a download that was dropped."""
     size: int | None = None
     is_verifying: bool = False
 
@@ -75,8 +77,10 @@ class Download:
 
     def begun(self, snapshot_id: SnapshotId, position: int) -> None:
         """The partial file is open and has `position` bytes."""
-        if self._state is not None and self._state.snapshot_id == snapshot_id and self._state.position is None:
-            self._state.position = position
+        state = self._state
+        if state is not None and state.snapshot_id == snapshot_id and not state.is_open:
+            state.is_open = True
+            state.position = position
 
     def answered(self, asked: FetchSnapshotRequest, response: FetchSnapshotResponse) -> bool:
         """A piece, or an error that is about the snapshot. False: back off."""
@@ -100,7 +104,7 @@ class Download:
     def written(self, snapshot_id: SnapshotId, end_position: int) -> None:
         """The partial file has `end_position` bytes now."""
         state = self._state
-        if state is None or state.snapshot_id != snapshot_id or state.position is not None:
+        if state is None or state.snapshot_id != snapshot_id or not state.is_open or state.position is not None:
             return
         state.position = end_position
         if state.size is not None and end_position == state.size:

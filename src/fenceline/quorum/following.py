@@ -106,17 +106,18 @@ class Following:
         )
 
     def _whom_to_ask(self) -> Peer | None:
-        """The leader; else anybody who may know it (Q30, K11)."""
+        """The leader; else anybody who may know it: bootstrap servers (Q30, K11), and the voters of the own log."""
         core = self._core
         leader = core.leader_peer()
         if isinstance(core.role, Follower) and leader is not None and not (self._doubted and not core.may_stand):
             return leader
+        own = {(endpoint.host, endpoint.port) for endpoint in core.local.endpoints}
         servers = [
             Peer(-2 - position, address.host, address.port)
             for position, address in enumerate(core.settings.bootstrap_servers)
+            if address not in own
         ]
-        if not servers:
-            servers = [peer for voter in core.others() if (peer := core.peer(voter)) is not None]
+        servers += [peer for voter in core.others() if (peer := core.peer(voter)) is not None]
         if leader is not None:
             servers.append(leader)  # doubted, but it may be back before anybody knows another
         return servers[core.rng.randrange(len(servers))] if servers else None
