@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
-from tests.quorum.pure_cluster import Cluster, Options
+from tests.quorum.options import Options
+from tests.quorum.pure_cluster import Cluster
 
 
 def failover_ms(seed: int) -> int:

@@ -15,15 +15,16 @@ from fenceline.quorum.core import Core
 from fenceline.quorum.elections import Elections
 from fenceline.quorum.fetches import Valid, Verdict
 from fenceline.quorum.following import Following
+from fenceline.quorum.hearing import Hearing
 from fenceline.quorum.leading import Leading
 from fenceline.quorum.log_view import LogView
 from fenceline.quorum.messages import NOBODY, VoteRequest
-from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.replicas import Replicas
 from fenceline.quorum.roles import Candidate, Follower, Leader, Prospective, Unattached
 from fenceline.quorum.voter_changes import VoterChanges
 from fenceline.quorum.voter_set import VoterSet
-from tests.quorum.pure_cluster import Broken, run_seed
+from tests.quorum.invariants import Broken
+from tests.quorum.pure_cluster import run_seed
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -99,16 +100,16 @@ def win_without_a_majority(patch: pytest.MonkeyPatch) -> None:
 
 def go_back_to_an_older_epoch(patch: pytest.MonkeyPatch) -> None:
     """Q2, Q50: an epoch never falls."""
-    real = Quorum._adopt_leader
+    real = Hearing._adopt_leader
 
-    def adopt(self: Quorum, epoch: int, leader_id: int, endpoints: tuple[VoterEndpoint, ...]) -> ErrorCode:
+    def adopt(self: Hearing, epoch: int, leader_id: int, endpoints: tuple[VoterEndpoint, ...]) -> ErrorCode:
         core = self._core
         if epoch < core.epoch and not isinstance(core.role, Leader):
             core.role = Follower(epoch, leader_id)
             return ErrorCode.NONE
         return real(self, epoch, leader_id, endpoints)
 
-    patch.setattr(Quorum, "_adopt_leader", adopt)
+    patch.setattr(Hearing, "_adopt_leader", adopt)
 
 
 def skip_the_cut(patch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.quorum.pure_cluster import Options, run_seed
+from tests.quorum.options import Options
+from tests.quorum.pure_cluster import run_seed
 
 _SEEDS = 240
 _BATCH = 40

@@ -1,9 +1,9 @@
 """The consensus state machine of one node.
 
 Owns the order in which its parts work; the parts are `elections`, `leading` with `fetches` and `voter_changes`,
-`following` with `download`, around the shared `core`. Never does I/O, knows no clock and no randomness: every call
-brings the time, and gives back duties (`duties` says what the driver owes). After each call everything that is due by
-then has been ordered; `next_deadline_ms` says when `tick` is wanted next.
+`following` with `download`, and `hearing` for what all answers have in common, around the shared `core`. Never does
+I/O, knows no clock and no randomness: every call brings the time, and gives back duties (`duties` says what the driver
+owes). After each call everything that is due by then has been ordered; `next_deadline_ms` says when `tick` is wanted.
 
 Rules: raft.md, snapshots.md N24-N39, since_4_0.md K7-K16; what differs from Kafka: `docs/decisions/008`.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from fenceline.errors import ErrorCode, InternalError
-from fenceline.quorum.control_records import Voter, VoterEndpoint
+from fenceline.errors import InternalError
+from fenceline.quorum.control_records import Voter
 from fenceline.quorum.core import Core
 from fenceline.quorum.describe import describe
 from fenceline.quorum.download import Download
@@ -22,6 +22,7 @@ from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.elections import Elections
 from fenceline.quorum.fetches import Fetches
 from fenceline.quorum.following import Following
+from fenceline.quorum.hearing import Hearing
 from fenceline.quorum.leading import Leading
 from fenceline.quorum.log_view import LogView, SnapshotId
 from fenceline.quorum.messages import (
@@ -31,15 +32,11 @@ from fenceline.quorum.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
     DescribeQuorumRequest,
     DescribeQuorumResponse,
     EndQuorumEpochRequest,
-    EndQuorumEpochResponse,
     FetchRequest,
-    FetchResponse,
     FetchSnapshotRequest,
-    FetchSnapshotResponse,
     NodeEndpoint,
     RemoveRaftVoterRequest,
     RemoveRaftVoterResponse,
@@ -47,11 +44,8 @@ from fenceline.quorum.messages import (
     RequestMessage,
     ResponseMessage,
     UpdateRaftVoterRequest,
-    UpdateRaftVoterResponse,
     VoteRequest,
-    VoteResponse,
 )
-from fenceline.quorum.outbox import InFlight
 from fenceline.quorum.roles import TIMEOUTS, Follower, Leader, OnTimeout, Resigned, Role, Unattached, leader_of
 from fenceline.quorum.settings import QuorumSettings
 from fenceline.quorum.voter_changes import VoterChanges
@@ -78,6 +72,15 @@ class Quorum:
         self._following = Following(core, self._download, lambda: self._elections.ask())
         self._registration = Registration(core)
         self._elections = Elections(core, lambda: self._following.in_touch, self._leading.begin)
+        self._hearing = Hearing(
+            core,
+            elections=self._elections,
+            leading=self._leading,
+            following=self._following,
+            download=self._download,
+            changes=self._changes,
+            registration=self._registration,
+        )
         self._closes_at_ms: int | None = None
         core.role_changed = self._role_changed
 
@@ -180,7 +183,7 @@ class Quorum:
         """Time has passed. Harmless at any time."""
         core = self._begin(now_ms)
         for request_id in core.outbox.expired(core.now_ms):
-            self._unanswered(request_id, refused=False)
+            self._hearing.unanswered(request_id, refused=False)
         self._fetches.expire()
         self._leading.tick()
         self._changes.tick()
@@ -213,9 +216,9 @@ class Quorum:
             case VoteRequest():
                 core.duties.append(Answer(token, self._elections.vote(message)))
             case BeginQuorumEpochRequest():
-                core.duties.append(Answer(token, self._leader_begins(message)))
+                core.duties.append(Answer(token, self._hearing.leader_begins(message)))
             case EndQuorumEpochRequest():
-                core.duties.append(Answer(token, self._leader_ends(message)))
+                core.duties.append(Answer(token, self._hearing.leader_ends(message)))
             case FetchRequest():
                 self._fetches.fetch(token, message)
             case FetchSnapshotRequest():
@@ -247,14 +250,14 @@ class Quorum:
                 case DescribeQuorumResponse():
                     raise InternalError("the quorum asks nobody for a description")
                 case _:
-                    self._answered(sent, message)
+                    self._hearing.answered(sent, message)
         return self._end()
 
     def no_response(self, now_ms: int, request_id: int, refused: bool) -> list[Duty]:
         """A `Send` will not be answered: its connection was lost. `refused`: the address takes no connection, so nobody
         listens there; a voter whose leader is gone that way asks for votes at once."""
         self._begin(now_ms)
-        self._unanswered(request_id, refused)
+        self._hearing.unanswered(request_id, refused)
         return self._end()
 
     # -- the log -------------------------------------------------------------------------------------------------------
@@ -386,128 +389,3 @@ class Quorum:
             self._following.count()
             if core.may_stand and core.timeout_at_ms is None and isinstance(core.role, Unattached):
                 core.timeout_at_ms = core.election_timeout()
-
-    def _unanswered(self, request_id: int, refused: bool) -> None:
-        core = self._core
-        sent = core.outbox.take(request_id)
-        if sent is None:
-            return
-        core.outbox.put_off(sent.peer.node_id, type(sent.message), core.now_ms + core.settings.retry_backoff_ms)
-        if isinstance(sent.message, ApiVersionsRequest):
-            self._changes.probed(ApiVersionsResponse(ErrorCode.REQUEST_TIMED_OUT))
-        elif isinstance(sent.message, FetchRequest | FetchSnapshotRequest):
-            self._following.unanswered()
-        if refused:
-            self._following.refused(sent.peer.node_id)
-        if refused and isinstance(sent.message, VoteRequest):
-            self._elections.refused(sent.peer.node_id)
-
-    def _answered(
-        self,
-        sent: InFlight,
-        response: VoteResponse
-        | BeginQuorumEpochResponse
-        | EndQuorumEpochResponse
-        | FetchResponse
-        | FetchSnapshotResponse
-        | UpdateRaftVoterResponse,
-    ) -> None:
-        """Q15: what the answer says of epochs comes first."""
-        core = self._core
-        if isinstance(sent.message, VoteRequest) and isinstance(response, VoteResponse):
-            unsupported = response.error_code is ErrorCode.UNSUPPORTED_VERSION and sent.message.pre_vote
-            if unsupported:
-                self._elections.answered(sent.peer.node_id, sent.message, response)
-                return
-        error = response.error_code
-        if not isinstance(response, UpdateRaftVoterResponse):
-            if error is not ErrorCode.NONE:
-                self._refused_as_a_whole(sent, error)
-                return
-            error = response.partition_error_code
-        if isinstance(response, UpdateRaftVoterResponse):
-            self._registration.updated(error)
-        if response.leader_epoch < core.epoch or error is ErrorCode.UNKNOWN_LEADER_EPOCH:
-            self._not_now(sent)
-            return
-        core.adopt(response.leader_epoch, response.leader_id, response.node_endpoints)
-        if isinstance(response, FetchSnapshotResponse) and isinstance(sent.message, FetchSnapshotRequest):
-            about_epochs = (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            if error not in about_epochs and isinstance(core.role, Follower):
-                if sent.message.current_leader_epoch == core.epoch:
-                    self._following.heard_from_leader()
-                    if not self._download.answered(sent.message, response):
-                        self._following.back_off()
-                return
-        if error is not ErrorCode.NONE:
-            if error is ErrorCode.INVALID_REQUEST:
-                core.say(Level.ERROR, f"Node {sent.peer.node_id} calls this an invalid request: {sent.message}")
-            self._not_now(sent)
-            return
-        match sent.message, response:
-            case VoteRequest() as asked, VoteResponse():
-                self._elections.answered(sent.peer.node_id, asked, response)
-            case FetchRequest() as asked, FetchResponse():
-                self._following.answered(asked, response)
-            case EndQuorumEpochRequest(), EndQuorumEpochResponse():
-                self._leading.goodbye_heard(sent.peer.node_id)
-            case _:
-                pass
-
-    def _refused_as_a_whole(self, sent: InFlight, error: ErrorCode) -> None:
-        advice = ""
-        if error is ErrorCode.INCONSISTENT_CLUSTER_ID:
-            advice = "That address belongs to another cluster: check controller.quorum.voters and bootstrap.servers."
-        self._core.say(
-            Level.WARNING,
-            f"Node {sent.peer.node_id} at {sent.peer.host}:{sent.peer.port} refuses this node's requests: {error.name}",
-            advice,
-        )
-        self._not_now(sent, 10)
-
-    def _not_now(self, sent: InFlight, times: int = 1) -> None:
-        """An answer that is of no use: ask again a little later."""
-        core = self._core
-        until_ms = core.now_ms + times * max(core.settings.retry_backoff_ms, 100)
-        core.outbox.put_off(sent.peer.node_id, type(sent.message), until_ms)
-        if isinstance(sent.message, FetchRequest | FetchSnapshotRequest) and not self._fresh_role():
-            self._following.back_off()
-
-    def _fresh_role(self) -> bool:
-        """Whether this very answer has given a leader to fetch from: then not a moment is lost."""
-        return self._following.is_fresh and self._core.leader_peer() is not None
-
-    # -- a leader begins or ends ---------------------------------------------------------------------------------------
-
-    def _leader_begins(self, request: BeginQuorumEpochRequest) -> BeginQuorumEpochResponse:
-        """Q21. Whoever is meant by another key stays in its epoch (G34)."""
-        core = self._core
-        if core.wrong_cluster(request.cluster_id):
-            return BeginQuorumEpochResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
-        error = ErrorCode.NONE
-        if not core.is_local_key(request.voter_id, request.voter_directory_id):
-            error = ErrorCode.INVALID_VOTER_KEY
-        else:
-            error = self._adopt_leader(request.leader_epoch, request.leader_id, request.leader_endpoints)
-        return BeginQuorumEpochResponse(ErrorCode.NONE, error, core.leader_id, core.epoch, core.leader_endpoints())
-
-    def _leader_ends(self, request: EndQuorumEpochRequest) -> EndQuorumEpochResponse:
-        """Q22."""
-        core = self._core
-        if core.wrong_cluster(request.cluster_id):
-            return EndQuorumEpochResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
-        error = self._adopt_leader(request.leader_epoch, request.leader_id, request.leader_endpoints)
-        if error is ErrorCode.NONE:
-            self._following.leader_ends(request)
-        return EndQuorumEpochResponse(ErrorCode.NONE, error, core.leader_id, core.epoch, core.leader_endpoints())
-
-    def _adopt_leader(self, epoch: int, leader_id: int, endpoints: tuple[VoterEndpoint, ...]) -> ErrorCode:
-        core = self._core
-        if epoch < core.epoch:
-            return ErrorCode.FENCED_LEADER_EPOCH
-        if leader_id < 0 or leader_id == core.me:
-            return ErrorCode.INVALID_REQUEST
-        endpoint = core.endpoint_of(endpoints)
-        known = () if endpoint is None else (NodeEndpoint(leader_id, endpoint.host, endpoint.port),)
-        core.adopt(epoch, leader_id, known)
-        return ErrorCode.NONE if core.leader_id == leader_id else ErrorCode.INVALID_REQUEST

@@ -1,0 +1,191 @@
+"""What answers and announcements of others say of epochs and leaders, before anything else is made of them.
+
+Owns the way of an answer: errors of the whole request, the epoch and leader that it names (Q15), then the part of the
+quorum that asked. An answer that is of no use is asked for again a little later; none stops the node (G36).
+
+Rules: raft.md Q13-Q15, Q21, Q22; gaps.md G34, G36.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from fenceline.errors import ErrorCode
+from fenceline.quorum.control_records import VoterEndpoint
+from fenceline.quorum.core import Core
+from fenceline.quorum.download import Download
+from fenceline.quorum.duties import Level
+from fenceline.quorum.elections import Elections
+from fenceline.quorum.following import Following
+from fenceline.quorum.leading import Leading
+from fenceline.quorum.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    NodeEndpoint,
+    UpdateRaftVoterResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from fenceline.quorum.outbox import InFlight
+from fenceline.quorum.roles import Follower
+from fenceline.quorum.voter_changes import VoterChanges
+from fenceline.quorum.voter_registration import Registration
+
+EpochResponse: TypeAlias = (
+    VoteResponse
+    | BeginQuorumEpochResponse
+    | EndQuorumEpochResponse
+    | FetchResponse
+    | FetchSnapshotResponse
+    | UpdateRaftVoterResponse
+)
+"""Answers that name an epoch and its leader."""
+
+
+class Hearing:
+    """See the module."""
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        elections: Elections,
+        leading: Leading,
+        following: Following,
+        download: Download,
+        changes: VoterChanges,
+        registration: Registration,
+    ) -> None:
+        self._core = core
+        self._elections = elections
+        self._leading = leading
+        self._following = following
+        self._download = download
+        self._changes = changes
+        self._registration = registration
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def unanswered(self, request_id: int, refused: bool) -> None:
+        core = self._core
+        sent = core.outbox.take(request_id)
+        if sent is None:
+            return
+        core.outbox.put_off(sent.peer.node_id, type(sent.message), core.now_ms + core.settings.retry_backoff_ms)
+        if isinstance(sent.message, ApiVersionsRequest):
+            self._changes.probed(ApiVersionsResponse(ErrorCode.REQUEST_TIMED_OUT))
+        elif isinstance(sent.message, FetchRequest | FetchSnapshotRequest):
+            self._following.unanswered()
+        if refused:
+            self._following.refused(sent.peer.node_id)
+        if refused and isinstance(sent.message, VoteRequest):
+            self._elections.refused(sent.peer.node_id)
+
+    def answered(self, sent: InFlight, response: EpochResponse) -> None:
+        """Q15: what the answer says of epochs comes first."""
+        core = self._core
+        if isinstance(sent.message, VoteRequest) and isinstance(response, VoteResponse):
+            unsupported = response.error_code is ErrorCode.UNSUPPORTED_VERSION and sent.message.pre_vote
+            if unsupported:
+                self._elections.answered(sent.peer.node_id, sent.message, response)
+                return
+        error = response.error_code
+        if not isinstance(response, UpdateRaftVoterResponse):
+            if error is not ErrorCode.NONE:
+                self._refused_as_a_whole(sent, error)
+                return
+            error = response.partition_error_code
+        if isinstance(response, UpdateRaftVoterResponse):
+            self._registration.updated(error)
+        if response.leader_epoch < core.epoch or error is ErrorCode.UNKNOWN_LEADER_EPOCH:
+            self._not_now(sent)
+            return
+        core.adopt(response.leader_epoch, response.leader_id, response.node_endpoints)
+        if isinstance(response, FetchSnapshotResponse) and isinstance(sent.message, FetchSnapshotRequest):
+            about_epochs = (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            if error not in about_epochs and isinstance(core.role, Follower):
+                if sent.message.current_leader_epoch == core.epoch:
+                    self._following.heard_from_leader()
+                    if not self._download.answered(sent.message, response):
+                        self._following.back_off()
+                return
+        if error is not ErrorCode.NONE:
+            if error is ErrorCode.INVALID_REQUEST:
+                core.say(Level.ERROR, f"Node {sent.peer.node_id} calls this an invalid request: {sent.message}")
+            self._not_now(sent)
+            return
+        match sent.message, response:
+            case VoteRequest() as asked, VoteResponse():
+                self._elections.answered(sent.peer.node_id, asked, response)
+            case FetchRequest() as asked, FetchResponse():
+                self._following.answered(asked, response)
+            case EndQuorumEpochRequest(), EndQuorumEpochResponse():
+                self._leading.goodbye_heard(sent.peer.node_id)
+            case _:
+                pass
+
+    def _refused_as_a_whole(self, sent: InFlight, error: ErrorCode) -> None:
+        advice = ""
+        if error is ErrorCode.INCONSISTENT_CLUSTER_ID:
+            advice = "That address belongs to another cluster: check controller.quorum.voters and bootstrap.servers."
+        self._core.say(
+            Level.WARNING,
+            f"Node {sent.peer.node_id} at {sent.peer.host}:{sent.peer.port} refuses this node's requests: {error.name}",
+            advice,
+        )
+        self._not_now(sent, 10)
+
+    def _not_now(self, sent: InFlight, times: int = 1) -> None:
+        """An answer that is of no use: ask again a little later."""
+        core = self._core
+        until_ms = core.now_ms + times * max(core.settings.retry_backoff_ms, 100)
+        core.outbox.put_off(sent.peer.node_id, type(sent.message), until_ms)
+        if isinstance(sent.message, FetchRequest | FetchSnapshotRequest) and not self._fresh_role():
+            self._following.back_off()
+
+    def _fresh_role(self) -> bool:
+        """Whether this very answer has given a leader to fetch from: then not a moment is lost."""
+        return self._following.is_fresh and self._core.leader_peer() is not None
+
+    # -- announcements -----------------------------------------------------------------------------------------------
+
+    def leader_begins(self, request: BeginQuorumEpochRequest) -> BeginQuorumEpochResponse:
+        """Q21. Whoever is meant by another key stays in its epoch (G34)."""
+        core = self._core
+        if core.wrong_cluster(request.cluster_id):
+            return BeginQuorumEpochResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
+        error = ErrorCode.NONE
+        if not core.is_local_key(request.voter_id, request.voter_directory_id):
+            error = ErrorCode.INVALID_VOTER_KEY
+        else:
+            error = self._adopt_leader(request.leader_epoch, request.leader_id, request.leader_endpoints)
+        return BeginQuorumEpochResponse(ErrorCode.NONE, error, core.leader_id, core.epoch, core.leader_endpoints())
+
+    def leader_ends(self, request: EndQuorumEpochRequest) -> EndQuorumEpochResponse:
+        """Q22."""
+        core = self._core
+        if core.wrong_cluster(request.cluster_id):
+            return EndQuorumEpochResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
+        error = self._adopt_leader(request.leader_epoch, request.leader_id, request.leader_endpoints)
+        if error is ErrorCode.NONE:
+            self._following.leader_ends(request)
+        return EndQuorumEpochResponse(ErrorCode.NONE, error, core.leader_id, core.epoch, core.leader_endpoints())
+
+    def _adopt_leader(self, epoch: int, leader_id: int, endpoints: tuple[VoterEndpoint, ...]) -> ErrorCode:
+        core = self._core
+        if epoch < core.epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        if leader_id < 0 or leader_id == core.me:
+            return ErrorCode.INVALID_REQUEST
+        endpoint = core.endpoint_of(endpoints)
+        known = () if endpoint is None else (NodeEndpoint(leader_id, endpoint.host, endpoint.port),)
+        core.adopt(epoch, leader_id, known)
+        return ErrorCode.NONE if core.leader_id == leader_id else ErrorCode.INVALID_REQUEST
