@@ -384,6 +384,16 @@ def test_a_piece_that_does_not_fit_is_never_fatal(changed: dict[str, Any]) -> No
     assert machine.sent(FetchRequest).keys() == {2}
 
 
+@pytest.mark.parametrize("error", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_LEADER_EPOCH])
+def test_a_piece_that_is_refused_for_its_epoch_is_asked_for_a_little_later(error: ErrorCode) -> None:
+    """Q15: what is there stays."""
+    machine = _downloading()
+    _piece(machine, partition_error_code=error)
+    assert machine.duties == []
+    machine.pass_time(100)
+    assert machine.sent(FetchSnapshotRequest).keys() == {2}
+
+
 def test_a_snapshot_that_is_not_whole_is_fetched_again() -> None:
     """G24."""
     machine = _downloading()

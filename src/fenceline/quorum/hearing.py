@@ -110,13 +110,8 @@ class Hearing:
             return
         core.adopt(response.leader_epoch, response.leader_id, response.node_endpoints)
         if isinstance(response, FetchSnapshotResponse) and isinstance(sent.message, FetchSnapshotRequest):
-            about_epochs = (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            if error not in about_epochs and isinstance(core.role, Follower):
-                if sent.message.current_leader_epoch == core.epoch:
-                    self._following.heard_from_leader()
-                    if not self._download.answered(sent.message, response):
-                        self._following.back_off()
-                return
+            self._piece(sent, sent.message, response)
+            return
         if error is not ErrorCode.NONE:
             if error is ErrorCode.INVALID_REQUEST:
                 core.say(Level.ERROR, f"Node {sent.peer.node_id} calls this an invalid request: {sent.message}")
@@ -131,6 +126,18 @@ class Hearing:
                 self._leading.goodbye_heard(sent.peer.node_id)
             case _:
                 pass
+
+    def _piece(self, sent: InFlight, asked: FetchSnapshotRequest, response: FetchSnapshotResponse) -> None:
+        """N34: an error that is not about epochs is about the snapshot; the leader lives (Q28)."""
+        core = self._core
+        about_epochs = (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        same_epoch = isinstance(core.role, Follower) and asked.current_leader_epoch == core.epoch
+        if response.partition_error_code in about_epochs or not same_epoch:
+            self._not_now(sent)
+            return
+        self._following.heard_from_leader()
+        if not self._download.answered(asked, response):
+            self._following.back_off()
 
     def _refused_as_a_whole(self, sent: InFlight, error: ErrorCode) -> None:
         advice = ""
