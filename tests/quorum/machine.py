@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 from typing import Any, TypeVar
 
-from fenceline.errors import ErrorCode
 from fenceline.quorum.duties import Answer, AppendControlBatch, AppendFetched, Duty, PersistElection, Send, Truncate
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.log_view import VotersAt
@@ -151,6 +150,3 @@ class Machine:
         given: dict[str, Any] = {"leader_id": self.quorum.leader_id, "leader_epoch": self.quorum.epoch}
         ask = self.request_id(self.quorum.leader_id, FetchRequest)
         return self.reply(ask, FetchResponse(**(given | fields)))
-
-
-NONE = ErrorCode.NONE

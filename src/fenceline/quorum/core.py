@@ -9,7 +9,6 @@ Rules: raft.md Q2-Q4, Q7-Q9, Q13-Q15, Q39, Q40; since_4_0.md K7, K10; gaps.md G3
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.ids import ZERO_UUID
@@ -24,7 +23,6 @@ from fenceline.quorum.roles import (
     Follower,
     Leader,
     Prospective,
-    Resigned,
     Role,
     Unattached,
     check_transition,
@@ -34,8 +32,6 @@ from fenceline.quorum.roles import (
 from fenceline.quorum.settings import QuorumSettings
 from fenceline.quorum.voter_set import VoterSet
 from fenceline.rng import Rng
-
-T = TypeVar("T")
 
 
 class Core:
@@ -268,6 +264,3 @@ class Core:
         if epoch > self.epoch:
             return ErrorCode.UNKNOWN_LEADER_EPOCH
         return ErrorCode.NONE if isinstance(self.role, Leader) else ErrorCode.NOT_LEADER_OR_FOLLOWER
-
-    def is_resigned(self) -> bool:
-        return isinstance(self.role, Resigned)

@@ -8,7 +8,7 @@ Rules: raft.md Q11, Q12; since_4_0.md K10 (leader and vote may be set together; 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -31,9 +31,6 @@ class ElectionState:
     def with_epoch_at_least(self, epoch: int) -> ElectionState:
         """Q10: a log that is ahead of the file wins; nobody is known to lead there."""
         return self if self.epoch >= epoch else ElectionState(epoch)
-
-    def without_vote(self) -> ElectionState:
-        return replace(self, voted_id=NOBODY, voted_directory_id=ZERO_UUID)
 
 
 def encode_election(state: ElectionState, kraft_version: int, voter_ids: tuple[int, ...] = ()) -> bytes:
