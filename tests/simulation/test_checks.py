@@ -91,7 +91,14 @@ def _high_watermark_falls(scene: Scene) -> None:
 
 def _committed_record_changed(scene: Scene) -> None:
     scene.two.log[2] = batch(2, topic="other")
-    scene.restart(2, high_watermark=3)
+    scene.invariants.whole()
+
+
+def _another_batch_of_the_same_epoch(scene: Scene) -> None:
+    scene.one.log.append(batch(3))
+    scene.set(1, log_end=4)
+    scene.two.log.append(batch(3, topic="other"))
+    scene.set(2, log_end=4)
 
 
 def _committed_record_in_another_epoch(scene: Scene) -> None:
@@ -169,6 +176,7 @@ def _snapshot_of_another_epoch(scene: Scene) -> None:
         (_epoch_falls_after_a_restart, "Q50"),
         (_high_watermark_falls, "Q53"),
         (_committed_record_changed, "Q56"),
+        (_another_batch_of_the_same_epoch, "log matching"),
         (_committed_record_in_another_epoch, "Q56"),
         (_hole_in_the_committed_log, "Q56"),
         (_leader_without_committed_records, "Q56"),

@@ -1,11 +1,10 @@
-"""Seeds of the controller of one voter: some in every run, all that ever found something, and rules that were broken
-on purpose, each of which some seed must see."""
+"""Seeds of the controller of one voter: some in every run, and all that ever found something."""
 
 from __future__ import annotations
 
 import pytest
 
-from fenceline.testing.simulation.stage import Outcome, play
+from fenceline.testing.simulation.stage import play
 
 STORY = "controller"
 
@@ -19,7 +18,3 @@ def test_seeds(first: int) -> None:
         assert outcome.committed > 3
         struck |= outcome.struck.keys()
     assert len(struck) > 4
-
-
-def _first_failure(seeds: range) -> Outcome | None:
-    return next((outcome for seed in seeds if (outcome := play(seed, STORY)).failure is not None), None)

@@ -19,7 +19,7 @@ class Pair:
     """Node 1 asks, node 2 answers with what it got, backwards."""
 
     def __init__(self, weather: Weather | None = None, seed: int = 1) -> None:
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(Random(seed))
         self.network = Network(self.scheduler, Random(seed), Trace(), weather)
         self.asker = SimLoop(self.scheduler, "n1")
         self.server = SimLoop(self.scheduler, "n2")
@@ -163,6 +163,21 @@ def test_a_partition_of_one_direction(link: tuple[int, int], arrives: bool) -> N
         assert pair.got == [b"abc"], "nothing was lost with the connection"
 
     pair.run(story())
+
+
+def test_what_waited_in_a_partition_keeps_its_order() -> None:
+    pair = Pair(Weather(min_delay_s=0.0, max_delay_s=1.0))
+
+    async def story() -> None:
+        connection = await pair.network.connect(1, 2)
+        pair.network.cut(1, 2)
+        first = [asyncio.ensure_future(connection.request(b"%d" % number)) for number in range(20)]
+        await asyncio.sleep(5)
+        pair.network.heal()
+        await asyncio.gather(*first, *(connection.request(b"%d" % number) for number in range(20, 40)))
+
+    pair.run(story())
+    assert pair.got == [b"%d" % number for number in range(40)]
 
 
 def test_connections_that_are_reset() -> None:

@@ -70,8 +70,6 @@ def test_a_failure_is_reported_with_its_seed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without any progress the liveness phase fails."""
-    from fenceline.node.controller_driver import ControllerDriver
-
     monkeypatch.setattr(ControllerDriver, "_flush", lambda self, flight: None)
     assert main(["--seed", "5", "--option", "safety_s=1", "--option", "liveness_s=3"]) == 1
     shown = capsys.readouterr().out

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
+from fenceline.errors import OperatorError, PeerError
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.node.metadata_replay import Replay, SnapshotId
@@ -94,6 +95,8 @@ class Invariants:
         self._world = world
         self._last: dict[int, NodeState] = {}
         self._verified: dict[int, int] = {}
+        self._matched: dict[int, int] = {}
+        self._written: dict[tuple[int, int], bytes] = {}
         self._leaders: dict[int, int] = {}
         self._durable_epoch: dict[int, int] = {}
         self._snapshots: dict[tuple[int, int], str] = {}
@@ -103,6 +106,7 @@ class Invariants:
     def _life_ended(self, process: Process) -> None:
         last = self._last.pop(process.node_id, None)
         self._verified.pop(process.node_id, None)
+        self._matched.pop(process.node_id, None)
         if last is not None:
             self._durable_epoch[process.node_id] = last.epoch
 
@@ -125,6 +129,8 @@ class Invariants:
             )
         _offsets(state, before, where)
         self._monotonic(process, state, before)
+        if state.log_end != before.log_end or state.epoch != before.epoch:
+            self._logs_match(process, view, state)
         if state.epoch != before.epoch or state.is_leader != before.is_leader:
             self._one_leader(process, view, state)
         if state.voters != before.voters:
@@ -161,6 +167,19 @@ class Invariants:
                 f"{newest} was committed (Q56)"
             )
         self._compare(view.batches(max(state.log_start, 0), newest), process.name)
+
+    def _logs_match(self, process: Process, view: NodeView, state: NodeState) -> None:
+        """A batch is known by its offset and epoch, also where it was never committed (log matching)."""
+        start = max(self._matched.get(process.node_id, 0), state.log_start)
+        if state.log_end < start:
+            start = state.log_start
+        for batch in view.batches(start, state.log_end):
+            known = self._written.setdefault((batch.base_offset, batch.epoch), batch.content)
+            if known != batch.content:
+                raise InvariantBroken(
+                    f"{process.name}: {_told(batch)} is not the batch that others have (log matching)"
+                )
+        self._matched[process.node_id] = state.log_end
 
     def _one_change_at_a_time(self, state: NodeState, where: str) -> None:
         """Q44: a set that a node knows differs by one voter from one that was known before."""
@@ -210,7 +229,11 @@ class Invariants:
                 continue
             expected = self.committed.image_at(end_offset - 1)
             assert expected is not None, "a committed batch ends there"
-            if not same_state(image_of_snapshot(content, end_offset, epoch), expected):
+            try:
+                found = image_of_snapshot(content, end_offset, epoch)
+            except (PeerError, OperatorError) as error:
+                raise InvariantBroken(f"{where} can not be read: {error}") from error
+            if not same_state(found, expected):
                 raise InvariantBroken(f"{where} is not what the log says (N50)")
 
     def whole(self) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Sequence
+from random import Random
 from typing import Any, Final
 from uuid import UUID
 
@@ -41,7 +42,7 @@ from fenceline.node.metadata_replay import SnapshotId
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
 from fenceline.testing.sim_disk import SimDisk
-from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.log_reader import StoredBatches
 from fenceline.testing.simulation.loop import SimExecutor
 from fenceline.testing.simulation.network import TimedOut
@@ -139,14 +140,14 @@ class Story:
 
     name = "controller"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, invariants: Invariants) -> None:
         self._world = world
         self._config = node_config(world.options, 1)
         self._driver: ControllerDriver | None = None
         self._clients: list[Client] = []
 
     @staticmethod
-    def base_options() -> Options:
+    def base_options(rng: Random) -> Options:
         return Options()
 
     def build(self) -> None:

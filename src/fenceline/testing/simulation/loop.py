@@ -26,6 +26,9 @@ JobTimes = Callable[[], tuple[float, float]]
 """(seconds until a job runs, seconds until its result is told)."""
 
 _NO_TIMES: Final = (0.0, 0.0)
+_NEVER: Final = (-1.0, -1.0)
+_APART_S: Final = 1e-6
+"""Between jobs of one thread: timers of one instant have no order."""
 
 
 class SimExecutor(Executor):
@@ -63,7 +66,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._job_times = job_times
         self._stopped: list[SimHandle] = []
         self._tasks: list[asyncio.Task[Any]] = []
-        self._lane_free_at_s: dict[Executor | None, float] = {}
+        self._lanes: dict[Executor | None, tuple[float, float]] = {}
+        """By executor with one worker: when its last job runs, and when its result is told."""
         self._handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
 
     def __repr__(self) -> str:
@@ -160,9 +164,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         future: asyncio.Future[T] = self.create_future()
         delay_s, telling_s = self._job_times() if self._job_times is not None else _NO_TIMES
         at_s = self.scheduler.now_s + delay_s
+        told_s = at_s + telling_s
         if getattr(executor, "workers", getattr(executor, "_max_workers", 0)) == 1:
-            at_s = max(at_s, self._lane_free_at_s.get(executor, 0.0))
-            self._lane_free_at_s[executor] = at_s
+            ran_s, last_told_s = self._lanes.get(executor, _NEVER)
+            at_s, told_s = max(at_s, ran_s + _APART_S), max(told_s, last_told_s + _APART_S, ran_s + _APART_S)
+            self._lanes[executor] = (at_s, told_s)
 
         def tell(result: T | None, error: BaseException | None) -> None:
             if not future.done():
@@ -183,7 +189,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 failure = error
             finally:
                 asyncio._set_running_loop(self)
-            self._timer(self.scheduler.now_s + telling_s, tell, (result, failure))
+            self._timer(told_s, tell, (result, failure))
 
         self._timer(at_s, work, ())
         return future

@@ -27,6 +27,8 @@ Handler = Callable[[int, bytes], Awaitable[bytes]]
 """(source, request frame) -> response frame. An exception closes the connection."""
 
 TIMEOUT_S: Final = 30.0
+_APART_S: Final = 1e-6
+"""Between frames of a connection: timers of one instant have no order."""
 
 
 class Refused(ConnectionRefusedError):
@@ -112,12 +114,13 @@ class Network:
         self._cut.add((source, destination))
 
     def heal(self, source: int | None = None, destination: int | None = None) -> None:
-        """What waited on healed links goes on, after a delay."""
+        """What waited on healed links arrives, in its order and before anything that is sent from now on."""
         healed = [link for link in sorted(self._cut) if source in (None, link[0]) and destination in (None, link[1])]
         for link in healed:
             self._cut.discard(link)
-            for deliver in self._held.pop(link, ()):
-                self._later(self.delay_s(), deliver)
+            held = self._held.pop(link, [])
+            if held:
+                self._loop.call_soon(_all_of, held)
 
     def is_cut(self, source: int, destination: int) -> bool:
         return (source, destination) in self._cut
@@ -277,6 +280,11 @@ class Network:
         self._tell(what)
 
 
+def _all_of(held: list[Callable[[], None]]) -> None:
+    for deliver in held:
+        deliver()
+
+
 class Connection:
     """One TCP connection from `source` to `destination`. Frames and answers keep their order each way."""
 
@@ -314,7 +322,7 @@ class Connection:
             elif not network.is_dark(destination):
                 deliver()
 
-        at_s = max(self._free_at_s[destination], network.now_s + network.delay_s())
+        at_s = max(self._free_at_s[destination] + _APART_S, network.now_s + network.delay_s())
         self._free_at_s[destination] = at_s
         network.tell(f"{source}>{destination} #{self._id} {what}")
         network.deliver_at(at_s, arrive)

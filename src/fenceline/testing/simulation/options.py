@@ -65,6 +65,10 @@ class Options:
     jump_s: float = 0.0
     """Between jumps of a wall clock."""
     # the subject
+    observers: int = 0
+    """Of the nodes; the others are the first voters."""
+    admin_s: float = 0.0
+    """Between changes of the voter set."""
     clients: int = 2
     think_ms: float = 20.0
     snapshot_bytes: int = 20 << 20

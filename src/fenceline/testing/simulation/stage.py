@@ -11,9 +11,10 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from random import Random
 from typing import Final, Protocol
 
-from fenceline.testing.simulation import controller_of_one
+from fenceline.testing.simulation import controller_of_one, quorum_cluster
 from fenceline.testing.simulation.checks import Invariants
 from fenceline.testing.simulation.faults import Faults
 from fenceline.testing.simulation.loop import SimLoop
@@ -46,9 +47,10 @@ class Story(Protocol):
         ...
 
 
-Maker = Callable[[World], Story]
-STORIES: Final[dict[str, tuple[Maker, Callable[[], Options]]]] = {
+Maker = Callable[[World, Invariants], Story]
+STORIES: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
     "controller": (controller_of_one.Story, controller_of_one.Story.base_options),
+    "quorum": (quorum_cluster.Story, quorum_cluster.Story.base_options),
 }
 """By name: what makes the story, and its options before faults are drawn."""
 
@@ -87,8 +89,8 @@ class Outcome:
 def options_of(seed: int, story: str, overrides: Mapping[str, str] | None = None) -> Options:
     """What the seed draws, and what is set by hand."""
     _, base = STORIES[story]
-    world_less = World.rng_of(seed, "options")
-    return draw_faults(world_less, base()).with_text(overrides or {})
+    rng = World.rng_of(seed, "options")
+    return draw_faults(rng, base(rng)).with_text(overrides or {})
 
 
 def play(
@@ -108,7 +110,7 @@ def play(
     gc.disable()  # when cycles are collected, and their finalizers run, is not the seed's to say
     try:
         with LogSink(world):
-            _play(world, STORIES[story][0](world), invariants, outcome)
+            _play(world, STORIES[story][0](world, invariants), invariants, outcome)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -158,7 +160,10 @@ def _play(world: World, story: Story, invariants: Invariants, outcome: Outcome) 
     scheduler.run(done=is_well)
     if story.progress() < target:
         raise SimulationError(f"no progress within {options.liveness_s} s after the last fault")
-    scheduler.run(done=story.rest)
+    deadline_s = scheduler.now_s + options.liveness_s
+    scheduler.run(done=lambda: story.rest() or scheduler.now_s >= deadline_s)
+    if not story.rest():
+        raise SimulationError(f"not at rest within {options.liveness_s} s")
     scheduler.run(until_s=scheduler.now_s + 2)
     invariants.whole()
     story.final()

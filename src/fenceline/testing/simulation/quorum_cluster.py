@@ -1,0 +1,159 @@
+"""A story: a quorum of several voters and observers that replicates its clients' records.
+
+Owns the bodies of the nodes (`QuorumNode`), clients that propose records to whoever leads, and an administrator who
+adds and removes voters. What was answered as committed is in the committed log, at the offset that was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from random import Random
+from typing import Final
+
+from fenceline.log.disk import Disk
+from fenceline.quorum.messages import AddRaftVoterRequest, RemoveRaftVoterRequest
+from fenceline.quorum.settings import Address, QuorumSettings
+from fenceline.testing.simulation.checks import InvariantBroken, Invariants
+from fenceline.testing.simulation.controller_of_one import CLUSTER_ID, format_voters
+from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.quorum_node import QuorumNode, voter_of
+from fenceline.testing.simulation.world import Process, World
+
+_REQUEST_TIMEOUT_S: Final = 3.0
+
+
+class Story:
+    """The cluster and its clients: a `stage.Story`."""
+
+    name = "quorum"
+
+    def __init__(self, world: World, invariants: Invariants) -> None:
+        self._world = world
+        self._invariants = invariants
+        options = world.options
+        self._voters = range(1, options.nodes - options.observers + 1)
+        self._settings = QuorumSettings(
+            CLUSTER_ID,
+            bootstrap_servers=tuple(Address(f"n{node_id}", node_id) for node_id in self._voters),
+            fetch_snapshot_max_bytes=400,
+            fetch_max_bytes=4000,
+        )
+        self._clients: list[Client] = []
+        self._nodes: dict[int, QuorumNode] = {}
+        self._must_rest = False
+
+    @staticmethod
+    def base_options(rng: Random) -> Options:
+        voters, observers = rng.choice((1, 2, 3, 3, 3, 3, 4, 5)), rng.choice((0, 0, 1, 2))
+        admin_s = rng.choice((0.0, 0.0, 1.0, 3.0))
+        return Options(nodes=voters + observers, observers=observers, admin_s=admin_s)
+
+    def build(self) -> None:
+        for node_id in range(1, self._world.options.nodes + 1):
+            process = self._world.add(node_id, self._body)
+            if node_id in self._voters:
+                self._format(process.disk)
+        for process in self._world.processes.values():
+            process.start()
+        for number in range(self._world.options.clients):
+            client = Client(self._world, number)
+            self._clients.append(client)
+            self._world.loop.create_task(client.live())
+        if self._world.options.admin_s:
+            self._world.loop.create_task(self._administer())
+
+    def _format(self, disk: Disk) -> None:
+        format_voters(disk, [voter_of(node_id) for node_id in self._voters])
+
+    async def _body(self, process: Process) -> None:
+        node = QuorumNode(process, self._world.network, self._settings)
+        node.start()
+        self._nodes[process.node_id] = node
+        process.serve(node.handle)
+        stopping = asyncio.create_task(process.stopping.wait())
+        await asyncio.wait((node.failed, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if node.failed.done():
+            node.failed.result()
+        await node.stop()
+
+    async def _administer(self) -> None:
+        """Add or remove a voter, asking anybody; who does not lead refuses."""
+        rng = self._world.rng("administrator")
+        while self._world.faults_strike:
+            await asyncio.sleep(rng.expovariate(1 / self._world.options.admin_s))
+            node_id = rng.choice(sorted(self._world.processes))
+            voter = voter_of(node_id)
+            request: AddRaftVoterRequest | RemoveRaftVoterRequest
+            if rng.random() < 0.6:
+                request = AddRaftVoterRequest(CLUSTER_ID, 2000, node_id, voter.voter_directory_id, voter.endpoints)
+            else:
+                request = RemoveRaftVoterRequest(CLUSTER_ID, node_id, voter.voter_directory_id)
+            for asked in sorted(self._world.processes):
+                try:
+                    await self._world.network.request(-100, asked, pickle.dumps(request), timeout_s=2.0)
+                except ConnectionError:
+                    continue
+
+    def progress(self) -> int:
+        return min(len(client.told) for client in self._clients)
+
+    def rest(self) -> bool:
+        for client in self._clients:
+            client.must_rest = True
+        if any(client.is_waiting for client in self._clients):
+            return False
+        end = self._invariants.committed.end
+        states = [process.view.state() for process in self._world.processes.values() if process.view is not None]
+        return len(states) == len(self._world.processes) and all(state.high_watermark >= end for state in states)
+
+    def final(self) -> None:
+        """What clients were told is what was committed; all nodes have one epoch and one leader."""
+        committed = self._invariants.committed
+        for client in self._clients:
+            for offset, value in client.told:
+                batch = committed.batch_at(offset)
+                if batch is None or value.encode() not in batch.content:
+                    raise InvariantBroken(f"{value} was told to be committed at {offset}, which is {batch}")
+        states = {process.view.state()[:2] for process in self._world.processes.values() if process.view is not None}
+        if len(states) != 1:
+            raise InvariantBroken(f"the nodes do not agree on epoch and leader: {sorted(states)}")
+
+
+class Client:
+    """Proposes one record after the other to the node that took the last one, else to any."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.told: list[tuple[int, str]] = []
+        """(offset, value) of what was answered as committed."""
+        self.must_rest = False
+        self.is_waiting = False
+        self._world = world
+        self._number = number
+        self._rng = world.rng(f"client {number}")
+        self._asked = 0
+
+    async def live(self) -> None:
+        leader = 1
+        while not self.must_rest:
+            self.is_waiting = True
+            self._asked += 1
+            value = f"value-{self._number}-{self._asked}."
+            frame = pickle.dumps((f"client-{self._number}", value))
+            code = -2
+            try:
+                answer = await self._world.network.request(
+                    -1 - self._number, leader, frame, timeout_s=_REQUEST_TIMEOUT_S
+                )
+                code, offset = pickle.loads(answer)
+            except ConnectionError:
+                pass
+            self._world.trace.add(self._world.scheduler.now_s, f"c{self._number}", f"asked n{leader} {value}: {code}")
+            if code == 0:
+                self.told.append((offset, value))
+            else:
+                leader = self._rng.choice(sorted(self._world.processes))
+                await asyncio.sleep(0.05)
+            self.is_waiting = False
+            await asyncio.sleep(self._rng.random() * self._world.options.think_ms / 500 + 0.0001)

@@ -1,0 +1,41 @@
+"""Seeds of quorums of one to five voters with observers: some in every run, and all that ever found something."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.testing.simulation.stage import play
+
+STORY = "quorum"
+_FAULTS = (
+    *("crash_s", "crash_calls", "stop_s", "pause_s", "partition_s", "drop_s", "slow_disk_s", "full_s", "fail_s"),
+    *("flip_s", "jump_s", "loss_chance", "duplicate_chance", "slow_chance", "admin_s", "drift", "skew_ms", "observers"),
+)
+
+
+@pytest.mark.parametrize("first", range(0, 24, 8))
+def test_seeds(first: int) -> None:
+    struck: set[str] = set()
+    for seed in range(first, first + 8):
+        outcome = play(seed, STORY)
+        assert outcome.failure is None, outcome.report()
+        assert outcome.committed > 3
+        struck |= outcome.struck.keys()
+    assert len(struck) > 4
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_without_faults_nothing_moves_the_leader(nodes: int) -> None:
+    """The pre-vote and the timers leave a cluster alone that is well."""
+    calm = dict.fromkeys(_FAULTS, "0")
+    lines: list[str] = []
+    outcome = play(
+        1,
+        STORY,
+        overrides={**calm, "nodes": str(nodes), "max_delay_ms": "2", "max_job_ms": "5", "think_ms": "100"},
+        sink=lines.append,
+    )
+    assert outcome.failure is None, outcome.report()
+    assert outcome.struck == {}
+    epochs = {line.partition(" epoch ")[2].split()[0] for line in lines if " epoch " in line and " committed " in line}
+    assert len(epochs) <= 3, "the first election, and the epoch before it"

@@ -1,0 +1,23 @@
+"""New seeds for as long as is wished: stops at the first that fails."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import count
+
+import pytest
+
+from fenceline.testing.simulation.stage import STORIES, play
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("story", sorted(STORIES))
+def test_new_seeds(story: str) -> None:
+    """Begins at another seed each day; FENCELINE_SOAK_S says how long, 600 s where it does not."""
+    ends_at_s = time.monotonic() + float(os.environ.get("FENCELINE_SOAK_S", "600"))
+    for seed in count(int(time.time()) // 86400 * 1_000_000):
+        outcome = play(seed, story)
+        assert outcome.failure is None, outcome.report()
+        if time.monotonic() > ends_at_s:
+            return
