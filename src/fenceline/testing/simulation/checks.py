@@ -238,7 +238,7 @@ class Invariants:
 
     def whole(self) -> None:
         """Every running node's log against the committed one, from its start to the high watermark."""
-        for process in self._world.up():
+        for process in self._world.processes.values():
             view = process.view
             if view is not None:
                 state = view.state()
