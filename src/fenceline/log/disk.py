@@ -306,12 +306,14 @@ class OsMapping:
     def is_resident(self, start: int, end: int) -> bool:
         first = start - start % PAGE_BYTES
         pages = (end - first + PAGE_BYTES - 1) // PAGE_BYTES
-        vector = ctypes.create_string_buffer(pages)
+        # Of one length for all: ctypes makes a type for each length and keeps it.
+        vector = ctypes.create_string_buffer(max(pages, _VECTOR_PAGES))
         if OsMapping._library().mincore(self._address + first, end - first, vector) != 0:
             return False
-        return not vector.raw.translate(None, _RESIDENT)
+        return not vector.raw[:pages].translate(None, _RESIDENT)
 
 
+_VECTOR_PAGES: Final = 2048
 _RESIDENT: Final = bytes(value for value in range(256) if value & 1)
 
 
