@@ -5,7 +5,7 @@ Owns the order in which its parts work; the parts are `elections`, `leading` wit
 I/O, knows no clock and no randomness: every call brings the time, and gives back duties (`duties` says what the driver
 owes). After each call everything that is due by then has been ordered; `next_deadline_ms` says when `tick` is wanted.
 
-Rules: raft.md, snapshots.md N24-N39, since_4_0.md K7-K16; what differs from Kafka: `docs/decisions/008`.
+Rules: raft.md, snapshots.md N24-N39, since_4_0.md K7-K16; what differs from Kafka: `docs/decisions/009`.
 """
 
 from __future__ import annotations
