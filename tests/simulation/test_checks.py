@@ -33,6 +33,7 @@ class Lie:
     log: list[StoredBatch] = field(default_factory=list)
     published: MetadataImage | None = None
     snapshots: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    has_failed: bool = False
 
     def state(self) -> NodeState:
         return self.now

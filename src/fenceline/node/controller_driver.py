@@ -163,7 +163,7 @@ class ControllerDriver:
         when the disk takes no more. Cancelling the future does not take back what is decided already.
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if self._stopped or self._is_failed:
+        if self._stopped or self.has_failed:
             answer.set_exception(_stopped())
             return answer
         self._queue.append(Waiting(request, answer))
@@ -220,7 +220,7 @@ class ControllerDriver:
         if self._stopped:
             return
         self._timers.stop()
-        while (self._queue or self._flight is not None) and not self._is_failed:
+        while (self._queue or self._flight is not None) and not self.has_failed:
             self._landed = asyncio.Event()
             self._schedule()
             await self._landed.wait()
@@ -234,7 +234,7 @@ class ControllerDriver:
             self._own_executor.shutdown()
 
     @property
-    def _is_failed(self) -> bool:
+    def has_failed(self) -> bool:
         return self._failed is not None and self._failed.done()
 
     # -- the quorum's duties -------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class ControllerDriver:
     def _turn(self) -> None:
         """Decide all that is queued and send it off."""
         self._scheduled = False
-        if self._flight is not None or self._is_failed:
+        if self._flight is not None or self.has_failed:
             return
         queue, self._queue = self._queue, []
         try:

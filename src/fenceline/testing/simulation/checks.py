@@ -113,7 +113,7 @@ class Invariants:
     def look(self, process: Process) -> None:
         """After a step of this node. Raises InvariantBroken."""
         view = process.view
-        if view is None:
+        if view is None or view.has_failed:
             return
         state = view.state()
         before = self._last.get(process.node_id, _NEVER)
@@ -240,7 +240,7 @@ class Invariants:
         """Every running node's log against the committed one, from its start to the high watermark."""
         for process in self._world.processes.values():
             view = process.view
-            if view is not None:
+            if view is not None and not view.has_failed:
                 state = view.state()
                 start = state.log_start
                 self._compare(

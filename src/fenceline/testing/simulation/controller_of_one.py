@@ -106,6 +106,10 @@ class DriverView:
         self._voters: tuple[tuple[int, str], ...] = ()
         self._voters_of = (-1, -1)
 
+    @property
+    def has_failed(self) -> bool:
+        return self._driver.has_failed
+
     def state(self) -> NodeState:
         driver = self._driver
         quorum, log = driver.quorum, driver.log

@@ -423,6 +423,10 @@ class QuorumNode:
 
     # -- NodeView ------------------------------------------------------------------------------------------------------
 
+    @property
+    def has_failed(self) -> bool:
+        return self.failed.done()
+
     def state(self) -> NodeState:
         quorum, log = self.quorum, self.log
         return NodeState(

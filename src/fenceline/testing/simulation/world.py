@@ -58,6 +58,11 @@ class StoredBatch(NamedTuple):
 class NodeView(Protocol):
     """What the checks see of a node while it runs."""
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the node gave up: what it decided last took no effect, and nobody will hear of it."""
+        ...
+
     def state(self) -> NodeState: ...
     def batches(self, start: int, end: int) -> Sequence[StoredBatch]:
         """The log's batches that begin in [start, end)."""
