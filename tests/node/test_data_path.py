@@ -60,3 +60,11 @@ def test_batches_come_whole(told: DataSession, limit: int) -> None:
     sizes = [header.size_bytes for header in iter_headers(records)]
     assert sum(sizes) == len(records)
     assert sum(sizes) <= limit or len(sizes) == 1
+
+
+def test_records_of_an_internal_topic_that_is_not_there_are_unknown(node: EmbeddedNode) -> None:
+    """Kafka looks the topic up first; 17 only comes once there is one (`DELETE_RECORDS`)."""
+    rows = [{"name": "__consumer_offsets", "partitions": [{"partition_index": 0, "offset": 0}]}]
+    with DataSession(node.port) as session:
+        answer = session.ask(ApiKey.DELETE_RECORDS, 2, {"topics": rows, "timeout": 1000})
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

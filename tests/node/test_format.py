@@ -35,7 +35,9 @@ def test_every_directory_gets_its_own_id_and_one_the_voter(tmp_path: Path) -> No
     log = MetadataLog.open(OsDisk(), str(paths[1]), now_ms=0)
     assert log.snapshots == [NO_SNAPSHOT]
     replayed = log.replay()
-    assert (replayed.kraft_version, replayed.voters_in_log) == (1, False)
+    latest = replayed.voter_history.latest
+    assert latest is not None
+    assert (replayed.kraft_version, latest.offset) == (1, -1), "who votes stands in no log yet"
     (voter,) = replayed.voters
     assert (voter.voter_id, voter.voter_directory_id, voter.endpoints) == (7, opened[1].directory_id, (ENDPOINT,))
     assert not (paths[0] / "__cluster_metadata-0").exists()

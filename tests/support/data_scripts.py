@@ -96,7 +96,7 @@ def produce_same_partition_twice(told: DataSession) -> None:
         _read(told, "p")
 
 
-def produce_to_internal_topics(told: DataSession) -> None:
+def _need_offsets_topic(told: DataSession) -> None:
     told.ask(ApiKey.FIND_COORDINATOR, 3, {"key": "g", "key_type": 0})
     for _ in told.until(10):
         partition = [{"partition_index": 0, "timestamp": -1}]
@@ -104,6 +104,10 @@ def produce_to_internal_topics(told: DataSession) -> None:
         found = told.ask(ApiKey.LIST_OFFSETS, 5, {"replica_id": -1, "topics": topics})
         if found.topics[0].partitions[0].error_code == 0:
             break
+
+
+def produce_to_internal_topics(told: DataSession) -> None:
+    _need_offsets_topic(told)
     for version in (3, 7, 8, 12):
         _produce(told, version, "__consumer_offsets", told.batch())
 
@@ -350,6 +354,7 @@ def offset_for_leader_epoch(told: DataSession) -> None:
 
 
 def delete_records(told: DataSession) -> None:
+    _need_offsets_topic(told)
     told.create("x", 3)
     told.create("kept", configs={"cleanup.policy": "compact"})
     told.create("both", configs={"cleanup.policy": "compact,delete"})

@@ -205,9 +205,9 @@ def delete_records(context: RequestContext, request: Any) -> dict[str, Any]:
 
 
 def _delete_before(context: RequestContext, topic: str, index: int, offset: int) -> int:
+    replica = context.broker.partitions.leader(topic, None, index)
     if topic in INTERNAL_TOPICS:
         raise PeerError(ErrorCode.INVALID_TOPIC_EXCEPTION)
-    replica = context.broker.partitions.leader(topic, None, index)
     if not replica.config.deletes:
         raise PeerError(ErrorCode.POLICY_VIOLATION)
     target = replica.high_watermark if offset == _HIGH_WATERMARK else offset
