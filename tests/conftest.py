@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from fenceline.compiled import left_out
 from fenceline.log import tail
 from fenceline.testing.apache_kafka import why_unavailable
 from fenceline.testing.node import EmbeddedNode
@@ -17,7 +18,7 @@ from fenceline.testing.node import EmbeddedNode
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Soak tests run only when they are asked for by `-m soak`; tests that share a process stay on one worker."""
     unwanted = set() if "soak" in (config.option.markexpr or "") else {"soak"}
-    if os.environ.get("FENCELINE_PURE_PYTHON", "") not in ("", "0"):
+    if left_out():
         unwanted.add("compiled")
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group_of(item)))

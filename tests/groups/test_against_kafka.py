@@ -13,7 +13,8 @@ from fenceline.groups import records
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
 from fenceline.records.decode import decode_all
-from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+from fenceline.testing.apache_kafka import ApacheKafka
+from tests.conftest import need_apache_kafka
 from tests.groups.peers import HandlerPeer, Session, SocketPeer
 from tests.groups.scripts import SCRIPTS, Script, what_is_stored
 
@@ -23,8 +24,7 @@ PARTITIONS = 3
 
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[ApacheKafka]:
-    if reason := why_unavailable():
-        pytest.skip(reason)
+    need_apache_kafka()
     with ApacheKafka(heap="512m") as node:
         asyncio.run(_prepare(node))
         yield node

@@ -19,7 +19,8 @@ from fenceline.records.batch import Codec, TimestampType, check_crc, read_header
 from fenceline.records.build import BatchBuilder, Record, build_batch
 from fenceline.records.decode import decode_all, decode_batch
 from fenceline.records.errors import RecordsError
-from fenceline.testing.apache_kafka import ApacheKafka, run_tool, why_unavailable
+from fenceline.testing.apache_kafka import ApacheKafka, run_tool
+from tests.conftest import need_apache_kafka
 
 from .raw_produce import RawProducer
 
@@ -131,9 +132,7 @@ def test_other_parsers_read_it(parser: type, rows: list[tuple[int, bytes | None,
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[ApacheKafka]:
-    reason = why_unavailable()
-    if reason is not None:
-        pytest.skip(reason)
+    need_apache_kafka()
     with ApacheKafka(heap="512m") as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         names = [f"{side}-{name}" for side in ("theirs", "ours", "java") for name in CODECS]

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+from fenceline.testing.apache_kafka import ApacheKafka
+from tests.conftest import need_apache_kafka
 
 from .produce_cases import CASES, MAX_MESSAGE_BYTES, TOPICS, Case
 from .raw_produce import RawProducer
@@ -18,9 +19,7 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[ApacheKafka]:
-    reason = why_unavailable()
-    if reason is not None:
-        pytest.skip(reason)
+    need_apache_kafka()
     with ApacheKafka(heap="512m") as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         topics = [

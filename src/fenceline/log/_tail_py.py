@@ -127,9 +127,11 @@ class SegmentTail:
         self.recently_used = False
         self.fd = -1
 
-    def indexes(self) -> tuple[OffsetIndex, TimeIndex]:
-        """Both indexes, from the disk when they are not in memory."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def indexes(self) -> tuple[OffsetIndex, TimeIndex]:
+            """Both indexes, from the disk when they are not in memory: `Segment` has it."""
+            ...
 
     def appended(
         self, base_offset: int, last_offset: int, max_timestamp_ms: int, size_bytes: int, interval_bytes: int

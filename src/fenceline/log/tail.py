@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fenceline.compiled import compiled
 from fenceline.log import _tail_py
-from fenceline.log._tail_py import BATCHES_KEPT, NOT_PLAIN, WRITE_BYTES, BatchSeen
+from fenceline.log._tail_py import NOT_PLAIN, WRITE_BYTES, BatchSeen
 from fenceline.records import kernel
 
 if TYPE_CHECKING:
@@ -16,25 +17,14 @@ if TYPE_CHECKING:
 
     IS_NATIVE: bool
 else:
-
-    def _native():
-        if not kernel.IS_NATIVE:
-            return None
-        try:
-            from fenceline.log import _tail
-        except ImportError:
-            return None
-        # A build left over from another version of the sources must not be mixed with this one.
-        return _tail if getattr(_tail, "ABI", None) == _tail_py.ABI else None
-
-    _chosen = _native() or _tail_py
+    # Its checks are the compiled kernel's: one is not used without the other.
+    _chosen = (compiled("fenceline.log._tail", _tail_py.ABI) if kernel.IS_NATIVE else None) or _tail_py
     IS_NATIVE = _chosen is not _tail_py
     LogTail = _chosen.LogTail
     Producer = _chosen.Producer
     SegmentTail = _chosen.SegmentTail
 
 __all__ = [
-    "BATCHES_KEPT",
     "IS_NATIVE",
     "NOT_PLAIN",
     "WRITE_BYTES",

@@ -25,9 +25,9 @@ from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.flush import FlushWork
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
-from fenceline.node.metadata_replay import NO_SNAPSHOT, Replay, Replayed, SnapshotId
+from fenceline.node.metadata_replay import NO_SNAPSHOT, Replay, Replayed
 from fenceline.quorum.election_state import FILE_NAME, ElectionState, decode_election, encode_election
-from fenceline.quorum.log_view import LogEnd
+from fenceline.quorum.log_view import LogEnd, SnapshotId
 from fenceline.records.batch import check_crc, iter_headers
 
 if TYPE_CHECKING:

@@ -35,8 +35,7 @@ from fenceline.quorum.control_records import (
     Voter,
     decode_control,
 )
-from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, VotersAt
-from fenceline.quorum.log_view import SnapshotId as SnapshotId
+from fenceline.quorum.log_view import BOOTSTRAP_SNAPSHOT, SnapshotId, VotersAt
 from fenceline.quorum.voter_set import VoterHistory
 from fenceline.records.decode import decode_batch
 

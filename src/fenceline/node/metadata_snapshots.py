@@ -21,7 +21,7 @@ from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
 from fenceline.node.metadata_batches import image_batches
-from fenceline.node.metadata_replay import SnapshotId
+from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.quorum import Quorum
 
 if TYPE_CHECKING:

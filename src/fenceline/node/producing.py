@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from fenceline.compiled import compiled
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log import tail
 from fenceline.log.errors import StorageError
@@ -51,19 +52,10 @@ _PLAIN_ABI: Final = 1
 """Changes with every change of `_plain_produce.pyx`, so that a build of older sources is not used."""
 _ADMIN_CLIENT_ID: Final = "__admin_client"
 
-
-def _native() -> Callable[[Producing, RequestContext, memoryview], list[Buffer] | None] | None:
-    if not tail.IS_NATIVE:
-        return None
-    try:
-        from fenceline.node import _plain_produce  # type: ignore[attr-defined]
-    except ImportError:
-        return None
-    # A build left over from another version of the sources must not be mixed with this one.
-    return _plain_produce.answer_plain if getattr(_plain_produce, "ABI", None) == _PLAIN_ABI else None
-
-
-_answer_plain: Final = _native()
+_plain_produce = compiled("fenceline.node._plain_produce", _PLAIN_ABI) if tail.IS_NATIVE else None
+_answer_plain: Final[Callable[[Producing, RequestContext, memoryview], list[Buffer] | None] | None] = getattr(
+    _plain_produce, "answer_plain", None
+)
 """The quick way for requests that nothing is special about; None where it was not built.
 
 It gives the frame of the answer, or None with nothing changed."""

@@ -5,27 +5,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
+from fenceline.compiled import compiled
 from fenceline.records import _columns_py, _kernel_py
 
 if TYPE_CHECKING:
     from fenceline.records._columns_py import ColumnBuilder, Columns, encode_columns, hash_column
     from fenceline.records._kernel_py import IS_NATIVE, Walk, append_record, decode, encode, murmur2, walk
 else:
-
-    def _native():
-        if os.environ.get("FENCELINE_PURE_PYTHON", "") not in ("", "0"):
-            return None
-        try:
-            from fenceline.records import _kernel
-        except ImportError:
-            return None
-        # A build left over from another version of the sources must not be mixed with this one.
-        return _kernel if getattr(_kernel, "ABI", None) == _kernel_py.ABI else None
-
-    _chosen = _native()
+    _chosen = compiled("fenceline.records._kernel", _kernel_py.ABI)
     _records = _chosen or _kernel_py
     _columns = _chosen or _columns_py
     Columns = _columns_py.Columns

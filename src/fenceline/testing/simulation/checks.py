@@ -15,7 +15,8 @@ from typing import Final
 from fenceline.errors import OperatorError, PeerError
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
-from fenceline.node.metadata_replay import Replay, SnapshotId
+from fenceline.node.metadata_replay import Replay
+from fenceline.quorum.log_view import SnapshotId
 from fenceline.records.batch import check_crc, iter_headers, read_header
 from fenceline.records.decode import decode_batch
 from fenceline.testing.simulation.world import NodeState, NodeView, Process, StoredBatch, World

@@ -38,9 +38,9 @@ from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoin
 from fenceline.node.controller_driver import ControllerDriver
 from fenceline.node.metadata_batches import snapshot_batches
 from fenceline.node.metadata_log import DIRECTORY_NAME
-from fenceline.node.metadata_replay import SnapshotId
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
+from fenceline.quorum.log_view import SnapshotId
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.log_reader import StoredBatches
