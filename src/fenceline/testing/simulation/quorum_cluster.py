@@ -41,7 +41,9 @@ class Story:
         )
         self._clients: list[Client] = []
         self._nodes: dict[int, QuorumNode] = {}
-        self._must_rest = False
+        self._administrator: asyncio.Task[None] | None = None
+        self._agreed: tuple[int, int] | None = None
+        """Epoch and leader of all nodes when they came to rest."""
 
     @staticmethod
     def base_options(rng: Random) -> Options:
@@ -61,7 +63,7 @@ class Story:
             self._clients.append(client)
             self._world.loop.create_task(client.live())
         if self._world.options.admin_s:
-            self._world.loop.create_task(self._administer())
+            self._administrator = self._world.loop.create_task(self._administer())
 
     def _format(self, disk: Disk) -> None:
         format_voters(disk, [voter_of(node_id) for node_id in self._voters])
@@ -100,16 +102,24 @@ class Story:
         return min(len(client.told) for client in self._clients)
 
     def rest(self) -> bool:
+        """Also: all nodes have what is committed, and know one leader in one epoch."""
         for client in self._clients:
             client.must_rest = True
         if any(client.is_waiting for client in self._clients):
             return False
+        if self._administrator is not None and not self._administrator.done():
+            return False
+        views = [process.view for process in self._world.processes.values()]
         end = self._invariants.committed.end
-        states = [process.view.state() for process in self._world.processes.values() if process.view is not None]
-        return len(states) == len(self._world.processes) and all(state.high_watermark >= end for state in states)
+        states = [view.state() for view in views if view is not None]
+        if len(states) < len(views) or any(state.high_watermark < end for state in states):
+            return False
+        known = {(state.epoch, state.leader_id) for state in states}
+        self._agreed = known.pop() if len(known) == 1 else None
+        return self._agreed is not None and self._agreed[1] >= 0
 
     def final(self) -> None:
-        """What clients were told is what was committed; all nodes have one epoch and one leader."""
+        """What clients were told is what was committed, and a cluster at rest has kept its leader."""
         committed = self._invariants.committed
         for client in self._clients:
             for offset, value in client.told:
@@ -117,8 +127,8 @@ class Story:
                 if batch is None or value.encode() not in batch.content:
                     raise InvariantBroken(f"{value} was told to be committed at {offset}, which is {batch}")
         states = {process.view.state()[:2] for process in self._world.processes.values() if process.view is not None}
-        if len(states) != 1:
-            raise InvariantBroken(f"the nodes do not agree on epoch and leader: {sorted(states)}")
+        if states != {self._agreed}:
+            raise InvariantBroken(f"at rest epoch and leader went from {self._agreed} to {sorted(states)}")
 
 
 class Client:
