@@ -127,7 +127,7 @@ def test_what_can_not_be_deleted_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         overrides = {"metadata.log.max.record.bytes.between.snapshots": "700", "metadata.max.retention.bytes": "0"}
         controller = driver(disk, "/data", overrides=overrides)
         await controller.start()
-        disk.fail("unlink", ".checkpoint")
+        disk.fail("rename", ".checkpoint")
         await join(controller)
         for number in range(10):
             await controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),)))

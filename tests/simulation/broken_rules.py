@@ -86,7 +86,7 @@ def _a_snapshot_gets_its_name_when_it_is_whole(patch: pytest.MonkeyPatch) -> Non
 @_breaks("controller")
 def _a_snapshot_ends_with_its_footer(patch: pytest.MonkeyPatch) -> None:
     write = MetadataLog.write_snapshot
-    patch.setattr(MetadataLog, "write_snapshot", lambda self, name, batches: write(self, name, batches[:-1]))
+    patch.setattr(MetadataLog, "write_snapshot", lambda self, name, batches: write(self, name, list(batches)[:-1]))
 
 
 @_breaks("controller")

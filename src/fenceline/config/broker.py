@@ -48,6 +48,15 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             Range(1),
         ),
         ConfigKey(
+            "metadata.snapshot.min.changed_records.ratio",
+            ConfigType.DOUBLE,
+            "0",
+            "New metadata records, over the records of the last snapshot, below which bytes alone write no snapshot;"
+            " 0 is no such limit. KIP-630 names this key, Kafka never had it.",
+            Importance.LOW,
+            Range(0, 1),
+        ),
+        ConfigKey(
             VALIDATE_COMPRESSED,
             ConfigType.BOOLEAN,
             "false",
@@ -56,7 +65,7 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
         ),
     )
 )
-"""Keys that Kafka does not have. Their names start with `fenceline.`, so that Kafka only warns of them."""
+"""Keys that Kafka does not have and only warns of. Their names start with `fenceline.`, but for one of KIP-630."""
 
 ALL_CONFIGS: Final[Mapping[str, ConfigKey]] = MappingProxyType({**BROKER_CONFIGS, **OWN_CONFIGS})
 

@@ -1,7 +1,7 @@
 """An image as records and back: what a snapshot of the metadata log contains.
 
-Owns the order and completeness of those records. Not the file: batches, header and footer are `node.metadata_log`'s and
-`snapshot_batches` here only cuts records into groups.
+Owns the order and completeness of those records. Not the file: batches, header and footer are
+`node.metadata_batches`'.
 
 Rules: snapshots.md N10: a complete state, no deletes, no deltas, metadata.version first.
 """
@@ -14,6 +14,7 @@ from typing import Final
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.features import METADATA_VERSION, Levels
 from fenceline.metadata.image import EMPTY_IMAGE, BrokerImage, ControllerImage, MetadataImage, TopicImage
+from fenceline.metadata.partition_values import PartitionEncoder, partition_record
 from fenceline.metadata.records import (
     BrokerEndpoint,
     BrokerFeature,
@@ -24,11 +25,11 @@ from fenceline.metadata.records import (
     EntityData,
     FeatureLevelRecord,
     MetadataRecord,
-    PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
     RegisterControllerRecord,
     TopicRecord,
+    encode_record,
 )
 
 RECORDS_PER_BATCH: Final = 1024
@@ -37,13 +38,51 @@ RECORDS_PER_BATCH: Final = 1024
 
 def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
     """Records that lead from nothing to `image`, in Kafka's order of kinds; within a kind sorted by key."""
+    yield from _before_topics(image)
+    for topic in _topics(image):
+        yield TopicRecord(topic.name, topic.id)
+        for index, partition in enumerate(topic.partitions):
+            yield partition_record(topic.id, index, partition)
+    yield from _after_topics(image)
+
+
+def image_values(image: MetadataImage) -> Iterator[bytes]:
+    """The same records encoded at the image's metadata.version, made one by one as they are asked for."""
+    version = image.metadata_version
+    for record in _before_topics(image):
+        yield encode_record(record, version)
+    encode = PartitionEncoder(version).encode
+    for topic in _topics(image):
+        yield encode_record(TopicRecord(topic.name, topic.id), version)
+        topic_id, id_bytes = topic.id, topic.id.bytes
+        for index, partition in enumerate(topic.partitions):
+            yield encode(topic_id, id_bytes, index, partition)
+    for record in _after_topics(image):
+        yield encode_record(record, version)
+
+
+def image_of(records: Iterable[MetadataRecord], offset: int, epoch: int) -> MetadataImage:
+    """Inverse of `image_records`. Raises InternalError for records that do not fit each other."""
+    delta = MetadataDelta(EMPTY_IMAGE)
+    for record in records:
+        delta.replay(record)
+    image, _ = delta.build(offset, epoch)
+    return image
+
+
+def _before_topics(image: MetadataImage) -> Iterator[MetadataRecord]:
     yield from _features(image)
     for broker_id in sorted(image.brokers):
         yield _broker(image.brokers[broker_id])
     for controller_id in sorted(image.controllers):
         yield _controller(image.controllers[controller_id])
-    for topic in sorted(image.topics_by_id.values(), key=lambda one: one.name):
-        yield from _topic(topic)
+
+
+def _topics(image: MetadataImage) -> list[TopicImage]:
+    return sorted(image.topics_by_id.values(), key=lambda one: one.name)
+
+
+def _after_topics(image: MetadataImage) -> Iterator[MetadataRecord]:
     for resource in sorted(image.configs):
         for name, value in sorted(image.configs[resource].items()):
             yield ConfigRecord(resource.type, resource.name, name, value)
@@ -55,15 +94,6 @@ def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
     yield from image.acls.values()
     yield from image.scram.values()
     yield from image.delegation_tokens.values()
-
-
-def image_of(records: Iterable[MetadataRecord], offset: int, epoch: int) -> MetadataImage:
-    """Inverse of `image_records`. Raises InternalError for records that do not fit each other."""
-    delta = MetadataDelta(EMPTY_IMAGE)
-    for record in records:
-        delta.replay(record)
-    image, _ = delta.build(offset, epoch)
-    return image
 
 
 def _features(image: MetadataImage) -> Iterator[MetadataRecord]:
@@ -101,23 +131,3 @@ def _controller(controller: ControllerImage) -> RegisterControllerRecord:
 
 def _sorted(features: Iterable[tuple[str, Levels]]) -> list[tuple[str, Levels]]:
     return sorted(features)
-
-
-def _topic(topic: TopicImage) -> Iterator[MetadataRecord]:
-    yield TopicRecord(topic.name, topic.id)
-    for index, partition in enumerate(topic.partitions):
-        yield PartitionRecord(
-            partition_id=index,
-            topic_id=topic.id,
-            replicas=partition.replicas,
-            isr=partition.isr,
-            removing_replicas=partition.removing,
-            adding_replicas=partition.adding,
-            leader=partition.leader,
-            leader_recovery_state=partition.leader_recovery_state,
-            leader_epoch=partition.leader_epoch,
-            partition_epoch=partition.partition_epoch,
-            directories=partition.directories,
-            eligible_leader_replicas=partition.elr or None,
-            last_known_elr=partition.last_known_elr or None,
-        )

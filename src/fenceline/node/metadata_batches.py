@@ -2,20 +2,19 @@
 
 Owns grouping into batches and the control batches at both ends of a snapshot. Pure bytes, no I/O.
 
-Rules: controller.md C3, C5; raft.md Q38; snapshots.md N6-N8.
+Rules: controller.md C3, C5; raft.md Q38; snapshots.md N6-N8, N10.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from fenceline.controller.state import MAX_RECORDS
 from fenceline.metadata.features import LATEST_METADATA_VERSION
 from fenceline.metadata.image import MetadataImage
 from fenceline.metadata.records import MetadataRecord, encode_record
-from fenceline.metadata.snapshot import RECORDS_PER_BATCH, image_records
+from fenceline.metadata.snapshot import RECORDS_PER_BATCH, image_values
 from fenceline.quorum.control_records import (
     ControlRecord,
     KRaftVersion,
@@ -25,9 +24,11 @@ from fenceline.quorum.control_records import (
     Voter,
     encode_control,
 )
-from fenceline.records.build import build_batch
+from fenceline.records.build import MAX_RECORD_OVERHEAD, Row, build_batch
 
 _BATCH_RECORDS: Final = 1000
+_SNAPSHOT_BATCH_BYTES: Final = 4 << 20
+"""Kafka reads batches of snapshots up to 8 MiB (N6)."""
 
 
 def record_batch(
@@ -51,6 +52,36 @@ def control_batch(
     return build_batch(rows, base_offset=base_offset, leader_epoch=epoch, control=True)
 
 
+class SnapshotBatches:
+    """The batches of a snapshot of `image`, made one by one as they are asked for: header (with voters from
+    kraft.version 1 on, N7), records, footer. Offsets start at 0 (N6). For one walk, in any thread.
+    """
+
+    def __init__(
+        self,
+        image: MetadataImage,
+        *,
+        now_ms: int,
+        last_log_timestamp_ms: int,
+        kraft_version: int,
+        voters: Sequence[Voter],
+    ) -> None:
+        self._values = image_values(image)
+        self._epoch = image.epoch
+        self._now_ms = now_ms
+        self._opening = _opening(last_log_timestamp_ms, kraft_version, voters)
+        self.record_count = 0
+        """Metadata records so far."""
+
+    def __iter__(self) -> Iterator[bytearray]:
+        yield control_batch(self._opening, self._now_ms, epoch=self._epoch)
+        for batch, count in _value_batches(self._values, len(self._opening), self._epoch, self._now_ms):
+            self.record_count += count
+            yield batch
+        offset = len(self._opening) + self.record_count
+        yield control_batch([SnapshotFooter()], self._now_ms, base_offset=offset, epoch=self._epoch)
+
+
 def snapshot_batches(
     records: Iterable[MetadataRecord],
     *,
@@ -61,18 +92,14 @@ def snapshot_batches(
     kraft_version: int = 0,
     voters: Sequence[Voter] = (),
 ) -> list[bytearray]:
-    """The whole file: header (with voters from kraft.version 1 on, N7), records, footer. Offsets start at 0 (N6)."""
-    opening: list[ControlRecord] = [SnapshotHeader(0, last_log_timestamp_ms)]
-    if kraft_version >= 1:
-        opening.append(KRaftVersion(0, kraft_version))
-        if voters:
-            opening.append(KRaftVoters(0, tuple(voters)))
+    """A whole file of any records, as `SnapshotBatches`."""
+    opening = _opening(last_log_timestamp_ms, kraft_version, voters)
     batches = [control_batch(opening, now_ms, epoch=epoch)]
     offset = len(opening)
-    rest = iter(records)
-    while group := list(islice(rest, RECORDS_PER_BATCH)):
-        batches.append(record_batch(group, metadata_version, now_ms, base_offset=offset, epoch=epoch))
-        offset += len(group)
+    values = (encode_record(record, metadata_version) for record in records)
+    for batch, count in _value_batches(values, offset, epoch, now_ms):
+        batches.append(batch)
+        offset += count
     batches.append(control_batch([SnapshotFooter()], now_ms, base_offset=offset, epoch=epoch))
     return batches
 
@@ -85,16 +112,40 @@ def image_batches(
     kraft_version: int,
     voters: Sequence[Voter],
 ) -> list[bytearray]:
-    """A snapshot of `image`, taken at its offset and epoch."""
-    return snapshot_batches(
-        image_records(image),
-        metadata_version=image.metadata_version,
-        epoch=image.epoch,
-        now_ms=now_ms,
-        last_log_timestamp_ms=last_log_timestamp_ms,
-        kraft_version=kraft_version,
-        voters=voters,
+    """All of `SnapshotBatches` at once."""
+    return list(
+        SnapshotBatches(
+            image,
+            now_ms=now_ms,
+            last_log_timestamp_ms=last_log_timestamp_ms,
+            kraft_version=kraft_version,
+            voters=voters,
+        )
     )
+
+
+def _opening(last_log_timestamp_ms: int, kraft_version: int, voters: Sequence[Voter]) -> list[ControlRecord]:
+    opening: list[ControlRecord] = [SnapshotHeader(0, last_log_timestamp_ms)]
+    if kraft_version >= 1:
+        opening.append(KRaftVersion(0, kraft_version))
+        if voters:
+            opening.append(KRaftVoters(0, tuple(voters)))
+    return opening
+
+
+def _value_batches(values: Iterable[bytes], offset: int, epoch: int, now_ms: int) -> Iterator[tuple[bytearray, int]]:
+    """Batches and their record counts, bounded in records and bytes."""
+    group: list[Row] = []
+    size_bytes = 0
+    for value in values:
+        if group and (len(group) == RECORDS_PER_BATCH or size_bytes + len(value) > _SNAPSHOT_BATCH_BYTES):
+            yield build_batch(group, base_offset=offset, leader_epoch=epoch), len(group)
+            offset += len(group)
+            group, size_bytes = [], 0
+        group.append((now_ms, None, value, ()))
+        size_bytes += len(value) + MAX_RECORD_OVERHEAD
+    if group:
+        yield build_batch(group, base_offset=offset, leader_epoch=epoch), len(group)
 
 
 class DecisionBatches:

@@ -1,34 +1,40 @@
 """The metadata log on the disk: `__cluster_metadata-0` with its segments, snapshots and `quorum-state`.
 
-Owns file names, appends, flushes and snapshot files. Never decides what to write, and never looks into a record (see
-`metadata_replay`). One thread of control; `LogFlush` and the writing of snapshots are for threads.
+Owns appends, flushes, where the log starts, and which snapshots there are; their files are `snapshot_files`'. Never
+decides what to write, and never looks into a record (see `metadata_replay`). One thread of control; `LogFlush` and the
+writing of snapshots are for threads.
+
+A snapshot that is damaged is set aside, never loaded: the next older one and the log from its end are as good. Only
+where there is neither is the operator asked (gaps.md G24).
 
 A full disk: the batches of a flush are what counts. Where they are safe, and only what can be made anew from them
 (indexes, epochs, producer snapshots) finds no room, the flush has succeeded, and the rest is due with the next one.
 
-Rules: formats.md F3-F5; raft.md Q11, Q12; snapshots.md N1-N10, N15, N16, N18-N21.
+Rules: formats.md F3-F5; raft.md Q11, Q12; snapshots.md N1-N10, N15, N16, N18-N21, N43-N47; gaps.md G24.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import InternalError, OperatorError, PeerError
 from fenceline.ids import METADATA_TOPIC, METADATA_TOPIC_ID, TopicPartition
 from fenceline.log.config import LogConfig
-from fenceline.log.disk import Disk, read_file, replace_file, write_all
+from fenceline.log.disk import Disk, read_file, replace_file
 from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.flush import FlushWork
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
+from fenceline.node import snapshot_files
+from fenceline.node.logs import Logger
 from fenceline.node.metadata_replay import NO_SNAPSHOT, Replay, Replayed
+from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.election_state import FILE_NAME, ElectionState, decode_election, encode_election
 from fenceline.quorum.log_view import LogEnd, SnapshotId
-from fenceline.records.batch import check_crc, iter_headers
+from fenceline.records.batch import iter_headers
+from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
     from fenceline.records.batch import BatchHeader
@@ -37,8 +43,8 @@ METADATA_PARTITION: Final = TopicPartition(METADATA_TOPIC, 0)
 DIRECTORY_NAME: Final = f"{METADATA_TOPIC}-0"
 MAX_BATCH_BYTES: Final = 8 << 20
 _READ_BYTES: Final = 8 << 20
-_SNAPSHOT: Final = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
-_LEFTOVER: Final = re.compile(r".*\.checkpoint(\.part|\.deleted)|.*-\d{10}-.*\.checkpoint\.part")
+
+log = Logger("metadata")
 
 
 class LogFlush:
@@ -92,15 +98,7 @@ class MetadataLog:
         if disk.stat(directory) is None:
             disk.mkdir(directory)
             disk.fsync_dir(log_dir)
-        snapshots: list[SnapshotId] = []
-        for name in disk.listdir(directory):
-            found = _SNAPSHOT.fullmatch(name)
-            if found is not None:
-                snapshots.append(SnapshotId(int(found[1]), int(found[2])))
-            elif _LEFTOVER.fullmatch(name):
-                with contextlib.suppress(FileNotFoundError):
-                    disk.unlink(f"{directory}/{name}")
-        snapshots.sort(key=lambda snapshot: (snapshot.epoch, snapshot.end_offset))
+        snapshots = snapshot_files.find_snapshots(disk, directory)
         config = LogConfig(
             segment_bytes=segment_bytes,
             segment_ms=segment_ms,
@@ -133,11 +131,44 @@ class MetadataLog:
                 f"{directory} begins at offset {log.log_start_offset} and no snapshot stands for what was before.",
                 "A snapshot file (*.checkpoint) is missing. Restore it, or format this node anew if others vote.",
             )
-        if newest.end_offset > log.log_end_offset:
-            log.truncate_fully_and_start_at(newest.end_offset)
+        snapshot_files.remove_leftovers(disk, directory)
         opened = cls(disk, directory, log, snapshots)
-        log.advance_high_watermark(newest.end_offset)
+        opened._finish_truncation()
+        opened._forget_unreachable()
+        log.advance_high_watermark(opened.newest_snapshot.end_offset)
         return opened
+
+    def _finish_truncation(self) -> None:
+        """N45: a crash came between a new snapshot and the truncation of the log that lacks it."""
+        while self.newest_snapshot.is_beyond(self.end):
+            newest = self.newest_snapshot
+            try:
+                snapshot_files.verify_snapshot(self._disk, self.path_of(newest), newest)
+            except SnapshotDamaged as error:
+                self._set_aside(newest, error)
+            else:
+                self._log.truncate_fully_and_start_at(newest.end_offset)
+
+    def _forget_unreachable(self) -> None:
+        """N43: snapshots that the log does not reach back to. Those of a log without a directory are all needed."""
+        for snapshot in [each for each in self.snapshots if each.end_offset < self.start_offset]:
+            self.snapshots.remove(snapshot)
+            self._disk.unlink(self.path_of(snapshot))
+
+    def _set_aside(self, snapshot: SnapshotId, error: SnapshotDamaged) -> None:
+        """G24. Raises OperatorError, with the file in its place, where nothing else holds what it stood for."""
+        others = [each for each in self.snapshots if each != snapshot and each.end_offset >= self.start_offset]
+        if not others and (self.start_offset > 0 or self.end_offset == 0):
+            raise error  # in an empty log nothing else would name the voters
+        self.snapshots.remove(snapshot)
+        kept = snapshot_files.set_aside(self._disk, error.path)
+        log.error(
+            "damaged metadata snapshot set aside",
+            path=kept,
+            reason=error.reason,
+            advice="Nothing is lost: an older snapshot or the log holds the same. Check the disk; the file may be"
+            " deleted.",
+        )
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -152,6 +183,15 @@ class MetadataLog:
     @property
     def size_bytes(self) -> int:
         return self._log.size_bytes
+
+    @property
+    def newest_snapshot(self) -> SnapshotId:
+        """`NO_SNAPSHOT` where there is none."""
+        return self.snapshots[-1] if self.snapshots else NO_SNAPSHOT
+
+    def path_of(self, snapshot: SnapshotId) -> str:
+        """Of its file."""
+        return f"{self.directory}/{snapshot.file_name}"
 
     @property
     def partition_log(self) -> PartitionLog:
@@ -214,15 +254,37 @@ class MetadataLog:
     # -- reading back ------------------------------------------------------------------------------------------------
 
     def replay(self) -> Replayed:
-        """The image of the whole log. Raises InternalError for records that do not fit, OperatorError on damage."""
-        replay = Replay()
-        for snapshot in reversed(self.snapshots):
-            if snapshot.end_offset >= self.start_offset:
-                path = f"{self.directory}/{snapshot.file_name}"
-                replay.take_snapshot(self._snapshot_batches(path), snapshot, path)
-                break
+        """The image of the whole log, from the newest snapshot that is whole.
+
+        Raises InternalError for records that do not fit, OperatorError on damage that nothing makes good.
+        """
+        replay = self._replay_snapshot()
         replay.take_log(self._log_batches(replay.snapshot.end_offset))
         return replay.finish(self._log.log_end_offset - 1, self.end.epoch)
+
+    def replay_committed(self) -> Replayed:
+        """As `replay`, but the image is the newest snapshot's: where others vote, what of the log behind it is committed
+        is for the leader to say. Who votes counts at once (Q40)."""
+        replay = self._replay_snapshot()
+        replay.take_log(self._log_batches(replay.snapshot.end_offset), only_voters=True)
+        return replay.finish(replay.snapshot.end_offset - 1, replay.snapshot.epoch)
+
+    def _replay_snapshot(self) -> Replay:
+        """Of the newest whole one; of nothing where there is none."""
+        while True:
+            replay = Replay()
+            if not self.snapshots:
+                return replay
+            newest = self.newest_snapshot
+            path = self.path_of(newest)
+            try:
+                replay.take_snapshot(snapshot_files.read_snapshot(self._disk, path, newest), newest, path)
+            except SnapshotDamaged as error:
+                self._set_aside(newest, error)
+            except (PeerError, MalformedRequest) as error:
+                self._set_aside(newest, SnapshotDamaged(path, str(error)))
+            else:
+                return replay
 
     def _log_batches(self, offset: int) -> Iterator[tuple[memoryview, BatchHeader]]:
         end = self._log.log_end_offset
@@ -238,38 +300,26 @@ class MetadataLog:
                 raise InternalError(f"the metadata log can not be read at offset {offset}")
             offset = next_offset
 
-    def _snapshot_batches(self, path: str) -> Iterator[tuple[memoryview, BatchHeader]]:
-        content = read_file(self._disk, path)
-        if content is None:
-            raise OperatorError(f"{path} has vanished.", "Restore the file and start again.")
-        records = memoryview(content)
-        try:
-            for header in iter_headers(records):
-                check_crc(records, header)
-                yield records, header
-        except PeerError as error:
-            raise OperatorError(
-                f"The metadata snapshot {path} is damaged: {error.message}",
-                "Delete the file if the log reaches back to an older snapshot or to offset 0; else restore it.",
-            ) from error
+    def timestamp_at_end_of(self, image_offset: int, epoch: int) -> int | None:
+        """Append time in ms of the batch whose last record is at `image_offset`; None where no batch of `epoch` ends
+        there (N14, N15). Reads at most one batch."""
+        if not self.start_offset <= image_offset < self._log.high_watermark:
+            return None
+        read = self._log.read(image_offset, 1, end_offset_exclusive=image_offset + 1)
+        records = read.records if read.resident else read.load()
+        for header in iter_headers(records):
+            if header.last_offset == image_offset:
+                return header.max_timestamp if header.leader_epoch == epoch else None
+        return None
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
-    def write_snapshot(self, snapshot: SnapshotId, batches: Sequence[bytes | bytearray]) -> None:
-        """N16, for a thread. The caller registers it by `snapshot_written` on the loop. Raises OSError."""
-        path = f"{self.directory}/{snapshot.file_name}"
-        part = path + ".part"
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.unlink(part)
-        fd = self._disk.open_append(part)
-        try:
-            for batch in batches:
-                write_all(self._disk, fd, batch)
-            self._disk.fsync(fd)
-        finally:
-            self._disk.close(fd)
-        self._disk.rename(part, path)
-        self._disk.fsync_dir(self.directory)
+    def write_snapshot(self, snapshot: SnapshotId, batches: Iterable[bytes | bytearray]) -> int:
+        """N16, for a thread; the file's size in bytes. The caller registers it by `snapshot_written` on the loop.
+
+        Raises OSError with nothing left of it.
+        """
+        return snapshot_files.write_snapshot(self._disk, self.path_of(snapshot), batches)
 
     def snapshot_written(self, snapshot: SnapshotId) -> None:
         self.snapshots.append(snapshot)
@@ -279,17 +329,48 @@ class MetadataLog:
         found = {each: self._disk.stat(f"{self.directory}/{each.file_name}") for each in snapshots}
         return {each: stat.size_bytes for each, stat in found.items() if stat is not None}
 
-    def forget_oldest(self, sizes: Mapping[SnapshotId, int], max_bytes: int, now_ms: int) -> list[Callable[[], None]]:
-        """N18: while the log and its snapshots are too large, the oldest snapshot goes and the log starts at the next.
+    def snapshot_timestamps(self, snapshots: Sequence[SnapshotId]) -> dict[SnapshotId, int]:
+        """Append time in ms of the last record that each stands for, by its header; for a thread. Raises OSError."""
+        found = {each: snapshot_files.timestamp_of(self._disk, self.path_of(each)) for each in snapshots}
+        return {each: timestamp for each, timestamp in found.items() if timestamp is not None}
 
-        `sizes` in bytes. Gives back the deletions, for a thread; they raise OSError. Raises StorageError.
+    def forget_oldest(
+        self,
+        sizes: Mapping[SnapshotId, int],
+        max_bytes: int,
+        now_ms: int,
+        *,
+        timestamps: Mapping[SnapshotId, int] | None = None,
+        max_age_ms: int = -1,
+    ) -> list[Callable[[], None]]:
+        """N18-N20: while there are two, the oldest snapshot goes and the log starts at the next one: as long as log and
+        snapshots have more than `max_bytes`, then as long as it is older than `max_age_ms`. Below 0 is no limit.
+
+        `sizes` in bytes, `timestamps` as `snapshot_timestamps` gives them. Files are marked at once (N21); gives back
+        what deletes them, for a thread; these raise OSError. Raises StorageError.
         """
         deletions: list[Callable[[], None]] = []
-        while len(self.snapshots) >= 2 and max_bytes >= 0:
-            if self._log.size_bytes + sum(sizes.get(each, 0) for each in self.snapshots) <= max_bytes:
-                break
-            oldest = self.snapshots.pop(0)
-            self._log.advance_log_start(self.snapshots[0].end_offset)
-            deletions += [removed.delete for removed in self._log.enforce_retention(now_ms)]
-            deletions.append(partial(self._disk.unlink, f"{self.directory}/{oldest.file_name}"))
+
+        def is_too_large() -> bool:
+            return 0 <= max_bytes < self._log.size_bytes + sum(sizes.get(each, 0) for each in self.snapshots)
+
+        def is_too_old() -> bool:
+            written_ms = (timestamps or {}).get(self.snapshots[0])
+            return max_age_ms >= 0 and written_ms is not None and now_ms - written_ms > max_age_ms
+
+        for is_due in (is_too_large, is_too_old):
+            while len(self.snapshots) >= 2 and self.snapshots[1].end_offset <= self._log.high_watermark and is_due():
+                deletions.append(self._mark_deleted(self.snapshots[0]))
+                self._log.advance_log_start(self.snapshots[0].end_offset)
+                deletions += [removed.delete for removed in self._log.enforce_retention(now_ms)]
         return deletions
+
+    def _mark_deleted(self, snapshot: SnapshotId) -> Callable[[], None]:
+        """Forget it; what deletes its file. Raises StorageError."""
+        path = self.path_of(snapshot)
+        try:
+            marked = snapshot_files.mark_deleted(self._disk, path)
+        except OSError as error:
+            raise StorageError.of(f"removing {path}", error) from error
+        self.snapshots.remove(snapshot)
+        return partial(snapshot_files.unlink_marked, self._disk, marked)

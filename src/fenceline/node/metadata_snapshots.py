@@ -1,11 +1,15 @@
-"""When to write a snapshot of the image, and writing it beside the running node.
+"""When to write a snapshot of the image, writing it beside the running node, and which old ones go.
 
-Owns the two limits of Kafka (bytes since the last one, time since the last one) and one of its own: after a start that
-had to replay many records, one is written a little later, so that the next start is quick. One snapshot at a time, in a
-thread, from an immutable image; a failed one is told to the operator and tried again at the next limit. The oldest go
-when log and snapshots outgrow `metadata.max.retention.bytes`.
+Owns the two limits of Kafka (bytes since the last one, time since the last one), the changed ratio of KIP-630 where it
+is set, and one of its own: after a start that had to replay many records, one is written a little later, so that the
+next start is quick. One snapshot at a time, in a thread, from an immutable image; a failed one is told to the operator
+and tried again at the next limit.
 
-Rules: snapshots.md N11, N12, N14-N16, N18.
+Old snapshots go once a minute and after each new one: while log and snapshots outgrow `metadata.max.retention.bytes`,
+or the oldest is older than `metadata.max.retention.ms`. The newest always stays. Files are deleted a minute after they
+got their other name, so that whoever reads one reads it to its end.
+
+Rules: snapshots.md N11-N16, N18-N21; gaps.md G23, G32.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from fenceline.config.node import NodeConfig
@@ -20,7 +25,7 @@ from fenceline.log.errors import StorageError
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
-from fenceline.node.metadata_batches import image_batches
+from fenceline.node.metadata_batches import SnapshotBatches
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.quorum import Quorum
 
@@ -33,6 +38,23 @@ _REPLAYED_RECORDS: Final = 50_000
 """`docs/decisions/007-controller-of-one.md`."""
 _QUIET_S: Final = 10.0
 """How long a node is left alone after its start."""
+_CLEANING_S: Final = 60.0
+"""N18."""
+_RATIO: Final = "metadata.snapshot.min.changed_records.ratio"
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    record_count: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the files of all snapshots say: bytes, and the time in ms of the last record that each stands for."""
+
+    sizes: dict[SnapshotId, int]
+    timestamps: dict[SnapshotId, int]
 
 
 class Snapshots:
@@ -44,91 +66,193 @@ class Snapshots:
         self._executor = executor
         self._limit_bytes = config.get_int("metadata.log.max.record.bytes.between.snapshots")
         self._interval_ms = config.get_int("metadata.log.max.snapshot.interval.ms")
+        self._changed_ratio = float(str(config.get(_RATIO)))
         self._retention_bytes = config.get_int("metadata.max.retention.bytes")
+        self._retention_ms = config.get_int("metadata.max.retention.ms")
+        self._delete_delay_s = config.get_int("internal.metadata.delete.delay.millis") / 1000
         self._bytes = 0
         self._since_ms = clock.monotonic_ms()
-        self._running: asyncio.Future[dict[SnapshotId, int]] | None = None
-        self._deleting: asyncio.Future[None] | None = None
+        self._since_offset = log.newest_snapshot.end_offset
+        self._record_count = 0
+        """Of the newest snapshot; 0 when it is not known."""
+        self._running: asyncio.Future[_Written] | None = None
+        self._looking: asyncio.Future[_Kept] | None = None
+        self._deleting: set[asyncio.Future[None]] = set()
+        self._marked: list[tuple[asyncio.TimerHandle, Sequence[Callable[[], None]]]] = []
         self._later: asyncio.TimerHandle | None = None
+        self._cleaning: asyncio.TimerHandle | None = None
+        self._is_finished = False
+        self.generated_count = 0
+        """Snapshots that were written since the start."""
+        self.failed_count = 0
+        """Snapshots that could not be written (G32)."""
+        self.newest_size_bytes = 0
+        """Of the last one that was written since the start (N54)."""
 
     def replayed(self, log_record_count: int, current: Callable[[], MetadataImage], quorum: Quorum) -> None:
         """The node has started and had to read this many records from the log. `current` gives the committed image."""
+        loop = asyncio.get_running_loop()
         if log_record_count > _REPLAYED_RECORDS:
-            loop = asyncio.get_running_loop()
             self._later = loop.call_later(_QUIET_S, lambda: self._begin(current(), quorum))
+        self._cleaning = loop.call_later(_CLEANING_S, self._clean_now_and_then)
 
     def committed(self, size_bytes: int, image: MetadataImage, quorum: Quorum) -> None:
-        """`size_bytes` more of the log are committed; they end with `image`, at the end of a batch."""
+        """`size_bytes` more of the log are committed; they end with `image`, at the end of a batch and outside of any
+        metadata transaction (N14)."""
         self._bytes += size_bytes
         late = 0 < self._interval_ms <= self._clock.monotonic_ms() - self._since_ms
-        if self._bytes >= self._limit_bytes or late:
+        if late or (self._bytes >= self._limit_bytes and self._has_changed_enough(image)):
             self._begin(image, quorum)
+
+    def loaded(self, snapshot: SnapshotId) -> None:
+        """The image begins anew at a snapshot that came from another node: counting begins anew (N14)."""
+        self._bytes = 0
+        self._since_ms = self._clock.monotonic_ms()
+        self._since_offset = snapshot.end_offset
+        self._record_count = 0
 
     async def finish(self) -> None:
         """Begin no other, wait for the one that is being written and for what is being deleted."""
-        if self._later is not None:
-            self._later.cancel()
-        if self._running is not None:
-            await asyncio.wait([self._running])
-        if self._deleting is not None:
-            await asyncio.wait([self._deleting])
+        self._is_finished = True
+        for timer in (self._later, self._cleaning):
+            if timer is not None:
+                timer.cancel()
+        for running in (self._running, self._looking):
+            if running is not None:
+                await asyncio.wait([running])
+        marked, self._marked = self._marked, []
+        for timer, deletions in marked:
+            timer.cancel()
+            self._delete(deletions)
+        if self._deleting:
+            await asyncio.wait(self._deleting)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _has_changed_enough(self, image: MetadataImage) -> bool:
+        """G23: records written since the newest snapshot, over the records in it."""
+        if not self._changed_ratio or not self._record_count:
+            return True
+        return image.offset + 1 - self._since_offset >= self._changed_ratio * self._record_count
 
     def _begin(self, image: MetadataImage, quorum: Quorum) -> None:
         snapshot = SnapshotId(image.offset + 1, image.epoch)
-        if self._running is not None or snapshot in self._log.snapshots:
+        if self._running is not None or self._is_finished or snapshot in self._log.snapshots:
             return
+        try:
+            timestamp_ms = self._log.timestamp_at_end_of(image.offset, image.epoch)
+        except (OSError, StorageError) as error:
+            self._failed(snapshot, error)
+            return
+        if timestamp_ms is None:
+            return  # N14, N15: not the end of a committed batch; a later image will be
         self._bytes = 0
         self._since_ms = self._clock.monotonic_ms()
-        now_ms = self._clock.now_ms()
-        kraft_version, voters = quorum.kraft_version, quorum.voters
+        batches = SnapshotBatches(
+            image,
+            now_ms=self._clock.now_ms(),
+            last_log_timestamp_ms=timestamp_ms,
+            kraft_version=quorum.kraft_version,
+            voters=quorum.voters,
+        )
 
-        kept = [*self._log.snapshots, snapshot]
+        def write() -> _Written:
+            size_bytes = self._log.write_snapshot(snapshot, batches)
+            return _Written(batches.record_count, size_bytes)
 
-        def write() -> dict[SnapshotId, int]:
-            batches = image_batches(
-                image, now_ms=now_ms, last_log_timestamp_ms=now_ms, kraft_version=kraft_version, voters=voters
-            )
-            self._log.write_snapshot(snapshot, batches)
-            return self._log.snapshot_sizes(kept)
-
-        def written(done: asyncio.Future[dict[SnapshotId, int]]) -> None:
+        def written(done: asyncio.Future[_Written]) -> None:
             self._running = None
-            error = done.exception()
-            if error is None:
-                self._log.snapshot_written(snapshot)
-                self._forget_oldest(done.result(), now_ms)
-            elif isinstance(error, OSError):
-                log.warning(
-                    "metadata snapshot not written",
-                    path=f"{self._log.directory}/{snapshot.file_name}",
-                    reason=error.strerror or str(error),
-                    advice="Nothing is lost: the log holds everything, and it is tried again. Starts take longer until"
-                    " then. Check that the disk has room and is healthy.",
-                )
-            else:
-                log.error("metadata snapshot not written", exc_info=error)
+            if (error := done.exception()) is not None:
+                self._failed(snapshot, error)
+                return
+            self.generated_count += 1
+            self.newest_size_bytes = done.result().size_bytes
+            self._record_count = done.result().record_count
+            self._since_offset = snapshot.end_offset
+            self._log.snapshot_written(snapshot)
+            self._clean()
 
         self._running = asyncio.get_running_loop().run_in_executor(self._executor, write)
         self._running.add_done_callback(written)
 
-    def _forget_oldest(self, sizes: dict[SnapshotId, int], now_ms: int) -> None:
-        """`sizes` of all snapshots, in bytes."""
+    def _failed(self, snapshot: SnapshotId, error: BaseException) -> None:
+        self.failed_count += 1
+        if isinstance(error, OSError | StorageError):
+            reason = error.message if isinstance(error, StorageError) else error.strerror or str(error)
+            log.warning(
+                "metadata snapshot not written",
+                path=self._log.path_of(snapshot),
+                reason=reason,
+                advice="Nothing is lost: the log holds everything, and it is tried again. Starts take longer until"
+                " then. Check that the disk has room and is healthy.",
+            )
+        else:
+            log.error("metadata snapshot not written", exc_info=error)
 
-        def told(done: asyncio.Future[None]) -> None:
-            self._deleting = None
+    # -- cleaning ------------------------------------------------------------------------------------------------------
+
+    def _clean_now_and_then(self) -> None:
+        self._cleaning = asyncio.get_running_loop().call_later(_CLEANING_S, self._clean_now_and_then)
+        self._clean()
+
+    def _clean(self) -> None:
+        """N18. What the files say is found out in a thread."""
+        if self._looking is not None or self._is_finished or len(self._log.snapshots) < 2:
+            return
+        kept = tuple(self._log.snapshots)
+
+        def look() -> _Kept:
+            return _Kept(self._log.snapshot_sizes(kept), self._log.snapshot_timestamps(kept))
+
+        def looked(done: asyncio.Future[_Kept]) -> None:
+            self._looking = None
             if (error := done.exception()) is not None:
-                log.warning("old metadata not deleted", reason=str(error), advice="Its files may be deleted by hand.")
+                _tell_not_deleted(str(error))
+            elif not self._is_finished:
+                self._forget_oldest(done.result())
 
+        self._looking = asyncio.get_running_loop().run_in_executor(self._executor, look)
+        self._looking.add_done_callback(looked)
+
+    def _forget_oldest(self, kept: _Kept) -> None:
         try:
-            deletions = self._log.forget_oldest(sizes, self._retention_bytes, now_ms)
+            deletions = self._log.forget_oldest(
+                kept.sizes,
+                self._retention_bytes,
+                self._clock.now_ms(),
+                timestamps=kept.timestamps,
+                max_age_ms=self._retention_ms,
+            )
         except StorageError as error:
-            log.warning("old metadata not deleted", reason=error.message, advice="It is tried again. Check the disk.")
+            _tell_not_deleted(error.message)
             return
         if deletions:
-            self._deleting = asyncio.get_running_loop().run_in_executor(self._executor, _do_all, deletions)
-            self._deleting.add_done_callback(told)
+            timer = asyncio.get_running_loop().call_later(self._delete_delay_s, self._delete_due)
+            self._marked.append((timer, deletions))
+
+    def _delete_due(self) -> None:
+        _, deletions = self._marked.pop(0)
+        self._delete(deletions)
+
+    def _delete(self, deletions: Sequence[Callable[[], None]]) -> None:
+        def told(done: asyncio.Future[None]) -> None:
+            self._deleting.discard(done)
+            if (error := done.exception()) is not None:
+                _tell_not_deleted(str(error))
+
+        deleting = asyncio.get_running_loop().run_in_executor(self._executor, _do_all, deletions)
+        self._deleting.add(deleting)
+        deleting.add_done_callback(told)
 
 
 def _do_all(deletions: Sequence[Callable[[], None]]) -> None:
     for delete in deletions:
         delete()
+
+
+def _tell_not_deleted(reason: str) -> None:
+    log.warning(
+        "old metadata not deleted",
+        reason=reason,
+        advice="It is tried again, at the latest at the next start. Check the disk.",
+    )

@@ -1,0 +1,172 @@
+"""Partitions between image and encoded record, without a record object in between.
+
+A snapshot is mostly partitions, and most of them look alike: of a million there are few different lists of replicas.
+What is alike is encoded and decoded once, by the ordinary codec, and remembered by its bytes or its tuples; the rest of
+a value are five fixed fields. What does not fit that form goes the ordinary way.
+
+A value: frame version, api key, record version; partition (4), topic id (16); *middle*: replicas, in-sync, removing and
+adding replicas; leader (4), leader epoch (4), partition epoch (4); *tail*: directories and tagged fields.
+
+Rules: formats.md F6; since_4_0.md K3.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from fenceline.metadata.features import partition_record_version
+from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
+from fenceline.metadata.records import API_KEYS, PartitionRecord, decode_record, encode_record
+
+_PREFIX: Final = bytes((1, API_KEYS[PartitionRecord]))
+_HEAD: Final = struct.Struct(">3si16s")
+_EPOCHS: Final = struct.Struct(">iii")
+_MIDDLE_AT: Final = _HEAD.size
+_REMEMBERED: Final = 8192
+_RECOVERY_STATES: Final = (LeaderRecoveryState.RECOVERED, LeaderRecoveryState.RECOVERING)
+
+V = TypeVar("V")
+_Ids = tuple[int, ...]
+_Middle = tuple[_Ids, _Ids, _Ids, _Ids]
+"""Replicas, in-sync, removing and adding replicas."""
+_Tail = tuple[LeaderRecoveryState, tuple[UUID, ...], _Ids, _Ids]
+"""Recovery state, directories, eligible and last known eligible leader replicas."""
+
+
+def partition_record(topic_id: UUID, index: int, partition: PartitionImage) -> PartitionRecord:
+    """The record that makes this partition."""
+    return PartitionRecord(
+        partition_id=index,
+        topic_id=topic_id,
+        replicas=partition.replicas,
+        isr=partition.isr,
+        removing_replicas=partition.removing,
+        adding_replicas=partition.adding,
+        leader=partition.leader,
+        leader_recovery_state=partition.leader_recovery_state,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        directories=partition.directories,
+        eligible_leader_replicas=partition.elr or None,
+        last_known_elr=partition.last_known_elr or None,
+    )
+
+
+class PartitionEncoder:
+    """Encodes partitions at one metadata.version."""
+
+    def __init__(self, metadata_version: int) -> None:
+        self._metadata_version = metadata_version
+        self._prefix = _PREFIX + bytes((partition_record_version(metadata_version),))
+        self._middles: dict[Any, bytes] = {}
+        self._tails: dict[Any, bytes] = {}
+
+    def encode(self, topic_id: UUID, id_bytes: bytes, index: int, partition: PartitionImage) -> bytes:
+        """As `encode_record` of `partition_record`. `id_bytes`: those of `topic_id`."""
+        (replicas, isr, leader, leader_epoch, epoch, state, directories, elr, last_known, adding, removing) = partition
+        middle = self._middles.get((replicas, isr, removing, adding))
+        tail = self._tails.get((state, directories, elr, last_known))
+        if middle is None or tail is None:
+            return self._learn(topic_id, index, partition)
+        head = _HEAD.pack(self._prefix, index, id_bytes)
+        return head + middle + _EPOCHS.pack(leader, leader_epoch, epoch) + tail
+
+    def _learn(self, topic_id: UUID, index: int, partition: PartitionImage) -> bytes:
+        value = encode_record(partition_record(topic_id, index, partition), self._metadata_version)
+        end = _middle_end(value)
+        if end is not None:
+            p = partition
+            _remember(self._middles, (p.replicas, p.isr, p.removing, p.adding), value[_MIDDLE_AT:end])
+            tail = (p.leader_recovery_state, p.directories, p.elr, p.last_known_elr)
+            _remember(self._tails, tail, value[end + _EPOCHS.size :])
+        return value
+
+
+class PartitionDecoder:
+    """Decodes partitions. Equal short tuples are the same objects, so that images stay small."""
+
+    def __init__(self) -> None:
+        self._middles: dict[bytes, _Middle] = {}
+        self._tails: dict[bytes, _Tail] = {}
+        self._shared: dict[Any, Any] = {}
+
+    def share(self, values: tuple[V, ...]) -> tuple[V, ...]:
+        """The same tuple object for equal short tuples."""
+        return _remember(self._shared, values, values) if values else ()
+
+    def decode(self, value: bytes) -> PartitionImage:
+        """The partition of an encoded PartitionRecord; its topic and number are `partition_key`'s.
+
+        Raises MalformedRequest, UnknownRecord.
+        """
+        end = _middle_end(value)
+        if end is not None:
+            middle = self._middles.get(value[_MIDDLE_AT:end])
+            # The version says what the tail holds.
+            tail = self._tails.get(value[2:3] + value[end + _EPOCHS.size :])
+            if middle is not None and tail is not None and value[0] == 1:
+                replicas, isr, removing, adding = middle
+                state, directories, elr, last_known = tail
+                leader, leader_epoch, epoch = _EPOCHS.unpack_from(value, end)
+                return PartitionImage(
+                    replicas, isr, leader, leader_epoch, epoch, state, directories, elr, last_known, adding, removing
+                )
+        return self._learn(value, end)
+
+    def _learn(self, value: bytes, end: int | None) -> PartitionImage:
+        record = decode_record(value)
+        assert isinstance(record, PartitionRecord), "the caller looked at the key"
+        image = self.image_of(record)
+        if end is not None:
+            middle = (image.replicas, image.isr, image.removing, image.adding)
+            _remember(self._middles, value[_MIDDLE_AT:end], middle)
+            tail = (image.leader_recovery_state, image.directories, image.elr, image.last_known_elr)
+            _remember(self._tails, value[2:3] + value[end + _EPOCHS.size :], tail)
+        return image
+
+    def image_of(self, record: PartitionRecord) -> PartitionImage:
+        """The partition that a record describes."""
+        share = self.share
+        replicas = share(record.replicas)
+        return PartitionImage(
+            replicas,
+            replicas if record.isr == replicas else share(record.isr),
+            record.leader,
+            record.leader_epoch,
+            record.partition_epoch,
+            _RECOVERY_STATES[record.leader_recovery_state],
+            share(record.directories),
+            share(record.eligible_leader_replicas or ()),
+            share(record.last_known_elr or ()),
+            share(record.adding_replicas),
+            share(record.removing_replicas),
+        )
+
+
+def partition_key(value: bytes) -> tuple[int, bytes]:
+    """Number and topic id of an encoded PartitionRecord. Raises struct.error for one that is cut short."""
+    _, index, topic_id = _HEAD.unpack_from(value)
+    return index, topic_id
+
+
+def _middle_end(value: bytes) -> int | None:
+    """Where the four arrays end; None for arrays of 127 elements or more, or a value that is cut short."""
+    position = _MIDDLE_AT
+    try:
+        for _ in range(4):
+            count = value[position]
+            if count & 0x80:
+                return None
+            position += 1 + 4 * count - 4 if count else 1
+    except IndexError:
+        return None
+    return position if position + _EPOCHS.size <= len(value) else None
+
+
+def _remember(known: dict[Any, V], key: Any, value: V) -> V:
+    """What is known by this key, from now on `value`. Bounded: when it is full all is forgotten."""
+    if len(known) >= _REMEMBERED:
+        known.clear()
+    return known.setdefault(key, value)
