@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 )
 
 from fenceline.errors import InternalError, OperatorError
+from pyspark_fenceline import workers
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class _TaskWriter:
         except BaseException:
             writer.discard()
             raise
+        workers.settle()
         return FilesWritten(files, context.getLocalProperty(_QUERY_ID))
 
     def commit(

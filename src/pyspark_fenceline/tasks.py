@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from fenceline.client.errors import EpochMismatchError, LogTruncationError, OffsetOutOfRangeError, TopicReplacedError
 from fenceline.errors import PeerError
 from fenceline.ids import encode_uuid
-from pyspark_fenceline import connect
+from pyspark_fenceline import connect, workers
 from pyspark_fenceline.errors import DataLossError, Loss, LossKind
 from pyspark_fenceline.planning import OffsetRange, Task
 from pyspark_fenceline.ranges import settle
@@ -52,9 +52,10 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
     target = arrow_schema(plan.schema)
     if plan.fail_on_data_loss:
         yield from _read(plan, partition.task, partition.topic_ids, target)
-        return
-    for one in partition.task:
-        yield from _read_what_is_left(plan, one, partition.topic_ids, target)
+    else:
+        for one in partition.task:
+            yield from _read_what_is_left(plan, one, partition.topic_ids, target)
+    workers.settle()
 
 
 def _read(

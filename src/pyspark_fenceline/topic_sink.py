@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, DataType, IntegerType, StringType, StructType
 
 from fenceline.errors import FencelineError, OperatorError
-from pyspark_fenceline import connect
+from pyspark_fenceline import connect, workers
 from pyspark_fenceline.delta_schema import nullable
 from pyspark_fenceline.options import WriteOptions
 from pyspark_fenceline.schema import HEADERS_TYPE
@@ -85,6 +85,7 @@ class _TopicTask:
             # A producer that failed once may be out of sequence: the next task gets a new one.
             connect.forget("producer", self._options.client)
             raise
+        workers.settle()
         return RecordsWritten(count)
 
     def _send(self, producer: Any, topic: str, rows: pa.RecordBatch) -> Any:

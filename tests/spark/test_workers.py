@@ -1,0 +1,44 @@
+"""A worker's first task leaves nothing for Spark's collections between tasks; other processes are left alone."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+from pyspark import TaskContext
+
+from pyspark_fenceline import workers
+
+
+@pytest.fixture(autouse=True)
+def unfrozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(workers, "_settled", False)
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: object()))
+
+
+def test_what_a_worker_holds_after_its_first_task_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_task(monkeypatch)
+    workers.settle()
+    held = gc.get_freeze_count()
+    assert held > 10_000
+    assert len(gc.get_objects()) < held / 10
+
+
+def test_only_the_first_task_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_task(monkeypatch)
+    workers.settle()
+    gc.unfreeze()
+    workers.settle()
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_process_that_runs_no_task_is_left_alone() -> None:
+    workers.settle()
+    assert gc.get_freeze_count() == 0
