@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from fenceline.controller.partition_requests import ElectLeaders
 from fenceline.controller.requests import (
     AlterConfigs,
     ConfigChange,
@@ -17,7 +18,6 @@ from fenceline.controller.requests import (
     CreatePartitions,
     CreateTopics,
     DeleteTopics,
-    ElectLeaders,
     FeatureUpdate,
     IncrementalAlterConfigs,
     NewPartitions,

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenceline.controller.elections import Election, change_partition
-from fenceline.controller.requests import BalanceLeaders, ElectLeaders, FenceStaleBroker
+from fenceline.controller.partition_requests import BalanceLeaders, ElectLeaders
+from fenceline.controller.requests import FenceStaleBroker
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, PartitionImage

@@ -1,44 +1,25 @@
-"""The life of a broker as the controller sees it: registered, fenced, unfenced, shutting down, gone.
+"""The life of a registered broker as the controller sees it: fenced, unfenced, shutting down, told to go.
 
-Owns registration, heartbeats and fencing. What a state asks for and leads to is the table `_NEXT`.
+Owns heartbeats and fencing. What a state asks for and leads to is the table `_NEXT`. Who may register is
+`controller.registrations`.
 
-Rules: controller.md C11-C20; since_4_0.md K22-K25.
+Rules: controller.md C13-C20; since_4_0.md K22-K25; gaps.md G44.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import Final
 from uuid import UUID
 
-from fenceline.controller.partitions import update_partitions
-from fenceline.controller.requests import (
-    BrokerHeartbeat,
-    BrokerHeartbeatAnswer,
-    Done,
-    RegisterBroker,
-    RegisterBrokerAnswer,
-    RegisterController,
-    UnregisterBroker,
-)
-from fenceline.controller.state import MAX_RECORDS, ControllerState, Decision
-from fenceline.errors import ErrorCode, PeerError
-from fenceline.metadata.features import METADATA_VERSION, MV_CORDONED_LOG_DIRS, MV_DIRECTORIES, MV_ELR, Levels
+from fenceline.controller.directories import cordon, failed_directories, leave_failed
+from fenceline.controller.partition_changes import PartitionChanges
+from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, Done
+from fenceline.controller.state import ControllerState, Decision
 from fenceline.metadata.image import BrokerImage
-from fenceline.metadata.records import (
-    BrokerEndpoint,
-    BrokerFeature,
-    BrokerRegistrationChangeRecord,
-    ControllerEndpoint,
-    ControllerFeature,
-    MetadataRecord,
-    RegisterBrokerRecord,
-    RegisterControllerRecord,
-    UnregisterBrokerRecord,
-)
+from fenceline.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord
 
-_RESERVED_DIRECTORIES: Final = 100
 _FENCE: Final = 1
 _UNFENCE: Final = -1
 
@@ -50,160 +31,19 @@ class BrokerState(Enum):
     SHUTDOWN_NOW = "shutdown now"
 
 
-# -- registration ------------------------------------------------------------------------------------------------------
-
-
-def register_broker(state: ControllerState, request: RegisterBroker, now_ms: int) -> Decision:
-    """C11, C12, K22-K24. A new incarnation gets the offset of its first record as its broker epoch.
-
-    Raises PeerError: 104 other cluster, 101 another incarnation lives, 102 migrating broker, 119 directories or no
-    metadata.version range, 35 a finalized feature is out of the broker's range.
-    """
-    image = state.image
-    cluster_id = state.settings.cluster_id
-    if request.cluster_id != cluster_id:
-        raise PeerError(
-            ErrorCode.INCONSISTENT_CLUSTER_ID,
-            f"Expected cluster ID {cluster_id}, but got cluster ID {request.cluster_id}",
-        )
-    existing = image.brokers.get(request.broker_id)
-    known = existing is not None and existing.incarnation_id == request.incarnation_id
-    if existing is not None and not known and state.sessions.is_alive(existing.id, existing.epoch, now_ms):
-        raise PeerError(ErrorCode.DUPLICATE_BROKER_REGISTRATION, "Another broker is registered with that broker id.")
-    if request.is_migrating_zk_broker:
-        raise PeerError(ErrorCode.BROKER_ID_NOT_REGISTERED, "Controller does not support registering ZK brokers.")
-    _check_directories(state, request)
-    _check_features(state, request)
-    records: list[MetadataRecord] = []
-    if existing is None or not known:
-        if existing is not None:
-            records += _leave_partitions(state, existing, request.previous_broker_epoch)
-        epoch, fenced, shutting_down = state.next_offset, True, False
-    else:
-        epoch, fenced, shutting_down = existing.epoch, existing.fenced, existing.in_controlled_shutdown
-    records.append(
-        RegisterBrokerRecord(
-            broker_id=request.broker_id,
-            incarnation_id=request.incarnation_id,
-            broker_epoch=epoch,
-            end_points=tuple(BrokerEndpoint(*endpoint) for endpoint in request.endpoints),
-            features=tuple(BrokerFeature(name, *levels) for name, levels in request.features.items()),
-            rack=request.rack,
-            fenced=fenced,
-            in_controlled_shutdown=shutting_down,
-            log_dirs=request.log_dirs if image.metadata_version >= MV_DIRECTORIES else (),
-        )
-    )
-    registration_offset = state.next_offset + len(records) - 1
-    session = state.sessions.get(request.broker_id)
-    if known and session is not None:
-        session.registration_offset = registration_offset
-        session.last_contact_ms = now_ms
-    else:
-        state.sessions.begin(request.broker_id, epoch, now_ms, registration_offset)
-    return Decision(records, RegisterBrokerAnswer(epoch), atomic=len(records) <= MAX_RECORDS)
-
-
-def _leave_partitions(
-    state: ControllerState, existing: BrokerImage, previous_broker_epoch: int
-) -> list[MetadataRecord]:
-    """K23: a new incarnation is in no ISR; after an unclean stop in no ELR either."""
-    image = state.image
-    if image.metadata_version < MV_ELR:
-        return []
-    if image.elr_enabled and previous_broker_epoch == existing.epoch:
-        return update_partitions(state, state.index.in_isr(existing.id), leaving=existing.id)
-    records = update_partitions(state, state.index.in_isr(existing.id), unclean=existing.id)
-    return records + update_partitions(state, state.index.in_elr(existing.id), unclean=existing.id)
-
-
-def _check_directories(state: ControllerState, request: RegisterBroker) -> None:
-    if state.image.metadata_version < MV_DIRECTORIES:
-        return
-    directories = request.log_dirs
-    fault: str | None = None
-    if not directories:
-        fault = "No directories specified in request"
-    elif any(directory.int < _RESERVED_DIRECTORIES for directory in directories):
-        fault = "Reserved directory ID in request"
-    elif len(set(directories)) != len(directories):
-        fault = "Duplicate directory ID in request"
-    else:
-        wanted = set(directories)
-        for broker in state.image.brokers.values():
-            if broker.id != request.broker_id and not wanted.isdisjoint(broker.log_dirs):
-                shared = next(directory for directory in directories if directory in broker.log_dirs)
-                fault = f"Broker {broker.id} is already registered with directory {_text(shared)}"
-                break
-    if fault is not None:
-        raise PeerError(ErrorCode.INVALID_REGISTRATION, fault)
-
-
-def _check_features(state: ControllerState, request: RegisterBroker) -> None:
-    """Every finalized level must lie in the broker's range; a feature it does not name is [0, 0] (K37)."""
-    image = state.image
-    if METADATA_VERSION not in request.features:
-        raise PeerError(
-            ErrorCode.INVALID_REGISTRATION,
-            "Request features do not contain 'metadata.version'",
-        )
-    if not image.metadata_version:
-        raise PeerError(ErrorCode.INVALID_REGISTRATION, "No metadata.version is finalized in this cluster.")
-    for name, levels in request.features.items():
-        _check_level(name, image.features.get(name, 0), levels)
-    for name, level in image.features.items():
-        if name not in request.features:
-            _check_level(name, level, Levels(0, 0))
-
-
-def _check_level(name: str, finalized: int, levels: Levels) -> None:
-    if finalized not in levels:
-        raise PeerError(
-            ErrorCode.UNSUPPORTED_VERSION,
-            f"Unable to register because the broker does not support finalized version {finalized} of {name}. "
-            f"The broker wants a version between {levels.minimum} and {levels.maximum}, inclusive.",
-        )
-
-
-def register_controller(state: ControllerState, request: RegisterController) -> Decision:
-    """A controller's registration is written each time it asks (K20: it does at each start)."""
-    record = RegisterControllerRecord(
-        controller_id=request.controller_id,
-        incarnation_id=request.incarnation_id,
-        zk_migration_ready=request.zk_migration_ready,
-        end_points=tuple(ControllerEndpoint(*endpoint) for endpoint in request.endpoints),
-        features=tuple(ControllerFeature(name, *levels) for name, levels in request.features.items()),
-    )
-    return Decision((record,), Done())
-
-
-def unregister_broker(state: ControllerState, request: UnregisterBroker) -> Decision:
-    """C19. Raises PeerError(BROKER_ID_NOT_REGISTERED)."""
-    broker = state.image.brokers.get(request.broker_id)
-    if broker is None:
-        raise PeerError(
-            ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {request.broker_id} is not currently registered"
-        )
-    records = update_partitions(state, state.index.in_isr(broker.id), leaving=broker.id)
-    records += update_partitions(state, state.index.in_elr(broker.id), unclean=broker.id)
-    records.append(UnregisterBrokerRecord(broker.id, broker.epoch))
-    state.sessions.drop(broker.id)
-    return Decision(records, Done(), atomic=False)
-
-
 # -- heartbeats --------------------------------------------------------------------------------------------------------
 
 
 def _from_fenced(state: ControllerState, broker: BrokerImage, request: BrokerHeartbeat) -> BrokerState:
     if request.want_shut_down:
         return BrokerState.SHUTDOWN_NOW
-    if request.want_fence or not _is_caught_up(state, request):
+    if _wants_fence(broker, request) or not _is_caught_up(state, request):
         return BrokerState.FENCED
     return BrokerState.UNFENCED
 
 
 def _from_unfenced(state: ControllerState, broker: BrokerImage, request: BrokerHeartbeat) -> BrokerState:
-    if request.want_fence:
+    if _wants_fence(broker, request):
         return BrokerState.SHUTDOWN_NOW if request.want_shut_down else BrokerState.FENCED
     if not request.want_shut_down:
         return BrokerState.UNFENCED
@@ -221,6 +61,11 @@ def _from_shutdown(state: ControllerState, broker: BrokerImage, request: BrokerH
     if began is None or lowest is None or lowest >= began:
         return BrokerState.SHUTDOWN_NOW
     return BrokerState.CONTROLLED_SHUTDOWN
+
+
+def _wants_fence(broker: BrokerImage, request: BrokerHeartbeat) -> bool:
+    """A broker all of whose directories have failed serves nothing, whatever it says."""
+    return request.want_fence or (bool(broker.log_dirs) and set(broker.log_dirs) <= set(request.offline_log_dirs))
 
 
 _NEXT: Final[Mapping[BrokerState, Callable[[ControllerState, BrokerImage, BrokerHeartbeat], BrokerState]]] = {
@@ -242,27 +87,53 @@ def broker_heartbeat(state: ControllerState, request: BrokerHeartbeat, now_ms: i
     broker = state.broker(request.broker_id, request.broker_epoch)
     current = state_of(broker)
     following = _NEXT[current](state, broker, request)
-    records: list[MetadataRecord] = []
-    if following is not current:
-        match following:
-            case BrokerState.FENCED | BrokerState.SHUTDOWN_NOW:
-                records += _fence(state, broker)
-            case BrokerState.UNFENCED:
-                records += _unfence(state, broker)
-            case BrokerState.CONTROLLED_SHUTDOWN:
-                records += _begin_shutdown(state, broker)
-    state.sessions.touch(broker.id, broker.epoch, now_ms, request.current_metadata_offset)
-    session = state.sessions.get(broker.id)
-    assert session is not None, "a session was just touched"
-    if following is BrokerState.CONTROLLED_SHUTDOWN and session.shutdown_offset is None:
+    failed = failed_directories(state, broker, request.offline_log_dirs)
+    records = _step(state, broker, current, following, failed)
+    session = state.sessions.touch(broker.id, broker.epoch, now_ms, request.current_metadata_offset)
+    if following is not BrokerState.CONTROLLED_SHUTDOWN:
+        session.shutdown_offset = None
+    elif following is not current or session.shutdown_offset is None:
         session.shutdown_offset = state.next_offset + len(records) - 1
-    records += _directory_changes(state, broker, request)
+    records += cordon(state, broker, request.cordoned_log_dirs)
     answer = BrokerHeartbeatAnswer(
         is_caught_up=_is_caught_up(state, request),
         is_fenced=following in (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW),
         should_shut_down=following is BrokerState.SHUTDOWN_NOW,
     )
     return Decision(records, answer, atomic=False)
+
+
+def _step(
+    state: ControllerState,
+    broker: BrokerImage,
+    current: BrokerState,
+    following: BrokerState,
+    failed: Collection[UUID],
+) -> list[MetadataRecord]:
+    """C16: out of every ISR first, then fenced; unfenced first, then it may lead what nobody leads. C20."""
+    changes = PartitionChanges(state)
+    if following is BrokerState.UNFENCED:
+        before: list[MetadataRecord] = []
+        if current is not following:
+            before.append(_change(broker, fenced=_UNFENCE))
+            partitions = state.index.leaderless_of(broker.id)
+            changes.elect(partitions, arriving=broker.id, failed_directories=failed)
+        after = leave_failed(state, changes, broker, failed)
+        return [*before, *changes.records, *after]
+    after = leave_failed(state, changes, broker, failed) if len(failed) < len(broker.log_dirs) else []
+    if current is following:
+        return [*changes.records, *after]
+    changes.leave(state.index.in_isr(broker.id), broker.id, failed_directories=failed)
+    if following is BrokerState.CONTROLLED_SHUTDOWN:
+        return [_change(broker, in_controlled_shutdown=1), *changes.records, *after]
+    fence = [] if broker.fenced else [_change(broker, fenced=_FENCE)]
+    return [*changes.records, *fence, *after]
+
+
+def _change(broker: BrokerImage, *, fenced: int = 0, in_controlled_shutdown: int = 0) -> MetadataRecord:
+    return BrokerRegistrationChangeRecord(
+        broker_id=broker.id, broker_epoch=broker.epoch, fenced=fenced, in_controlled_shutdown=in_controlled_shutdown
+    )
 
 
 def _is_caught_up(state: ControllerState, request: BrokerHeartbeat) -> bool:
@@ -272,63 +143,28 @@ def _is_caught_up(state: ControllerState, request: BrokerHeartbeat) -> bool:
     return request.current_metadata_offset >= registered
 
 
-def _fence(state: ControllerState, broker: BrokerImage) -> list[MetadataRecord]:
-    """C16: out of every ISR first, then fenced."""
-    records = update_partitions(state, state.index.in_isr(broker.id), leaving=broker.id)
-    if not broker.fenced:
-        records.append(BrokerRegistrationChangeRecord(broker_id=broker.id, broker_epoch=broker.epoch, fenced=_FENCE))
-    return records
-
-
-def _unfence(state: ControllerState, broker: BrokerImage) -> list[MetadataRecord]:
-    """C16: unfenced first, then it may lead what nobody leads."""
-    change = BrokerRegistrationChangeRecord(broker_id=broker.id, broker_epoch=broker.epoch, fenced=_UNFENCE)
-    return [change, *update_partitions(state, state.index.leaderless(), arriving=broker.id)]
-
-
-def _begin_shutdown(state: ControllerState, broker: BrokerImage) -> list[MetadataRecord]:
-    change = BrokerRegistrationChangeRecord(broker_id=broker.id, broker_epoch=broker.epoch, in_controlled_shutdown=1)
-    return [change, *update_partitions(state, state.index.in_isr(broker.id), leaving=broker.id)]
-
-
-def _directory_changes(state: ControllerState, broker: BrokerImage, request: BrokerHeartbeat) -> list[MetadataRecord]:
-    """C20: replicas in directories that went offline leave their ISR. K25: the list of cordoned directories."""
-    records: list[MetadataRecord] = []
-    offline = set(request.offline_log_dirs).intersection(broker.log_dirs)
-    if offline and state.image.metadata_version >= MV_DIRECTORIES:
-        hit = [
-            (topic_id, index)
-            for topic_id, index in state.index.in_isr(broker.id)
-            if state.image.topics_by_id[topic_id].partitions[index].directory_of(broker.id) in offline
-        ]
-        records += update_partitions(state, hit, leaving=broker.id)
-        remaining = tuple(directory for directory in broker.log_dirs if directory not in offline)
-        records.append(
-            BrokerRegistrationChangeRecord(broker_id=broker.id, broker_epoch=broker.epoch, log_dirs=remaining)
-        )
-    cordoned = request.cordoned_log_dirs
-    if (
-        cordoned is not None
-        and state.image.metadata_version >= MV_CORDONED_LOG_DIRS
-        and cordoned != broker.cordoned_log_dirs
-    ):
-        records.append(
-            BrokerRegistrationChangeRecord(broker_id=broker.id, broker_epoch=broker.epoch, cordoned_log_dirs=cordoned)
-        )
-    return records
-
-
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
 def fence_stale_broker(state: ControllerState, now_ms: int) -> Decision:
-    """C17: fence one broker whose session has ended. More may wait: ask again while it writes records."""
+    """C17: fence one broker whose session has ended. More may wait: ask again while it writes records.
+
+    A broker that is not fenced and has no session gets one: what ended it was never committed (C2).
+    """
+    for broker in state.image.brokers.values():
+        if not broker.fenced and not state.sessions.has(broker.id, broker.epoch):
+            state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset)
     for broker_id in state.sessions.expired(now_ms):
-        broker = state.image.brokers.get(broker_id)
+        silent = state.image.brokers.get(broker_id)
         state.sessions.drop(broker_id)
-        if broker is not None and not broker.fenced:
-            return Decision(_fence(state, broker), Done(), atomic=False)
+        if silent is not None and not silent.fenced:
+            return Decision(fence(state, silent), Done(), atomic=False)
     return Decision((), Done(), atomic=False)
+
+
+def fence(state: ControllerState, broker: BrokerImage) -> list[MetadataRecord]:
+    """C16, for whatever reason: out of every ISR, leaders elected elsewhere, then fenced."""
+    return _step(state, broker, state_of(broker), BrokerState.FENCED, frozenset())
 
 
 def begin_sessions(state: ControllerState, now_ms: int, *, dead: frozenset[int] = frozenset()) -> None:
@@ -336,14 +172,13 @@ def begin_sessions(state: ControllerState, now_ms: int, *, dead: frozenset[int] 
 
     `dead` holds the broker of this very process at its start: whoever registered under its id before has ended, as
     the lock on the data directory proves, so its next incarnation need not wait for a session to time out.
+
+    G44: a broker that is shutting down waits until the others have applied all that was decided before; when its
+    shutdown began is not in the log.
     """
     state.sessions.clear()
     for broker in state.image.brokers.values():
         if broker.id not in dead:
-            state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset)
-
-
-def _text(directory: UUID) -> str:
-    from fenceline.ids import encode_uuid
-
-    return encode_uuid(directory)
+            session = state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset)
+            if state_of(broker) is BrokerState.CONTROLLED_SHUTDOWN:
+                session.shutdown_offset = state.image.offset

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from fenceline.config.group import validate_client_metrics, validate_group_configs
 from fenceline.config.topic import TOPIC_CONFIGS, is_list_config, validate_topic_configs
+from fenceline.controller.partitions import elections_after_configs
 from fenceline.controller.requests import (
     SUCCESS,
     AlterConfigs,
@@ -74,7 +75,10 @@ def _alter(
             results.append(AlteredResource(resource, SUCCESS))
         except PeerError as error:
             results.append(AlteredResource(resource, Outcome(error.code, error.message or None)))
-    return Decision(() if validate_only else records, AlterConfigsAnswer(tuple(results)))
+    if validate_only:
+        records = []
+    records += elections_after_configs(state, records)
+    return Decision(records, AlterConfigsAnswer(tuple(results)))
 
 
 def _new_value(resource: ConfigResource, change: ConfigChange, current: str | None) -> str | None:

@@ -12,17 +12,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from fenceline.controller import brokers, configs, feature_updates, partitions, producer_ids, topics
+from fenceline.controller import (
+    alter_partition,
+    brokers,
+    configs,
+    directories,
+    feature_updates,
+    partitions,
+    producer_ids,
+    reassignments,
+    registrations,
+    topics,
+)
+from fenceline.controller.partition_requests import (
+    AlterPartition,
+    AlterPartitionReassignments,
+    AssignReplicasToDirs,
+    BalanceLeaders,
+    ElectLeaders,
+    ElectUncleanLeaders,
+    ListPartitionReassignments,
+)
 from fenceline.controller.requests import (
     AllocateProducerIds,
     AlterConfigs,
-    BalanceLeaders,
     BrokerHeartbeat,
     CreatePartitions,
     CreateTopics,
     DeleteTopics,
     Done,
-    ElectLeaders,
     FenceStaleBroker,
     IncrementalAlterConfigs,
     RegisterBroker,
@@ -47,15 +65,24 @@ HANDLERS: Final[Mapping[type[Any], _Handler]] = {
     CreatePartitions: lambda state, request, now_ms, rng: topics.create_partitions(state, request, rng),
     IncrementalAlterConfigs: lambda state, request, now_ms, rng: configs.incremental_alter_configs(state, request),
     AlterConfigs: lambda state, request, now_ms, rng: configs.alter_configs(state, request),
-    RegisterBroker: lambda state, request, now_ms, rng: brokers.register_broker(state, request, now_ms),
+    RegisterBroker: lambda state, request, now_ms, rng: registrations.register_broker(state, request, now_ms),
     BrokerHeartbeat: lambda state, request, now_ms, rng: brokers.broker_heartbeat(state, request, now_ms),
-    UnregisterBroker: lambda state, request, now_ms, rng: brokers.unregister_broker(state, request),
-    RegisterController: lambda state, request, now_ms, rng: brokers.register_controller(state, request),
+    UnregisterBroker: lambda state, request, now_ms, rng: registrations.unregister_broker(state, request),
+    RegisterController: lambda state, request, now_ms, rng: registrations.register_controller(state, request),
     AllocateProducerIds: lambda state, request, now_ms, rng: producer_ids.allocate_producer_ids(state, request),
     UpdateFeatures: lambda state, request, now_ms, rng: feature_updates.update_features(state, request),
+    AlterPartition: lambda state, request, now_ms, rng: alter_partition.alter_partition(state, request),
+    AlterPartitionReassignments: lambda state, request, now_ms, rng: reassignments.alter_partition_reassignments(
+        state, request
+    ),
+    ListPartitionReassignments: lambda state, request, now_ms, rng: reassignments.list_partition_reassignments(
+        state, request
+    ),
+    AssignReplicasToDirs: lambda state, request, now_ms, rng: directories.assign_replicas_to_dirs(state, request),
     ElectLeaders: lambda state, request, now_ms, rng: partitions.elect_leaders(state, request),
     FenceStaleBroker: lambda state, request, now_ms, rng: brokers.fence_stale_broker(state, now_ms),
     BalanceLeaders: lambda state, request, now_ms, rng: partitions.balance_leaders(state),
+    ElectUncleanLeaders: lambda state, request, now_ms, rng: partitions.elect_unclean_leaders(state),
     WriteNoOp: lambda state, request, now_ms, rng: Decision((NoOpRecord(),), Done()),
     WriteBootstrapRecords: lambda state, request, now_ms, rng: feature_updates.bootstrap_records(state, request),
 }

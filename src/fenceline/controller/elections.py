@@ -5,15 +5,19 @@ PartitionChangeRecord that leads to the wished state, or None where nothing chan
 
 Order of an election (K21): a member of the ISR; with an empty ISR an eligible leader replica (which becomes the whole
 ISR); the last known leader, if it is the only one noted; with an unclean election any live replica. The latter two may
-lose records: the partition becomes RECOVERING (`recovery.md V10-V13`).
+lose records: the partition becomes RECOVERING (`recovery.md V10-V13`), whatever else the same change asks for (V36).
 
-Rules: controller.md C9, C27, C28, C33; since_4_0.md K21, K22.
+Better than Kafka, with the same bytes on the wire: replicas that leave the assignment leave the eligible ones, too; a
+leader outside ISR and eligible replicas always means RECOVERING (V9), also when a reassignment is cancelled (V35).
+
+Rules: controller.md C9, C27, C28, C33; since_4_0.md K21, K22, K27; recovery.md V6-V14, V35, V36.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
@@ -22,6 +26,8 @@ from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
 from fenceline.metadata.records import PartitionChangeRecord
 
 NO_CHANGE: Final = -2
+_NO_RECOVERY_CHANGE: Final = -1
+_NOWHERE: Final[Mapping[int, UUID]] = MappingProxyType({})
 
 
 class Election(Enum):
@@ -46,14 +52,18 @@ def change_partition(
     target_adding: tuple[int, ...] | None = None,
     target_removing: tuple[int, ...] | None = None,
     unclean_shutdown: int = NO_LEADER,
-    default_directory: Callable[[int], UUID] | None = None,
+    directory_of: Callable[[int], UUID] | None = None,
+    directories: Mapping[int, UUID] = _NOWHERE,
     recovery_state: LeaderRecoveryState | None = None,
+    shrinking_starts_an_epoch: bool = False,
 ) -> PartitionChangeRecord | None:
     """The record that brings `partition` to the targets (None: as it is) and elects a leader where one is needed.
 
-    `may_lead` says whether a broker is alive and its replica online. `unclean_shutdown` is a broker that came back
-    without its tail being known safe: it stays out of the eligible leader replicas. `default_directory` gives the
-    directory of a replica that is new.
+    `may_lead` says whether a broker is alive and its replica online. `min_isr` is the configured one; it never exceeds
+    the number of replicas (C37, `gaps.md G43`). `unclean_shutdown` is a broker that came back without its tail being
+    known safe: it stays out of the eligible leader replicas. `directory_of` gives the directory of a replica that is
+    new (None: directories are not kept), `directories` those that are told now. `shrinking_starts_an_epoch` below
+    metadata.version 3.6-IV0 (C27).
     """
     isr = partition.isr if target_isr is None else target_isr
     replicas = partition.replicas if target_replicas is None else target_replicas
@@ -61,20 +71,20 @@ def change_partition(
     removing = partition.removing if target_removing is None else target_removing
     if adding or removing:
         isr, replicas, adding, removing = _complete_reassignment(isr, replicas, adding, removing)
-    elr = _eligible(partition, isr, min_isr, unclean_shutdown) if elr_enabled else ()
+    min_isr = min(min_isr, len(replicas))
+    elr = _eligible(partition, replicas, isr, min_isr, unclean_shutdown) if elr_enabled else ()
 
     def is_clean(replica: int) -> bool:
         return (replica in isr if isr else replica in elr) and may_lead(replica)
 
     leader, unclean = _elect(partition, replicas, isr, elr, is_clean, may_lead, elr_enabled, election)
     new_leader = NO_CHANGE
-    new_recovery = -1
-    if leader != partition.leader:
+    state = partition.leader_recovery_state if recovery_state is None else recovery_state
+    if leader != partition.leader or unclean:
         new_leader = leader
         if unclean:
             isr, elr = (leader,), ()
-            if partition.leader_recovery_state != LeaderRecoveryState.RECOVERING:
-                new_recovery = LeaderRecoveryState.RECOVERING
+            state = LeaderRecoveryState.RECOVERING
         elif leader in elr:
             # Kafka keeps the others eligible even where one replica is enough to commit: they would lack what the new
             # leader commits alone.
@@ -84,21 +94,21 @@ def change_partition(
         # C27: a replica set that loses a member starts a new leader epoch.
         new_leader = partition.leader
     if not isr and not elr_enabled:
-        isr = partition.isr  # C28: the last member stays on record.
-    if recovery_state is not None and recovery_state != partition.leader_recovery_state:
-        new_recovery = recovery_state
+        isr = tuple(replica for replica in partition.isr if replica in replicas)  # C28: the last member stays on record
+        if not isr and partition.isr:
+            isr, state = (replicas[0],), LeaderRecoveryState.RECOVERING  # V35: it was not in sync
+    if shrinking_starts_an_epoch and new_leader == NO_CHANGE and not set(partition.isr) <= set(isr):
+        new_leader = partition.leader
 
-    last_known = _last_known(partition, isr, new_leader) if elr_enabled else None
-    directories = None
-    if replicas != partition.replicas and default_directory is not None:
-        known = dict(zip(partition.replicas, partition.directories, strict=False))
-        directories = tuple(known.get(replica) or default_directory(replica) for replica in replicas)
+    last_known = _last_known(partition, replicas, isr, new_leader) if elr_enabled else None
+    placed = _directories(partition, replicas, directories, directory_of)
     if (
         new_leader == NO_CHANGE
-        and new_recovery == -1
+        and state == partition.leader_recovery_state
         and isr == partition.isr
         and elr == partition.elr
         and last_known is None
+        and placed is None
         and replicas == partition.replicas
         and adding == partition.adding
         and removing == partition.removing
@@ -112,18 +122,20 @@ def change_partition(
         replicas=replicas if replicas != partition.replicas else None,
         removing_replicas=removing if removing != partition.removing else None,
         adding_replicas=adding if adding != partition.adding else None,
-        leader_recovery_state=new_recovery,
-        directories=directories,
+        leader_recovery_state=state if state != partition.leader_recovery_state else _NO_RECOVERY_CHANGE,
+        directories=placed,
         eligible_leader_replicas=elr if elr != partition.elr else None,
         last_known_elr=last_known,
     )
 
 
-def _eligible(partition: PartitionImage, isr: tuple[int, ...], min_isr: int, unclean_shutdown: int) -> tuple[int, ...]:
+def _eligible(
+    partition: PartitionImage, replicas: tuple[int, ...], isr: tuple[int, ...], min_isr: int, unclean_shutdown: int
+) -> tuple[int, ...]:
     """K21: below min ISR, all that were in ISR or ELR and left cleanly; none at or above it."""
     if len(isr) >= min_isr:
         return ()
-    candidates = {*partition.elr, *partition.isr} - set(isr) - {unclean_shutdown}
+    candidates = {*partition.elr, *partition.isr}.intersection(replicas) - set(isr) - {unclean_shutdown}
     return tuple(sorted(candidates))
 
 
@@ -146,7 +158,14 @@ def _elect(
         if is_clean(replica):
             return replica, False
     last_known = partition.last_known_elr
-    if elr_enabled and not isr and not elr and len(last_known) == 1 and may_lead(last_known[0]):
+    if (
+        elr_enabled
+        and not isr
+        and not elr
+        and len(last_known) == 1
+        and last_known[0] in replicas
+        and may_lead(last_known[0])
+    ):
         return last_known[0], True
     if election is Election.UNCLEAN:
         for replica in replicas:
@@ -155,9 +174,11 @@ def _elect(
     return NO_LEADER, False
 
 
-def _last_known(partition: PartitionImage, isr: tuple[int, ...], new_leader: int) -> tuple[int, ...] | None:
+def _last_known(
+    partition: PartitionImage, replicas: tuple[int, ...], isr: tuple[int, ...], new_leader: int
+) -> tuple[int, ...] | None:
     """K21: the leader that a partition loses is noted when its ISR becomes empty, and forgotten once one leads."""
-    if isr != partition.isr and not isr and partition.leader != NO_LEADER:
+    if isr != partition.isr and not isr and partition.leader in replicas:
         return (partition.leader,) if partition.last_known_elr != (partition.leader,) else None
     leads = new_leader >= 0 or (partition.leader != NO_LEADER and new_leader != NO_LEADER)
     return () if leads and partition.last_known_elr else None
@@ -173,3 +194,17 @@ def _complete_reassignment(
     if not kept or not needed <= set(kept):
         return isr, replicas, adding, removing
     return kept, target, (), ()
+
+
+def _directories(
+    partition: PartitionImage,
+    replicas: tuple[int, ...],
+    told: Mapping[int, UUID],
+    directory_of: Callable[[int], UUID] | None,
+) -> tuple[UUID, ...] | None:
+    """The directory of each replica where that changes: a replica keeps its own, a new one gets the default (C20)."""
+    if directory_of is None or (replicas == partition.replicas and not told):
+        return None
+    known = {**dict(zip(partition.replicas, partition.directories, strict=False)), **told}
+    placed = tuple(known.get(replica) or directory_of(replica) for replica in replicas)
+    return placed if placed != partition.directories else None

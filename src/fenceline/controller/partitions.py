@@ -1,167 +1,160 @@
-"""Leadership of many partitions at once: a broker leaves, comes back, or is asked to lead again.
+"""Elections that somebody asks for, or that are due by the clock.
 
-Owns which partitions an event concerns; what happens to each is `controller.elections`.
+Owns which partitions a request or a tick concerns; what happens to each is `controller.elections`. Each looks only at
+partitions that an index names: those without a leader, and those that another than the preferred replica leads.
 
-Rules: controller.md C16, C19, C20, C27-C30; since_4_0.md K21-K23.
+Rules: controller.md C29, C30; recovery.md V12, V13; since_4_0.md K21; gaps.md G45.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 from uuid import UUID
 
-from fenceline.controller.elections import Election, change_partition
-from fenceline.controller.requests import (
-    SUCCESS,
-    Done,
+from fenceline.controller.elections import Election
+from fenceline.controller.outcome import SUCCESS, Outcome
+from fenceline.controller.partition_changes import PartitionChanges
+from fenceline.controller.partition_requests import (
     ElectedPartition,
     ElectionType,
     ElectLeaders,
     ElectLeadersAnswer,
-    Outcome,
+    Swept,
 )
-from fenceline.controller.state import MAX_RECORDS, ControllerState, Decision
+from fenceline.controller.state import MAX_RECORDS, UNCLEAN_ELECTION, ControllerState, Decision
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import NO_LEADER
 from fenceline.metadata.image import TopicImage
-from fenceline.metadata.records import MetadataRecord
+from fenceline.metadata.records import ConfigRecord, MetadataRecord
 
-MAX_ELECTIONS_PER_PASS = 1000
+MAX_ELECTIONS_PER_PASS: Final = 1000
 
-_NOT_NEEDED = Outcome(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
-_NO_PREFERRED = Outcome(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available.")
-_NO_ELIGIBLE = Outcome(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "Eligible topic partition leaders are not available.")
-
-
-def update_partitions(
-    state: ControllerState,
-    partitions: Iterable[tuple[UUID, int]],
-    *,
-    leaving: int = NO_LEADER,
-    arriving: int = NO_LEADER,
-    unclean: int = NO_LEADER,
-) -> list[MetadataRecord]:
-    """Take `leaving` and `unclean` out of the ISR of `partitions` and elect leaders where one is missing.
-
-    `arriving` may lead although the image still shows it fenced; `unclean` came back without a clean stop and loses
-    its place among the eligible leader replicas too.
-    """
-    image = state.image
-    elr_enabled = image.elr_enabled
-    gone = {leaving, unclean} - {NO_LEADER}
-    records: list[MetadataRecord] = []
-    topic: TopicImage | None = None
-    min_isr = 1
-    election = Election.ONLINE
-    for topic_id, index in partitions:
-        if topic is None or topic.id != topic_id:
-            topic = image.topics_by_id[topic_id]
-            min_isr = state.min_isr(topic)
-            election = Election.UNCLEAN if state.unclean_election(topic.name) else Election.ONLINE
-        partition = topic.partitions[index]
-
-        def may_lead(broker: int) -> bool:
-            return (
-                broker not in gone
-                and (broker == arriving or image.is_active(broker))
-                and state.replica_is_online(broker, partition)  # noqa: B023 - used before the next turn
-            )
-
-        record = change_partition(
-            partition,
-            topic_id,
-            index,
-            may_lead=may_lead,
-            min_isr=min_isr,
-            elr_enabled=elr_enabled,
-            election=election,
-            target_isr=tuple(broker for broker in partition.isr if broker not in gone) if gone else None,
-            unclean_shutdown=unclean,
-        )
-        if record is not None:
-            records.append(record)
-    return records
+_NOT_NEEDED: Final = Outcome(ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
+_NO_PREFERRED: Final = Outcome(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available.")
+_NO_ELIGIBLE: Final = Outcome(
+    ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "Eligible topic partition leaders are not available."
+)
 
 
 def elect_leaders(state: ControllerState, request: ElectLeaders) -> Decision:
-    """C29. Raises PeerError(INVALID_REQUEST) for an unknown type of election."""
+    """C29. Raises PeerError: INVALID_REQUEST for an unknown type, POLICY_VIOLATION for more than 10,000 changes."""
     try:
         election_type = ElectionType(request.election_type)
     except ValueError:
         raise PeerError(ErrorCode.INVALID_REQUEST, f"Unknown election type {request.election_type}") from None
-    records: list[MetadataRecord] = []
-    answers: list[tuple[str, tuple[ElectedPartition, ...]]] = []
+    changes = PartitionChanges(state)
     if request.topic_partitions is None:
-        for name, topic in state.image.topics_by_name.items():
-            outcomes = [
-                ElectedPartition(index, _elect(state, topic, index, election_type, records))
-                for index in range(len(topic.partitions))
-            ]
-            answers.append((name, tuple(o for o in outcomes if o.outcome.code != ErrorCode.ELECTION_NOT_NEEDED)))
+        answers = _elect_all(state, changes, election_type)
     else:
-        for name, indexes in request.topic_partitions:
-            found = state.image.topics_by_name.get(name)
-            answers.append(
-                (
-                    name,
-                    tuple(
-                        ElectedPartition(i, _elect_named(state, name, found, i, election_type, records))
-                        for i in indexes
-                    ),
-                )
+        topics = state.image.topics_by_name
+        answers = [
+            (
+                name,
+                tuple(
+                    ElectedPartition(i, _elect_named(changes, name, topics.get(name), i, election_type)) for i in all
+                ),
             )
-    return Decision(records, ElectLeadersAnswer(tuple(answers)), atomic=False)
+            for name, all in request.topic_partitions
+        ]
+    check_size(changes.records)
+    return Decision(changes.records, ElectLeadersAnswer(tuple(answers)), atomic=False)
+
+
+def check_size(records: Sequence[MetadataRecord]) -> None:
+    """C3. Raises PeerError(POLICY_VIOLATION) for a user's request that leads to too much."""
+    if len(records) > MAX_RECORDS:
+        raise PeerError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
+
+
+def _elect_all(
+    state: ControllerState, changes: PartitionChanges, election_type: ElectionType
+) -> list[tuple[str, tuple[ElectedPartition, ...]]]:
+    """Every topic is answered, with the partitions that need an election."""
+    due = _imbalanced(state) if election_type is ElectionType.PREFERRED else state.index.leaderless()
+    outcomes: dict[UUID, list[ElectedPartition]] = {}
+    for topic_id, index in due:
+        topic = state.image.topics_by_id[topic_id]
+        outcome = _elect(changes, topic, index, election_type)
+        outcomes.setdefault(topic_id, []).append(ElectedPartition(index, outcome))
+    return [
+        (name, tuple(sorted(outcomes.get(topic.id, ()), key=lambda each: each.index)))
+        for name, topic in state.image.topics_by_name.items()
+    ]
+
+
+def _imbalanced(state: ControllerState) -> Iterable[tuple[UUID, int]]:
+    for broker in state.index.imbalanced():
+        yield from state.index.imbalanced_of(broker)
 
 
 def _elect_named(
-    state: ControllerState,
-    name: str,
-    topic: TopicImage | None,
-    index: int,
-    election_type: ElectionType,
-    records: list[MetadataRecord],
+    changes: PartitionChanges, name: str, topic: TopicImage | None, index: int, election_type: ElectionType
 ) -> Outcome:
     if topic is None:
         return Outcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name}")
-    if not 0 <= index < len(topic.partitions):
+    if changes.partition(topic, index) is None:
         return Outcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}")
-    return _elect(state, topic, index, election_type, records)
+    return _elect(changes, topic, index, election_type)
 
 
-def _elect(
-    state: ControllerState,
-    topic: TopicImage,
-    index: int,
-    election_type: ElectionType,
-    records: list[MetadataRecord],
-) -> Outcome:
-    partition = topic.partitions[index]
+def _elect(changes: PartitionChanges, topic: TopicImage, index: int, election_type: ElectionType) -> Outcome:
+    partition = changes.partition(topic, index)
+    assert partition is not None, "callers look first"
     preferred = election_type is ElectionType.PREFERRED
     if partition.leader == partition.preferred_leader if preferred else partition.leader != NO_LEADER:
         return _NOT_NEEDED
-    record = change_partition(
-        partition,
-        topic.id,
-        index,
-        may_lead=lambda broker: state.image.is_active(broker) and state.replica_is_online(broker, partition),
-        min_isr=state.min_isr(topic),
-        elr_enabled=state.image.elr_enabled,
-        election=Election.PREFERRED if preferred else Election.UNCLEAN,
-    )
+    record = changes.change(topic, index, election=Election.PREFERRED if preferred else Election.UNCLEAN)
     if record is None:
         return _NO_PREFERRED if preferred else _NO_ELIGIBLE
-    records.append(record)
     return SUCCESS
+
+
+# -- by the clock ------------------------------------------------------------------------------------------------------
 
 
 def balance_leaders(state: ControllerState) -> Decision:
     """C30: leadership goes back to preferred replicas that are in sync and active, at most 1000 a pass."""
-    records: list[MetadataRecord] = []
-    for topic in state.image.topics_by_id.values():
-        for index, partition in enumerate(topic.partitions):
-            preferred = partition.preferred_leader
-            if partition.leader != preferred and preferred in partition.isr and state.image.is_active(preferred):
-                _elect(state, topic, index, ElectionType.PREFERRED, records)
-                if len(records) >= min(MAX_ELECTIONS_PER_PASS, MAX_RECORDS):
-                    return Decision(records, Done(), atomic=False)
-    return Decision(records, Done(), atomic=False)
+    changes = PartitionChanges(state)
+    for broker in state.index.imbalanced():
+        if not state.image.is_active(broker):
+            continue
+        for topic_id, index in state.index.imbalanced_of(broker):
+            topic = state.image.topics_by_id[topic_id]
+            if broker in topic.partitions[index].isr:
+                changes.change(topic, index, election=Election.PREFERRED)
+                if len(changes.records) >= MAX_ELECTIONS_PER_PASS:
+                    return Decision(changes.records, Swept(more=True), atomic=False)
+    return Decision(changes.records, Swept(more=False), atomic=False)
+
+
+def elect_unclean_leaders(state: ControllerState) -> Decision:
+    """V12: partitions without a leader whose topic allows a loss, at most 1000 a pass."""
+    changes = PartitionChanges(state)
+    _elect_uncleanly(state, changes, state.index.leaderless(), MAX_ELECTIONS_PER_PASS)
+    return Decision(changes.records, Swept(more=len(changes.records) >= MAX_ELECTIONS_PER_PASS), atomic=False)
+
+
+def elections_after_configs(state: ControllerState, records: Sequence[MetadataRecord]) -> list[MetadataRecord]:
+    """G45: where `records` allow unclean elections, leaders are elected at once and not at the next pass.
+
+    What does not fit into the decision is left to the pass.
+    """
+    changed = [r for r in records if isinstance(r, ConfigRecord) and r.name == UNCLEAN_ELECTION]
+    if not changed:
+        return []
+    after = state.with_records(records)
+    changes = PartitionChanges(after)
+    _elect_uncleanly(after, changes, state.index.leaderless(), min(MAX_ELECTIONS_PER_PASS, MAX_RECORDS - len(records)))
+    return changes.records
+
+
+def _elect_uncleanly(
+    state: ControllerState, changes: PartitionChanges, partitions: Iterable[tuple[UUID, int]], limit: int
+) -> None:
+    for topic_id, index in partitions:
+        if len(changes.records) >= limit:
+            return
+        topic = state.image.topics_by_id[topic_id]
+        if changes.is_unclean_allowed(topic):
+            changes.change(topic, index, election=Election.UNCLEAN)

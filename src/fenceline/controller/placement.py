@@ -2,7 +2,7 @@
 
 Owns the automatic placement (C23): replicas of a partition go to different racks as far as there are any, to unfenced
 brokers before fenced ones, the first replica only to an unfenced one; racks and brokers take turns from a random start.
-Brokers whose directories are all cordoned take nothing new (`since_4_0.md K25`).
+Brokers whose directories are all cordoned (`since_4_0.md K25`) or that are shutting down take nothing new.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def place(
     racks: dict[str | None, _Rack] = {}
     usable = unfenced = 0
     for broker in sorted(brokers, key=lambda one: one.id):
-        if not broker.takes_new_replicas:
+        if not broker.takes_new_replicas or (broker.in_controlled_shutdown and not broker.fenced):
             continue
         usable += 1
         rack = racks.get(broker.rack)

@@ -1,33 +1,37 @@
-"""Which partitions a broker is in sync in, eligible for, or leads; which have no leader.
+"""Which partitions a broker is in sync in, eligible for, or leads; which have no leader, or not the preferred one.
 
-Owns indexes over the image, so that a broker's fencing costs what it holds and not what the cluster holds
-(design.md section 8). Built from an image on first use, kept current by deltas from then on.
+Owns indexes over the image, so that a decision costs what it touches and not what the cluster holds (design.md
+section 8). Built from an image on first use, kept current by deltas from then on.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from fenceline.ids import NO_LEADER
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage, PartitionImage
 
-_NOTHING: Final[dict[UUID, set[int]]] = {}
+_Partitions: TypeAlias = dict[UUID, set[int]]
+_NOTHING: Final[_Partitions] = {}
 
 
 class ReplicaIndex:
     """Topic ids and partition indexes by broker."""
 
-    __slots__ = ("_elr", "_isr", "_leaderless", "_leads")
+    __slots__ = ("_elr", "_imbalanced", "_isr", "_leaderless", "_leaderless_of", "_leads", "_reassigning")
 
     def __init__(self, image: MetadataImage) -> None:
-        self._isr: defaultdict[int, dict[UUID, set[int]]] = defaultdict(dict)
-        self._elr: defaultdict[int, dict[UUID, set[int]]] = defaultdict(dict)
+        self._isr: defaultdict[int, _Partitions] = defaultdict(dict)
+        self._elr: defaultdict[int, _Partitions] = defaultdict(dict)
         self._leads: defaultdict[int, int] = defaultdict(int)
-        self._leaderless: dict[UUID, set[int]] = {}
+        self._leaderless: _Partitions = {}
+        self._leaderless_of: defaultdict[int, _Partitions] = defaultdict(dict)
+        self._imbalanced: defaultdict[int, _Partitions] = defaultdict(dict)
+        self._reassigning: _Partitions = {}
         for topic in image.topics_by_id.values():
             for index, partition in enumerate(topic.partitions):
                 self._add(topic.id, index, partition)
@@ -51,38 +55,67 @@ class ReplicaIndex:
     def in_elr(self, broker_id: int) -> Iterator[tuple[UUID, int]]:
         return _pairs(self._elr.get(broker_id, _NOTHING))
 
+    def leads_any(self, broker_id: int) -> bool:
+        return self._leads.get(broker_id, 0) > 0
+
     def leaderless(self) -> Iterator[tuple[UUID, int]]:
         return _pairs(self._leaderless)
 
-    def leads_any(self, broker_id: int) -> bool:
-        return self._leads.get(broker_id, 0) > 0
+    def leaderless_in(self, topic_id: UUID) -> Iterator[tuple[UUID, int]]:
+        indexes = self._leaderless.get(topic_id)
+        return iter(()) if indexes is None else _pairs({topic_id: indexes})
+
+    def leaderless_of(self, broker_id: int) -> Iterator[tuple[UUID, int]]:
+        """Partitions without a leader that have a replica on the broker."""
+        return _pairs(self._leaderless_of.get(broker_id, _NOTHING))
+
+    def imbalanced(self) -> Iterator[int]:
+        """Brokers that are the preferred leader of a partition that somebody else leads, or nobody."""
+        return iter(sorted(broker for broker, partitions in self._imbalanced.items() if partitions))
+
+    def imbalanced_of(self, broker_id: int) -> Iterator[tuple[UUID, int]]:
+        """Those partitions of one preferred leader."""
+        return _pairs(self._imbalanced.get(broker_id, _NOTHING))
+
+    def reassigning(self) -> Iterator[tuple[UUID, int]]:
+        """Partitions on the move."""
+        return _pairs(self._reassigning)
+
+    def _places(self, partition: PartitionImage) -> Iterable[_Partitions]:
+        """Where the partition is listed, besides by ISR and leader."""
+        if partition.leader == NO_LEADER:
+            yield self._leaderless
+            for broker in partition.replicas:
+                yield self._leaderless_of[broker]
+        if partition.leader != partition.preferred_leader:
+            yield self._imbalanced[partition.preferred_leader]
+        if partition.adding or partition.removing:
+            yield self._reassigning
+        for broker in partition.elr:
+            yield self._elr[broker]
 
     def _add(self, topic_id: UUID, index: int, partition: PartitionImage) -> None:
         for broker in partition.isr:
             self._isr[broker].setdefault(topic_id, set()).add(index)
-        for broker in partition.elr:
-            self._elr[broker].setdefault(topic_id, set()).add(index)
-        if partition.leader == NO_LEADER:
-            self._leaderless.setdefault(topic_id, set()).add(index)
-        else:
+        if partition.leader != NO_LEADER:
             self._leads[partition.leader] += 1
+        for place in self._places(partition):
+            place.setdefault(topic_id, set()).add(index)
 
     def _remove(self, topic_id: UUID, index: int, partition: PartitionImage) -> None:
         for broker in partition.isr:
             _discard(self._isr[broker], topic_id, index)
-        for broker in partition.elr:
-            _discard(self._elr[broker], topic_id, index)
-        if partition.leader == NO_LEADER:
-            _discard(self._leaderless, topic_id, index)
-        else:
+        if partition.leader != NO_LEADER:
             self._leads[partition.leader] -= 1
+        for place in self._places(partition):
+            _discard(place, topic_id, index)
 
 
-def _pairs(partitions: dict[UUID, set[int]]) -> Iterator[tuple[UUID, int]]:
+def _pairs(partitions: _Partitions) -> Iterator[tuple[UUID, int]]:
     return ((topic_id, index) for topic_id in list(partitions) for index in sorted(partitions[topic_id]))
 
 
-def _discard(partitions: dict[UUID, set[int]], topic_id: UUID, index: int) -> None:
+def _discard(partitions: _Partitions, topic_id: UUID, index: int) -> None:
     indexes = partitions.get(topic_id)
     if indexes is not None:
         indexes.discard(index)

@@ -9,28 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from fenceline.errors import ErrorCode
+from fenceline.controller.outcome import SUCCESS as SUCCESS
+from fenceline.controller.outcome import Outcome as Outcome
+from fenceline.controller.partition_requests import BalanceLeaders as BalanceLeaders
+from fenceline.controller.partition_requests import PartitionRequest
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.features import Levels
 from fenceline.metadata.image import ConfigResource, Endpoint
-
-
-class Outcome(NamedTuple):
-    """How one item of a request went; `message` is None where Kafka sends none."""
-
-    code: ErrorCode = ErrorCode.NONE
-    message: str | None = None
-
-    @property
-    def failed(self) -> bool:
-        return self.code != ErrorCode.NONE
-
-
-SUCCESS: Final = Outcome()
-
 
 # -- topics (C21-C25, K27) -------------------------------------------------------------------------------------------
 
@@ -244,7 +232,7 @@ class Done:
     """Nothing to say but that it happened."""
 
 
-# -- ids, features, elections ----------------------------------------------------------------------------------------
+# -- ids, features ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,45 +282,12 @@ class UpdateFeaturesAnswer:
     features: tuple[NamedOutcome, ...] = ()
 
 
-class ElectionType(IntEnum):
-    PREFERRED = 0
-    UNCLEAN = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ElectLeaders:
-    """`election_type` is the raw number; `topic_partitions` None means all."""
-
-    election_type: int
-    topic_partitions: tuple[tuple[str, tuple[int, ...]], ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ElectedPartition:
-    """How the election of one partition went."""
-
-    index: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class ElectLeadersAnswer:
-    """Per topic, the partitions that were asked for."""
-
-    topics: tuple[tuple[str, tuple[ElectedPartition, ...]], ...]
-
-
 # -- time ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FenceStaleBroker:
     """Time has passed: fence at most one broker whose session ended (C17)."""
-
-
-@dataclass(frozen=True, slots=True)
-class BalanceLeaders:
-    """Time has passed: give leadership back to preferred replicas (C30)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,9 +315,8 @@ Request: TypeAlias = (
     | RegisterController
     | AllocateProducerIds
     | UpdateFeatures
-    | ElectLeaders
     | FenceStaleBroker
-    | BalanceLeaders
     | WriteNoOp
     | WriteBootstrapRecords
+    | PartitionRequest
 )

@@ -24,8 +24,6 @@ class Session:
     """Offset of its RegisterBrokerRecord: it may be unfenced once it has applied that (C14)."""
     metadata_offset: int = NO_OFFSET
     shutdown_offset: int | None = None
-    ended: bool = False
-    """It was told to stop; what it still holds is only the wait for another incarnation (K24)."""
 
 
 class Sessions:
@@ -46,12 +44,17 @@ class Sessions:
         self._sessions[broker_id] = session
         return session
 
-    def touch(self, broker_id: int, broker_epoch: int, now_ms: int, metadata_offset: int) -> None:
+    def touch(self, broker_id: int, broker_epoch: int, now_ms: int, metadata_offset: int) -> Session:
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch != broker_epoch:
             session = self.begin(broker_id, broker_epoch, now_ms, NO_OFFSET)
         session.last_contact_ms = now_ms
         session.metadata_offset = metadata_offset
+        return session
+
+    def has(self, broker_id: int, broker_epoch: int) -> bool:
+        session = self._sessions.get(broker_id)
+        return session is not None and session.broker_epoch == broker_epoch
 
     def drop(self, broker_id: int) -> None:
         self._sessions.pop(broker_id, None)

@@ -6,7 +6,8 @@ sessions, and indexes derived from the image. Changed only by `replay`, `reset` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -20,13 +21,14 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.delta import apply
+from fenceline.metadata.features import KRAFT_VERSION
 from fenceline.metadata.image import (
     EMPTY_IMAGE,
     BrokerImage,
+    ConfigResource,
     ConfigResourceType,
     MetadataImage,
     PartitionImage,
-    TopicImage,
 )
 from fenceline.metadata.records import MetadataRecord
 
@@ -36,6 +38,11 @@ MAX_RECORDS: Final = 10_000
 UNASSIGNED_DIRECTORY: Final = ZERO_UUID
 LOST_DIRECTORY: Final = UUID(int=1)
 MIGRATING_DIRECTORY: Final = UUID(int=2)
+
+UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
+
+_ALL_BROKERS: Final = ConfigResource(ConfigResourceType.BROKER, "")
+_NO_CONFIG: Final[Mapping[str, str]] = {}
 
 
 def _default_of(name: str) -> ConfigValue:
@@ -68,6 +75,8 @@ class Decision(NamedTuple):
     records: Sequence[MetadataRecord]
     answer: Any
     atomic: bool = True
+    kraft_version: int | None = None
+    """The quorum shall finalize this level of kraft.version before the answer is given (K15)."""
 
 
 class ControllerState:
@@ -80,7 +89,12 @@ class ControllerState:
         """Where the next record will lie in the log."""
         self.kraft_version = 0
         """The quorum's: it is not in the image (K1)."""
+        self.voter_ids: frozenset[int] = frozenset()
+        """Of the quorum. A feature is raised only when all of them have registered (K27); empty: nobody says."""
+        self.can_finalize_kraft_version = False
+        """The driver carries out `Decision.kraft_version`."""
         self.sessions = Sessions(settings.session_timeout_ms)
+        self._own_resource = ConfigResource(ConfigResourceType.BROKER, str(settings.node_id))
         self._index: ReplicaIndex | None = None
         self._names: NameIndex | None = None
 
@@ -115,6 +129,13 @@ class ControllerState:
                 self._names.add(topic.name)
         return self.image, delta
 
+    def with_records(self, records: Sequence[MetadataRecord]) -> ControllerState:
+        """What the state will be after `records` of the decision in the making, to ask questions of. Its index is this
+        state's: of partitions as they are now."""
+        after = copy(self)
+        after.image, _ = apply(self.image, records, self.image.offset, self.image.epoch)
+        return after
+
     # -- questions -----------------------------------------------------------------------------------------------------
 
     def broker(self, broker_id: int, broker_epoch: int) -> BrokerImage:
@@ -132,6 +153,10 @@ class ControllerState:
             )
         return broker
 
+    def finalized(self, feature: str) -> int:
+        """The finalized level, 0 where there is none."""
+        return self.kraft_version if feature == KRAFT_VERSION else self.image.features.get(feature, 0)
+
     def default_directory(self, broker_id: int) -> UUID:
         """Where a new replica lands: the broker's only directory, or for it to say (K25, C20)."""
         broker = self.image.brokers.get(broker_id)
@@ -141,28 +166,40 @@ class ControllerState:
             return MIGRATING_DIRECTORY
         return broker.log_dirs[0] if len(broker.log_dirs) == 1 else UNASSIGNED_DIRECTORY
 
-    def replica_is_online(self, broker_id: int, partition: PartitionImage) -> bool:
-        """Whether the broker has the directory that holds its replica."""
+    def replica_is_online(
+        self, broker_id: int, partition: PartitionImage, failed: Collection[UUID] = frozenset()
+    ) -> bool:
+        """Whether the broker has the directory that holds its replica; `failed` are gone since the image."""
         broker = self.image.brokers.get(broker_id)
         if broker is None:
             return False
         directory = partition.directory_of(broker_id)
         if directory is None or directory in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
             return True
-        return directory != LOST_DIRECTORY and (not broker.log_dirs or directory in broker.log_dirs)
+        if directory == LOST_DIRECTORY or directory in failed:
+            return False
+        return not broker.log_dirs or directory in broker.log_dirs
 
     def topic_config(self, topic: str, name: str) -> str | None:
-        """C37: topic override, cluster default, static value; None where only the built-in default is left."""
-        image = self.image
-        value = image.config(ConfigResourceType.TOPIC, topic).get(name)
-        if value is None:
-            value = image.config(ConfigResourceType.BROKER, "").get(name)
-        return self.settings.static_configs.get(name) if value is None else value
+        """C37: topic override, this node's, the cluster's, static value; None where only the built-in default is left.
 
-    def min_isr(self, topic: TopicImage) -> int:
-        """Effective min.insync.replicas: never more than the replication factor (C37)."""
-        configured = int(self.topic_config(topic.name, "min.insync.replicas") or 1)
-        return min(configured, len(topic.partitions[0].replicas) if topic.partitions else configured)
+        This node's: dynamic configs of the broker that bears the controller's id.
+        """
+        configs = self.image.configs
+        for resource in (ConfigResource(ConfigResourceType.TOPIC, topic), self._own_resource, _ALL_BROKERS):
+            value = configs.get(resource, _NO_CONFIG).get(name)
+            if value is not None:
+                return value
+        return self.settings.static_configs.get(name)
+
+    def min_isr(self, topic: str) -> int:
+        """Configured min.insync.replicas; what counts for a partition is never more than its replicas (C37, G43)."""
+        return int(self.topic_config(topic, "min.insync.replicas") or 1)
 
     def unclean_election(self, topic: str) -> bool:
-        return (self.topic_config(topic, "unclean.leader.election.enable") or "false").strip().lower() == "true"
+        return is_true(self.topic_config(topic, UNCLEAN_ELECTION))
+
+
+def is_true(value: str | None) -> bool:
+    """A boolean config as Kafka reads it."""
+    return value is not None and value.strip().lower() == "true"

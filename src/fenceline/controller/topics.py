@@ -13,6 +13,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from fenceline.config.topic import validate_topic_configs
+from fenceline.controller.assignments import Refused, check_assignment
 from fenceline.controller.placement import place
 from fenceline.controller.requests import (
     SUCCESS,
@@ -50,14 +51,6 @@ _UNKNOWN_TOPIC = "This server does not host this topic-partition."
 _UNKNOWN_TOPIC_ID = "This server does not host this topic ID."
 
 
-class _Refused(Exception):
-    """One item of a request can not be done."""
-
-    def __init__(self, code: ErrorCode, message: str | None) -> None:
-        super().__init__(message)
-        self.outcome = Outcome(code, message)
-
-
 def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> Decision:
     """C21, C22. Topics that can be created are, in one atomic batch; each other one gets its error."""
     records: list[MetadataRecord] = []
@@ -66,9 +59,9 @@ def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> De
     for topic in {each.name: each for each in request.topics}.values():  # one answer a name
         try:
             if topic.name in repeated:
-                raise _Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                raise Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             results.append(_create_topic(state, topic, records, rng))
-        except _Refused as refused:
+        except Refused as refused:
             results.append(CreatedTopic(topic.name, refused.outcome))
     return Decision(() if request.validate_only else records, CreateTopicsAnswer(tuple(results)))
 
@@ -76,15 +69,15 @@ def create_topics(state: ControllerState, request: CreateTopics, rng: Rng) -> De
 def _create_topic(state: ControllerState, topic: NewTopic, records: list[MetadataRecord], rng: Rng) -> CreatedTopic:
     name = topic.name
     if name == METADATA_TOPIC:
-        raise _Refused(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
+        raise Refused(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
     if name in state.image.topics_by_name:
-        raise _Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
     fault = name_fault(name)
     if fault is not None:
-        raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, fault)
+        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, fault)
     colliding = state.names.colliding(name)
     if colliding is not None:
-        raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {colliding}")
+        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {colliding}")
     configs = _checked_configs(topic)
     replicas, isrs = _assignments(state, topic, rng)
     if len(records) + 1 + len(configs) + len(replicas) > MAX_RECORDS:
@@ -106,7 +99,7 @@ def _checked_configs(topic: NewTopic) -> dict[str, str]:
     try:
         validate_topic_configs(configs)
     except PeerError as error:
-        raise _Refused(error.code, error.message) from None
+        raise Refused(error.code, error.message) from None
     return {key: value for key, value in configs.items() if value is not None}
 
 
@@ -117,12 +110,12 @@ def _assignments(
     if topic.assignments:
         return _manual_assignments(state, topic)
     if topic.replication_factor < -1 or topic.replication_factor == 0:
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
     if topic.num_partitions < -1 or topic.num_partitions == 0:
-        raise _Refused(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
+        raise Refused(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
     settings = state.settings
     count = settings.default_partition_count if topic.num_partitions == -1 else topic.num_partitions
     factor = settings.default_replication_factor if topic.replication_factor == -1 else topic.replication_factor
@@ -137,10 +130,10 @@ def _place(
     try:
         replicas = place(state.image.brokers.values(), count, factor, rng)
     except PeerError as error:
-        raise _Refused(error.code, f"Unable to replicate the partition {factor} time(s): {error.message}") from None
+        raise Refused(error.code, f"Unable to replicate the partition {factor} time(s): {error.message}") from None
     isrs = [_active(state, assigned) for assigned in replicas]
     if not all(isrs):
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"Unable to replicate the partition {factor} time(s): "
             "All brokers are currently fenced or in controlled shutdown.",
@@ -150,12 +143,12 @@ def _place(
 
 def _manual_assignments(state: ControllerState, topic: NewTopic) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     if topic.replication_factor != -1:
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_REQUEST,
             "A manual partition assignment was specified, but replication factor was not set to -1.",
         )
     if topic.num_partitions != -1:
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_REQUEST,
             "A manual partition assignment was specified, but numPartitions was not set to -1.",
         )
@@ -163,45 +156,25 @@ def _manual_assignments(state: ControllerState, topic: NewTopic) -> tuple[list[t
     factor: int | None = None
     for index, replicas in topic.assignments:
         if index in assigned:
-            raise _Refused(
+            raise Refused(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"Found multiple manual partition assignments for partition {index}",
             )
-        _check_assignment(state, replicas, factor)
+        check_assignment(state, replicas, factor)
         factor = len(replicas)
         _require_active(state, index, replicas)
         assigned[index] = replicas
     if any(index not in assigned for index in range(len(assigned))):
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
         )
     ordered = [assigned[index] for index in range(len(assigned))]
     return ordered, [_active(state, replicas) for replicas in ordered]
 
 
-def _check_assignment(state: ControllerState, replicas: tuple[int, ...], factor: int | None) -> None:
-    def refuse(reason: str) -> _Refused:
-        return _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes {reason}")
-
-    if not replicas:
-        raise refuse("an empty replica list.")
-    previous: int | None = None
-    for broker in sorted(replicas):
-        if broker not in state.image.brokers:
-            raise refuse(f"broker {broker}, but no such broker is registered.")
-        if broker == previous:
-            raise refuse(f"the broker {broker} more than once.")
-        previous = broker
-    if factor is not None and len(replicas) != factor:
-        raise refuse(
-            f"a partition with {len(replicas)} replica(s), but this is not consistent with previous partitions, "
-            f"which have {factor} replica(s)."
-        )
-
-
 def _require_active(state: ControllerState, index: int, replicas: tuple[int, ...]) -> None:
     if not _active(state, replicas):
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"All brokers specified in the manual partition assignment for partition {index} "
             "are fenced or in controlled shutdown.",
@@ -252,7 +225,7 @@ def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:
         try:
             topic = _referenced(state, reference, repeated_names, repeated_ids)
             if topic.id in done:
-                raise _Refused(
+                raise Refused(
                     ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied."
                 )
             if len(records) >= MAX_RECORDS:
@@ -260,7 +233,7 @@ def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:
             done.add(topic.id)
             records.append(RemoveTopicRecord(topic.id))
             results.append(DeletedTopic(topic.name, topic.id, SUCCESS))
-        except _Refused as refused:
+        except Refused as refused:
             known = image.topics_by_id.get(reference.id)
             name = reference.name if reference.name is not None else known.name if known is not None else None
             results.append(DeletedTopic(name, reference.id, refused.outcome))
@@ -272,20 +245,20 @@ def _referenced(
 ) -> TopicImage:
     if reference.name is not None:
         if reference.id != ZERO_UUID:
-            raise _Refused(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+            raise Refused(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
         if reference.name in repeated_names:
-            raise _Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            raise Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
         topic = state.image.topics_by_name.get(reference.name)
         if topic is None:
-            raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_TOPIC)
+            raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _UNKNOWN_TOPIC)
         return topic
     if reference.id == ZERO_UUID:
-        raise _Refused(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
+        raise Refused(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
     if reference.id in repeated_ids:
-        raise _Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
+        raise Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
     topic = state.image.topics_by_id.get(reference.id)
     if topic is None:
-        raise _Refused(ErrorCode.UNKNOWN_TOPIC_ID, _UNKNOWN_TOPIC_ID)
+        raise Refused(ErrorCode.UNKNOWN_TOPIC_ID, _UNKNOWN_TOPIC_ID)
     return topic
 
 
@@ -297,10 +270,10 @@ def create_partitions(state: ControllerState, request: CreatePartitions, rng: Rn
     for topic in {each.name: each for each in request.topics}.values():
         try:
             if topic.name in repeated:
-                raise _Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                raise Refused(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             _create_partitions(state, topic, records, rng)
             results.append(NamedOutcome(topic.name, SUCCESS))
-        except _Refused as refused:
+        except Refused as refused:
             results.append(NamedOutcome(topic.name, refused.outcome))
     return Decision(() if request.validate_only else records, CreatePartitionsAnswer(tuple(results)))
 
@@ -308,12 +281,12 @@ def create_partitions(state: ControllerState, request: CreatePartitions, rng: Rn
 def _create_partitions(state: ControllerState, wanted: NewPartitions, records: list[MetadataRecord], rng: Rng) -> None:
     topic = state.image.topics_by_name.get(wanted.name)
     if topic is None:
-        raise _Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
+        raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
     count = len(topic.partitions)
     if wanted.count == count:
-        raise _Refused(ErrorCode.INVALID_PARTITIONS, f"Topic already has {count} partition(s).")
+        raise Refused(ErrorCode.INVALID_PARTITIONS, f"Topic already has {count} partition(s).")
     if wanted.count < count:
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_PARTITIONS,
             f"The topic {wanted.name} currently has {count} partition(s); {wanted.count} would not be an increase.",
         )
@@ -325,13 +298,13 @@ def _create_partitions(state: ControllerState, wanted: NewPartitions, records: l
         replicas, isrs = _place(state, additional, factor, rng)
     else:
         if len(wanted.assignments) != additional:
-            raise _Refused(
+            raise Refused(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"Attempted to add {additional} additional partition(s), but only {len(wanted.assignments)} "
                 "assignment(s) were specified.",
             )
         for index, assigned in enumerate(wanted.assignments, start=count):
-            _check_assignment(state, assigned, factor)
+            check_assignment(state, assigned, factor)
             _require_active(state, index, assigned)
         replicas = list(wanted.assignments)
         isrs = [_active(state, assigned) for assigned in replicas]

@@ -23,6 +23,9 @@ STREAMS_VERSION: Final = "streams.version"
 MINIMUM_METADATA_VERSION: Final = 7
 LATEST_METADATA_VERSION: Final = 30
 
+MV_NO_EPOCH_ON_SHRINK: Final = 12
+"""3.6-IV0: a shrinking ISR begins no leader epoch any more (C27)."""
+MV_CONTROLLER_REGISTRATION: Final = 15
 MV_DIRECTORIES: Final = 17
 MV_ELR: Final = 23
 MV_ELR_DEFAULT: Final = 26

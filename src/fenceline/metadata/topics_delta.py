@@ -8,7 +8,7 @@ Rules: controller.md C9, C10, C25; since_4_0.md K21, K26 (ClearElrRecord).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
@@ -133,28 +133,8 @@ class TopicsDelta:
         index = record.partition_id
         if not 0 <= index < len(draft.partitions):
             raise InternalError(f"a change names partition {index} of topic {draft.name!r}, which has none such")
-        draft.partitions[index] = self._changed(draft.partitions[index], record)
+        draft.partitions[index] = changed_partition(draft.partitions[index], record, self._share)
         draft.touched.add(index)
-
-    def _changed(self, old: PartitionImage, record: PartitionChangeRecord) -> PartitionImage:
-        """C9: a given leader, even the same, means a new leader epoch; the partition epoch always grows."""
-        share = self._share
-        leads = record.leader != _NO_LEADER_CHANGE
-        return PartitionImage(
-            share(record.replicas) if record.replicas is not None else old.replicas,
-            share(record.isr) if record.isr is not None else old.isr,
-            record.leader if leads else old.leader,
-            old.leader_epoch + 1 if leads else old.leader_epoch,
-            old.partition_epoch + 1,
-            old.leader_recovery_state
-            if record.leader_recovery_state == _NO_RECOVERY_CHANGE
-            else _RECOVERY_STATES[record.leader_recovery_state],
-            share(record.directories) if record.directories is not None else old.directories,
-            share(record.eligible_leader_replicas) if record.eligible_leader_replicas is not None else old.elr,
-            share(record.last_known_elr) if record.last_known_elr is not None else old.last_known_elr,
-            share(record.adding_replicas) if record.adding_replicas is not None else old.adding,
-            share(record.removing_replicas) if record.removing_replicas is not None else old.removing,
-        )
 
     def remove(self, topic_id: UUID) -> str:
         """Drops the topic with its partitions (C25); its name."""
@@ -209,3 +189,31 @@ class TopicsDelta:
                     changed.extend(changed_partitions(topic, draft.before, sorted(draft.touched)))
             by_name, by_id = names.finish(), ids.finish()
         return BuiltTopics(by_name, by_id, tuple(created), tuple(self._deleted.values()), tuple(changed))
+
+
+def _as_it_is(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return values
+
+
+def changed_partition(
+    old: PartitionImage,
+    record: PartitionChangeRecord,
+    share: Callable[[tuple[Any, ...]], tuple[Any, ...]] = _as_it_is,
+) -> PartitionImage:
+    """C9: a given leader, even the same, means a new leader epoch; the partition epoch always grows."""
+    leads = record.leader != _NO_LEADER_CHANGE
+    return PartitionImage(
+        share(record.replicas) if record.replicas is not None else old.replicas,
+        share(record.isr) if record.isr is not None else old.isr,
+        record.leader if leads else old.leader,
+        old.leader_epoch + 1 if leads else old.leader_epoch,
+        old.partition_epoch + 1,
+        old.leader_recovery_state
+        if record.leader_recovery_state == _NO_RECOVERY_CHANGE
+        else _RECOVERY_STATES[record.leader_recovery_state],
+        share(record.directories) if record.directories is not None else old.directories,
+        share(record.eligible_leader_replicas) if record.eligible_leader_replicas is not None else old.elr,
+        share(record.last_known_elr) if record.last_known_elr is not None else old.last_known_elr,
+        share(record.adding_replicas) if record.adding_replicas is not None else old.adding,
+        share(record.removing_replicas) if record.removing_replicas is not None else old.removing,
+    )

@@ -1,0 +1,21 @@
+"""How one item of a request went. Frozen data, no behaviour."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from fenceline.errors import ErrorCode
+
+
+class Outcome(NamedTuple):
+    """`message` is None where Kafka sends none."""
+
+    code: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.code != ErrorCode.NONE
+
+
+SUCCESS: Final = Outcome()

@@ -1,0 +1,150 @@
+"""Changes of partitions within one decision, each on top of those before it.
+
+Owns the records of the decision and what the partitions will be once they are replayed: a partition that a request
+names twice, or that two causes touch, changes twice in a row and never from the same state. What one change leads to
+is `controller.elections`.
+
+Rules: controller.md C3, C26, C37; recovery.md V10 (who may lead), V12 (when an unclean election is allowed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from fenceline.controller.elections import Election, change_partition
+from fenceline.controller.state import ControllerState
+from fenceline.ids import NO_LEADER
+from fenceline.metadata.features import MV_DIRECTORIES, MV_NO_EPOCH_ON_SHRINK
+from fenceline.metadata.image import PartitionImage, TopicImage
+from fenceline.metadata.records import MetadataRecord, PartitionChangeRecord
+from fenceline.metadata.topics_delta import changed_partition
+
+NOBODY: Final[frozenset[int]] = frozenset()
+
+
+class _TopicRules(NamedTuple):
+    """What the configs of a topic say to its elections."""
+
+    min_isr: int
+    election: Election
+
+
+class PartitionChanges:
+    """The records of one decision about partitions, in order."""
+
+    def __init__(self, state: ControllerState) -> None:
+        self.records: list[MetadataRecord] = []
+        self._state = state
+        self._after: dict[tuple[UUID, int], PartitionImage] = {}
+        self._rules: dict[UUID, _TopicRules] = {}
+
+    def partition(self, topic: TopicImage, index: int) -> PartitionImage | None:
+        """With all changes so far; None for one that the topic has not."""
+        if not 0 <= index < len(topic.partitions):
+            return None
+        return self._after.get((topic.id, index)) or topic.partitions[index]
+
+    def is_unclean_allowed(self, topic: TopicImage) -> bool:
+        """V12: by the topic's config."""
+        return self._rules_of(topic).election is Election.UNCLEAN
+
+    def change(
+        self,
+        topic: TopicImage,
+        index: int,
+        *,
+        gone: Collection[int] = NOBODY,
+        arriving: int = NO_LEADER,
+        failed_directories: Collection[UUID] = frozenset(),
+        election: Election | None = None,
+        directories: Mapping[int, UUID] | None = None,
+        **targets: Any,
+    ) -> PartitionChangeRecord | None:
+        """Write what `elections.change_partition` says of the partition; None where nothing changes.
+
+        `gone` may not lead although the image shows them active, `arriving` may although it shows it fenced.
+        `election` is ONLINE or UNCLEAN by the topic's config when left out.
+        """
+        state, image = self._state, self._state.image
+        partition = self.partition(topic, index)
+        assert partition is not None, "callers look first"
+        rules = self._rules_of(topic)
+
+        def may_lead(broker: int) -> bool:
+            return (
+                broker not in gone
+                and (broker == arriving or image.is_active(broker))
+                and state.replica_is_online(broker, partition, failed_directories)
+            )
+
+        version = image.metadata_version
+        record = change_partition(
+            partition,
+            topic.id,
+            index,
+            may_lead=may_lead,
+            min_isr=rules.min_isr,
+            elr_enabled=image.elr_enabled,
+            election=election or rules.election,
+            directory_of=state.default_directory if version >= MV_DIRECTORIES else None,
+            directories=directories or {},
+            shrinking_starts_an_epoch=version < MV_NO_EPOCH_ON_SHRINK,
+            **targets,
+        )
+        if record is not None:
+            self._after[topic.id, index] = changed_partition(partition, record)
+            self.records.append(record)
+        return record
+
+    def leave(
+        self,
+        partitions: Iterable[tuple[UUID, int]],
+        broker: int,
+        *,
+        unclean: bool = False,
+        failed_directories: Collection[UUID] = frozenset(),
+    ) -> None:
+        """Take `broker` out of the ISR of `partitions` and elect leaders where it led.
+
+        `unclean`: it lost its tail, or is gone for good, and leaves the eligible leader replicas too.
+        """
+        gone = frozenset((broker,))
+        for topic, index in self._topics(partitions):
+            partition = self.partition(topic, index)
+            assert partition is not None, "the index names partitions that are there"
+            self.change(
+                topic,
+                index,
+                gone=gone,
+                failed_directories=failed_directories,
+                target_isr=tuple(member for member in partition.isr if member != broker),
+                unclean_shutdown=broker if unclean else NO_LEADER,
+            )
+
+    def elect(
+        self,
+        partitions: Iterable[tuple[UUID, int]],
+        *,
+        arriving: int = NO_LEADER,
+        failed_directories: Collection[UUID] = frozenset(),
+    ) -> None:
+        """Elect a leader of each of `partitions` that has none; `arriving` is just being unfenced."""
+        for topic, index in self._topics(partitions):
+            self.change(topic, index, arriving=arriving, failed_directories=failed_directories)
+
+    def _topics(self, partitions: Iterable[tuple[UUID, int]]) -> Iterable[tuple[TopicImage, int]]:
+        topic: TopicImage | None = None
+        for topic_id, index in partitions:
+            if topic is None or topic.id != topic_id:
+                topic = self._state.image.topics_by_id[topic_id]
+            yield topic, index
+
+    def _rules_of(self, topic: TopicImage) -> _TopicRules:
+        rules = self._rules.get(topic.id)
+        if rules is None:
+            unclean = self._state.unclean_election(topic.name)
+            rules = _TopicRules(self._state.min_isr(topic.name), Election.UNCLEAN if unclean else Election.ONLINE)
+            self._rules[topic.id] = rules
+        return rules

@@ -1,0 +1,199 @@
+"""Who belongs to the cluster: brokers and controllers that register, brokers that are let go.
+
+Owns what a registration must hold and what a new incarnation does to the partitions of the one before. How a registered
+broker lives is `controller.brokers`.
+
+Rules: controller.md C11, C12, C19; since_4_0.md K22-K24, K37; gaps.md G47.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+from fenceline.controller.partition_changes import PartitionChanges
+from fenceline.controller.requests import (
+    Done,
+    RegisterBroker,
+    RegisterBrokerAnswer,
+    RegisterController,
+    UnregisterBroker,
+)
+from fenceline.controller.state import MAX_RECORDS, ControllerState, Decision
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import encode_uuid
+from fenceline.metadata.features import (
+    METADATA_VERSION,
+    MV_CONTROLLER_REGISTRATION,
+    MV_DIRECTORIES,
+    MV_ELR,
+    NO_LEVELS,
+    Levels,
+)
+from fenceline.metadata.image import BrokerImage
+from fenceline.metadata.records import (
+    BrokerEndpoint,
+    BrokerFeature,
+    ControllerEndpoint,
+    ControllerFeature,
+    MetadataRecord,
+    RegisterBrokerRecord,
+    RegisterControllerRecord,
+    UnregisterBrokerRecord,
+)
+
+_RESERVED_DIRECTORIES: Final = 100
+
+
+def register_broker(state: ControllerState, request: RegisterBroker, now_ms: int) -> Decision:
+    """C11, C12, K22-K24. A new incarnation gets the offset of its first record as its broker epoch.
+
+    Raises PeerError: 104 other cluster, 101 another incarnation lives, 102 migrating broker, 119 directories or no
+    metadata.version range, 35 a finalized feature is out of the broker's range.
+    """
+    image = state.image
+    cluster_id = state.settings.cluster_id
+    if request.cluster_id != cluster_id:
+        raise PeerError(
+            ErrorCode.INCONSISTENT_CLUSTER_ID,
+            f"Expected cluster ID {cluster_id}, but got cluster ID {request.cluster_id}",
+        )
+    existing = image.brokers.get(request.broker_id)
+    known = existing is not None and existing.incarnation_id == request.incarnation_id
+    if existing is not None and not known and state.sessions.is_alive(existing.id, existing.epoch, now_ms):
+        raise PeerError(ErrorCode.DUPLICATE_BROKER_REGISTRATION, "Another broker is registered with that broker id.")
+    if request.is_migrating_zk_broker:
+        raise PeerError(ErrorCode.BROKER_ID_NOT_REGISTERED, "Controller does not support registering ZK brokers.")
+    _check_directories(state, request)
+    _check_features(state, request)
+    records: list[MetadataRecord] = []
+    if existing is None or not known:
+        if existing is not None:
+            records += _leave_partitions(state, existing, request.previous_broker_epoch)
+        epoch, fenced, shutting_down = state.next_offset, True, False
+    else:
+        epoch, fenced, shutting_down = existing.epoch, existing.fenced, existing.in_controlled_shutdown
+    records.append(
+        RegisterBrokerRecord(
+            broker_id=request.broker_id,
+            incarnation_id=request.incarnation_id,
+            broker_epoch=epoch,
+            end_points=tuple(BrokerEndpoint(*endpoint) for endpoint in request.endpoints),
+            features=tuple(BrokerFeature(name, *levels) for name, levels in request.features.items()),
+            rack=request.rack,
+            fenced=fenced,
+            in_controlled_shutdown=shutting_down,
+            log_dirs=request.log_dirs if image.metadata_version >= MV_DIRECTORIES else (),
+        )
+    )
+    registration_offset = state.next_offset + len(records) - 1
+    session = state.sessions.get(request.broker_id)
+    if known and session is not None:
+        session.registration_offset = registration_offset
+        session.last_contact_ms = now_ms
+    else:
+        state.sessions.begin(request.broker_id, epoch, now_ms, registration_offset)
+    return Decision(records, RegisterBrokerAnswer(epoch), atomic=len(records) <= MAX_RECORDS)
+
+
+def _leave_partitions(
+    state: ControllerState, existing: BrokerImage, previous_broker_epoch: int
+) -> list[MetadataRecord]:
+    """K23: a new incarnation is in no ISR; after an unclean stop in no ELR either."""
+    if state.image.metadata_version < MV_ELR:
+        return []
+    changes = PartitionChanges(state)
+    clean = state.image.elr_enabled and previous_broker_epoch == existing.epoch
+    changes.leave(state.index.in_isr(existing.id), existing.id, unclean=not clean)
+    if not clean:
+        changes.leave(state.index.in_elr(existing.id), existing.id, unclean=True)
+    return changes.records
+
+
+def _check_directories(state: ControllerState, request: RegisterBroker) -> None:
+    if state.image.metadata_version < MV_DIRECTORIES:
+        return
+    directories = request.log_dirs
+    fault: str | None = None
+    if not directories:
+        fault = "No directories specified in request"
+    elif any(directory.int < _RESERVED_DIRECTORIES for directory in directories):
+        fault = "Reserved directory ID in request"
+    elif len(set(directories)) != len(directories):
+        fault = "Duplicate directory ID in request"
+    else:
+        fault = _directory_of_another(state, request.broker_id, directories)
+    if fault is not None:
+        raise PeerError(ErrorCode.INVALID_REGISTRATION, fault)
+
+
+def _directory_of_another(state: ControllerState, broker_id: int, directories: tuple[UUID, ...]) -> str | None:
+    wanted = set(directories)
+    for broker in state.image.brokers.values():
+        if broker.id != broker_id and not wanted.isdisjoint(broker.log_dirs):
+            shared = next(directory for directory in directories if directory in broker.log_dirs)
+            return f"Broker {broker.id} is already registered with directory {encode_uuid(shared)}"
+    return None
+
+
+def _check_features(state: ControllerState, request: RegisterBroker) -> None:
+    """Every finalized level must lie in the broker's range; a feature it does not name is [0, 0] (K37)."""
+    image = state.image
+    if METADATA_VERSION not in request.features:
+        raise PeerError(
+            ErrorCode.INVALID_REGISTRATION,
+            "Request features do not contain 'metadata.version'",
+        )
+    if not image.metadata_version:
+        raise PeerError(ErrorCode.INVALID_REGISTRATION, "No metadata.version is finalized in this cluster.")
+    for name, levels in request.features.items():
+        _check_level(name, state.finalized(name), levels)
+    for name, level in image.features.items():
+        if name not in request.features:
+            _check_level(name, level, NO_LEVELS)
+
+
+def _check_level(name: str, finalized: int, levels: Levels) -> None:
+    if finalized not in levels:
+        raise PeerError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"Unable to register because the broker does not support finalized version {finalized} of {name}. "
+            f"The broker wants a version between {levels.minimum} and {levels.maximum}, inclusive.",
+        )
+
+
+def register_controller(state: ControllerState, request: RegisterController) -> Decision:
+    """A controller's registration is written each time it asks (K20: it does at each start).
+
+    Raises PeerError(UNSUPPORTED_VERSION) below metadata.version 3.7-IV0.
+    """
+    if state.image.metadata_version < MV_CONTROLLER_REGISTRATION:
+        raise PeerError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            "The current MetadataVersion is too old to support controller registrations.",
+        )
+    record = RegisterControllerRecord(
+        controller_id=request.controller_id,
+        incarnation_id=request.incarnation_id,
+        zk_migration_ready=request.zk_migration_ready,
+        end_points=tuple(ControllerEndpoint(*endpoint) for endpoint in request.endpoints),
+        features=tuple(ControllerFeature(name, *levels) for name, levels in request.features.items()),
+    )
+    return Decision((record,), Done())
+
+
+def unregister_broker(state: ControllerState, request: UnregisterBroker) -> Decision:
+    """C19: out of every ISR and ELR, for good. Raises PeerError(BROKER_ID_NOT_REGISTERED).
+
+    Kafka lets it enter the ELR on its way out of the ISR.
+    """
+    broker = state.image.brokers.get(request.broker_id)
+    if broker is None:
+        raise PeerError(
+            ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {request.broker_id} is not currently registered"
+        )
+    changes = PartitionChanges(state)
+    changes.leave(state.index.in_isr(broker.id), broker.id, unclean=True)
+    changes.leave(state.index.in_elr(broker.id), broker.id, unclean=True)
+    state.sessions.drop(broker.id)
+    return Decision([*changes.records, UnregisterBrokerRecord(broker.id, broker.epoch)], Done(), atomic=False)
