@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fenceline.node.controller_driver import ControllerDriver
-from fenceline.testing.simulation.__main__ import main
+from fenceline.testing.simulation.__main__ import _outcomes, main
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.stage import STORIES, options_of, play
 from fenceline.testing.simulation.trace import Trace
@@ -80,6 +80,8 @@ def test_a_failure_is_reported_with_its_seed(
 
 
 def test_many_seeds_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    short = {"safety_s": "0.1", "clients": "1", "nodes": "1", "observers": "0"}
     arguments = ["--seeds", "10..14", "--workers", "2", "--option", "safety_s=1", "--option", "clients=1"]
     assert main(arguments) == 0
     assert "4 seeds, 0 failed" in capsys.readouterr().out
+    assert [outcome.seed for outcome in _outcomes(range(5, 75), "quorum", short, 2)] == list(range(5, 75))

@@ -57,6 +57,8 @@ class Core:
         self.role_changed: Callable[[Role, Role], None] = lambda old, new: None
         self._voters_seen: object = self
         self._voter_set = VoterSet()
+        self._others: list[Voter] = []
+        self._is_voter = False
 
     # -- who ---------------------------------------------------------------------------------------------------------
 
@@ -86,11 +88,13 @@ class Core:
                 self._voter_set = VoterSet(self.settings.static_voters)
             else:
                 self._voter_set = VoterSet(newest.voters, newest.kraft_version, newest.offset)
+            self._others = [voter for voter in self._voter_set.voters if voter.voter_id != self.me]
+            self._is_voter = self._voter_set.has(self.key)
         return self._voter_set
 
     @property
     def is_voter(self) -> bool:
-        return self.voters.has(self.key)
+        return bool(self.voters) and self._is_voter
 
     @property
     def may_stand(self) -> bool:
@@ -109,7 +113,8 @@ class Core:
         return len(self.voters) == 1 and self.is_voter
 
     def others(self) -> list[Voter]:
-        return [voter for voter in self.voters.voters if voter.voter_id != self.me]
+        """The other voters, ascending by id. Not to be changed."""
+        return self._others if self.voters else []
 
     def is_local_key(self, voter_id: int, directory_id: object) -> bool:
         """Whether a request names this node as its receiver; older versions name nobody (Q16, Q21)."""

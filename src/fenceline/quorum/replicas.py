@@ -37,6 +37,9 @@ class Replicas:
         self._since_ms = since_ms
         self._max = max_observers
         self._all: dict[ReplicaKey, Replica] = {}
+        self._voters: VoterSet | None = None
+        self._by_voter: dict[int, Replica | None] = {}
+        """Of `_voters`, those that name a directory; forgotten when a replica comes or goes."""
 
     def contact(self, key: ReplicaKey, now_ms: int) -> Replica | None:
         """A valid request of `key`. None: there are too many to remember one more."""
@@ -45,6 +48,7 @@ class Replicas:
             if len(self._all) >= self._max:
                 return None
             replica = self._all[key] = Replica(key)
+            self._by_voter.clear()
         replica.contact_ms = now_ms
         return replica
 
@@ -63,8 +67,14 @@ class Replicas:
 
     def of_voter(self, voters: VoterSet, voter: Voter) -> Replica | None:
         """Where a set names no directory, the one of that id that was heard last."""
+        if voters is not self._voters:
+            self._voters = voters
+            self._by_voter = {}
+        if voter.voter_id in self._by_voter:
+            return self._by_voter[voter.voter_id]
         if not voters.names_no_directory(voter):
-            return self._all.get(voters.key_of(voter))
+            replica = self._by_voter[voter.voter_id] = self._all.get(voters.key_of(voter))
+            return replica
         found = [each for key, each in self._all.items() if key.replica_id == voter.voter_id]
         return max(found, key=lambda each: each.contact_ms or 0, default=None)
 
@@ -112,6 +122,7 @@ class Replicas:
         for key, replica in list(self._all.items()):
             if not voters.has(key) and (replica.contact_ms or 0) < before_ms:
                 del self._all[key]
+                self._by_voter.clear()
 
     def describe_voters(self, voters: VoterSet, own_end: int, now_ms: int) -> tuple[ReplicaState, ...]:
         """Q37. The leader's own: no fetch, caught up now."""

@@ -115,13 +115,9 @@ TIMEOUTS: Final[Mapping[type[Role], tuple[OnTimeout, OnTimeout]]] = MappingProxy
 
 def leader_of(role: Role) -> int:
     """Who leads the role's epoch as far as known, -1 = nobody known."""
-    match role:
-        case Leader(_, node, _) | Resigned(_, node):
-            return node
-        case Follower(_, leader) | Unattached(_, leader) | Prospective(_, leader):
-            return leader
-        case Candidate():
-            return NOBODY
+    if isinstance(role, Follower | Unattached | Prospective):
+        return role.leader_id
+    return NOBODY if isinstance(role, Candidate) else role.node_id
 
 
 def check_transition(old: Role, new: Role) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import ZERO_UUID
+from fenceline.quorum.control_records import Voter
 from fenceline.quorum.core import Core
 from fenceline.quorum.messages import (
     AddRaftVoterRequest,
@@ -24,6 +25,9 @@ class Registration:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._next_ms = 0
+        self._registered: Voter | None = None
+        self._is_registered_well = False
+        """Whether `_registered` is what this node is."""
         self._told_epoch = -1
         """With kraft.version 0: the leader of this epoch has answered."""
 
@@ -36,12 +40,18 @@ class Registration:
             return core.settings.auto_join and core.voters.kraft_version >= 1
         if core.voters.kraft_version == 0:
             return self._told_epoch != core.epoch and core.local.voter_directory_id != ZERO_UUID
-        return core.voters.of(core.me) != core.local
+        registered = core.voters.of(core.me)
+        if registered is not self._registered:
+            self._registered = registered
+            self._is_registered_well = registered == core.local
+        return not self._is_registered_well
 
     def pump(self) -> None:
         core = self._core
+        if core.now_ms < self._next_ms or not self._must_tell:
+            return
         peer = core.leader_peer()
-        if core.now_ms < self._next_ms or peer is None or not self._must_tell:
+        if peer is None:
             return
         message = self._message()
         if core.outbox.may_send(core.now_ms, peer.node_id, type(message)):
@@ -82,4 +92,4 @@ class Registration:
             self._next_ms = self._core.now_ms
 
     def next_deadline_ms(self) -> int | None:
-        return self._next_ms if self._must_tell and self._next_ms > self._core.now_ms else None
+        return self._next_ms if self._next_ms > self._core.now_ms and self._must_tell else None

@@ -29,6 +29,15 @@ class VoterSet:
         self._by_id = {voter.voter_id: voter for voter in self.voters}
         if len(self._by_id) != len(self.voters):
             raise InternalError(f"a voter set names an id twice: {[voter.voter_id for voter in self.voters]}")
+        self._without_directory = {
+            voter.voter_id for voter in self.voters if kraft_version == 0 or voter.voter_directory_id == ZERO_UUID
+        }
+        self._keys = {
+            voter_id: ReplicaKey(
+                voter_id, ZERO_UUID if voter_id in self._without_directory else each.voter_directory_id
+            )
+            for voter_id, each in self._by_id.items()
+        }
 
     def __len__(self) -> int:
         return len(self.voters)
@@ -49,14 +58,16 @@ class VoterSet:
         """Q45: both id and directory, where the set names a directory."""
         voter = self._by_id.get(key.replica_id)
         return voter is not None and (
-            self.names_no_directory(voter) or voter.voter_directory_id == key.replica_directory_id
+            key.replica_id in self._without_directory or voter.voter_directory_id == key.replica_directory_id
         )
 
     def names_no_directory(self, voter: Voter) -> bool:
-        return self.kraft_version == 0 or voter.voter_directory_id == ZERO_UUID
+        """Of a voter of this set."""
+        return voter.voter_id in self._without_directory
 
     def key_of(self, voter: Voter) -> ReplicaKey:
-        return ReplicaKey(voter.voter_id, ZERO_UUID if self.names_no_directory(voter) else voter.voter_directory_id)
+        """Of a voter of this set."""
+        return self._keys[voter.voter_id]
 
     def with_voter(self, voter: Voter) -> tuple[Voter, ...]:
         """The set with `voter` added, or put in the place of the one with its id."""

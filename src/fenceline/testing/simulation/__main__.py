@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from multiprocessing import get_context
 
 from fenceline.testing.simulation.stage import STORIES, Outcome, play
@@ -42,7 +42,7 @@ def _outcomes(seeds: Iterable[int], story: str, overrides: dict[str, str], worke
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         waiting = iter(seeds)
-        while batch := [seed for seed, _ in zip(waiting, range(32 * workers), strict=False)]:
+        while batch := list(islice(waiting, 32 * workers)):
             yield from pool.map(one, batch, chunksize=4)
 
 

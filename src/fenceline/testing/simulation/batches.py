@@ -5,23 +5,26 @@ Pure bytes, no I/O.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fenceline.errors import PeerError
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import MetadataImage
 from fenceline.quorum.control_records import ControlRecord, decode_control
-from fenceline.records.batch import BatchHeader, check_crc, iter_headers
+from fenceline.records.batch import BatchHeader, check_crc, iter_headers, read_header
 from fenceline.records.decode import decode_batch
 from fenceline.testing.simulation.world import StoredBatch
 
 
-def applied(image: MetadataImage, batch: StoredBatch) -> MetadataImage:
-    """The image with one more committed batch."""
+def applied(image: MetadataImage, batches: Sequence[StoredBatch]) -> MetadataImage:
+    """The image with more committed batches, at least one."""
     delta = MetadataDelta(image)
-    (header,) = iter_headers(batch.content)
-    if not header.is_control:
-        for record in decode_batch(batch.content, header):
-            delta.replay_value(record.value or b"")
-    built, _ = delta.build(batch.next_offset - 1, batch.epoch)
+    for batch in batches:
+        header = read_header(batch.content)
+        if not header.is_control:
+            for record in decode_batch(batch.content, header):
+                delta.replay_value(record.value or b"")
+    built, _ = delta.build(batches[-1].next_offset - 1, batches[-1].epoch)
     return built
 
 

@@ -102,7 +102,7 @@ class Invariants:
         self._durable_epoch: dict[int, int] = {}
         self._snapshots: dict[tuple[int, int], str] = {}
         self._voter_sets: list[frozenset[tuple[int, str]]] = []
-        world.on_end = self._life_ended
+        world.on_end.append(self._life_ended)
 
     def _life_ended(self, process: Process) -> None:
         last = self._last.pop(process.node_id, None)
@@ -114,7 +114,7 @@ class Invariants:
     def look(self, process: Process) -> None:
         """After a step of this node. Raises InvariantBroken."""
         view = process.view
-        if view is None or view.has_failed:
+        if view is None or not view.has_changed() or view.has_failed:
             return
         state = view.state()
         before = self._last.get(process.node_id, _NEVER)

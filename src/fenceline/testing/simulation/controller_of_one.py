@@ -110,6 +110,9 @@ class DriverView:
     def has_failed(self) -> bool:
         return self._driver.has_failed
 
+    def has_changed(self) -> bool:
+        return True
+
     def state(self) -> NodeState:
         driver = self._driver
         quorum, log = driver.quorum, driver.log

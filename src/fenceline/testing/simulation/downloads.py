@@ -19,7 +19,7 @@ from fenceline.quorum.quorum import Quorum
 from fenceline.testing.simulation.checks import image_of_snapshot
 
 Call = Callable[[Quorum], list[Duty]]
-Job = Callable[[Callable[[], None], Callable[[BaseException | None], None]], None]
+Job = Callable[[Callable[[], object], Callable[[BaseException | None], None]], None]
 """(work for a thread, what to do with its error or None)."""
 
 

@@ -31,6 +31,7 @@ class Faults:
         self.struck: dict[str, int] = {}
         """How often each kind struck."""
         world.standing_excuses = self._standing_excuses
+        world.on_end.append(self._ended)
 
     def start(self) -> None:
         options = self._options
@@ -48,7 +49,6 @@ class Faults:
         ):
             if period_s > 0:
                 self._again(period_s, fault)
-        self._world.loop.call_later(0.01, self._supervise)
 
     def stop(self) -> None:
         """End every fault; machines that are down or frozen go on."""
@@ -71,13 +71,13 @@ class Faults:
 
         self._world.loop.call_later(self._rng.expovariate(1 / period_s), strike)
 
-    def _supervise(self) -> None:
+    def _ended(self, process: Process) -> None:
+        self._world.loop.call_later(0.01, self._supervise, process)
+
+    def _supervise(self, process: Process) -> None:
         """Start what has ended, a while after it did."""
-        world = self._world
-        for process in world.processes.values():
-            if not process.is_up and process.must_run and (process.node_id, "down") not in self._spells:
-                self._spell(process, "down", self._options.down_s * self._rng.uniform(0.2, 2), process.start)
-        world.loop.call_later(0.01, self._supervise)
+        if not process.is_up and process.must_run and not self._is_under(process, "down"):
+            self._spell(process, "down", self._options.down_s * self._rng.uniform(0.2, 2), process.start)
 
     def _count(self, kind: str) -> None:
         self.struck[kind] = self.struck.get(kind, 0) + 1

@@ -55,12 +55,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         job_times: JobTimes | None = None,
         rate: float = 1.0,
         base_s: float = 0.0,
-        is_watched: bool = False,
+        owner: object = None,
     ) -> None:
         self.scheduler = scheduler
         self.name = name
         self.state = RUNNING
-        self.is_watched = is_watched
+        self.owner = owner
+        """Whom the scheduler's watcher looks at after each callback; None: nobody."""
         self._rate = rate
         self._base_s = base_s
         self._job_times = job_times

@@ -1,14 +1,16 @@
 """A simulated network between processes: frames go out, come late, come twice, or never come.
 
 Owns links, connections and what a peer can notice of the other's end. Frames are those of the wire protocol without
-their size, opaque here. A connection is what TCP gives: in order, both ends told when it is cut, a connection to a
-process that does not run refused. What was sent into a partition arrives when
-it has healed; who does not want to wait has a timeout.
+their size, or immutable messages that stand for them; opaque here. A connection is what TCP gives: in order, both ends
+told when it is cut, a connection to a process that does not run refused. What was sent into a partition arrives when it
+has healed; who does not want to wait has a timeout.
 
 `request` is for callers without a connection of their own: each request takes its own way and may overtake others, be
 lost, or come twice, as a retry on a new connection would.
 
-Use: a process serves with `serve(node_id, loop, handler)`; peers call `connect` or `request` from their own loop.
+Use: a process serves with `serve(node_id, loop, handler)`; peers call `connect` or `request` from their own loop. Who
+has a loop of callbacks instead of coroutines serves with `take` and asks with `open` and `Connection.ask`: that is half
+the work.
 """
 
 from __future__ import annotations
@@ -16,15 +18,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from fenceline.testing.simulation.loop import SimLoop
 from fenceline.testing.simulation.scheduler import ENDED, Scheduler
 from fenceline.testing.simulation.trace import Trace
 
-Handler = Callable[[int, bytes], Awaitable[bytes]]
+Frame = Any
+Handler = Callable[[int, Frame], Awaitable[Frame]]
 """(source, request frame) -> response frame. An exception closes the connection."""
+Reply = Callable[[Frame | None, ConnectionError | None], None]
+Taker = Callable[[int, Frame, Reply], None]
+"""(source, request frame, what takes the response, or why there is none)."""
 
 TIMEOUT_S: Final = 30.0
 _APART_S: Final = 1e-6
@@ -61,7 +68,7 @@ class Weather:
 @dataclass(slots=True)
 class _Server:
     loop: SimLoop
-    handler: Handler
+    take: Taker
 
 
 class Network:
@@ -86,7 +93,23 @@ class Network:
 
     def serve(self, node_id: int, loop: SimLoop, handler: Handler) -> None:
         """The process listens from now on."""
-        self._servers[node_id] = _Server(loop, handler)
+
+        async def handle(source: int, frame: Frame, reply: Reply) -> None:
+            try:
+                response = await handler(source, frame)
+            except ConnectionError as error:
+                reply(None, Lost(str(error)))
+                return
+            reply(response, None)
+
+        def take(source: int, frame: Frame, reply: Reply) -> None:
+            loop.create_task(handle(source, frame, reply), name="request")
+
+        self.take(node_id, loop, take)
+
+    def take(self, node_id: int, loop: SimLoop, taker: Taker) -> None:
+        """As `serve`, without a task for each request."""
+        self._servers[node_id] = _Server(loop, taker)
         self._dark.discard(node_id)
 
     def process_ended(self, node_id: int, *, power_lost: bool = False) -> None:
@@ -141,9 +164,6 @@ class Network:
             return weather.max_delay_s + self._rng.random() * weather.slow_delay_s
         return weather.min_delay_s + self._rng.random() * (weather.max_delay_s - weather.min_delay_s)
 
-    def _later(self, delay_s: float, deliver: Callable[[], None]) -> None:
-        self._loop.call_later(delay_s, deliver)
-
     def _tell(self, what: str) -> None:
         self._trace.add(self._scheduler.now_s, "net", what)
 
@@ -156,36 +176,34 @@ class Network:
             return
         self.delivered += 1
         self._tell(f"{source}>{destination} {what}")
-        self._later(self.delay_s(), deliver)
+        self._loop.call_later(self.delay_s(), deliver)
 
     # -- requests without a connection ---------------------------------------------------------------------------------
 
-    async def request(self, source: int, destination: int, frame: bytes, *, timeout_s: float = TIMEOUT_S) -> bytes:
+    async def request(self, source: int, destination: int, frame: Frame, *, timeout_s: float = TIMEOUT_S) -> Frame:
         """The response to one request. Raises Refused, Lost and TimedOut, all of them ConnectionError."""
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         twice = self.weather.duplicate_chance and self._rng.random() < self.weather.duplicate_chance
+        what = f"request {_told(frame)}"
         for copy in range(2 if twice else 1):
             self.carry(
                 source,
                 destination,
                 lambda: self._arrive(source, destination, frame, answer),
-                f"request {len(frame)}{' again' if copy else ''}",
+                f"{what} again" if copy else what,
             )
-        try:
-            return await asyncio.wait_for(answer, timeout_s)
-        except TimeoutError:
-            raise TimedOut(f"{destination} did not answer within {timeout_s} s") from None
+        return await _within(answer, destination, timeout_s)
 
-    def _arrive(self, source: int, destination: int, frame: bytes, answer: asyncio.Future[bytes]) -> None:
-        def finish(response: bytes | None, error: ConnectionError | None) -> None:
+    def _arrive(self, source: int, destination: int, frame: Frame, answer: asyncio.Future[Frame]) -> None:
+        def finish(response: Frame | None, error: ConnectionError | None) -> None:
             if not answer.done():
                 if error is not None:
                     answer.set_exception(error)
-                elif response is not None:
+                else:
                     answer.set_result(response)
 
-        def reply(response: bytes | None, error: ConnectionError | None) -> None:
-            what = f"response {len(response)}" if response is not None else "refusal"
+        def reply(response: Frame | None, error: ConnectionError | None) -> None:
+            what = f"response {_told(response)}" if response is not None else "refusal"
             self.carry(destination, source, lambda: finish(response, error), what)
 
         if destination in self._dark:
@@ -194,28 +212,29 @@ class Network:
         if server is None:
             reply(None, Refused(f"{destination} does not run"))
             return
-        self.dispatch(server, source, frame, reply)
-
-    @staticmethod
-    def dispatch(
-        server: _Server, source: int, frame: bytes, reply: Callable[[bytes | None, ConnectionError | None], None]
-    ) -> None:
-        """Hand a request to the process; what it answers, or that it broke off, goes to `reply`."""
-
-        async def handle() -> None:
-            try:
-                response = await server.handler(source, frame)
-            except ConnectionError as error:
-                reply(None, Lost(str(error)))
-                return
-            reply(response, None)
-
-        def start() -> None:
-            server.loop.create_task(handle(), name="request")
-
-        server.loop.call_soon(start)
+        server.loop.call_soon(server.take, source, frame, reply)
 
     # -- connections ---------------------------------------------------------------------------------------------------
+
+    def open(
+        self, source: int, destination: int, loop: SimLoop, *, on_lost: Callable[[], None] | None = None
+    ) -> Connection:
+        """A connection that is being opened; what is asked meanwhile leaves when it is. `on_lost` runs in `loop`."""
+        self._next_id += 1
+        connection = self._connections[self._next_id] = Connection(
+            self, self._next_id, source, destination, loop, on_lost
+        )
+
+        def arrive() -> None:
+            if destination in self._dark:
+                return
+            connection.server = self._servers.get(destination)
+            refused = connection.server is None
+            finish = connection.refused if refused else connection.opened
+            connection.send(destination, source, finish, "refused" if refused else "open")
+
+        connection.send(source, destination, arrive, "connect")
+        return connection
 
     async def connect(
         self,
@@ -229,30 +248,10 @@ class Network:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop), "who connects is a simulated process"
         opened: asyncio.Future[None] = loop.create_future()
-        self._next_id += 1
-        connection = Connection(self, self._next_id, source, destination, loop, on_lost)
-        self._connections[self._next_id] = connection
-
-        def arrive() -> None:
-            if destination in self._dark:
-                return
-            server = self._servers.get(destination)
-            if server is not None:
-                connection.server = server
-            error = None if server is not None else Refused(f"{destination} does not run")
-
-            def finish() -> None:
-                if not opened.done():
-                    opened.set_exception(error) if error is not None else opened.set_result(None)
-
-            connection.send(destination, source, finish, "open" if error is None else "refused")
-
-        connection.send(source, destination, arrive, "connect")
+        connection = self.open(source, destination, loop, on_lost=on_lost)
+        connection.when_open(opened)
         try:
-            await asyncio.wait_for(opened, timeout_s)
-        except TimeoutError:
-            connection.close()
-            raise TimedOut(f"{destination} did not answer within {timeout_s} s") from None
+            await _within(opened, destination, timeout_s)
         except BaseException:
             connection.close()
             raise
@@ -270,7 +269,7 @@ class Network:
         return node_id in self._dark
 
     def deliver_at(self, when_s: float, deliver: Callable[[], None]) -> None:
-        self._later(when_s - self._scheduler.now_s, deliver)
+        self._loop.call_later(when_s - self._scheduler.now_s, deliver)
 
     @property
     def now_s(self) -> float:
@@ -278,6 +277,33 @@ class Network:
 
     def tell(self, what: str) -> None:
         self._tell(what)
+
+
+def _told(frame: Frame) -> str:
+    """For the trace: the size of bytes, the name of a message."""
+    return str(len(frame)) if isinstance(frame, bytes | bytearray | memoryview) else type(frame).__name__
+
+
+async def _within(answer: asyncio.Future[Any], destination: int, timeout_s: float) -> Any:
+    """The result of `answer`. Raises TimedOut."""
+
+    def give_up() -> None:
+        if not answer.done():
+            answer.set_exception(TimedOut(f"{destination} did not answer within {timeout_s} s"))
+
+    timer = answer.get_loop().call_later(timeout_s, give_up)
+    try:
+        return await answer
+    finally:
+        timer.cancel()
+
+
+def _settle(answer: asyncio.Future[Any], outcome: Frame | ConnectionError) -> None:
+    if not answer.done():
+        if isinstance(outcome, ConnectionError):
+            answer.set_exception(outcome)
+        else:
+            answer.set_result(outcome)
 
 
 def _all_of(held: list[Callable[[], None]]) -> None:
@@ -305,7 +331,11 @@ class Connection:
         self._id = connection_id
         self._loop = loop
         self._on_lost = on_lost
-        self._answers: dict[int, asyncio.Future[bytes]] = {}
+        self._is_opened = False
+        self._opened: asyncio.Future[None] | None = None
+        self._waiting: list[tuple[int, Frame]] = []
+        """Asked before the connection was open."""
+        self._answers: dict[int, Callable[[Frame | ConnectionError], None]] = {}
         self._next_answer = 0
         self._free_at_s = {source: 0.0, destination: 0.0}
         """By receiver: no frame arrives before the one sent before it."""
@@ -327,42 +357,84 @@ class Connection:
         network.tell(f"{source}>{destination} #{self._id} {what}")
         network.deliver_at(at_s, arrive)
 
-    async def request(self, frame: bytes, *, timeout_s: float = TIMEOUT_S) -> bytes:
+    # -- opening -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether the other end has taken it."""
+        return self._is_opened
+
+    def when_open(self, opened: asyncio.Future[None]) -> None:
+        self._opened = opened
+
+    def opened(self) -> None:
+        self._is_opened = True
+        if self._opened is not None:
+            _settle(self._opened, None)
+        waiting, self._waiting = self._waiting, []
+        for number, frame in waiting:
+            self._ask(number, frame)
+
+    def refused(self) -> None:
+        error = Refused(f"{self.destination} does not run")
+        self.is_open = False
+        self._network.forget(self._id)
+        self._break(error)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def ask(self, frame: Frame, answered: Callable[[Frame | ConnectionError], None]) -> None:
+        """Ask; `answered` runs in the asker's loop, with the response, or with what became of the connection."""
+        if not self.is_open:
+            self._loop.call_soon(answered, Lost(f"the connection to {self.destination} is closed"))
+            return
+        self._begin(frame, partial(self._loop.call_soon, answered))
+
+    async def request(self, frame: Frame, *, timeout_s: float = TIMEOUT_S) -> Frame:
         """The response to one request. Raises Lost, and TimedOut with the connection still open."""
         if not self.is_open:
             raise Lost(f"the connection to {self.destination} is closed")
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        number = self._next_answer
-        self._next_answer += 1
-        self._answers[number] = answer
-
-        def reply(response: bytes | None, error: ConnectionError | None) -> None:
-            if error is not None or response is None:
-                self.cut("closed by the other end")
-                return
-            self.send(self.destination, self.source, lambda: finish(response), f"response {len(response)}")
-
-        def finish(response: bytes) -> None:
-            if not answer.done():
-                answer.set_result(response)
-
-        def arrive() -> None:
-            if self.server is not None and self.server.loop.state != ENDED:
-                self._network.dispatch(self.server, self.source, frame, reply)
-
-        self.send(self.source, self.destination, arrive, f"request {len(frame)}")
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        number = self._begin(frame, partial(_settle, answer))
         try:
-            return await asyncio.wait_for(answer, timeout_s)
-        except TimeoutError:
-            raise TimedOut(f"{self.destination} did not answer within {timeout_s} s") from None
+            return await _within(answer, self.destination, timeout_s)
         finally:
             self._answers.pop(number, None)
+
+    def _begin(self, frame: Frame, answered: Callable[[Frame | ConnectionError], object]) -> int:
+        number = self._next_answer
+        self._next_answer += 1
+        self._answers[number] = answered  # type: ignore[assignment]
+        if self._is_opened:
+            self._ask(number, frame)
+        else:
+            self._waiting.append((number, frame))
+        return number
+
+    def _ask(self, number: int, frame: Frame) -> None:
+        def reply(response: Frame | None, error: ConnectionError | None) -> None:
+            if error is not None:
+                self.cut("closed by the other end")
+                return
+            self.send(self.destination, self.source, lambda: finish(response), f"response {_told(response)}")
+
+        def finish(response: Frame) -> None:
+            answered = self._answers.pop(number, None)
+            if answered is not None:
+                answered(response)
+
+        def arrive() -> None:
+            server = self.server
+            if server is not None and server.loop.state != ENDED:
+                server.loop.call_soon(server.take, self.source, frame, reply)
+
+        self.send(self.source, self.destination, arrive, f"request {_told(frame)}")
 
     def close(self) -> None:
         """By its owner; the other end hears nothing that it could act on."""
         self.is_open = False
         self._network.forget(self._id)
-        self._break("closed")
+        self._break(Lost(f"the connection to {self.destination} was closed"))
 
     def cut(self, reason: str, ended: int = -1) -> None:
         """The connection is gone. Its source hears of it after a delay, unless it is the end that ended."""
@@ -379,9 +451,9 @@ class Connection:
             if network.is_cut(self.destination, self.source):
                 network.hold(self.destination, self.source, tell)
                 return
-            self._break(reason)
             if self._on_lost is not None:
                 self._loop.call_soon(self._on_lost)
+            self._break(Lost(f"the connection to {self.destination} was lost: {reason}"))
 
         network.deliver_at(network.now_s + network.delay_s(), tell)
 
@@ -391,8 +463,10 @@ class Connection:
             self.is_open = False
             self._network.forget(self._id)
 
-    def _break(self, reason: str) -> None:
+    def _break(self, error: ConnectionError) -> None:
+        if self._opened is not None:
+            _settle(self._opened, error)
         answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            if not answer.done():
-                answer.set_exception(Lost(f"the connection to {self.destination} was lost: {reason}"))
+        self._waiting.clear()
+        for answered in answers.values():
+            answered(error)

@@ -7,7 +7,7 @@ adds and removes voters. What was answered as committed is in the committed log,
 from __future__ import annotations
 
 import asyncio
-import pickle
+from contextlib import suppress
 from random import Random
 from typing import Final
 
@@ -72,7 +72,7 @@ class Story:
         node = QuorumNode(process, self._world.network, self._settings)
         node.start()
         self._nodes[process.node_id] = node
-        process.serve(node.handle)
+        process.take(node.take)
         stopping = asyncio.create_task(process.stopping.wait())
         await asyncio.wait((node.failed, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -94,7 +94,7 @@ class Story:
                 request = RemoveRaftVoterRequest(CLUSTER_ID, node_id, voter.voter_directory_id)
             for asked in sorted(self._world.processes):
                 try:
-                    await self._world.network.request(-100, asked, pickle.dumps(request), timeout_s=2.0)
+                    await self._world.network.request(-100, asked, request, timeout_s=2.0)
                 except ConnectionError:
                     continue
 
@@ -150,15 +150,12 @@ class Client:
             self.is_waiting = True
             self._asked += 1
             value = f"value-{self._number}-{self._asked}."
-            frame = pickle.dumps((f"client-{self._number}", value))
+            frame = (f"client-{self._number}", value)
             code = -2
-            try:
-                answer = await self._world.network.request(
+            with suppress(ConnectionError):
+                code, offset = await self._world.network.request(
                     -1 - self._number, leader, frame, timeout_s=_REQUEST_TIMEOUT_S
                 )
-                code, offset = pickle.loads(answer)
-            except ConnectionError:
-                pass
             self._world.trace.add(self._world.scheduler.now_s, f"c{self._number}", f"asked n{leader} {value}: {code}")
             if code == 0:
                 self.told.append((offset, value))

@@ -3,17 +3,17 @@
 Owns the duties: each is done as `fenceline.quorum.duties` says, with files, a network and threads that are simulated.
 Applies what is committed to an image, writes snapshots of it, and appends what clients propose while it leads.
 
-Messages travel pickled: how they look on the wire is not this subject's business.
+Messages travel as they are, immutable objects: how they look on the wire is not this subject's business. Nothing here
+is a coroutine but the end of a life, so that a simulated second costs little.
 """
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.log.errors import StorageError
@@ -52,13 +52,13 @@ from fenceline.testing.simulation.cluster_log import ClusterLog
 from fenceline.testing.simulation.controller_of_one import directory_id
 from fenceline.testing.simulation.downloads import Call, Downloads
 from fenceline.testing.simulation.log_reader import StoredBatches
-from fenceline.testing.simulation.loop import SimExecutor
-from fenceline.testing.simulation.network import Connection, Network, Refused
+from fenceline.testing.simulation.loop import SimExecutor, SimLoop
+from fenceline.testing.simulation.network import Connection, Frame, Lost, Network, Refused, Reply
 from fenceline.testing.simulation.world import DATA_DIR, NodeState, Process, StoredBatch
 
 LEVELS: Final = KRaftVersionFeature(0, 1)
 _METADATA_VERSION: Final = 25
-_ANSWER_S: Final = 10.0
+_CONNECT_S: Final = 2.0
 
 
 def voter_of(node_id: int) -> Voter:
@@ -76,8 +76,9 @@ class QuorumNode:
         self._disk = process.files
         self._clock = process.clock
         self._executor = SimExecutor(1)
-        self._connections: dict[int, Connection] = {}
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._connections: dict[int, tuple[Connection, float]] = {}
+        """By port, with the time when it was begun."""
+        self._answers: dict[int, Reply] = {}
         self._next_token = 0
         self._tick: asyncio.TimerHandle | None = None
         self._reports: list[Call] = []
@@ -91,10 +92,12 @@ class QuorumNode:
         self._bytes_since_snapshot = 0
         self._is_writing_snapshot = False
         self._leads = -1
-        self._proposed: list[tuple[int, asyncio.Future[int]]] = []
+        self._proposed: list[tuple[int, Reply]] = []
         """(end offset, who waits), ascending."""
+        self._was_touched = True
         self._read = StoredBatches(process.disk)
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[None] = self._loop.create_future()
         self.log: MetadataLog
         self.view: ClusterLog
         self.quorum: Quorum
@@ -143,6 +146,7 @@ class QuorumNode:
     def call(self, do: Call) -> None:
         """One call, its duties, then the calls that report them."""
         self._reports.append(do)
+        self._was_touched = True
         if self._is_calling or self.failed.done():
             return
         self._is_calling = True
@@ -157,16 +161,25 @@ class QuorumNode:
         self._arm()
 
     def _arm(self) -> None:
-        if self._tick is not None:
-            self._tick.cancel()
+        """A timer that is early does no harm: it is set anew."""
         deadline_ms = self.quorum.next_deadline_ms
-        if deadline_ms is not None:
-            delay_s = max(deadline_ms - self._clock.monotonic_ms(), 0) / 1000 + 0.001
-            self._tick = asyncio.get_running_loop().call_later(delay_s, self._time_passes)
+        if deadline_ms is None:
+            return
+        loop, tick = self._loop, self._tick
+        delay_s = max(deadline_ms - self._clock.monotonic_ms(), 0) / 1000 + 0.001
+        if tick is not None:
+            if tick.when() <= loop.time() + delay_s:
+                return
+            tick.cancel()
+        self._tick = loop.call_later(delay_s, self._time_passes)
 
     def _time_passes(self) -> None:
         self._tick = None
-        self.call(lambda quorum: quorum.tick(self._clock.monotonic_ms()))
+        deadline_ms = self.quorum.next_deadline_ms
+        if deadline_ms is not None and deadline_ms <= self._clock.monotonic_ms():
+            self.call(lambda quorum: quorum.tick(self._clock.monotonic_ms()))
+        else:
+            self._arm()
 
     def _perform(self, duty: Duty) -> None:
         match duty:
@@ -180,7 +193,7 @@ class QuorumNode:
             case Truncate(end_offset):
                 self._truncate(end_offset)
             case Send():
-                asyncio.get_running_loop().create_task(self._send(duty), name="send")
+                self._send(duty)
             case Answer(token, message):
                 self._answer(token, message)
             case ServeRecords():
@@ -257,7 +270,7 @@ class QuorumNode:
             if self.log.end_offset > self.view.flushed.offset:
                 self._flush()
 
-        asyncio.get_running_loop().run_in_executor(self._executor, flush).add_done_callback(done)
+        self._loop.run_in_executor(self._executor, flush).add_done_callback(done)
 
     def _truncate(self, end_offset: int) -> None:
         self._generation += 1
@@ -268,77 +281,81 @@ class QuorumNode:
     def _committed(self, offset: int) -> None:
         """Apply, answer those who wait, and see whether a snapshot is due."""
         self.log.advance_high_watermark(offset)
-        for batch in self._read.between(self.log.partition_log.segments, self._applied, offset):
-            if batch.base_offset >= self._applied and batch.next_offset <= offset:
-                self._image = applied(self._image, batch)
-                self._applied = batch.next_offset
-                self._bytes_since_snapshot += len(batch.content)
+        batches = self._read.between(self.log.partition_log.segments, self._applied, offset)
+        ready = [each for each in batches if each.base_offset >= self._applied and each.next_offset <= offset]
+        if ready:
+            self._image = applied(self._image, ready)
+            self._applied = ready[-1].next_offset
+            self._bytes_since_snapshot += sum(len(batch.content) for batch in ready)
         while self._proposed and self._proposed[0][0] <= offset:
-            end_offset, waiting = self._proposed.pop(0)
-            if not waiting.done():
-                waiting.set_result(end_offset - 1)
+            end_offset, reply = self._proposed.pop(0)
+            reply((0, end_offset - 1), None)
         if self._bytes_since_snapshot >= self._process.world.options.snapshot_bytes and not self._is_writing_snapshot:
             self._write_snapshot()
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
-    async def propose(self, name: str, value: str) -> int:
-        """The offset at which it was committed. Raises PeerError: 6 when this node does not lead, or no longer."""
-        if self._leads != self.quorum.epoch:
-            raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        self.quorum.check_leads(self._leads)
+    def _propose(self, name: str, value: str, reply: Reply) -> None:
+        """Answers (0, offset) when it is committed, or (6, -1) when this node does not lead, or no longer."""
+        if self._leads != self.quorum.epoch or not self.quorum.is_leader:
+            reply((int(ErrorCode.NOT_LEADER_OR_FOLLOWER), -1), None)
+            return
         now_ms = self._clock.now_ms()
         record = ConfigRecord(int(ConfigResourceType.BROKER), "", name, value)
         self.log.append(record_batch([record], _METADATA_VERSION, now_ms), self._leads, now_ms)
-        waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._proposed.append((self.log.end_offset, waiting))
+        self._proposed.append((self.log.end_offset, reply))
         self._flush()
         self.call(lambda quorum: quorum.appended(self._clock.monotonic_ms()))
-        return await waiting
 
     def _give_up_proposals(self) -> None:
-        for _, waiting in self._proposed:
-            if not waiting.done():
-                waiting.set_exception(PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "in doubt"))
-        self._proposed.clear()
+        """In doubt."""
+        proposed, self._proposed = self._proposed, []
+        for _, reply in proposed:
+            reply((int(ErrorCode.NOT_LEADER_OR_FOLLOWER), -1), None)
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
-    async def handle(self, source: int, frame: bytes) -> bytes:
-        """A request of another node, or of a client."""
-        message = pickle.loads(frame)
+    def take(self, source: int, message: Frame, reply: Reply) -> None:
+        """A request of another node, or of a client: a tuple of name and value."""
+        self._was_touched = True
         if isinstance(message, ApiVersionsRequest):
-            return pickle.dumps(ApiVersionsResponse(ErrorCode.NONE, LEVELS))
-        if isinstance(message, tuple):
+            reply(ApiVersionsResponse(ErrorCode.NONE, LEVELS), None)
+        elif isinstance(message, tuple):
             try:
-                offset = await self.propose(*message)
-            except PeerError as error:
-                return pickle.dumps((int(error.code), error.message))
-            return pickle.dumps((0, offset))
-        self._next_token += 1
-        token = self._next_token
-        answer = self._answers[token] = asyncio.get_running_loop().create_future()
-        self.call(lambda quorum: quorum.request(self._clock.monotonic_ms(), token, message))
-        return pickle.dumps(await answer)
+                name, value = message
+                self._propose(name, value, reply)
+            except StorageError as error:
+                reply(None, Lost(error.message))
+        else:
+            self._next_token += 1
+            token = self._next_token
+            self._answers[token] = reply
+            self.call(lambda quorum: quorum.request(self._clock.monotonic_ms(), token, message))
 
     def _answer(self, token: int, message: object) -> None:
-        waiting = self._answers.pop(token)
-        if not waiting.done():
-            waiting.set_result(message)
+        self._answers.pop(token)(message, None)
 
-    async def _send(self, duty: Send) -> None:
-        me, them = self._process.node_id, duty.destination.port
-        refused = False
-        try:
-            connection = self._connections.get(them)
-            if connection is None or not connection.is_open:
-                connection = self._connections[them] = await self._network.connect(me, them, timeout_s=_ANSWER_S)
-            answer = pickle.loads(await connection.request(pickle.dumps(duty.message), timeout_s=_ANSWER_S))
-        except ConnectionError as error:
-            refused = isinstance(error, Refused)
-            self.call(lambda quorum: quorum.no_response(self._clock.monotonic_ms(), duty.request_id, refused))
-        else:
-            self.call(lambda quorum: quorum.response(self._clock.monotonic_ms(), duty.request_id, answer))
+    def _send(self, duty: Send) -> None:
+        """On the connection to that port. One that does not open is given up for another after a while."""
+        them, now_s = duty.destination.port, self._loop.time()
+        connection, begun_s = self._connections.get(them, (None, 0.0))
+        if connection is None or not connection.is_open or not (connection.is_opened or now_s < begun_s + _CONNECT_S):
+            if connection is not None:
+                connection.close()
+            assert isinstance(self._loop, SimLoop), "a simulated process"
+            connection = self._network.open(self._process.node_id, them, self._loop)
+            self._connections[them] = (connection, now_s)
+        request_id = duty.request_id
+
+        def answered(answer: Frame) -> None:
+            now_ms = self._clock.monotonic_ms()
+            if isinstance(answer, ConnectionError):
+                refused = isinstance(answer, Refused)
+                self.call(lambda quorum: quorum.no_response(now_ms, request_id, refused))
+            else:
+                self.call(lambda quorum: quorum.response(now_ms, request_id, answer))
+
+        connection.ask(duty.message, answered)
 
     def _serve_records(self, duty: ServeRecords) -> None:
         records = b""
@@ -368,8 +385,8 @@ class QuorumNode:
         finally:
             self._disk.close(fd)
 
-    def _job(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
+    def _job(self, work: Callable[[], object], done: Callable[[BaseException | None], None]) -> None:
+        future = self._loop.run_in_executor(self._executor, work)
         future.add_done_callback(lambda outcome: done(outcome.exception()))
 
     def _write_snapshot(self) -> None:
@@ -389,6 +406,7 @@ class QuorumNode:
         self._is_writing_snapshot = True
 
         def written(error: BaseException | None) -> None:
+            self._was_touched = True
             self._is_writing_snapshot = False
             if isinstance(error, OSError):
                 return
@@ -426,6 +444,10 @@ class QuorumNode:
     @property
     def has_failed(self) -> bool:
         return self.failed.done()
+
+    def has_changed(self) -> bool:
+        touched, self._was_touched = self._was_touched, False
+        return touched
 
     def state(self) -> NodeState:
         quorum, log = self.quorum, self.log

@@ -97,8 +97,8 @@ class Scheduler:
         self.now_s = 0.0
         self.steps = 0
         """Callbacks that ran."""
-        self.watcher: Callable[[SimLoop], None] | None = None
-        """Called after each callback of a loop whose `is_watched` is set."""
+        self.watcher: Callable[[Any], None] | None = None
+        """Called with the loop's `owner`, where it has one, after each of its callbacks."""
         self._tie = rng.random if rng is not None else None
         self._ready: deque[SimHandle] = deque()
         self._timers: list[tuple[float, float, int, SimHandle]] = []
@@ -134,7 +134,7 @@ class Scheduler:
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self, *, until_s: float = float("inf"), done: Callable[[], bool] | None = None) -> None:
-        """Run until `done()` or until the time is reached, whichever comes first.
+        """Run until `done()` or until the time is reached, whichever comes first. `done` is asked when nothing is due.
 
         Raises NothingLeft when `done` is given and nothing can make it true any more, Livelock, and whatever a callback
         or a loop's exception handler reports.
@@ -156,8 +156,10 @@ class Scheduler:
         at_once = 0
         if self._failure is not None:
             raise self._failure
-        while done is None or not done():
+        while True:
             if not ready:
+                if done is not None and done():
+                    return
                 if not timers:
                     if done is not None:
                         raise NothingLeft("nothing is left to run")
@@ -200,7 +202,7 @@ class Scheduler:
                 raise
             except BaseException as error:
                 process.call_exception_handler({"message": f"exception in {callback!r}", "exception": error})
-            if process.is_watched and self.watcher is not None:
-                self.watcher(process)
+            if process.owner is not None and self.watcher is not None:
+                self.watcher(process.owner)
             if self._failure is not None:
                 raise self._failure

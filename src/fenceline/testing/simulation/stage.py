@@ -17,7 +17,6 @@ from typing import Final, Protocol
 from fenceline.testing.simulation import controller_of_one, quorum_cluster
 from fenceline.testing.simulation.checks import Invariants
 from fenceline.testing.simulation.faults import Faults
-from fenceline.testing.simulation.loop import SimLoop
 from fenceline.testing.simulation.options import Options, draw_faults
 from fenceline.testing.simulation.scheduler import SimulationError
 from fenceline.testing.simulation.world import LogSink, World
@@ -135,15 +134,8 @@ def play(
 
 
 def _play(world: World, story: Story, invariants: Invariants, outcome: Outcome) -> None:
-    by_loop = world.processes
-
-    def watch(loop: SimLoop) -> None:
-        for process in by_loop.values():
-            if process.loop is loop:
-                invariants.look(process)
-
     scheduler, options = world.scheduler, world.options
-    scheduler.watcher = watch
+    scheduler.watcher = invariants.look
     faults = Faults(world)
     outcome.struck = faults.struck
     world.tell(f"seed {world.seed} story {story.name} {options}")

@@ -20,7 +20,7 @@ from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.clock import NodeClock
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.loop import SimLoop
-from fenceline.testing.simulation.network import Handler, Network, Weather
+from fenceline.testing.simulation.network import Handler, Network, Taker, Weather
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.scheduler import RUNNING, Scheduler, SimulationError
 from fenceline.testing.simulation.trace import Trace
@@ -61,6 +61,10 @@ class NodeView(Protocol):
     @property
     def has_failed(self) -> bool:
         """Whether the node gave up: what it decided last took no effect, and nobody will hear of it."""
+        ...
+
+    def has_changed(self) -> bool:
+        """Whether its state may have changed since this was asked last."""
         ...
 
     def state(self) -> NodeState: ...
@@ -121,6 +125,10 @@ class Process:
         assert self.loop is not None, "the process runs"
         self.world.network.serve(self.node_id, self.loop, handler)
 
+    def take(self, taker: Taker) -> None:
+        assert self.loop is not None, "the process runs"
+        self.world.network.take(self.node_id, self.loop, taker)
+
     def tell(self, what: str) -> None:
         self.world.trace.add(self.world.scheduler.now_s, self.name, what)
 
@@ -147,7 +155,7 @@ class Process:
             job_times=self._job_times,
             rate=self.clock.rate,
             base_s=self.clock.base_s,
-            is_watched=True,
+            owner=self,
         )
         disk = self._life_disk = LifeDisk(self.disk, self.rng, tell=self.tell, die=lambda: self.kill(power_lost=True))
         disk.flip_chance = self.flip_chance
@@ -248,7 +256,7 @@ class World:
         self.processes: dict[int, Process] = {}
         self.faults_strike = True
         self.buried: list[SimLoop] = []
-        self.on_end: Callable[[Process], None] = lambda process: None
+        self.on_end: list[Callable[[Process], None]] = []
         self.standing_excuses: Callable[[Process], set[str]] = lambda process: set()
 
     def rng(self, name: str) -> Random:
@@ -271,7 +279,8 @@ class World:
         self.trace.add(self.scheduler.now_s, "world", what)
 
     def process_ended(self, process: Process) -> None:
-        self.on_end(process)
+        for listener in self.on_end:
+            listener(process)
 
     def close(self) -> None:
         """Let go of everything, in order."""
