@@ -24,6 +24,18 @@ def test_seeds(first: int) -> None:
     assert len(struck) > 4
 
 
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+def test_voters_that_come_and_go_cost_no_leader_its_majority(nodes: int) -> None:
+    """Also where one voter is left, and the leader is the one who goes: the other must fetch what removes it."""
+    calm = dict.fromkeys(_FAULTS, "0")
+    lines: list[str] = []
+    overrides = {**calm, "nodes": str(nodes), "admin_s": "0.5", "safety_s": "40", "clients": "1", "think_ms": "500"}
+    outcome = play(2, STORY, overrides={**overrides, "max_delay_ms": "2", "max_job_ms": "5"}, sink=lines.append)
+    assert outcome.failure is None, outcome.report()
+    assert any("leads the quorum no longer" in line for line in lines), "the leader was removed"
+    assert not [line for line in lines if "No majority" in line]
+
+
 @pytest.mark.parametrize("nodes", [3, 5])
 def test_without_faults_nothing_moves_the_leader(nodes: int) -> None:
     """The pre-vote and the timers leave a cluster alone that is well."""

@@ -75,7 +75,7 @@ class Following:
             return
         if core.outbox.has(FetchRequest) or core.outbox.has(FetchSnapshotRequest) or not self._is_settled:
             return
-        if core.is_only_voter:
+        if core.is_only_voter and not isinstance(core.role, Follower):  # one that follows must see its set committed
             return
         peer = self._whom_to_ask()
         if peer is None:
