@@ -162,8 +162,8 @@ def test_configuration_files(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("log.retention.ms=soon", "Not a number"),
-        ("process.roles=broker", "a node is broker and controller in one"),
-        ("controller.quorum.voters=1@a:9093,2@b:9093", "the quorum has one voter"),
+        ("process.roles=broker", "must know where its controllers are"),
+        ("controller.quorum.voters=1@a:9093,2@b:9093", "no listener for the others"),
         ("authorizer.class.name=org.example.A", "authorization is not built yet"),
         ("log.dirs=/tmp/a,/tmp/b", "a node has one data directory"),
         ("listeners=SSL://:9093", "which is not built yet"),

@@ -19,22 +19,36 @@ def format_directory_command(
     cluster_id: Annotated[str | None, typer.Option(help="22 characters; a new one is made when none is given")] = None,
     override: Annotated[list[str] | None, typer.Option(help="set one property as key=value; may be repeated")] = None,
     ignore_formatted: Annotated[bool, typer.Option("--ignore-formatted", help="leave formatted ones alone")] = False,
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="begin a quorum of this one controller (the default of a controller)")
+    ] = False,
+    initial_controllers: Annotated[
+        str | None,
+        typer.Option(help="begin a quorum of id@host:port:directory-id, ...; the same text on each of them"),
+    ] = None,
+    no_initial_controllers: Annotated[
+        bool, typer.Option("--no-initial-controllers", help="join a quorum that others have begun")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Format the node's directories for a cluster."""
     from fenceline.config.node import NodeConfig
-    from fenceline.node.format import controller_endpoint, format_directory
+    from fenceline.node.format import format_directory, quorum_to_begin
     from fenceline.node.run import settings_from_options
 
     with readable_errors():
         settings = settings_from_options(override or [], data_dir, None)
         node = NodeConfig.load(config, settings, os.environ)
+        endpoint, voters = quorum_to_begin(
+            node, standalone=standalone, initial_controllers=initial_controllers, joins=no_initial_controllers
+        )
         formatted = format_directory(
             node.log_dirs,
             cluster_id=cluster_id or encode_uuid(uuid4()),
             node_id=node.node_id,
             metadata_log_dir=node.metadata_log_dir,
-            voter_endpoint=controller_endpoint(node),
+            voter_endpoint=endpoint,
+            voters=voters,
             ignore_formatted=ignore_formatted,
         )
         words = f"Formatted {', '.join(formatted.directories)}" if formatted.directories else "Nothing to format"

@@ -281,7 +281,7 @@ controller.quorum.request.timeout.ms int 2000 medium >=0
     Milliseconds that a quorum request may take.
 controller.quorum.retry.backoff.ms int 20 low >=0
     Pause in milliseconds before a quorum request is tried again.
-controller.quorum.auto.join.enable boolean false low refused:quorum
+controller.quorum.auto.join.enable boolean false low
     A controller makes itself a voter.
 controller.quorum.fetch.snapshot.max.bytes int 1048576 low >=1
     Bytes of a snapshot in one answer.

@@ -35,7 +35,6 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "authorizer": "authorization is not built yet, and a cluster that looks protected but is not is a trap",
         "unstable": "only released versions are spoken",
         "cordoned": "directories can not be cordoned yet",
-        "quorum": "the quorum has one voter, this node itself",
         "2pc": "two-phase commit of transactions is not built",
         "tokens": "delegation tokens are not built",
     }

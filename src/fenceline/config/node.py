@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS
 from fenceline.config.definitions import ConfigType, ConfigValue, InvalidConfig, parse_type
@@ -56,6 +56,14 @@ _ALWAYS: Final[Mapping[str, str]] = MappingProxyType(
 """For the keys that Kafka requires and Fenceline does not."""
 
 
+class QuorumAddress(NamedTuple):
+    """A controller as the configuration names it; `node_id` -1 where only the address is known."""
+
+    node_id: int
+    host: str
+    port: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeConfig:
     """A node's static configuration.
@@ -75,6 +83,12 @@ class NodeConfig:
     log_dirs: tuple[Path, ...]
     metadata_log_dir: Path
     rack: str | None
+    controller_listener_names: tuple[str, ...] = ()
+    """The first is the one that nodes use to talk to controllers."""
+    advertised_controller_listeners: tuple[Listener, ...] = ()
+    quorum_voters: tuple[QuorumAddress, ...] = ()
+    """Of `controller.quorum.voters`: a fixed set."""
+    quorum_bootstrap_servers: tuple[QuorumAddress, ...] = ()
 
     @classmethod
     def load(
@@ -140,6 +154,22 @@ class NodeConfig:
     def is_set(self, name: str) -> bool:
         """Whether the key was given a value by file, environment, override or `WITHOUT_FILE`."""
         return name in self.raw
+
+    @property
+    def is_broker(self) -> bool:
+        return "broker" in self.process_roles
+
+    @property
+    def is_controller(self) -> bool:
+        return "controller" in self.process_roles
+
+    @property
+    def can_reach_others(self) -> bool:
+        """Whether other nodes can be part of this node's cluster: a controller must be found by them, a broker must
+        find controllers."""
+        if self.is_controller:
+            return bool(self.controller_listeners)
+        return bool(self.quorum_voters or self.quorum_bootstrap_servers)
 
     @property
     def without_effect(self) -> tuple[str, ...]:
@@ -230,21 +260,35 @@ def _typed(
     if "node.id" in raw or "broker.id" in raw:
         raw["node.id"] = raw["broker.id"] = str(node_id)
     roles = frozenset(items("process.roles"))
-    if roles != {"broker", "controller"}:
+    if not roles:
+        raise OperatorError("process.roles names nothing", "Set it to broker, controller, or broker,controller.")
+    voters = _quorum_voters(items("controller.quorum.voters"), node_id, roles)
+    servers = tuple(
+        _address("controller.quorum.bootstrap.servers", item, -1)
+        for item in items("controller.quorum.bootstrap.servers")
+    )
+    if roles == {"broker"} and not voters and not servers:
         raise OperatorError(
-            f"process.roles={_text(raw, 'process.roles')} is not supported: a node is broker and controller in one",
-            "Set process.roles=broker,controller.",
+            "process.roles=broker: a broker must know where its controllers are",
+            "Set controller.quorum.bootstrap.servers to their addresses, host:port, separated by commas.",
         )
-    _check_voters(items("controller.quorum.voters"), node_id)
     protocols = parse_protocol_map(str(value("listener.security.protocol.map") or ""))
-    controller_names = {name.upper() for name in items("controller.listener.names")}
+    names_in_order = tuple(name.upper() for name in items("controller.listener.names"))
+    controller_names = set(names_in_order)
     for name in controller_names:
         protocols.setdefault(name, "PLAINTEXT")
     everything = parse_listeners("listeners", items("listeners"), protocols)
     refuse_unbuilt_security(everything)
     listeners = tuple(one for one in everything if one.name not in controller_names)
-    if not listeners:
-        raise OperatorError("listeners has no listener for clients", "Add one, for example PLAINTEXT://:9092.")
+    controller_listeners = tuple(one for one in everything if one.name in controller_names)
+    _check_listeners(roles, listeners, controller_listeners, "listeners" in raw)
+    if roles == {"controller"}:
+        listeners = ()
+    if "controller" in roles and len(voters) > 1 and not controller_listeners:
+        raise OperatorError(
+            f"controller.quorum.voters names {len(voters)} voters, but this one has no listener for the others",
+            f"Add one of controller.listener.names ({', '.join(names_in_order)}) to `listeners`.",
+        )
     if value("security.inter.broker.protocol") != "PLAINTEXT":
         raise OperatorError("security.inter.broker.protocol must be PLAINTEXT: no other is built yet", "Take it out.")
     log_dirs = tuple(Path(item).expanduser().absolute() for item in items("log.dirs") or items("log.dir"))
@@ -264,11 +308,17 @@ def _typed(
         node_id=node_id,
         process_roles=roles,
         listeners=listeners,
-        controller_listeners=tuple(one for one in everything if one.name in controller_names),
+        controller_listeners=controller_listeners,
         advertised_listeners=_advertised(items("advertised.listeners"), listeners, protocols, controller_names),
         log_dirs=log_dirs,
         metadata_log_dir=Path(str(metadata_dir)).expanduser().absolute() if metadata_dir else log_dirs[0],
         rack=str(rack) if (rack := value("broker.rack")) else None,
+        controller_listener_names=names_in_order,
+        advertised_controller_listeners=_advertised_controllers(
+            items("advertised.listeners"), controller_listeners, protocols
+        ),
+        quorum_voters=voters,
+        quorum_bootstrap_servers=servers,
     )
 
 
@@ -287,12 +337,74 @@ def _node_id(raw: Mapping[str, str]) -> NodeId:
     return NodeId(chosen)
 
 
-def _check_voters(voters: tuple[str, ...], node_id: int) -> None:
-    if voters and (len(voters) > 1 or voters[0].partition("@")[0] != str(node_id)):
+def _quorum_voters(items: tuple[str, ...], node_id: int, roles: frozenset[str]) -> tuple[QuorumAddress, ...]:
+    """`id@host:port` each. Raises OperatorError, also where this node's part in it contradicts process.roles."""
+    key = "controller.quorum.voters"
+    voters = []
+    for item in items:
+        number, separator, address = item.partition("@")
+        if not separator or not number.strip().isdigit():
+            raise OperatorError(f"{key} has {item!r}, which is no voter", "Write each as id@host:port.")
+        voters.append(_address(key, address, int(number)))
+    ids = [voter.node_id for voter in voters]
+    if len(set(ids)) != len(ids):
+        raise OperatorError(f"{key}={','.join(items)} names an id twice")
+    if not ids:
+        return ()
+    if "controller" in roles and node_id not in ids:
         raise OperatorError(
-            f"controller.quorum.voters={','.join(voters)} is not supported: the quorum has one voter, node {node_id}",
-            f"Take the key out, or name only {node_id}@host:port.",
+            f"{key}={','.join(items)} does not name node {node_id}, which is to be a controller",
+            "Add it, or take controller out of process.roles.",
         )
+    if "controller" not in roles and node_id in ids:
+        raise OperatorError(
+            f"{key}={','.join(items)} names node {node_id}, which is no controller",
+            "Give this broker an id of its own, or add controller to process.roles.",
+        )
+    return tuple(voters)
+
+
+def _address(key: str, text: str, node_id: int) -> QuorumAddress:
+    host, separator, port = text.strip().rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise OperatorError(f"{key} has {text!r}, which is no address", "Write it as host:port.")
+    return QuorumAddress(node_id, host.strip("[]"), int(port))
+
+
+def _check_listeners(
+    roles: frozenset[str], listeners: tuple[Listener, ...], controllers: tuple[Listener, ...], is_set: bool
+) -> None:
+    if "broker" in roles and not listeners:
+        raise OperatorError("listeners has no listener for clients", "Add one, for example PLAINTEXT://:9092.")
+    if "controller" not in roles and controllers:
+        raise OperatorError(
+            f"listeners has {controllers[0]}, but this node is no controller",
+            "Take it out; controller.listener.names names the listener of the controllers.",
+        )
+    if roles == {"controller"}:
+        if not controllers:
+            raise OperatorError(
+                "listeners has no listener of controller.listener.names, which a controller needs",
+                "Add one, for example CONTROLLER://:9093.",
+            )
+        if listeners and is_set:
+            raise OperatorError(
+                f"listeners has {listeners[0]}, but this node is no broker",
+                "Take it out, or add its name to controller.listener.names.",
+            )
+
+
+def _advertised_controllers(
+    items: tuple[str, ...], controllers: tuple[Listener, ...], protocols: Mapping[str, str]
+) -> tuple[Listener, ...]:
+    """Where other nodes find this controller: as advertised, else as it listens; "" for all interfaces is this host."""
+    if not controllers:
+        return ()
+    told = {one.name: one for one in parse_listeners("advertised.listeners", items, protocols)} if items else {}
+    found = [told.get(one.name, one) for one in controllers]
+    open_hosts = [one for one in found if not one.host or is_any_address(one.host)]
+    host = own_host_name() if open_hosts else ""
+    return tuple(one._replace(host=host) if one in open_hosts else one for one in found)
 
 
 def _advertised(

@@ -1,62 +1,63 @@
-"""Ties the controller and the quorum to the loop, the clock and the metadata log.
+"""The metadata of one node: its log and quorum, the image that follows from what is committed, and the controller.
 
-Owns the order of things: decide, append, take into memory, flush, publish, answer. Requests that come while a flush is
-under way share the next one (group commit), so one disk's latency carries any number of them. Never decides anything
-itself, and never lets out an answer or an image that a crash could take back (`gaps.md G35`).
+Owns how the parts are put together: `quorum_driver` (the log and who leads), `metadata_loader` (committed records to
+images), `active_controller` (decisions, while this node leads), `metadata_snapshots`. Every node has one, whatever its
+roles; where only this node votes, it leads from its start to its end. Decides nothing itself.
 
-How it works: `submit` queues a request. On the loop, all queued requests are decided one after the other, each seeing
-what the ones before it decided (C1); their records go to the log in one write, and the flush runs in a thread. When it
-is done, the high watermark moves, listeners hear of each image in order, and the answers go out. Requests without
-records are answered at the same point, since they may have seen what is not yet committed.
+    submit ──> active_controller ──> quorum_driver ──> disk, other voters
+                       ^                  │ committed
+       listeners <─────┴── metadata_loader┘
 
-A disk that refuses an append (full) fails those requests with 56 and reverts the controller to what is committed (C2);
-the next request tries again. A flush that can not be begun (no file descriptors left) is tried again until it can. A
-failed flush leaves the disk in an unknown state: the driver stops and says so.
+Where another node leads, requests of this node go to it by `channel`, if there is one.
 
-Rules: controller.md C1-C3, C6, C15, C30; raft.md Q2, Q31-Q36; since_4_0.md K20.
+Rules: controller.md C1-C3, C6, C15, C30; raft.md Q2, Q31-Q36; since_4_0.md K20; gaps.md G35.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import UUID
 
 from fenceline.config.node import NodeConfig
-from fenceline.controller.controller import Controller
-from fenceline.controller.requests import Request, WriteBootstrapRecords
-from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
+from fenceline.controller.requests import Request
+from fenceline.errors import InternalError, OperatorError
 from fenceline.log.disk import Disk
 from fenceline.log.errors import StorageError
-from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSION
-from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
-from fenceline.metadata.records import AbortTransactionRecord, MetadataRecord
+from fenceline.metadata.image import MetadataImage
+from fenceline.node.active_controller import ActiveController
 from fenceline.node.clock import Clock
-from fenceline.node.controller_flight import Flight, Waiting, decide_all
 from fenceline.node.controller_opening import controller_settings, open_controller
-from fenceline.node.controller_timers import ControllerTimers
 from fenceline.node.format import read_bootstrap_features
-from fenceline.node.logs import Logger
-from fenceline.node.metadata_batches import control_batch, record_batch
-from fenceline.node.metadata_log import METADATA_PARTITION, MetadataLog
-from fenceline.node.metadata_replay import Replayed
+from fenceline.node.metadata_loader import Listener, MetadataLoader
+from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_snapshots import Snapshots
-from fenceline.node.quorum_log import QuorumLog
+from fenceline.node.quorum_driver import QuorumDriver
 from fenceline.node.storage_trouble import StorageTrouble
-from fenceline.quorum.duties import AdvanceHighWatermark, AppendControlBatch, Duty, Lead, PersistElection, StopLeading
+from fenceline.quorum.control_records import VoterEndpoint
+from fenceline.quorum.log_view import SnapshotId
+from fenceline.quorum.messages import RequestMessage, ResponseMessage
 from fenceline.quorum.quorum import Quorum
 
-log = Logger("controller")
+if TYPE_CHECKING:
+    from fenceline.node.controller_opening import OpenedController
+    from fenceline.node.peer_connection import Dial
 
-Listener = Callable[[MetadataImage, Delta], None]
+_RESIGN_MS: Final = 2000
+"""How long a leader that stops waits for another one."""
 
-_RETRY_S: Final = 0.1
-"""Between two attempts to begin a flush."""
+
+class Channel(Protocol):
+    """The way to the active controller, where that is another node."""
+
+    def submit(self, request: Request) -> Awaitable[Any]:
+        """As `ActiveController.submit`. Raises PeerError."""
+        ...
 
 
 class ControllerDriver:
@@ -75,9 +76,10 @@ class ControllerDriver:
         rng: Random,
         trouble: StorageTrouble,
         executor: Executor | None = None,
+        connect: Dial | None = None,
     ) -> None:
-        """`directory` is `metadata.log.dir`; `trouble` hears what the disk refuses; `executor` runs flushes and writes
-        snapshots (one of its own when left out)."""
+        """`directory` is `metadata.log.dir`; `trouble` hears what the disk refuses; `executor` runs flushes and file
+        work (one of its own when left out); `connect` opens connections to other nodes (TCP when left out)."""
         self._config = config
         self._disk = disk
         self._directory = str(directory)
@@ -89,60 +91,78 @@ class ControllerDriver:
         self._trouble = trouble
         self._own_executor = ThreadPoolExecutor(1, "metadata-flush") if executor is None else None
         self._executor = executor or self._own_executor
-        self._controller = Controller(controller_settings(config, cluster_id))
-        self._committed: MetadataImage = EMPTY_IMAGE
-        self._listeners: list[Listener] = []
-        self._queue: list[Waiting] = []
-        self._flight: Flight | None = None
-        self._scheduled = False
+        self._connect = connect
         self._failed: asyncio.Future[None] | None = None
-        self._timers = ControllerTimers(self, self._controller.state, config, clock)
-        self._landed: asyncio.Event | None = None
-        self._log: MetadataLog
-        self._quorum_log: QuorumLog
-        self._quorum: Quorum
         self._snapshots: Snapshots | None = None
+        self._opened: OpenedController
+        self._driver: QuorumDriver
+        self._loader: MetadataLoader
+        self._active: ActiveController
+        self._early_listeners: list[Listener] = []
         self._is_open = False
         """The log and the quorum are there."""
         self._stopped = False
-        self._is_behind = False
-        """A full disk has put off the indexes of the log; the operator knows."""
-        self._partition_count = 0
+        self._dead: frozenset[int] = frozenset()
+        self._term: tuple[int, int] | None = None
+        """(epoch, offset to have applied) of the term that begins once that is so."""
+        self._changed: list[asyncio.Future[None]] = []
+        self.channel: Channel | None = None
+        """Where requests go that this node can not answer itself."""
 
     # -- what others see -----------------------------------------------------------------------------------------------
 
     @property
     def image(self) -> MetadataImage:
         """The newest committed image."""
-        return self._committed
+        return self._loader.image
 
     @property
     def finalized_features(self) -> dict[str, int]:
         """Committed feature levels; kraft.version comes from the quorum and is listed from 1 on (K1)."""
-        features = dict(self._committed.features)
-        if self._quorum.kraft_version:
-            features["kraft.version"] = self._quorum.kraft_version
+        features = dict(self._loader.image.features)
+        if self.quorum.kraft_version:
+            features["kraft.version"] = self.quorum.kraft_version
         return features
 
     @property
     def partition_count(self) -> int:
         """Partitions of all topics in the committed image."""
-        return self._partition_count
+        return self._loader.partition_count
 
     @property
     def epoch(self) -> int:
-        """The epoch of the quorum's leader, which is this node."""
-        return self._quorum.epoch
+        """The epoch of the quorum."""
+        return self.quorum.epoch
 
     @property
     def quorum(self) -> Quorum:
-        """For those who describe it; its state changes only here."""
-        return self._quorum
+        """For those who describe it; its state changes only in the driver."""
+        return self._driver.quorum
+
+    @property
+    def driver(self) -> QuorumDriver:
+        """For those who answer requests of the quorum's other nodes."""
+        return self._driver
+
+    @property
+    def active(self) -> ActiveController:
+        """For requests that only this very node may answer: 41 where it does not lead."""
+        return self._active
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this node is the active controller."""
+        return self._active.is_active
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else voted when this node started: then nobody else can be reached either."""
+        return self._opened.is_alone
 
     @property
     def high_watermark(self) -> int:
-        """End of what is committed in the metadata log."""
-        return self._quorum.high_watermark or 0
+        """End of what is committed in the metadata log, as far as this node knows."""
+        return self.quorum.high_watermark or 0
 
     @property
     def node_id(self) -> int:
@@ -150,56 +170,62 @@ class ControllerDriver:
 
     @property
     def log(self) -> MetadataLog:
-        return self._log
+        return self._opened.log
+
+    def wall_time_ms(self, monotonic_ms: int) -> int:
+        """The time of day at a moment of the monotonic clock."""
+        return self._clock.now_ms() - (self._clock.monotonic_ms() - monotonic_ms)
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener` on the loop for each committed change from now on, in order. It must not block or raise."""
-        self._listeners.append(listener)
+        if self._is_open:
+            self._loader.subscribe(listener)
+        else:
+            self._early_listeners.append(listener)
 
     def submit(self, request: Request) -> asyncio.Future[Any]:
-        """The answer, once what it says is durable.
+        """The answer of the active controller, once what it says is committed.
 
-        Fails with PeerError: what the controller says of a request that fails as a whole, 41 when it has stopped, 56
-        when the disk takes no more. Cancelling the future does not take back what is decided already.
+        Fails with PeerError: what the controller says of a request that fails as a whole, 41 where there is no active
+        controller or it has stopped, 56 when its disk takes no more. Cancelling the future does not take back what is
+        decided already.
         """
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if self._stopped or self.has_failed:
-            answer.set_exception(_stopped())
-            return answer
-        self._queue.append(Waiting(request, answer))
-        self._schedule()
-        return answer
+        if not self._stopped and not self.has_failed and not self._active.is_active and self.channel is not None:
+            return asyncio.ensure_future(self.channel.submit(request))
+        return self._active.submit(request)
+
+    def ask(self, message: RequestMessage) -> asyncio.Future[ResponseMessage]:
+        """The quorum's answer to a request of another node."""
+        return self._driver.ask(message)
 
     def failed(self) -> asyncio.Future[None]:
-        """Ends, with OperatorError or InternalError, only when the controller can not go on."""
+        """Ends, with OperatorError or InternalError, only when this node can not go on."""
         if self._failed is None:
             self._failed = asyncio.get_running_loop().create_future()
         return asyncio.shield(self._failed)
 
+    def next_change(self) -> asyncio.Future[None]:
+        """Ends when something is applied, or this node begins or ends to lead."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changed.append(waiting)
+        return waiting
+
     # -- start and stop ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Read the log, lead the quorum, write what a new cluster needs. Raises OperatorError.
+        """Read the log and take part in the quorum; where only this node votes: lead it, and write what a new cluster
+        needs. Raises OperatorError.
 
         Blocks the loop while it reads: nothing else of a node works before.
         """
+        self.open()
+        await self.run()
+
+    def open(self, endpoint: VoterEndpoint | None = None) -> None:
+        """First half: read the log. `endpoint` is where other nodes find this controller. Raises OperatorError."""
         if self._failed is None:
             self._failed = asyncio.get_running_loop().create_future()
-        replayed = self._open()
-        now_ms = self._clock.monotonic_ms()
-        self._controller.state.kraft_version = self._quorum.kraft_version
-        self._controller.activate(replayed.image, self._log.end_offset, now_ms, dead=frozenset((self._node_id,)))
-        if replayed.open_transaction:
-            self._write_now(AbortTransactionRecord("The controller that began the transaction has ended."))
-        if not replayed.image.metadata_version:
-            levels = read_bootstrap_features(self._disk, self._directory) or {METADATA_VERSION: LATEST_METADATA_VERSION}
-            await self._submit_now(WriteBootstrapRecords(tuple(levels.items())))
-        self._snapshots = Snapshots(self._log, self._config, self._clock, self._executor)
-        self._snapshots.replayed(replayed.log_record_count, lambda: self._committed, self._quorum)
-        self._timers.start()
-
-    def _open(self) -> Replayed:
-        opened = open_controller(
+        self._opened = opened = open_controller(
             self._config,
             self._disk,
             self._directory,
@@ -208,28 +234,80 @@ class ControllerDriver:
             directory_id=self._directory_id,
             now_ms=self._clock.now_ms(),
             rng=self._rng,
+            endpoint=endpoint,
         )
-        self._log, self._quorum_log, self._quorum, replayed = opened
+        self._driver = QuorumDriver(
+            disk=self._disk,
+            log=opened.log,
+            view=opened.view,
+            quorum=opened.quorum,
+            clock=self._clock,
+            executor=lambda: self._executor,
+            events=self,
+            trouble=self._trouble,
+        )
+        self._loader = MetadataLoader(opened.log, executor=lambda: self._executor, failed=self._give_up)
+        self._loader.applied = self._applied
+        self._active = ActiveController(
+            config=self._config,
+            settings=controller_settings(self._config, self._cluster_id),
+            driver=self._driver,
+            log=opened.log,
+            loader=self._loader,
+            clock=self._clock,
+            rng=self._rng,
+            trouble=self._trouble,
+            failed=self._give_up,
+            published=self._applied,
+        )
+        for listener in self._early_listeners:
+            self._loader.subscribe(listener)
+        replayed = opened.replayed
+        end_offset = opened.log.end_offset if opened.is_alone else replayed.snapshot.end_offset
+        self._loader.begin(
+            replayed.image, end_offset, transaction_is_open=opened.is_alone and replayed.open_transaction
+        )
         self._is_open = True
-        self._perform(self._quorum.start(self._clock.monotonic_ms(), self._log.read_election()))
-        self._publish(replayed.image, difference(EMPTY_IMAGE, replayed.image))
-        return replayed
+
+    async def run(self) -> None:
+        """Second half: boot the quorum."""
+        opened = self._opened
+        if not opened.is_alone or self._config.can_reach_others:
+            self._driver.connect(self._peers)
+        if opened.is_alone:
+            self._dead = frozenset((self._node_id,))
+        self._driver.start(opened.log.read_election())
+        if opened.is_alone:
+            self._begin_term()
+            self._active.turn()
+        self._snapshots = Snapshots(opened.log, self._config, self._clock, self._executor)
+        self._snapshots.replayed(opened.replayed.log_record_count, lambda: self._loader.image, self.quorum)
+        self._driver.started()
+
+    def _peers(self, answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> Any:
+        from fenceline.node.peer_connection import dial
+        from fenceline.node.quorum_peers import QuorumPeers
+
+        return QuorumPeers(
+            node_id=self._node_id,
+            request_timeout_ms=self._config.get_int("controller.quorum.request.timeout.ms"),
+            answered=answered,
+            unanswered=unanswered,
+            connect=self._connect or dial,
+        )
 
     async def stop(self) -> None:
         """Answer what is queued, stop leading, close the log."""
         if self._stopped:
             return
-        self._timers.stop()
-        while (self._queue or self._flight is not None) and not self.has_failed:
-            self._landed = asyncio.Event()
-            self._schedule()
-            await self._landed.wait()
+        if self._is_open:
+            await self._active.finish()
         self._stopped = True
         if self._snapshots is not None:
             await self._snapshots.finish()
         if self._is_open:
-            self._perform(self._quorum.resign(self._clock.monotonic_ms()))
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._log.close)
+            await self._driver.stop(timeout_ms=_RESIGN_MS)
+            await asyncio.get_running_loop().run_in_executor(self._executor, self.log.close)
         if self._own_executor is not None:
             self._own_executor.shutdown()
 
@@ -237,203 +315,85 @@ class ControllerDriver:
     def has_failed(self) -> bool:
         return self._failed is not None and self._failed.done()
 
-    # -- the quorum's duties -------------------------------------------------------------------------------------------
+    # -- what the quorum says (QuorumEvents) ---------------------------------------------------------------------------
 
-    def _perform(self, duties: Sequence[Duty]) -> None:
-        """Do duties in order. Of adjacent PersistElection only the last is written: nobody saw those before it."""
-        for position, duty in enumerate(duties):
-            match duty:
-                case PersistElection(state):
-                    if position + 1 < len(duties) and isinstance(duties[position + 1], PersistElection):
-                        continue
-                    voters = tuple(voter.voter_id for voter in self._quorum.voters)
-                    self._log.write_election(state, self._quorum.kraft_version, voters)
-                case AppendControlBatch(epoch, records):
-                    now_ms = self._clock.now_ms()
-                    base_offset = self._log.append(control_batch(records, now_ms), epoch, now_ms)
-                    self._quorum_log.control_appended(base_offset, records)
-                    self._tell_put_off(self._log.flush())
-                    self._flushed(self._log.end_offset)
-                case AdvanceHighWatermark(offset):
-                    self._log.advance_high_watermark(offset)
-                case Lead() | StopLeading():
-                    pass  # the only voter leads from its start to its end
-                case _:
-                    raise InternalError(f"a quorum of one has nobody for {duty}")
-
-    def _flushed(self, end_offset: int) -> None:
-        """Everything before `end_offset` is durable."""
-        self._quorum_log.flushed_to(end_offset)
-        self._perform(self._quorum.flushed(self._clock.monotonic_ms()))
-
-    # -- deciding ------------------------------------------------------------------------------------------------------
-
-    def _schedule(self) -> None:
-        if not self._scheduled and self._flight is None and self._queue:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
-        """Decide all that is queued and send it off."""
-        self._scheduled = False
-        if self._flight is not None or self.has_failed:
-            return
-        queue, self._queue = self._queue, []
-        try:
-            flight = self._decide(queue)
-        except StorageError as error:
-            self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
-            self._revert(queue, error)
-            return
-        except Exception as error:
-            self._give_up(error, [waiting.answer for waiting in queue])
-            return
-        self._flight = flight
-        if flight.content:
-            self._flush(flight)
+    def committed(self, offset: int) -> None:
+        if self._active.is_active:
+            self._active.committed(offset)
         else:
-            self._land(None)
+            self._loader.committed(offset)
 
-    def _flush(self, flight: Flight) -> None:
-        """Make durable what the flight has appended, in a thread."""
-        loop = asyncio.get_running_loop()
+    def loaded(self, snapshot_id: SnapshotId, image: MetadataImage) -> None:
+        self._loader.load(image, snapshot_id.end_offset)
+        if self._snapshots is not None:
+            self._snapshots.loaded(snapshot_id)
+
+    def leads(self, epoch: int, start_offset: int) -> None:
+        self._term = (epoch, start_offset)
+        if not self._driver.is_starting:
+            asyncio.get_running_loop().call_soon(self._begin_term)
+
+    def leads_no_more(self, epoch: int) -> None:
+        self._term = None
+        self._active.deactivate()
+        self._loader.committed(self.high_watermark)
+        self._tell_changed()
+
+    def gave_up(self, error: BaseException) -> None:
+        self._give_up(error)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _begin_term(self) -> None:
+        """Become active once everything is applied that was committed before (Q33)."""
+        if self._term is None or self._active.is_active or self.has_failed or self._stopped:
+            return
+        epoch, start_offset = self._term
+        if self._loader.applied_offset < start_offset or self._loader.is_behind or self.quorum.epoch != epoch:
+            return
+        self._term = None
         try:
-            flush = self._log.begin_flush()
-        except StorageError as error:
-            # Nothing was asked of the disk yet, so nothing is uncertain: those who wait go on waiting.
-            self._trouble.refused(METADATA_PARTITION, flight.end_offset, error)
-            loop.call_later(_RETRY_S, self._flush, flight)
-            return
-        assert flush is not None, "what was just appended is not flushed"
+            bootstrap = read_bootstrap_features(self._disk, self._directory) if not self.image.metadata_version else {}
+            levels = bootstrap or {METADATA_VERSION: LATEST_METADATA_VERSION}
+            self._active.activate(epoch, dead=self._dead, bootstrap=levels)
+        except StorageError:
+            if self._driver.is_starting:
+                raise
+            self._driver.resign()
+        except (OperatorError, InternalError) as error:
+            if self._driver.is_starting:
+                raise
+            self._give_up(error)
+        self._dead = frozenset()
+        self._tell_changed()
 
-        def finished(done: asyncio.Future[None]) -> None:
-            error = done.exception()
-            if error is None or isinstance(error, StorageError):
-                self._tell_put_off(flush.end(error))
-            self._land(error)
+    def _applied(self, size_bytes: int) -> None:
+        self._begin_term()
+        if self._snapshots is not None and size_bytes and not self._loader.transaction_is_open:
+            self._snapshots.committed(size_bytes, self._loader.image, self.quorum)
+        self._tell_changed()
 
-        loop.run_in_executor(self._executor, flush).add_done_callback(finished)
+    def _tell_changed(self) -> None:
+        waiting, self._changed = self._changed, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
 
-    def _tell_put_off(self, error: StorageError | None) -> None:
-        if error is not None and not self._is_behind:
-            log.warning(
-                "metadata log without its indexes",
-                reason=error.message,
-                advice="Make room on the disk. Nothing is lost: they are written as soon as there is room.",
-            )
-        self._is_behind = error is not None
-
-    def _decide(self, queue: Sequence[Waiting]) -> Flight:
-        """Decide in order and append everything in one write. Raises StorageError with the log unchanged."""
-        epoch, now_ms = self._quorum.epoch, self._clock.now_ms()
-        flight = decide_all(
-            self._controller,
-            queue,
-            epoch=epoch,
-            now_ms=now_ms,
-            monotonic_ms=self._clock.monotonic_ms(),
-            rng=self._rng,
-        )
-        if flight.content:
-            base = self._log.append(flight.content, epoch, now_ms)
-            if base != flight.first_offset or self._log.end_offset != flight.end_offset:
-                raise InternalError(
-                    f"the metadata log is at {base}..{self._log.end_offset}, its controller at "
-                    f"{flight.first_offset}..{flight.end_offset}"
-                )
-        return flight
-
-    def _revert(self, queue: Sequence[Waiting], error: Exception) -> None:
-        """C2: what was decided is forgotten, and those who asked are told."""
-        self._controller.reset(self._committed, self._log.end_offset)
-        for waiting in queue:
-            _fail(waiting.answer, error)
-        self._schedule()
-        self._wake()
-
-    # -- committing ----------------------------------------------------------------------------------------------------
-
-    def _land(self, error: BaseException | None) -> None:
-        """The flush has ended."""
-        flight, self._flight = self._flight, None
-        assert flight is not None, "only a flight lands"
-        if error is not None:
-            self._give_up(error, [answer for answer, _ in flight.answers])
-            return
-        try:
-            self._commit(flight)
-        except Exception as failure:
-            self._give_up(failure, [answer for answer, _ in flight.answers])
-            return
-        self._schedule()
-        self._wake()
-
-    def _commit(self, flight: Flight) -> None:
-        """What the flight carried is durable: publish it, then answer."""
-        if flight.content:
-            self._flushed(flight.end_offset)
-        for image, delta in flight.images:
-            self._publish(image, delta)
-        for answer, value in flight.answers:
-            if isinstance(value, Exception):
-                _fail(answer, value)
-            elif not answer.done():
-                answer.set_result(value)
-        if flight.content and self._snapshots is not None:
-            self._snapshots.committed(len(flight.content), self._committed, self._quorum)
-
-    def _publish(self, image: MetadataImage, delta: Delta) -> None:
-        self._committed = image
-        self._partition_count += delta.partitions_gained
-        for listener in self._listeners:
-            listener(image, delta)
-
-    def _give_up(self, error: BaseException, answers: Iterable[asyncio.Future[Any]]) -> None:
-        """The controller can not go on: what the disk holds, or what it decided itself, is not certain any more."""
+    def _give_up(self, error: BaseException) -> None:
+        """What the disk holds, or what this node decided or read itself, is not certain any more."""
+        reason: BaseException
         if isinstance(error, StorageError):
-            reason: Exception = OperatorError(
+            reason = OperatorError(
                 f"The metadata log could not be made durable: {error.message}",
                 "What the disk holds is not certain any more. Check it, then restart the node.",
             )
+        elif isinstance(error, OperatorError | InternalError):
+            reason = error
         else:
-            reason = error if isinstance(error, InternalError) else InternalError(f"the controller failed: {error!r}")
+            reason = InternalError(f"the controller failed: {error!r}")
             reason.__cause__ = error
-        for answer in [*answers, *(waiting.answer for waiting in self._queue)]:
-            _fail(answer, _stopped())
-        self._queue.clear()
-        self._timers.stop()
         if self._failed is not None and not self._failed.done():
             self._failed.set_exception(reason)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._landed is not None:
-            self._landed.set()
-
-    # -- at start, before anything else runs -------------------------------------------------------------------------
-
-    def _write_now(self, *records: MetadataRecord) -> None:
-        """Append, flush and take in records outside of any request."""
-        now_ms = self._clock.now_ms()
-        self._log.append(record_batch(records, self._controller.image.metadata_version, now_ms), self.epoch, now_ms)
-        self._tell_put_off(self._log.flush())
-        image, delta = self._controller.replay(records, self._log.end_offset - 1, self.epoch)
-        self._flushed(self._log.end_offset)
-        self._publish(image, delta)
-
-    async def _submit_now(self, request: Request) -> None:
-        """A request of the driver itself, flushed on the loop."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._flight = self._decide([Waiting(request, answer)])
-        self._tell_put_off(self._log.flush())
-        self._land(None)
-        await answer
-
-
-def _stopped() -> PeerError:
-    return PeerError(ErrorCode.NOT_CONTROLLER, "This controller has stopped.")
-
-
-def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
+        self._active.give_up()
+        self._driver.end()
+        self._tell_changed()

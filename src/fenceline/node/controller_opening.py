@@ -1,8 +1,8 @@
-"""What a controller finds when it starts: its settings, its log, and who votes.
+"""What a node finds when it opens its metadata log: its settings, its log, and who votes.
 
 Owns the refusals of a start that would continue somebody else's log. Never writes.
 
-Rules: raft.md Q11, Q12, Q38; snapshots.md N1-N10.
+Rules: raft.md Q10-Q12, Q38, Q39; snapshots.md N1-N10, N40; since_4_0.md K13, K19.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fenceline.node.format import controller_endpoint
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_replay import Replayed
 from fenceline.node.quorum_log import QuorumLog
-from fenceline.quorum.control_records import KRaftVersionFeature, Voter
+from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
 from fenceline.quorum.quorum import Quorum
-from fenceline.quorum.settings import QuorumSettings
+from fenceline.quorum.settings import Address, QuorumSettings
 from fenceline.rng import Rng
 
 _KRAFT_LEVELS: Final = KRaftVersionFeature(0, 1)
@@ -43,13 +43,34 @@ def controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettin
     )
 
 
+def quorum_settings(config: NodeConfig, cluster_id: str, static_voters: tuple[Voter, ...]) -> QuorumSettings:
+    """Kafka's properties as the quorum knows them."""
+    number = config.get_int
+    return QuorumSettings(
+        cluster_id,
+        static_voters=static_voters,
+        bootstrap_servers=tuple(Address(each.host, each.port) for each in config.quorum_bootstrap_servers),
+        election_timeout_ms=max(1, number("controller.quorum.election.timeout.ms")),
+        fetch_timeout_ms=max(1, number("controller.quorum.fetch.timeout.ms")),
+        election_backoff_max_ms=number("controller.quorum.election.backoff.max.ms"),
+        request_timeout_ms=max(1, number("controller.quorum.request.timeout.ms")),
+        retry_backoff_ms=number("controller.quorum.retry.backoff.ms"),
+        fetch_max_bytes=number("controller.quorum.fetch.max.bytes"),
+        fetch_snapshot_max_bytes=number("controller.quorum.fetch.snapshot.max.bytes"),
+        auto_join=config.get_bool("controller.quorum.auto.join.enable"),
+        flushes="controller" in config.process_roles,
+        listener=config.controller_listener_names[0] if config.controller_listener_names else "",
+    )
+
+
 class OpenedController(NamedTuple):
-    """A quorum that has not started yet, on a log that was read."""
+    """A quorum that has not started yet, on a log that was read. `is_alone`: no other node votes."""
 
     log: MetadataLog
     view: QuorumLog
     quorum: Quorum
     replayed: Replayed
+    is_alone: bool
 
 
 def open_controller(
@@ -62,8 +83,12 @@ def open_controller(
     directory_id: UUID,
     now_ms: int,
     rng: Rng,
+    endpoint: VoterEndpoint | None = None,
 ) -> OpenedController:
-    """Open and read the metadata log in `directory` (blocks). Raises OperatorError."""
+    """Open and read the metadata log in `directory` (blocks). Raises OperatorError.
+
+    `endpoint` is where this controller is reached, with the port that it really has; None: as configured.
+    """
     log = MetadataLog.open(
         disk,
         directory,
@@ -71,20 +96,52 @@ def open_controller(
         segment_bytes=config.get_int("metadata.log.segment.bytes"),
         segment_ms=config.get_int("metadata.log.segment.ms"),
     )
-    replayed = log.replay()
-    local = Voter(node_id, directory_id, (controller_endpoint(config),), _KRAFT_LEVELS)
-    voters = replayed.voters or (local,)
-    ids = [voter.voter_id for voter in voters]
-    if ids != [local.voter_id]:
-        raise OperatorError(
-            f"The voters of this cluster's metadata quorum are {ids}; this node is {local.voter_id}.",
-            "This release runs a quorum of one: use the data directory of that node, or format a new one.",
-        )
-    if replayed.kraft_version >= 1 and voters[0].voter_directory_id != local.voter_directory_id:
+    endpoints = (endpoint or controller_endpoint(config),) if "controller" in config.process_roles else ()
+    local = Voter(node_id, directory_id, endpoints, _KRAFT_LEVELS)
+    static = _static_voters(config, local)
+    # With one voter everything that is in the log is committed: it is read once, image and all.
+    replayed = log.replay_committed() if len(static) > 1 else log.replay()
+    voters = replayed.voters or static
+    is_alone = [voter.voter_id for voter in voters] == [local.voter_id] and bool(endpoints)
+    if is_alone and replayed.kraft_version >= 1 and voters[0].voter_directory_id != local.voter_directory_id:
         raise OperatorError(
             f"The metadata log in {directory} was written under another directory id.",
             "It was copied from another directory: use that one, or copy its meta.properties too.",
         )
+    _check_voters(config, voters, local, is_alone)
+    if not is_alone and len(static) <= 1:
+        replayed = log.replay_committed()
     view = QuorumLog(log, replayed.voter_history, replayed.kraft_version)
-    settings = QuorumSettings(cluster_id, static_voters=voters)
-    return OpenedController(log, view, Quorum(local, view, settings, rng), replayed)
+    settings = quorum_settings(config, cluster_id, static)
+    return OpenedController(log, view, Quorum(local, view, settings, rng), replayed, is_alone)
+
+
+def _static_voters(config: NodeConfig, local: Voter) -> tuple[Voter, ...]:
+    """Of `controller.quorum.voters` (Q39). A controller that is told of nobody else votes alone."""
+    if config.quorum_voters:
+        name = config.controller_listener_names[0] if config.controller_listener_names else "CONTROLLER"
+        return tuple(
+            Voter(each.node_id, UUID(int=0), (VoterEndpoint(name, each.host, each.port),), _KRAFT_LEVELS)
+            for each in config.quorum_voters
+        )
+    if not config.quorum_bootstrap_servers and local.endpoints:
+        return (local,)
+    return ()
+
+
+def _check_voters(config: NodeConfig, voters: tuple[Voter, ...], local: Voter, is_alone: bool) -> None:
+    ids = [voter.voter_id for voter in voters]
+    if is_alone:
+        return
+    if config.can_reach_others:
+        return
+    if not ids:
+        raise OperatorError(
+            "Nobody is known who votes on the metadata of this cluster.",
+            "Set controller.quorum.bootstrap.servers to the addresses of its controllers.",
+        )
+    raise OperatorError(
+        f"The voters of this cluster's metadata quorum are {ids}; this node is {local.voter_id}.",
+        "Use the data directory of that node, or format a new one. To be one of several controllers, this node needs a"
+        " listener of controller.listener.names in `listeners`.",
+    )

@@ -16,8 +16,8 @@ from fenceline.controller.requests import BalanceLeaders, FenceStaleBroker, Requ
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
     from fenceline.controller.state import ControllerState
+    from fenceline.node.active_controller import ActiveController
     from fenceline.node.clock import Clock
-    from fenceline.node.controller_driver import ControllerDriver
 
 _STALE_CHECKS_PER_SESSION: Final = 8
 
@@ -25,8 +25,8 @@ _STALE_CHECKS_PER_SESSION: Final = 8
 class ControllerTimers:
     """The timers of one controller; they run from `start` to `stop`."""
 
-    def __init__(self, driver: ControllerDriver, state: ControllerState, config: NodeConfig, clock: Clock) -> None:
-        self._driver = driver
+    def __init__(self, controller: ActiveController, state: ControllerState, config: NodeConfig, clock: Clock) -> None:
+        self._controller = controller
         self._state = state
         self._config = config
         self._clock = clock
@@ -63,7 +63,7 @@ class ControllerTimers:
         """C17. The broker of this process lives as long as this runs: only others can be silent."""
         sessions = self._state.sessions
         now_ms = self._clock.monotonic_ms()
-        own = sessions.get(self._driver.node_id)
+        own = sessions.get(self._controller.node_id)
         if own is not None:
             own.last_contact_ms = now_ms
         silent = sum(1 for _ in sessions.expired(now_ms))
@@ -71,7 +71,7 @@ class ControllerTimers:
             self._submit(FenceStaleBroker())
 
     def _balance_leaders(self) -> None:
-        if len(self._driver.image.brokers) > 1:
+        if self._controller.broker_count > 1:
             self._submit(BalanceLeaders())
 
     def _write_idle_record(self) -> None:
@@ -79,5 +79,5 @@ class ControllerTimers:
 
     def _submit(self, request: Request) -> None:
         """Nobody waits for it; its failure is that of the next request."""
-        answer: asyncio.Future[Any] = self._driver.submit(request)
+        answer: asyncio.Future[Any] = self._controller.submit(request)
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -59,6 +59,7 @@ def format_directory(
     node_id: int,
     metadata_log_dir: str | Path | None = None,
     voter_endpoint: VoterEndpoint | None = None,
+    voters: Sequence[Voter] = (),
     metadata_version: int = LATEST_METADATA_VERSION,
     ignore_formatted: bool = False,
     disk: Disk | None = None,
@@ -67,7 +68,10 @@ def format_directory(
     """Format every directory for `node_id` of `cluster_id`.
 
     With a `voter_endpoint` the metadata directory (the first, unless named) starts a quorum of this one voter, as
-    `kafka-storage format --standalone` does. Raises OperatorError: bad id, a directory that is formatted
+    `kafka-storage format --standalone` does; with `voters`, as `--initial-controllers`, a quorum of all of them, this
+    node among them, whose metadata directory gets the id that they name. With neither it votes nowhere yet.
+
+    Raises OperatorError: bad id, a directory that is formatted
     (unless `ignore_formatted` and it belongs to this node and cluster), or one that can not be written.
     """
     disk = disk or OsDisk()
@@ -77,11 +81,23 @@ def format_directory(
     metadata_path = os.path.abspath(metadata_log_dir) if metadata_log_dir is not None else paths[0]
     if metadata_path not in paths:
         paths.append(metadata_path)
+    own_id = _own_directory_id(voters, node_id)
     wanted = [path for path in paths if not _is_formatted(disk, path, cluster_id, node_id, ignore_formatted)]
     try:
         for path in wanted:
+            directory_id = own_id if path == metadata_path and own_id is not None else _random_id()
+            first = voters
+            if voter_endpoint is not None and not voters:
+                first = (Voter(node_id, directory_id, (voter_endpoint,), _KRAFT_LEVELS),)
             _format_one(
-                disk, path, cluster_id, node_id, metadata_version, now_ms, path == metadata_path, voter_endpoint
+                disk,
+                path,
+                cluster_id,
+                node_id,
+                directory_id,
+                metadata_version,
+                now_ms,
+                first if path == metadata_path else (),
             )
     except OSError as error:
         raise OperatorError(
@@ -130,6 +146,11 @@ def _format_if_new(config: NodeConfig, disk: OsDisk) -> Formatted | None:
                 f"{path} is not formatted but holds {stray[0]!r}.",
                 f"If this is a node's data, restore its {META_FILE}; else choose an empty directory.",
             )
+    if config.quorum_voters[1:] or not config.is_controller or _joins_others(config):
+        raise OperatorError(
+            f"{everything[0]} is not formatted, and this node is one of several.",
+            "Run `fenceline format` with the id of the cluster first, on each of its nodes.",
+        )
     return format_directory(
         paths,
         cluster_id=encode_uuid(_random_id()),
@@ -139,13 +160,54 @@ def _format_if_new(config: NodeConfig, disk: OsDisk) -> Formatted | None:
     )
 
 
+def quorum_to_begin(
+    config: NodeConfig, *, standalone: bool, initial_controllers: str | None, joins: bool
+) -> tuple[VoterEndpoint | None, tuple[Voter, ...]]:
+    """What `format_directory` is to be given for the options of `fenceline format` (K19). Raises OperatorError.
+
+    Brokers, static voters and nodes that join begin none. A controller that says nothing begins one alone, unless its
+    bootstrap servers are others: then it must say what it means.
+    """
+    if (standalone, initial_controllers is not None, joins).count(True) > 1:
+        raise OperatorError("Only one of --standalone, --initial-controllers and --no-initial-controllers can be meant")
+    chosen = standalone or initial_controllers is not None
+    if chosen and not config.is_controller:
+        raise OperatorError(
+            "This node is no controller, so it can not begin a quorum.",
+            "Leave the option out, or change process.roles.",
+        )
+    if (chosen or joins) and config.quorum_voters:
+        raise OperatorError(
+            "controller.quorum.voters names the voters already.", "Leave the option out, or take the key out."
+        )
+    if initial_controllers is not None:
+        name = config.controller_listener_names[0] if config.controller_listener_names else "CONTROLLER"
+        return None, parse_initial_controllers(initial_controllers, name)
+    if joins or not config.is_controller or config.quorum_voters[1:]:
+        return None, ()
+    if not standalone and _joins_others(config):
+        raise OperatorError(
+            "controller.quorum.bootstrap.servers names other nodes: it must be said how this one begins.",
+            "Use --standalone for the first controller of a cluster, --initial-controllers for several at once,"
+            " --no-initial-controllers for one that joins.",
+        )
+    return controller_endpoint(config), ()
+
+
+def _joins_others(config: NodeConfig) -> bool:
+    """Whether the bootstrap servers are others than this very node."""
+    own = {(each.host, each.port) for each in config.advertised_controller_listeners}
+    own |= {("localhost", port) for _, port in own} | {("127.0.0.1", port) for _, port in own}
+    return any((each.host, each.port) not in own for each in config.quorum_bootstrap_servers)
+
+
 def controller_endpoint(config: NodeConfig) -> VoterEndpoint:
     """Where this node's controller is or will be found by other voters.
 
     A node without a controller listener has a quorum that nobody else can reach; the record still needs an endpoint.
     """
-    if config.controller_listeners:
-        listener = config.controller_listeners[0]
+    if config.advertised_controller_listeners:
+        listener = config.advertised_controller_listeners[0]
         return VoterEndpoint(listener.name, listener.host or "localhost", listener.port)
     return VoterEndpoint("CONTROLLER", "localhost", 0)
 
@@ -205,30 +267,62 @@ def _is_formatted(disk: Disk, path: str, cluster_id: str, node_id: int, ignore: 
     return True
 
 
+def _own_directory_id(voters: Sequence[Voter], node_id: int) -> UUID | None:
+    if not voters:
+        return None
+    own = [voter for voter in voters if voter.voter_id == node_id]
+    if not own:
+        raise OperatorError(
+            f"The initial controllers {[voter.voter_id for voter in voters]} do not name node {node_id}.",
+            "Add it, or format this node with --no-initial-controllers.",
+        )
+    return own[0].voter_directory_id
+
+
+def parse_initial_controllers(text: str, listener: str) -> tuple[Voter, ...]:
+    """`id@host:port:directory-id` each, separated by commas, as Kafka's --initial-controllers. Raises OperatorError."""
+    voters: list[Voter] = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        number, _, rest = item.partition("@")
+        address, _, directory = rest.rpartition(":")
+        host, _, port = address.rpartition(":")
+        try:
+            endpoint = VoterEndpoint(listener, host.strip("[]"), int(port))
+            voters.append(Voter(int(number), decode_uuid(directory), (endpoint,), _KRAFT_LEVELS))
+        except ValueError:
+            raise OperatorError(
+                f"--initial-controllers has {item!r}, which is no controller",
+                "Write each as id@host:port:directory-id.",
+            ) from None
+    ids = [voter.voter_id for voter in voters]
+    if not ids or len(set(ids)) != len(ids):
+        raise OperatorError(f"--initial-controllers {text!r} names nobody, or an id twice")
+    return tuple(voters)
+
+
 def _format_one(
     disk: Disk,
     path: str,
     cluster_id: str,
     node_id: int,
+    directory_id: UUID,
     metadata_version: int,
     now_ms: int,
-    holds_metadata: bool,
-    voter_endpoint: VoterEndpoint | None,
+    voters: Sequence[Voter],
 ) -> None:
-    """`meta.properties` comes last: until it is there, the directory counts as not formatted."""
+    """`meta.properties` comes last: until it is there, the directory counts as not formatted. `voters`: those of the
+    quorum that begins here."""
     os.makedirs(path, exist_ok=True) if isinstance(disk, OsDisk) else _make(disk, path)
-    directory_id = _random_id()
     levels = fresh_levels(metadata_version)
     records: list[MetadataRecord] = [FeatureLevelRecord(name, level) for name, level in levels.items()]
     batches = snapshot_batches(
         records, metadata_version=metadata_version, epoch=0, now_ms=now_ms, last_log_timestamp_ms=0
     )
     replace_file(disk, f"{path}/{BOOTSTRAP_FILE}", b"".join(batches))
-    if holds_metadata and voter_endpoint is not None:
+    if voters:
         directory = f"{path}/{DIRECTORY_NAME}"
         if disk.stat(directory) is None:
             disk.mkdir(directory)
-        voter = Voter(node_id, directory_id, (voter_endpoint,), _KRAFT_LEVELS)
         first = snapshot_batches(
             [],
             metadata_version=metadata_version,
@@ -236,7 +330,7 @@ def _format_one(
             now_ms=now_ms,
             last_log_timestamp_ms=now_ms,
             kraft_version=SUPPORTED[KRAFT_VERSION].maximum,
-            voters=(voter,),
+            voters=voters,
         )
         replace_file(disk, f"{directory}/{NO_SNAPSHOT.file_name}", b"".join(first))
         disk.fsync_dir(path)

@@ -263,8 +263,8 @@ class MetadataLog:
         return replay.finish(self._log.log_end_offset - 1, self.end.epoch)
 
     def replay_committed(self) -> Replayed:
-        """As `replay`, but the image is the newest snapshot's: where others vote, what of the log behind it is committed
-        is for the leader to say. Who votes counts at once (Q40)."""
+        """As `replay`, but the image is the newest snapshot's: where others vote, the leader says what of the log behind
+        it is committed. Who votes counts at once (Q40)."""
         replay = self._replay_snapshot()
         replay.take_log(self._log_batches(replay.snapshot.end_offset), only_voters=True)
         return replay.finish(replay.snapshot.end_offset - 1, replay.snapshot.epoch)

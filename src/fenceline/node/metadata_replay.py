@@ -12,7 +12,7 @@ footer is refused).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -68,6 +68,43 @@ class Replayed:
     snapshot: SnapshotId
 
 
+class Transactions:
+    """Metadata transactions (C8): values inside of one are held back until it ends."""
+
+    __slots__ = ("_pending",)
+
+    def __init__(self) -> None:
+        self._pending: list[bytes] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._pending is not None
+
+    def drop(self) -> None:
+        """A snapshot has replaced the log (N42)."""
+        self._pending = None
+
+    def take(self, value: bytes, replay: Callable[[bytes], None]) -> None:
+        """Hand `value` on to `replay`, now or when its transaction ends. Raises InternalError."""
+        key = api_key_of(value)
+        if self._pending is None and key not in (_BEGIN, _END, _ABORT):
+            replay(value)
+        elif key == _BEGIN:
+            if self._pending is not None:
+                raise InternalError("a metadata transaction begins inside of another")
+            self._pending = []
+        elif self._pending is None:
+            raise InternalError("a metadata transaction ends that never began")
+        elif key == _END:
+            pending, self._pending = self._pending, None
+            for each in pending:
+                replay(each)
+        elif key == _ABORT:
+            self._pending = None
+        else:
+            self._pending.append(value)
+
+
 class Replay:
     """Batches in, image out: `take_snapshot` at most once and first, then `take_log`, then `finish`.
 
@@ -78,8 +115,7 @@ class Replay:
         self.snapshot = NO_SNAPSHOT
         """The one that was taken."""
         self._delta = MetadataDelta(EMPTY_IMAGE)
-        self._pending: list[bytes] | None = None
-        """Values of the transaction that has begun and not ended."""
+        self._transactions = Transactions()
         self._voters: tuple[Voter, ...] = ()
         self._history = VoterHistory()
         self._kraft_version = 0
@@ -104,10 +140,13 @@ class Replay:
         if self._voters:
             self._history.load(VotersAt(snapshot.end_offset - 1, self._kraft_version, self._voters))
 
-    def take_log(self, batches: Iterable[tuple[memoryview, BatchHeader]]) -> None:
+    def take_log(self, batches: Iterable[tuple[memoryview, BatchHeader]], *, only_voters: bool = False) -> None:
+        """`only_voters`: what is not known to be committed says who votes (Q40), and nothing else yet."""
         before = self._record_count
         self._is_log = True
         for records, header in batches:
+            if only_voters and not header.is_control:
+                continue
             self._batch(records, header)
             self._last_timestamp_ms = header.max_timestamp
         self._log_record_count += self._record_count - before
@@ -122,7 +161,7 @@ class Replay:
             self._history,
             self._record_count,
             self._log_record_count,
-            self._pending is not None,
+            self._transactions.is_open,
             self._last_timestamp_ms,
             self.snapshot,
         )
@@ -144,11 +183,7 @@ class Replay:
             value = one.value
             if value is None:
                 raise InternalError(f"the metadata log has a record without a value at offset {one.offset}")
-            key = api_key_of(value)
-            if self._pending is not None or key in (_BEGIN, _END, _ABORT):
-                self._transaction(key, value)
-            else:
-                replay(value)
+            self._transactions.take(value, replay)
         return []
 
     def _control(self, control: ControlRecord, offset: int) -> None:
@@ -161,19 +196,3 @@ class Replay:
                     self._history.add(VotersAt(offset, self._kraft_version, control.voters))
             case _:
                 pass
-
-    def _transaction(self, key: int, value: bytes) -> None:
-        if key == _BEGIN:
-            if self._pending is not None:
-                raise InternalError("a metadata transaction begins inside of another")
-            self._pending = []
-        elif self._pending is None:
-            raise InternalError("a metadata transaction ends that never began")
-        elif key == _END:
-            for pending in self._pending:
-                self._delta.replay_value(pending)
-            self._pending = None
-        elif key == _ABORT:
-            self._pending = None
-        else:
-            self._pending.append(value)

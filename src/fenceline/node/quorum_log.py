@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fenceline.node.metadata_log import MetadataLog
-from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVoters
+from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVoters, Voter
 from fenceline.quorum.log_view import EpochEnd, LogEnd, SnapshotId, VotersAt
 from fenceline.quorum.voter_set import VoterHistory
 
@@ -30,13 +30,31 @@ class QuorumLog:
         """Everything before `end_offset` is durable."""
         self._flushed_offset = max(self._flushed_offset, end_offset)
 
-    def control_appended(self, base_offset: int, records: Sequence[ControlRecord]) -> None:
-        """A control batch was appended whose first record is at `base_offset`."""
+    def control_appended(self, base_offset: int, records: Sequence[ControlRecord | None]) -> None:
+        """A control batch was appended whose first record is at `base_offset`; None stands for an unknown kind."""
         for offset, record in enumerate(records, base_offset):
             if isinstance(record, KRaftVersion):
                 self._kraft_version = record.k_raft_version
             elif isinstance(record, KRaftVoters):
                 self._history.add(VotersAt(offset, self._kraft_version, record.voters))
+
+    def truncated(self, end_offset: int) -> None:
+        """The log ends at `end_offset` now (Q40)."""
+        self._flushed_offset = min(self._flushed_offset, end_offset)
+        self._history.truncate(end_offset)
+        newest = self._history.latest
+        self._kraft_version = newest.kraft_version if newest is not None else 0
+
+    def snapshot_loaded(self, snapshot: SnapshotId, kraft_version: int, voters: Sequence[Voter]) -> None:
+        """A snapshot has replaced the log (N36); `voters` as it stores them, empty for none."""
+        self._flushed_offset = snapshot.end_offset
+        self._kraft_version = kraft_version
+        stored = VotersAt(snapshot.end_offset - 1, kraft_version, tuple(voters)) if voters else None
+        self._history.load(stored)
+
+    def forget_voters_before(self, end_offset: int) -> None:
+        """N17: the log starts at `end_offset` now."""
+        self._history.forget_before(end_offset)
 
     # -- LogView -----------------------------------------------------------------------------------------------------
 

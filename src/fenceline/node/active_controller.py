@@ -1,0 +1,292 @@
+"""The active controller: what it decides, from the request to the answer.
+
+Owns the order of things while this node leads the quorum: decide, append, take into memory, wait until it is committed,
+publish, answer. Requests that come while others are on their way share the next append (group commit), so one flush and
+one round through the voters carry any number of them. Never decides anything itself, and never lets out an answer or an
+image that could be taken back (`gaps.md G35`).
+
+How it works: `submit` queues a request. On the loop, all queued requests are decided one after the other, each seeing
+what the ones before it decided (C1); their records go to the log in one write. When the quorum has committed them,
+listeners hear of each image in order, and the answers go out. Requests without records are answered at the same point,
+since they may have seen what is not yet committed.
+
+A disk that refuses an append (full) fails those requests with 56 and reverts the controller to what is committed (C2);
+the next request tries again. When this node leads no more, everybody who waits is told NOT_CONTROLLER (41): what was
+appended may still be committed by the next leader, and whoever asks again is answered by what is then in the log.
+
+Rules: controller.md C1-C3, C6, C15, C30; raft.md Q31-Q36; since_4_0.md K20.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fenceline.controller.controller import Controller
+from fenceline.controller.requests import Request, WriteBootstrapRecords
+from fenceline.errors import ErrorCode, InternalError, PeerError
+from fenceline.log.errors import StorageError
+from fenceline.metadata.records import AbortTransactionRecord
+from fenceline.node.controller_flight import Flight, Waiting, decide_all
+from fenceline.node.controller_timers import ControllerTimers
+from fenceline.node.metadata_batches import record_batch
+from fenceline.node.metadata_log import METADATA_PARTITION
+
+if TYPE_CHECKING:
+    from fenceline.config.node import NodeConfig
+    from fenceline.controller.state import ControllerSettings
+    from fenceline.node.clock import Clock
+    from fenceline.node.metadata_loader import MetadataLoader
+    from fenceline.node.metadata_log import MetadataLog
+    from fenceline.node.quorum_driver import QuorumDriver
+    from fenceline.node.storage_trouble import StorageTrouble
+    from fenceline.rng import Rng
+
+
+class ActiveController:
+    """See the module. It exists on every controller and is active on one. All methods belong to the loop."""
+
+    def __init__(
+        self,
+        *,
+        config: NodeConfig,
+        settings: ControllerSettings,
+        driver: QuorumDriver,
+        log: MetadataLog,
+        loader: MetadataLoader,
+        clock: Clock,
+        rng: Rng,
+        trouble: StorageTrouble,
+        failed: Callable[[BaseException], None],
+        published: Callable[[int], None],
+    ) -> None:
+        """`failed` hears what ends the node; `published` how many bytes of the log were just committed."""
+        self._controller = Controller(settings)
+        self._driver = driver
+        self._log = log
+        self._loader = loader
+        self._clock = clock
+        self._rng = rng
+        self._trouble = trouble
+        self._failed = failed
+        self._published = published
+        self._node_id = settings.node_id
+        self._queue: list[Waiting] = []
+        self._flight: Flight | None = None
+        self._is_scheduled = False
+        self._landed: asyncio.Event | None = None
+        self.epoch = -1
+        """The epoch in which this node is the active controller; -1: it is not."""
+        self.timers = ControllerTimers(self, self._controller.state, config, clock)
+
+    @property
+    def node_id(self) -> int:
+        return self._node_id
+
+    @property
+    def broker_count(self) -> int:
+        """Registered brokers, as far as committed."""
+        return len(self._loader.image.brokers)
+
+    @property
+    def is_active(self) -> bool:
+        return self.epoch >= 0
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def activate(self, epoch: int, *, dead: frozenset[int], bootstrap: Mapping[str, int]) -> None:
+        """Begin to lead: everything that is committed is in the loader's image.
+
+        `dead` as in `brokers.begin_sessions`; `bootstrap` are the feature levels of a new cluster, written where the
+        log names none (C6). What must be written is appended before any request is decided. Raises StorageError.
+        """
+        loader = self._loader
+        self._controller.state.kraft_version = self._driver.quorum.kraft_version
+        self._controller.activate(loader.image, self._log.end_offset, self._clock.monotonic_ms(), dead=dead)
+        self.epoch = epoch
+        if loader.transaction_is_open:
+            self._write(AbortTransactionRecord("The controller that began the transaction has ended."))
+        if not loader.image.metadata_version:
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._queue.insert(0, Waiting(WriteBootstrapRecords(tuple(bootstrap.items())), answer))
+        self.timers.start()
+        self.schedule()
+
+    def deactivate(self) -> None:
+        """This node leads no more: those who wait are told, and what was decided is forgotten (C2)."""
+        if not self.is_active:
+            return
+        self.epoch = -1
+        self.timers.stop()
+        self._controller.reset(self._loader.image, self._loader.applied_offset)
+        self._fail_everybody(_not_active())
+        self._wake()
+
+    async def finish(self) -> None:
+        """Answer what is queued, then take nothing more."""
+        self.timers.stop()
+        while self.is_active and (self._queue or self._flight is not None):
+            self._landed = asyncio.Event()
+            self.schedule()
+            await self._landed.wait()
+        self.epoch = -1
+
+    def give_up(self) -> None:
+        """The node ends."""
+        self.epoch = -1
+        self.timers.stop()
+        self._fail_everybody(_not_active())
+        self._wake()
+
+    def submit(self, request: Request) -> asyncio.Future[Any]:
+        """The answer, once what it says is committed.
+
+        Fails with PeerError: what the controller says of a request that fails as a whole, 41 when it is not active or
+        no longer, 56 when the disk takes no more. Cancelling the future does not take back what is decided already.
+        """
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if not self.is_active:
+            answer.set_exception(_not_active())
+            return answer
+        self._queue.append(Waiting(request, answer))
+        self.schedule()
+        return answer
+
+    # -- deciding ------------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        if not self._is_scheduled and self._flight is None and self._queue:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self.turn)
+
+    def turn(self) -> None:
+        """Decide all that is queued and send it off."""
+        self._is_scheduled = False
+        if self._flight is not None or not self.is_active:
+            return
+        queue, self._queue = self._queue, []
+        try:
+            self._send_off(self._decide(queue))
+        except StorageError as error:
+            self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
+            self._revert(queue, error)
+        except PeerError as error:
+            self._revert(queue, PeerError(ErrorCode.NOT_CONTROLLER, error.message))
+        except Exception as error:
+            for waiting in queue:
+                _fail(waiting.answer, _not_active())
+            self._break(error)
+
+    def _decide(self, queue: Sequence[Waiting]) -> Flight:
+        self._controller.state.next_offset = self._log.end_offset  # the quorum writes records of its own, too
+        return decide_all(
+            self._controller,
+            queue,
+            epoch=self.epoch,
+            now_ms=self._clock.now_ms(),
+            monotonic_ms=self._clock.monotonic_ms(),
+            rng=self._rng,
+        )
+
+    def _send_off(self, flight: Flight) -> None:
+        """Append everything in one write. Raises StorageError with the log unchanged, PeerError(6)."""
+        if not flight.content:
+            self._flight = flight
+            self._land()
+            return
+        self._flight = flight
+        try:
+            base_offset = self._driver.append(flight.content, self.epoch)
+        except BaseException:
+            self._flight = None
+            raise
+        self._check_place(flight, base_offset)
+
+    def _check_place(self, flight: Flight, base_offset: int) -> None:
+        if base_offset != flight.first_offset or self._log.end_offset < flight.end_offset:
+            raise InternalError(
+                f"the metadata log is at {base_offset}..{self._log.end_offset}, its controller at "
+                f"{flight.first_offset}..{flight.end_offset}"
+            )
+
+    def _revert(self, queue: Sequence[Waiting], error: Exception) -> None:
+        """C2: what was decided is forgotten, and those who asked are told."""
+        self._controller.reset(self._loader.image, self._log.end_offset)
+        for waiting in queue:
+            _fail(waiting.answer, error)
+        self.schedule()
+        self._wake()
+
+    # -- committing ----------------------------------------------------------------------------------------------------
+
+    def committed(self, offset: int) -> None:
+        """Everything below `offset` is committed."""
+        flight = self._flight
+        if flight is not None and flight.content and flight.end_offset <= offset:
+            self._land()
+
+    def _land(self) -> None:
+        flight, self._flight = self._flight, None
+        assert flight is not None, "only a flight lands"
+        try:
+            self._commit(flight)
+        except Exception as failure:
+            for answer, _ in flight.answers:
+                _fail(answer, _not_active())
+            self._break(failure)
+            return
+        self.schedule()
+        self._wake()
+
+    def _commit(self, flight: Flight) -> None:
+        """Publish what the flight carried, then answer."""
+        for image, delta in flight.images:
+            self._loader.adopt(image, delta)
+        for answer, value in flight.answers:
+            if isinstance(value, Exception):
+                _fail(answer, value)
+            elif not answer.done():
+                answer.set_result(value)
+        if flight.content:
+            self._published(len(flight.content))
+
+    def _break(self, error: BaseException) -> None:
+        """The controller can not go on: what it decided itself is not certain any more."""
+        reason = error if isinstance(error, InternalError) else InternalError(f"the controller failed: {error!r}")
+        if reason is not error:
+            reason.__cause__ = error
+        self._failed(reason)
+
+    def _fail_everybody(self, error: PeerError) -> None:
+        flight, self._flight = self._flight, None
+        queue, self._queue = self._queue, []
+        for answer, _ in flight.answers if flight is not None else ():
+            _fail(answer, error)
+        for waiting in queue:
+            _fail(waiting.answer, error)
+
+    def _wake(self) -> None:
+        if self._landed is not None:
+            self._landed.set()
+
+    # -- at the beginning of a term ------------------------------------------------------------------------------------
+
+    def _write(self, *records: AbortTransactionRecord) -> None:
+        """Append records outside of any request; nobody is answered before they are committed."""
+        controller, now_ms = self._controller, self._clock.now_ms()
+        first_offset = controller.next_offset
+        content = record_batch(records, controller.image.metadata_version, now_ms)
+        image, delta = controller.replay(records, first_offset + len(records) - 1, self.epoch)
+        flight = Flight(first_offset, controller.next_offset, content, [(image, delta)])
+        self._send_off(flight)
+
+
+def _not_active() -> PeerError:
+    return PeerError(ErrorCode.NOT_CONTROLLER, "This node is not the active controller.")
+
+
+def _fail(answer: asyncio.Future[Any], error: BaseException) -> None:
+    if not answer.done():
+        answer.set_exception(error)

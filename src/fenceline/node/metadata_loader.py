@@ -1,0 +1,186 @@
+"""From what is committed in the metadata log to the image that this node goes by.
+
+Owns the committed image and who hears of its changes. Works in slices, so that the loop is never held up by a node that
+has much to catch up with; reads that need the disk go to a thread. Never looks past the high watermark.
+
+While this node is the active controller, the images come ready from there (`adopt`): each record is looked at once.
+
+Rules: controller.md C6, C8, C10; snapshots.md N40-N42; raft.md Q33.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Final
+
+from fenceline.errors import InternalError
+from fenceline.metadata.changes import Delta, difference
+from fenceline.metadata.delta import MetadataDelta
+from fenceline.metadata.features import LATEST_METADATA_VERSION
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
+from fenceline.metadata.records import BeginTransactionRecord, encode_record
+from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.metadata_replay import Transactions
+from fenceline.records.batch import iter_headers
+from fenceline.records.decode import decode_batch
+
+Listener = Callable[[MetadataImage, Delta], None]
+
+_SLICE_BYTES: Final = 128 << 10
+_BEGIN_TRANSACTION: Final = encode_record(BeginTransactionRecord(), LATEST_METADATA_VERSION)
+
+
+class MetadataLoader:
+    """See the module. All methods belong to the loop."""
+
+    def __init__(
+        self, log: MetadataLog, *, executor: Callable[[], Executor | None], failed: Callable[[BaseException], None]
+    ) -> None:
+        """`failed` hears what ends the node: a record that does not fit, a log that can not be read."""
+        self._log = log
+        self._executor = executor
+        self._failed = failed
+        self._listeners: list[Listener] = []
+        self._transactions = Transactions()
+        self._committed_offset = 0
+        self._is_busy = False
+        self._generation = 0
+        """Changes when a snapshot replaces everything: what a thread brings then is of no use."""
+        self.image: MetadataImage = EMPTY_IMAGE
+        """The newest committed image."""
+        self.applied_offset = 0
+        """Everything before it is in the image."""
+        self.partition_count = 0
+        """Partitions of all topics in the image."""
+        self.applied: Callable[[int], None] = lambda size_bytes: None
+        """Hears after each step how many bytes of the log it was."""
+
+    @property
+    def transaction_is_open(self) -> bool:
+        """Inside of a metadata transaction the image stands for less than its offset says."""
+        return self._transactions.is_open
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call `listener` on the loop for each committed change from now on, in order. It must not block or raise."""
+        self._listeners.append(listener)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more is committed than is applied."""
+        return self._is_busy or self.applied_offset < self._committed_offset
+
+    def begin(self, image: MetadataImage, applied_offset: int, *, transaction_is_open: bool = False) -> None:
+        """What the start of the node has read; a transaction that is open there has lost its writer (C6)."""
+        if transaction_is_open:
+            self._transactions.take(_BEGIN_TRANSACTION, lambda value: None)
+        self.applied_offset = applied_offset
+        self._committed_offset = max(self._committed_offset, applied_offset)
+        self._publish(image, difference(EMPTY_IMAGE, image))
+
+    def committed(self, offset: int) -> None:
+        """Everything below `offset` is committed: take it in, now where it is little."""
+        self._committed_offset = max(self._committed_offset, offset)
+        self._go_on()
+
+    def adopt(self, image: MetadataImage, delta: Delta) -> None:
+        """The active controller's next image, which is committed up to its offset and outside of any transaction."""
+        self._transactions.drop()
+        self.applied_offset = image.offset + 1
+        self._committed_offset = max(self._committed_offset, self.applied_offset)
+        self._publish(image, delta)
+
+    def load(self, image: MetadataImage, end_offset: int) -> None:
+        """A snapshot has replaced the log: what is not in it is gone (N41)."""
+        self._generation += 1
+        self._transactions.drop()
+        before, generation = self.image, self._generation
+        self.applied_offset = end_offset
+        self._committed_offset = end_offset
+        self._is_busy = True
+
+        def loaded(done: asyncio.Future[Delta]) -> None:
+            if generation != self._generation:
+                return
+            self._is_busy = False
+            try:
+                self._publish(image, done.result())
+            except BaseException as error:
+                self._failed(error)
+                return
+            self.applied(0)
+            self._go_on()
+
+        work = asyncio.get_running_loop().run_in_executor(self._executor(), difference, before, image)
+        work.add_done_callback(loaded)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        if self._is_busy or self.applied_offset >= self._committed_offset:
+            return
+        generation = self._generation
+        try:
+            read = self._log.partition_log.read(
+                self.applied_offset, _SLICE_BYTES, end_offset_exclusive=self._committed_offset
+            )
+            if read.resident:
+                self._take(read.records)
+                if self.applied_offset < self._committed_offset and not self._is_busy:
+                    self._is_busy = True
+                    asyncio.get_running_loop().call_soon(self._again, generation)
+                return
+        except Exception as error:
+            self._failed(error)
+            return
+        self._is_busy = True
+
+        def loaded(done: asyncio.Future[memoryview]) -> None:
+            if generation != self._generation:
+                return
+            self._is_busy = False
+            try:
+                self._take(done.result())
+            except BaseException as error:
+                self._failed(error)
+                return
+            self._go_on()
+
+        asyncio.get_running_loop().run_in_executor(self._executor(), read.load).add_done_callback(loaded)
+
+    def _again(self, generation: int) -> None:
+        if generation == self._generation:
+            self._is_busy = False
+            self._go_on()
+
+    def _take(self, records: memoryview) -> None:
+        """Whole batches from `applied_offset` on. Raises InternalError for records that do not fit (C10)."""
+        delta = MetadataDelta(self.image)
+        last_offset, epoch, size_bytes = self.applied_offset - 1, self.image.epoch, 0
+        for header in iter_headers(records):
+            if header.next_offset <= self.applied_offset:
+                continue
+            if header.base_offset < self.applied_offset or header.next_offset > self._committed_offset:
+                raise InternalError(
+                    f"a batch from {header.base_offset} to {header.last_offset} of the metadata log is cut by what is"
+                    f" applied ({self.applied_offset}) or committed ({self._committed_offset})"
+                )
+            if not header.is_control:
+                for one in decode_batch(records, header):
+                    if one.value is None:
+                        raise InternalError(f"the metadata log has a record without a value at offset {one.offset}")
+                    self._transactions.take(one.value, delta.replay_value)
+            last_offset, epoch = header.last_offset, header.leader_epoch
+            size_bytes += header.size_bytes
+        if last_offset < self.applied_offset:
+            raise InternalError(f"the metadata log can not be read at offset {self.applied_offset}")
+        self.applied_offset = last_offset + 1
+        self._publish(*delta.build(last_offset, epoch))
+        self.applied(size_bytes)
+
+    def _publish(self, image: MetadataImage, delta: Delta) -> None:
+        self.image = image
+        self.partition_count += delta.partitions_gained
+        for listener in self._listeners:
+            listener(image, delta)

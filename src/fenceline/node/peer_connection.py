@@ -1,0 +1,207 @@
+"""A connection to another node: requests out, answers in, in the order of the requests.
+
+Owns the framing and what the peer told of itself (versions, features). Knows nothing of what is asked. The one thing
+that opens sockets is `Dial`, which a simulation replaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.metadata import version as installed_version
+from typing import Any, Final, NamedTuple
+
+from fenceline.errors import ErrorCode
+from fenceline.wire import entities
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.frame import encode_request_frame, parse_response_header
+
+Dial = Callable[[Callable[[], asyncio.BaseProtocol], str, int], Awaitable[tuple[asyncio.BaseTransport, Any]]]
+"""(protocol factory, host, port) -> (transport, protocol), as `loop.create_connection`. Raises OSError;
+ConnectionRefusedError where nobody listens."""
+
+_MAX_ANSWER_BYTES: Final = 100 << 20
+_API_VERSIONS: Final = (4, 3)
+"""Version 3 hides features that begin at level 0, as kraft.version does."""
+_CONNECT_S: Final = 5.0
+
+
+class ConnectionLost(ConnectionError):
+    """No answer will come on this connection; whether the request was handled is not known."""
+
+
+class NoSuchVersion(Exception):
+    """The peer does not speak this API in any version that this node does."""
+
+
+class _Pending(NamedTuple):
+    api_key: int
+    version: int
+    correlation_id: int
+    answer: asyncio.Future[memoryview]
+
+
+def dial(factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> Awaitable[tuple[Any, Any]]:
+    """A TCP connection."""
+    return asyncio.get_running_loop().create_connection(factory, host, port)
+
+
+class PeerConnection(asyncio.Protocol):
+    """See the module. Open it with `open_peer`."""
+
+    def __init__(self, peer: str, client_id: str) -> None:
+        self.peer = peer
+        self.versions: Mapping[int, tuple[int, int]] = {}
+        """What the peer speaks, by api key."""
+        self.api_versions: Any = None
+        """Its whole answer to ApiVersions."""
+        self._client_id = client_id
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._pending: deque[_Pending] = deque()
+        self._next_correlation_id = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is waited for."""
+        return bool(self._pending)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+            self._lost()
+
+    def version_for(self, key: ApiKey, low: int, high: int) -> int:
+        """The newest version both sides speak. Raises NoSuchVersion."""
+        least, most = self.versions.get(key, (0, -1))
+        version = min(most, high)
+        if version < max(least, low):
+            raise NoSuchVersion(f"{self.peer} speaks no version of {key.name} that this node does")
+        return version
+
+    def post(self, key: int, version: int, body: bytes | Sequence[Any]) -> asyncio.Future[memoryview]:
+        """The answer's body. The future fails with ConnectionLost."""
+        answer: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+        if not self.is_open:
+            answer.set_exception(ConnectionLost(f"not connected to {self.peer}"))
+            return answer
+        correlation_id = self._next_correlation_id
+        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        self._pending.append(_Pending(key, version, correlation_id, answer))
+        assert self._transport is not None, "it is open"
+        self._transport.writelines(encode_request_frame(key, version, correlation_id, self._client_id, body))
+        return answer
+
+    async def call(self, key: ApiKey, version: int, fields: Mapping[str, Any], timeout_s: float) -> Any:
+        """The answer's entity. Raises ConnectionLost, also when no answer comes in time, and MalformedRequest."""
+        answer = self.post(key, version, entities.write_request(key, version, fields))
+        try:
+            async with asyncio.timeout(timeout_s):
+                body = await answer
+        except TimeoutError:
+            self.close()
+            raise ConnectionLost(f"{self.peer} did not answer {key.name} within {timeout_s} s") from None
+        return entities.read_response(key, version, body)
+
+    # -- asyncio's side ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        plain = transport.get_extra_info("socket")
+        if plain is not None:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost()
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        position, end = 0, len(received)
+        while end - position >= 4:
+            size = int.from_bytes(received[position : position + 4], "big", signed=True)
+            if not 4 <= size <= _MAX_ANSWER_BYTES or not self._pending:
+                self.close()
+                return
+            if end - position - 4 < size:
+                break
+            frame = memoryview(bytes(received[position + 4 : position + 4 + size]))
+            position += 4 + size
+            pending = self._pending.popleft()
+            try:
+                correlation_id, start = parse_response_header(pending.api_key, pending.version, frame)
+            except MalformedRequest:
+                correlation_id, start = -1, 0
+            if correlation_id != pending.correlation_id:
+                self._pending.appendleft(pending)
+                self.close()
+                return
+            if not pending.answer.done():
+                pending.answer.set_result(frame[start:])
+        if position:
+            del received[:position]
+
+    def _lost(self) -> None:
+        self._transport = None
+        while self._pending:
+            answer = self._pending.popleft().answer
+            if not answer.done():
+                answer.set_exception(ConnectionLost(f"the connection to {self.peer} broke"))
+
+
+async def open_peer(host: str, port: int, *, client_id: str, connect: Dial = dial) -> PeerConnection:
+    """Connect and learn what the peer speaks.
+
+    Raises ConnectionRefusedError where nobody listens, else ConnectionError.
+    """
+    peer = f"{host}:{port}"
+    connection = PeerConnection(peer, client_id)
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            await connect(lambda: connection, host, port)
+    except TimeoutError:
+        raise ConnectionLost(f"{peer} takes no connection within {_CONNECT_S} s") from None
+    except ConnectionError:
+        raise
+    except OSError as error:
+        raise ConnectionLost(f"no connection to {peer}: {error}") from None
+    try:
+        await learn_versions(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def learn_versions(connection: PeerConnection) -> Any:
+    """Ask ApiVersions; the answer's entity. Raises ConnectionError."""
+    software = {"client_software_name": "fenceline", "client_software_version": installed_version("fenceline")}
+    for version in _API_VERSIONS:
+        try:
+            body = await _in_time(connection, version, software)
+            if int.from_bytes(body[:2], "big", signed=True) == ErrorCode.UNSUPPORTED_VERSION:
+                continue
+            answer = entities.read_response(ApiKey.API_VERSIONS, version, body)
+        except MalformedRequest as error:
+            raise ConnectionLost(f"{connection.peer} is no node of Kafka's protocol: {error}") from None
+        connection.api_versions = answer
+        connection.versions = {int(each.api_key): (each.min_version, each.max_version) for each in answer.api_keys}
+        return answer
+    raise ConnectionLost(f"{connection.peer} speaks no version of ApiVersions that this node does")
+
+
+async def _in_time(connection: PeerConnection, version: int, fields: Mapping[str, Any]) -> memoryview:
+    answer = connection.post(ApiKey.API_VERSIONS, version, entities.write_request(ApiKey.API_VERSIONS, version, fields))
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            return await answer
+    except TimeoutError:
+        connection.close()
+        raise ConnectionLost(f"{connection.peer} did not answer ApiVersions within {_CONNECT_S} s") from None

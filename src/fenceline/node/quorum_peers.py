@@ -1,0 +1,121 @@
+"""The quorum's requests to other nodes, over connections of their own.
+
+Owns the connections of one node's quorum: for each address one for Fetch, which may be parked at the other end and
+blocks what comes behind it, and one for the rest. Tells apart who refuses connections from who is silent, which only
+the driver can see. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from fenceline.node.logs import Logger
+from fenceline.node.peer_connection import ConnectionLost, Dial, PeerConnection, dial, learn_versions, open_peer
+from fenceline.node.quorum_wire import API_OF, read_answer, read_api_versions, request_fields, unsupported, version_for
+from fenceline.quorum.duties import Send
+from fenceline.quorum.messages import (
+    ApiVersionsRequest,
+    FetchRequest,
+    FetchSnapshotRequest,
+    RequestMessage,
+    ResponseMessage,
+)
+from fenceline.wire import entities
+from fenceline.wire.errors import MalformedRequest
+
+log = Logger("quorum")
+
+Route = tuple[str, int, bool]
+"""Host, port, and whether it is the connection for fetches."""
+
+_PATIENCE_S: Final = 1.0
+"""Beyond the quorum's own limit for a request: then the connection is given up, too."""
+
+
+class QuorumPeers:
+    """See the module. `answered` and `unanswered` are told the id of each request, one of them, once."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        request_timeout_ms: int,
+        answered: Callable[[int, ResponseMessage], None],
+        unanswered: Callable[[int, bool], None],
+        connect: Dial = dial,
+    ) -> None:
+        self._client_id = f"quorum-{node_id}"
+        self._timeout_s = request_timeout_ms / 1000 + _PATIENCE_S
+        self._answered = answered
+        self._unanswered = unanswered
+        self._connect = connect
+        self._connections: dict[Route, asyncio.Task[PeerConnection]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def send(self, duty: Send) -> None:
+        task = asyncio.get_running_loop().create_task(self._send(duty))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for task in [*self._tasks, *self._connections.values()]:
+            if task.done() and not task.cancelled() and task.exception() is None and task in self._connections.values():
+                connection = task.result()
+                assert isinstance(connection, PeerConnection)
+                connection.close()
+            task.cancel()
+        pending = [*self._tasks, *self._connections.values()]
+        self._connections.clear()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _send(self, duty: Send) -> None:
+        message, peer = duty.message, duty.destination
+        route = (peer.host, peer.port, isinstance(message, FetchRequest | FetchSnapshotRequest))
+        try:
+            connection = await self._connection(route)
+            answer = await self._ask(connection, message)
+        except (ConnectionError, MalformedRequest) as error:
+            if isinstance(error, MalformedRequest):
+                log.warning("answer not understood", peer=f"{peer.host}:{peer.port}", reason=str(error))
+                self._drop(route)
+            if not self._is_closed:
+                self._unanswered(duty.request_id, isinstance(error, ConnectionRefusedError))
+        else:
+            if not self._is_closed:
+                self._answered(duty.request_id, answer)
+
+    async def _connection(self, route: Route) -> PeerConnection:
+        task = self._connections.get(route)
+        if task is not None and task.done() and (task.cancelled() or task.exception() or not task.result().is_open):
+            task = None
+        if task is None:
+            opening = open_peer(route[0], route[1], client_id=self._client_id, connect=self._connect)
+            task = self._connections[route] = asyncio.get_running_loop().create_task(opening)
+        return await asyncio.shield(task)
+
+    def _drop(self, route: Route) -> None:
+        task = self._connections.pop(route, None)
+        if task is not None and task.done():
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                task.result().close()
+
+    async def _ask(self, connection: PeerConnection, message: RequestMessage) -> ResponseMessage:
+        if isinstance(message, ApiVersionsRequest):
+            return read_api_versions(await learn_versions(connection))
+        version = version_for(message, connection.versions)
+        if version is None:
+            return unsupported(message)
+        key = API_OF[type(message)]
+        body = connection.post(key, version, entities.write_request(key, version, request_fields(message, version)))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await body
+        except TimeoutError:
+            connection.close()
+            raise ConnectionLost(f"{connection.peer} is silent") from None
+        return read_answer(key, entities.read_response(key, version, answer))
