@@ -37,8 +37,8 @@ class BrokerState(Enum):
 def _from_fenced(state: ControllerState, broker: BrokerImage, request: BrokerHeartbeat) -> BrokerState:
     if request.want_shut_down:
         return BrokerState.SHUTDOWN_NOW
-    if _wants_fence(broker, request) or not _is_caught_up(state, request):
-        return BrokerState.FENCED
+    if _wants_fence(broker, request) or not _is_caught_up(state, request) or broker.in_controlled_shutdown:
+        return BrokerState.FENCED  # what began to shut down comes back as another incarnation only
     return BrokerState.UNFENCED
 
 

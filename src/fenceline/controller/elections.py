@@ -86,10 +86,13 @@ def change_partition(
             isr, elr = (leader,), ()
             state = LeaderRecoveryState.RECOVERING
         elif leader in elr:
+            isr = (leader,)
+            if adding or removing:  # who leads alone may be all that a reassignment waits for
+                isr, replicas, adding, removing = _complete_reassignment(isr, replicas, adding, removing)
             # Kafka keeps the others eligible even where one replica is enough to commit: they would lack what the new
             # leader commits alone.
-            rest = tuple(replica for replica in elr if replica != leader)
-            isr, elr = (leader,), rest if min_isr > 1 else ()
+            enough = min(min_isr, len(replicas)) <= 1
+            elr = () if enough else tuple(replica for replica in elr if replica != leader and replica in replicas)
     elif replicas is not partition.replicas and not set(partition.replicas) <= set(replicas):
         # C27: a replica set that loses a member starts a new leader epoch.
         new_leader = partition.leader

@@ -1,6 +1,7 @@
 """Raising and lowering finalized feature levels, and the first records of a cluster.
 
-Rules: controller.md C6, C38; since_4_0.md K1, K2, K20, K26 (enabling eligible leader replicas).
+Rules: controller.md C6, C38; since_4_0.md K1, K2, K15, K20, K26 (enabling eligible leader replicas), K27 (all voters
+have registered).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from fenceline.metadata.features import (
     ELR_VERSION,
     KRAFT_VERSION,
     METADATA_VERSION,
+    MV_CONTROLLER_REGISTRATION,
     MV_CORDONED_LOG_DIRS,
+    MV_ELR,
     NO_LEVELS,
     SUPPORTED,
     Levels,
@@ -56,20 +59,29 @@ def bootstrap_records(state: ControllerState, request: WriteBootstrapRecords) ->
 
 
 def update_features(state: ControllerState, request: UpdateFeatures) -> Decision:
-    """C38. All or nothing: the first level that can not be taken fails the request with 95 and a reason."""
+    """C38. All or nothing: the first level that can not be taken fails the request with 95 and a reason.
+
+    kraft.version is not in the image: raising it is asked of the quorum (`Decision.kraft_version`).
+    """
     records: list[MetadataRecord] = []
+    kraft_version: int | None = None
+    proposed = {**state.image.features, **{update.name: update.level for update in request.updates}}
     for update in request.updates:
-        fault = _fault(state, update)
+        fault = _fault(state, update, proposed)
         if fault is not None:
             message = f"The update failed for all features since the following feature had an error: {fault}"
             return Decision((), UpdateFeaturesAnswer(Outcome(ErrorCode.INVALID_UPDATE_VERSION, message)))
-        if _current(state, update.name) == update.level:
+        if state.finalized(update.name) == update.level:
+            continue
+        if update.name == KRAFT_VERSION:
+            kraft_version = update.level
             continue
         records.append(FeatureLevelRecord(update.name, update.level))
         if update.name == ELR_VERSION and update.level >= 1:
             records += _min_isr_records(state)
     names = tuple(NamedOutcome(update.name, SUCCESS) for update in request.updates)
-    return Decision(() if request.validate_only else records, UpdateFeaturesAnswer(SUCCESS, names))
+    answer = UpdateFeaturesAnswer(SUCCESS, names)
+    return Decision((), answer) if request.validate_only else Decision(records, answer, kraft_version=kraft_version)
 
 
 def _min_isr_records(state: ControllerState) -> list[MetadataRecord]:
@@ -85,14 +97,10 @@ def _min_isr_records(state: ControllerState) -> list[MetadataRecord]:
     return records
 
 
-def _current(state: ControllerState, name: str) -> int:
-    return state.kraft_version if name == KRAFT_VERSION else state.image.features.get(name, 0)
-
-
-def _fault(state: ControllerState, update: FeatureUpdate) -> str | None:
-    """Why the level can not be taken, in Kafka's words, or None."""
+def _fault(state: ControllerState, update: FeatureUpdate, proposed: Mapping[str, int]) -> str | None:
+    """Why the level can not be taken, in Kafka's words, or None. `proposed`: all levels after the request."""
     name, level, kind = update
-    current = _current(state, name)
+    current = state.finalized(name)
     prefix = f"Invalid update version {level} for feature {name}. "
     if kind is UpgradeType.UNKNOWN:
         return prefix + "The controller does not support the given upgrade type."
@@ -120,9 +128,12 @@ def _fault(state: ControllerState, update: FeatureUpdate) -> str | None:
     if name == KRAFT_VERSION and level != current:
         if level < current:
             return prefix + "Can't downgrade the version of this feature."
-        return prefix + "This release does not upgrade the quorum; format a new directory to use version 1."
+        if not state.can_finalize_kraft_version:
+            return prefix + "This release does not upgrade the quorum; format a new directory to use version 1."
     if name == METADATA_VERSION and level < current:
         return _downgrade_fault(current, level, kind)
+    if name == ELR_VERSION and level >= 1 and proposed.get(METADATA_VERSION, 0) < MV_ELR:
+        return prefix + f"{name} could not be set to {level} because it depends on metadata.version level {MV_ELR}"
     return None
 
 
@@ -156,4 +167,7 @@ def _node_without(state: ControllerState, name: str, level: int) -> str | None:
             if name not in features:
                 return f"{kind} {node} does not support this feature."
             return f"{kind} {node} only supports versions {levels.minimum}-{levels.maximum}"
+    if state.image.metadata_version >= MV_CONTROLLER_REGISTRATION:
+        for voter in sorted(state.voter_ids - {state.settings.node_id} - set(state.image.controllers)):
+            return f"controller {voter} has not registered, and may not support this feature"
     return None

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from fenceline.controller.elections import Election, change_partition
-from fenceline.controller.state import ControllerState
+from fenceline.controller.state import UNASSIGNED_DIRECTORY, ControllerState
 from fenceline.ids import NO_LEADER
 from fenceline.metadata.features import MV_DIRECTORIES, MV_NO_EPOCH_ON_SHRINK
 from fenceline.metadata.image import PartitionImage, TopicImage
@@ -71,12 +71,13 @@ class PartitionChanges:
         partition = self.partition(topic, index)
         assert partition is not None, "callers look first"
         rules = self._rules_of(topic)
+        placed = partition if directories is None else _moved(partition, directories)
 
         def may_lead(broker: int) -> bool:
             return (
                 broker not in gone
                 and (broker == arriving or image.is_active(broker))
-                and state.replica_is_online(broker, partition, failed_directories)
+                and state.replica_is_online(broker, placed, failed_directories)
             )
 
         version = image.metadata_version
@@ -148,3 +149,9 @@ class PartitionChanges:
             rules = _TopicRules(self._state.min_isr(topic.name), Election.UNCLEAN if unclean else Election.ONLINE)
             self._rules[topic.id] = rules
         return rules
+
+
+def _moved(partition: PartitionImage, directories: Mapping[int, UUID]) -> PartitionImage:
+    known = dict(zip(partition.replicas, partition.directories, strict=False))
+    moved = (directories.get(replica) or known.get(replica, UNASSIGNED_DIRECTORY) for replica in partition.replicas)
+    return partition._replace(directories=tuple(moved))
