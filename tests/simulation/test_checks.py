@@ -34,6 +34,7 @@ class Lie:
     published: MetadataImage | None = None
     snapshots: dict[tuple[int, int], bytes] = field(default_factory=dict)
     has_failed: bool = False
+    log_directory: str = "/data"
 
     def has_changed(self) -> bool:
         return True
@@ -57,12 +58,14 @@ class Scene:
     def __init__(self) -> None:
         async def body(process: Process) -> None: ...
 
+        self.body = body
         self.world = World(1, Options(nodes=2))
         self.invariants = Invariants(self.world)
         log = [batch(0), batch(1, topic="t"), batch(2)]
         self.nodes = [self.world.add(1, body), self.world.add(2, body)]
         self.one, self.two = Lie(log=list(log)), Lie(log=list(log))
         self.nodes[0].view, self.nodes[1].view = self.one, self.two
+        self.sync(1, log)
         self.set(1, log_end=3, high_watermark=3)
         self.set(2, is_leader=False, log_end=3, high_watermark=3)
 
@@ -70,6 +73,16 @@ class Scene:
         lie = self.one if node_id == 1 else self.two
         lie.now = lie.now._replace(**changes)
         self.invariants.look(self.nodes[node_id - 1])
+
+    def sync(self, node_id: int, batches: list[StoredBatch]) -> None:
+        """They are on the node's disk, safe."""
+        disk = self.nodes[node_id - 1].disk
+        fd = disk.open_append("/data/0.log")
+        for each in batches:
+            disk.write(fd, each.content)
+        disk.fsync(fd)
+        disk.close(fd)
+        disk.fsync_dir("/data")
 
     def restart(self, node_id: int, **changes: object) -> None:
         self.invariants._life_ended(self.nodes[node_id - 1])
@@ -119,6 +132,17 @@ def _leader_without_committed_records(scene: Scene) -> None:
     scene.set(2, epoch=2, is_leader=True, log_end=2, high_watermark=2)
 
 
+def _image_at_rest_is_another(scene: Scene) -> None:
+    image = scene.invariants.committed.image_at(2)
+    assert image is not None
+    scene.one.published = image
+    scene.set(1, image_offset=2)
+    scene.one.published = replace(
+        image, topics_by_name=EMPTY_IMAGE.topics_by_name, topics_by_id=EMPTY_IMAGE.topics_by_id
+    )
+    scene.invariants.whole()
+
+
 def _leader_with_other_records(scene: Scene) -> None:
     scene.two.log[1] = batch(1, topic="other")
     scene.set(2, epoch=2, is_leader=True)
@@ -138,6 +162,49 @@ def _start_behind_the_end(scene: Scene) -> None:
 
 def _two_voters_at_once(scene: Scene) -> None:
     scene.set(2, voters=((1, "a"), (2, "b"), (3, "c")))
+
+
+def _two_voters(scene: Scene) -> None:
+    scene.set(1, voters=((1, "a"), (2, "b")))
+
+
+def _committed_on_one_of_two(scene: Scene) -> None:
+    _two_voters(scene)
+    scene.one.log.append(batch(3))
+    scene.sync(1, scene.one.log[3:])
+    scene.set(1, log_end=4)
+    scene.set(1, high_watermark=4)
+
+
+def _committed_and_not_synced(scene: Scene) -> None:
+    scene.one.log.append(batch(3))
+    scene.set(1, log_end=4, high_watermark=4)
+
+
+def _leader_cuts_its_log(scene: Scene) -> None:
+    scene.one.log.append(batch(3))
+    scene.set(1, log_end=4)
+    scene.set(1, log_end=3)
+
+
+def _leader_loads_a_snapshot(scene: Scene) -> None:
+    scene.set(1, snapshots=((0, 0),), log_start=0)
+    image = scene.invariants.committed.image_at(2)
+    assert image is not None
+    scene.invariants.committed.compare(batch(3), "n3")
+    scene.one.snapshots[4, 1] = _snapshot(scene.invariants.committed.image_at(3) or image)
+    scene.set(1, snapshots=((4, 1),), log_start=4, log_end=4)
+
+
+def _a_well_quorum_is_disturbed(scene: Scene) -> None:
+    _two_voters(scene)
+    scene.set(2, is_leader=False, in_touch=True, voters=((1, "a"), (2, "b")))
+    scene.world.scheduler.now_s = 30.0
+    third = scene.world.add(3, scene.body)
+    third.view = Lie(log=list(scene.two.log), now=scene.two.now._replace(in_touch=False))
+    scene.invariants.look(third)
+    third.view.now = third.view.now._replace(epoch=2, leader_id=-1)
+    scene.invariants.look(third)
 
 
 def _image_before_commit(scene: Scene) -> None:
@@ -189,8 +256,14 @@ def _snapshot_of_another_epoch(scene: Scene) -> None:
         (_start_without_snapshot, "N48"),
         (_start_behind_the_end, "N49"),
         (_two_voters_at_once, "Q44"),
+        (_committed_on_one_of_two, "Q52"),
+        (_committed_and_not_synced, "Q52"),
+        (_leader_cuts_its_log, "Q55"),
+        (_leader_loads_a_snapshot, "Q55"),
+        (_a_well_quorum_is_disturbed, "K7"),
         (_image_before_commit, "G35"),
         (_image_is_another, "C1"),
+        (_image_at_rest_is_another, "C1"),
         (_snapshot_is_another, "N50"),
         (_snapshot_of_the_future, "N53"),
         (_snapshot_of_another_epoch, "N53"),
@@ -214,7 +287,12 @@ def test_the_truth_is_not() -> None:
     scene.set(2, snapshots=((3, 1),), log_start=3)
     scene.set(2, epoch=2, is_leader=True, leader_id=2)
     scene.set(2, voters=((1, "a"), (2, "b")))
-    scene.restart(1, epoch=1, high_watermark=0)
+    scene.two.log.append(batch(3, 2))
+    scene.sync(1, scene.two.log)
+    scene.sync(2, scene.two.log)
+    scene.set(2, log_end=4)
+    scene.set(2, high_watermark=4)
+    scene.restart(1, epoch=1, high_watermark=0, is_leader=False)
     scene.set(1, epoch=2, is_leader=False, leader_id=2, high_watermark=3)
     scene.invariants.whole()
     assert scene.invariants.changes > 8

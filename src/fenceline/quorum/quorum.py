@@ -108,6 +108,11 @@ class Quorum:
         return isinstance(self._core.role, Leader)
 
     @property
+    def in_touch(self) -> bool:
+        """Whether this node follows a leader that it hears from: then it says no to a pre-vote (K8)."""
+        return isinstance(self._core.role, Follower) and self._following.in_touch
+
+    @property
     def is_voter(self) -> bool:
         """Whether this node is in the newest voter set; else it is an observer."""
         return self._core.is_voter

@@ -116,6 +116,11 @@ class SimDisk:
         file = self._entries.get(directory or "/", {}).get(name)
         return bytes(file.content[start:end]) if file is not None else None
 
+    def safe(self, directory: str) -> dict[str, bytes]:
+        """By name, what no loss of power can take from the directory's files."""
+        names = self._safe_entries.get(directory, {})
+        return {name: file.safe[: min(file.safe_sizes, default=None)] for name, file in names.items()}
+
     def crash(self) -> None:
         """Power off and on: descriptors are gone, what was not synced is kept or lost by chance."""
         for descriptor in self._descriptors.values():

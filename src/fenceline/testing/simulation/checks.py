@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Final
 
 from fenceline.errors import OperatorError, PeerError
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
+from fenceline.node.metadata_batches import image_batches
 from fenceline.node.metadata_replay import Replay
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.records.batch import check_crc, iter_headers, read_header
 from fenceline.records.decode import decode_batch
+from fenceline.testing.simulation.majorities import Majorities
 from fenceline.testing.simulation.world import NodeState, NodeView, Process, StoredBatch, World
 
 
@@ -100,14 +103,15 @@ class Invariants:
         self._written: dict[tuple[int, int], bytes] = {}
         self._leaders: dict[int, int] = {}
         self._durable_epoch: dict[int, int] = {}
-        self._snapshots: dict[tuple[int, int], str] = {}
         self._voter_sets: list[frozenset[tuple[int, str]]] = []
+        self._majorities = Majorities(world)
         world.on_end.append(self._life_ended)
 
     def _life_ended(self, process: Process) -> None:
         last = self._last.pop(process.node_id, None)
         self._verified.pop(process.node_id, None)
         self._matched.pop(process.node_id, None)
+        self._majorities.ended(process)
         if last is not None:
             self._durable_epoch[process.node_id] = last.epoch
 
@@ -130,6 +134,9 @@ class Invariants:
             )
         _offsets(state, before, where)
         self._monotonic(process, state, before)
+        disturbed = self._majorities.disturbed(process, state)
+        if disturbed is not None:
+            raise InvariantBroken(f"{where}: {disturbed} (K7)")
         if state.log_end != before.log_end or state.epoch != before.epoch:
             self._logs_match(process, view, state)
         if state.epoch != before.epoch or state.is_leader != before.is_leader:
@@ -138,6 +145,8 @@ class Invariants:
             self._one_change_at_a_time(state, where)
         if state.high_watermark > self._verified.get(process.node_id, -1):
             self._same_history(process, view, state)
+            if state.is_leader:
+                self._majority_has(view, state, before, where)
         if state.snapshots != before.snapshots:
             self._snapshots_are_whole(process, view, state, before)
         if state.image_offset != before.image_offset:
@@ -148,11 +157,26 @@ class Invariants:
         least = max(before.epoch, self._durable_epoch.get(process.node_id, -1))
         if state.epoch < least:
             raise InvariantBroken(f"{process.name}: the epoch fell from {least} to {state.epoch} (Q50)")
+        still_leads = state.is_leader and before.is_leader and state.epoch == before.epoch
+        if still_leads and (state.log_end < before.log_end or state.log_start > before.log_end):
+            raise InvariantBroken(
+                f"{process.name}: a leader's log went from {before.log_start}..{before.log_end}"
+                f" to {state.log_start}..{state.log_end} (Q55)"
+            )
         # Across terms and lives the high watermark is learned anew; what was below it stays in the committed log.
         if state.high_watermark < before.high_watermark and state.epoch == before.epoch:
             raise InvariantBroken(
                 f"{process.name}: the high watermark fell from {before.high_watermark} to {state.high_watermark} (Q53)"
             )
+
+    def _majority_has(self, view: NodeView, state: NodeState, before: NodeState, where: str) -> None:
+        """Q52, of the voters that are known after the step or were before it."""
+        last = self.committed.batch_at(state.high_watermark - 1)
+        if last is None or last.next_offset != state.high_watermark:
+            return
+        sets = {state.voters, before.voters or state.voters}
+        if not any(self._majorities.is_on_a_majority(last, voters, view.log_directory) for voters in sets):
+            raise InvariantBroken(f"{where}: {_told(last)} is not safe on a majority of {state.voters} (Q52)")
 
     def _one_leader(self, process: Process, view: NodeView, state: NodeState) -> None:
         """Q51, and leader completeness: who leads has everything that is committed."""
@@ -234,8 +258,9 @@ class Invariants:
                 found = image_of_snapshot(content, end_offset, epoch)
             except (PeerError, OperatorError) as error:
                 raise InvariantBroken(f"{where} can not be read: {error}") from error
-            if not same_state(found, expected):
-                raise InvariantBroken(f"{where} is not what the log says (N50)")
+            told, replayed = image_checksum(found), image_checksum(expected)
+            if told != replayed or not same_state(found, expected):
+                raise InvariantBroken(f"{where} says {told}, and the log says {replayed} (N50)")
 
     def whole(self) -> None:
         """Every running node's log against the committed one, from its start to the high watermark."""
@@ -243,6 +268,9 @@ class Invariants:
             view = process.view
             if view is not None and not view.has_failed:
                 state = view.state()
+                image, expected = view.image(), self.committed.image_at(state.image_offset)
+                if image is not None and expected is not None and image_checksum(image) != image_checksum(expected):
+                    raise InvariantBroken(f"{process.name}: the image at {state.image_offset} is another's (C1)")
                 start = state.log_start
                 self._compare(
                     [batch for batch in view.batches(start, state.high_watermark) if batch.base_offset >= start],
@@ -267,6 +295,14 @@ def _offsets(state: NodeState, before: NodeState, where: str) -> None:
 def same_state(one: MetadataImage, other: MetadataImage) -> bool:
     """Whether two images at the same offset say the same."""
     return one == other
+
+
+def image_checksum(image: MetadataImage) -> str:
+    """Of all that the image says, in the order in which a snapshot says it."""
+    whole = blake2b(digest_size=8)
+    for batch in image_batches(image, now_ms=0, last_log_timestamp_ms=0, kraft_version=0, voters=()):
+        whole.update(batch)
+    return whole.hexdigest()
 
 
 def image_of_snapshot(content: bytes, end_offset: int, epoch: int) -> MetadataImage:

@@ -137,6 +137,10 @@ class DriverView:
     def image(self) -> MetadataImage | None:
         return self._driver.image
 
+    @property
+    def log_directory(self) -> str:
+        return self._driver.log.directory
+
     def read_snapshot(self, end_offset: int, epoch: int) -> bytes | None:
         path = f"{self._driver.log.directory}/{SnapshotId(end_offset, epoch).file_name}"
         return self._disk.peek(path)

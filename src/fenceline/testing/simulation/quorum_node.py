@@ -461,6 +461,7 @@ class QuorumNode:
             tuple(log.snapshots),
             self.view.voter_keys,
             self._image.offset,
+            quorum.in_touch,
         )
 
     def batches(self, start: int, end: int) -> list[StoredBatch]:
@@ -468,6 +469,10 @@ class QuorumNode:
 
     def image(self) -> MetadataImage | None:
         return self._image
+
+    @property
+    def log_directory(self) -> str:
+        return self.log.directory
 
     def read_snapshot(self, end_offset: int, epoch: int) -> bytes | None:
         return self._process.disk.peek(f"{self.log.directory}/{SnapshotId(end_offset, epoch).file_name}")

@@ -44,6 +44,8 @@ class NodeState(NamedTuple):
     """(id, directory id), sorted."""
     image_offset: int
     """Of the newest published image; -1 where there is none."""
+    in_touch: bool = False
+    """Whether it hears from the leader that it follows, and says no to whoever asks for votes."""
 
 
 class StoredBatch(NamedTuple):
@@ -73,6 +75,8 @@ class NodeView(Protocol):
         ...
 
     def image(self) -> MetadataImage | None: ...
+    @property
+    def log_directory(self) -> str: ...
     def read_snapshot(self, end_offset: int, epoch: int) -> bytes | None:
         """The bytes of a finished snapshot, None where it has gone meanwhile."""
         ...

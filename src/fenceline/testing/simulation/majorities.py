@@ -1,0 +1,73 @@
+"""Invariants of majorities: what a leader calls committed is on the disks of one, and nobody disturbs one that is well.
+
+Owns, for each node, since when it has followed the leader without a doubt. Looks at disks by what no loss of power can
+take, also at those of machines that are down.
+
+Rules: raft.md Q52; since_4_0.md K7, K8 (what the pre-vote is for).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from fenceline.testing.simulation.world import NodeState, Process, StoredBatch, World
+
+WELL_S: Final = 8.0
+"""A vote that was given before its voter heard from the leader is not worth anything after this time: longer than an
+election, a request and a pause together."""
+
+
+class Majorities:
+    """See the module. Says what is wrong, or None."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._states: dict[int, tuple[NodeState, float]] = {}
+        """By node: its state, and since when (s) it has led this epoch or followed its leader in touch."""
+        self._newest_epoch = -1
+
+    def ended(self, process: Process) -> None:
+        self._states.pop(process.node_id, None)
+
+    def newest_voters(self) -> tuple[tuple[int, str], ...]:
+        """As the newest leader knows them."""
+        leaders = [state for state, _ in self._states.values() if state.is_leader and state.epoch == self._newest_epoch]
+        return leaders[0].voters if leaders else ()
+
+    def disturbed(self, process: Process, state: NodeState) -> str | None:
+        """A node begins a new epoch while a majority has been well in the newest one for a while."""
+        now_s = self._world.scheduler.now_s
+        wrong = None
+        if state.epoch > self._newest_epoch:
+            voters = self.newest_voters()
+            well = [node for node, _ in voters if node != process.node_id and self._is_well(node, now_s)]
+            if voters and len(well) > len(voters) // 2:
+                wrong = f"epoch {state.epoch} begins while the voters {well} are well in {self._newest_epoch}"
+            self._newest_epoch = state.epoch
+        known, since_s = self._states.get(process.node_id, (None, now_s))
+        if known is None or known[:3] != state[:3] or known.in_touch != state.in_touch:
+            since_s = now_s
+        self._states[process.node_id] = (state, since_s)
+        return wrong
+
+    def _is_well(self, node_id: int, now_s: float) -> bool:
+        state, since_s = self._states.get(node_id, (None, now_s))
+        if state is None or state.epoch != self._newest_epoch or now_s - since_s < WELL_S:
+            return False
+        return state.is_leader or state.in_touch
+
+    def is_on_a_majority(self, batch: StoredBatch, voters: Iterable[tuple[int, str]], directory: str) -> bool:
+        """Q52: whether the batch, or a snapshot of what it led to, is safe on more than half of the voters' disks."""
+        ids = [node_id for node_id, _ in voters]
+        safe = sum(self._is_safe(batch, node_id, directory) for node_id in ids)
+        return safe > len(ids) // 2
+
+    def _is_safe(self, batch: StoredBatch, node_id: int, directory: str) -> bool:
+        process = self._world.processes.get(node_id)
+        if process is None:
+            return False
+        files = process.disk.safe(directory)
+        if any(name.endswith(".checkpoint") and int(name[:20]) >= batch.next_offset for name in files):
+            return True
+        return any(name.endswith(".log") and batch.content in content for name, content in files.items())
