@@ -11,7 +11,9 @@ from fenceline.cli.demo import demo
 from fenceline.cli.format import format_directory_command
 from fenceline.cli.groups import groups
 from fenceline.cli.logs import logs
+from fenceline.cli.metadata import metadata
 from fenceline.cli.records import consume, offsets, produce
+from fenceline.cli.snapshot import snapshot
 from fenceline.cli.topics import configs, topics
 
 app = typer.Typer(
@@ -53,6 +55,8 @@ app.command()(produce)
 app.command()(consume)
 app.command()(offsets)
 app.add_typer(logs, name="log")
+app.add_typer(snapshot, name="snapshot")
+app.add_typer(metadata, name="metadata")
 app.command()(demo)
 
 

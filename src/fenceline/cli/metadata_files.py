@@ -1,0 +1,310 @@
+"""The metadata log and its snapshots as files of a stopped or running node, of Fenceline or Kafka. Only reads.
+
+Owns finding the files, going through every record in them, and the image at any offset that they still hold. What this
+release does not know (a record type of a newer Kafka) is named and left out, never fatal: these commands are for the
+moment when something is wrong.
+
+A log that a node has open may end in the middle of a batch: what is whole counts. Whether its newest records are
+committed is not in the files.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.errors import InternalError, OperatorError, PeerError
+from fenceline.log.disk import OsDisk
+from fenceline.metadata.delta import MetadataDelta
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
+from fenceline.metadata.records import (
+    API_KEYS,
+    AbortTransactionRecord,
+    BeginTransactionRecord,
+    EndTransactionRecord,
+    MetadataRecord,
+    decode_record,
+)
+from fenceline.node.metadata_log import DIRECTORY_NAME
+from fenceline.node.snapshot_files import SnapshotDamaged, find_snapshots, read_snapshot, snapshot_of
+from fenceline.quorum.control_records import (
+    ControlRecord,
+    ControlType,
+    KRaftVersion,
+    KRaftVoters,
+    Voter,
+    decode_control,
+)
+from fenceline.quorum.log_view import SnapshotId
+from fenceline.records.batch import check_crc, iter_headers
+from fenceline.records.decode import decode_batch
+from fenceline.wire.errors import MalformedRequest
+
+if TYPE_CHECKING:
+    from fenceline.records.batch import BatchHeader
+
+_NAMES: Final = {api_key: record.__name__ for record, api_key in API_KEYS.items()}
+_SNAPSHOT_ADVICE: Final = "Name a *.checkpoint file, or a node's data directory."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record of a log or a snapshot. `record` is None where this release can not read it."""
+
+    offset: int
+    epoch: int
+    timestamp_ms: int
+    name: str
+    """Its class, or `unknown record type N`."""
+    version: int
+    record: MetadataRecord | ControlRecord | None
+    problem: str
+    value: bytes
+
+
+@dataclass(slots=True)
+class Loaded:
+    """An image read from files, and what was left out of it."""
+
+    image: MetadataImage
+    kraft_version: int = 0
+    voters: tuple[Voter, ...] = ()
+    timestamp_ms: int = 0
+    """Of the last record."""
+    source: str = ""
+    """The snapshot it begins with; "" for none."""
+    problems: list[str] = field(default_factory=list)
+
+
+class MetadataFiles:
+    """The metadata directory of a node."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._disk = OsDisk()
+
+    @classmethod
+    def at(cls, path: Path) -> MetadataFiles:
+        """`path`: a data directory, or the metadata log's own. Raises OperatorError."""
+        for directory in (path / DIRECTORY_NAME, path / "data" / DIRECTORY_NAME, path):
+            if directory.is_dir() and (any(directory.glob("*.checkpoint")) or any(directory.glob("*.log"))):
+                if directory == path and path.name != DIRECTORY_NAME and not any(path.glob("*.checkpoint")):
+                    break
+                return cls(directory)
+        raise OperatorError(
+            f"{path} holds no metadata log", f"Name a node's data directory, or the directory {DIRECTORY_NAME} in it."
+        )
+
+    @property
+    def snapshots(self) -> list[SnapshotId]:
+        """Oldest first, by name."""
+        return find_snapshots(self._disk, str(self.directory))
+
+    @property
+    def start_offset(self) -> int:
+        """Where the log begins; -1 where there is none."""
+        found = self._segments()
+        return int(found[0].stem) if found else -1
+
+    def path_of(self, snapshot: SnapshotId) -> Path:
+        return self.directory / snapshot.file_name
+
+    def _segments(self) -> list[Path]:
+        return sorted(path for path in self.directory.glob("*.log") if path.stem.isdigit())
+
+    def log_entries(self, from_offset: int = 0) -> Iterator[Entry]:
+        """Every record of the log. Raises OperatorError on damage."""
+        segments = self._segments()
+        for number, path in enumerate(segments):
+            if number + 1 < len(segments) and int(segments[number + 1].stem) <= from_offset:
+                continue
+            with _content(path) as content:
+                try:
+                    for header in iter_headers(content, allow_partial_tail=number + 1 == len(segments)):
+                        if header.next_offset > from_offset:
+                            check_crc(content, header)
+                            yield from _entries(content, header)
+                except PeerError as error:
+                    raise OperatorError(
+                        f"{path} is damaged: {error.message}", "Everything before this place was read."
+                    ) from error
+
+    def image_at(self, offset: int | None = None) -> Loaded:
+        """After the record at `offset`, or after the last. Raises OperatorError where the files do not reach it.
+
+        Snapshots that are damaged are named and passed over.
+        """
+        loaded = Loaded(EMPTY_IMAGE)
+        problems: list[str] = []
+        for snapshot in reversed(self.snapshots):
+            if offset is not None and snapshot.end_offset > offset + 1:
+                continue
+            if snapshot.end_offset < self.start_offset:
+                break
+            try:
+                loaded = load_snapshot(self.path_of(snapshot))
+                break
+            except SnapshotDamaged as error:
+                problems.append(error.message)
+        begin = loaded.image.offset + 1
+        if begin < self.start_offset:
+            raise OperatorError(
+                f"{self.directory} begins at offset {self.start_offset}; no whole snapshot stands for what was before.",
+                "The earliest offset that can be shown is the one before the end of the oldest snapshot:"
+                " see `fenceline snapshot list`.",
+            )
+        loaded.problems[:0] = problems
+        replay = _Replay(loaded)
+        for entry in self.log_entries(begin):
+            if entry.offset < begin:
+                continue
+            if offset is not None and entry.offset > offset:
+                break
+            replay.take(entry)
+        loaded = replay.finish()
+        if offset is not None and loaded.image.offset < offset:
+            raise OperatorError(
+                f"The log in {self.directory} ends at offset {loaded.image.offset}, before {offset}",
+                "Name an offset that it holds.",
+            )
+        return loaded
+
+
+def snapshot_entries(path: Path) -> Iterator[Entry]:
+    """Every record of a snapshot file. Raises SnapshotDamaged, at the latest in place of the end."""
+    for records, header in read_snapshot(OsDisk(), str(path), snapshot_of(path.name)):
+        yield from _entries(records, header)
+
+
+def load_snapshot(path: Path) -> Loaded:
+    """The image in a snapshot file; without an id in its name it counts as one of nothing. Raises SnapshotDamaged."""
+    if not path.is_file():
+        raise OperatorError(f"{path} is no file", _SNAPSHOT_ADVICE)
+    snapshot = snapshot_of(path.name) or SnapshotId(0, 0)
+    loaded = Loaded(EMPTY_IMAGE, source=path.name)
+    replay = _Replay(loaded)
+    for entry in snapshot_entries(path):
+        replay.take(entry)
+    return replay.finish(snapshot.end_offset - 1, snapshot.epoch)
+
+
+class _Replay:
+    """Entries on top of an image; what does not fit is noted and left out."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._delta = MetadataDelta(loaded.image)
+        self._offset, self._epoch = loaded.image.offset, loaded.image.epoch
+        self._pending: list[Entry] | None = None
+
+    def take(self, entry: Entry) -> None:
+        loaded = self._loaded
+        self._offset, self._epoch = entry.offset, entry.epoch
+        loaded.timestamp_ms = entry.timestamp_ms
+        match entry.record:
+            case None:
+                loaded.problems.append(f"offset {entry.offset}: {entry.name} version {entry.version}: {entry.problem}")
+            case KRaftVersion():
+                loaded.kraft_version = entry.record.k_raft_version
+            case KRaftVoters():
+                loaded.voters = entry.record.voters
+            case BeginTransactionRecord():
+                self._pending = []
+            case EndTransactionRecord():
+                for each in self._pending or []:
+                    self._apply(each)
+                self._pending = None
+            case AbortTransactionRecord():
+                self._pending = None
+            case _ if type(entry.record) not in API_KEYS:
+                pass  # another control record
+            case _ if self._pending is not None:
+                self._pending.append(entry)
+            case _:
+                self._apply(entry)
+
+    def _apply(self, entry: Entry) -> None:
+        try:
+            self._delta.replay(entry.record)  # type: ignore[arg-type]
+        except (InternalError, ValueError, IndexError) as error:
+            self._loaded.problems.append(f"offset {entry.offset}: {entry.name}: {error}")
+
+    def finish(self, offset: int | None = None, epoch: int | None = None) -> Loaded:
+        loaded = self._loaded
+        if self._pending is not None:
+            loaded.problems.append(f"{len(self._pending)} records of a metadata transaction that has not ended")
+        try:
+            loaded.image, _ = self._delta.build(
+                self._offset if offset is None else offset, self._epoch if epoch is None else epoch
+            )
+        except InternalError as error:
+            raise OperatorError(
+                f"The records do not lead to an image: {error}", "See them with `fenceline metadata dump`."
+            ) from error
+        return loaded
+
+
+@contextmanager
+def _content(path: Path) -> Iterator[memoryview]:
+    if path.stat().st_size == 0:
+        yield memoryview(b"")
+        return
+    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        content = memoryview(mapped)
+        try:
+            yield content
+        finally:
+            content.release()
+
+
+def _entries(records: memoryview, header: BatchHeader) -> Iterator[Entry]:
+    """Raises PeerError for records that are not framed as records."""
+    for one in decode_batch(records, header):
+        value = one.value or b""
+        if header.is_control:
+            name, version, record, problem = _control(one.key, value)
+        else:
+            name, version, record, problem = _metadata(value)
+        yield Entry(one.offset, header.leader_epoch, one.timestamp, name, version, record, problem, value)
+
+
+def _control(key: bytes | None, value: bytes) -> tuple[str, int, Any, str]:
+    kind = int.from_bytes((key or b"")[2:4], "big", signed=True) if key is not None and len(key) >= 4 else -1
+    name = ControlType(kind).name if kind in list(ControlType) else f"unknown control record type {kind}"
+    try:
+        record = decode_control(key, value)
+    except MalformedRequest as error:
+        return name, 0, None, str(error)
+    return name, 0, record, "" if record is not None else "not known to this release"
+
+
+def _metadata(value: bytes) -> tuple[str, int, Any, str]:
+    fields = list(_varints(value, 3))
+    if len(fields) < 3 or fields[0] != 1:
+        return "unknown record", -1, None, f"its frame begins with {value[:3].hex() or 'nothing'}"
+    _, api_key, version = fields
+    name = _NAMES.get(api_key, f"unknown record type {api_key}")
+    try:
+        return name, version, decode_record(value), ""
+    except (InternalError, MalformedRequest):
+        return name, version, None, f"{len(value)} bytes that this release can not read"
+
+
+def _varints(value: bytes, count: int) -> Iterator[int]:
+    position = 0
+    for _ in range(count):
+        shift = result = 0
+        while position < len(value) and shift < 35:
+            byte = value[position]
+            position += 1
+            result |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                yield result
+                break
+        else:
+            return
