@@ -1,11 +1,11 @@
 """A real Apache Kafka node as a child process, to compare with and to test against.
 
-Owns the process and its data directory. Never used by the server.
+Owns the process and its data directory; both go also when the process that started it is killed (`reaper.py`). Never
+used by the server.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -16,7 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from fenceline.testing import reaper
+
 KAFKA_VERSION = "4.3.1"
+QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
+"""JVM options for tools and test brokers, which live too shortly for a better compiler. Never to measure with."""
 DEFAULT_JARS = Path(__file__).resolve().parents[3] / ".cache" / f"kafka-{KAFKA_VERSION}"
 
 
@@ -36,12 +40,18 @@ def why_unavailable(jars: Path = DEFAULT_JARS) -> str | None:
     return None
 
 
-def java_command(main_class: str, *arguments: str, jars: Path = DEFAULT_JARS, heap: str = "1g") -> list[str]:
+def java_command(
+    main_class: str,
+    *arguments: str,
+    jars: Path = DEFAULT_JARS,
+    heap: str = "1g",
+    jvm_options: Sequence[str] = ("-XX:+UseG1GC",),
+) -> list[str]:
     """The command line that runs one of Kafka's classes (server or tool)."""
     return [
         "java",
         f"-Xmx{heap}",
-        "-XX:+UseG1GC",
+        *jvm_options,
         "-Dlog4j2.configurationFile=" + str(jars / "log4j2.properties"),
         "-cp",
         str(jars / "server" / "*"),
@@ -51,21 +61,15 @@ def java_command(main_class: str, *arguments: str, jars: Path = DEFAULT_JARS, he
 
 
 def run_tool(
-    main_class: str, *arguments: str, jars: Path = DEFAULT_JARS, timeout_s: float = 120, check: bool = True
+    main_class: str, *arguments: str, jars: Path = DEFAULT_JARS, timeout_s: float = 300, check: bool = True
 ) -> str:
     """Run one of Kafka's own tools to its end and return what it printed (stdout and stderr)."""
     _write_log_config(jars)
-    done = subprocess.run(
-        java_command(main_class, *arguments, jars=jars, heap="512m"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    if check and done.returncode != 0:
-        raise RuntimeError(f"{main_class} {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}")
-    return done.stdout
+    command = java_command(main_class, *arguments, jars=jars, heap="512m", jvm_options=QUICK_START)
+    code, printed = reaper.run(command, timeout_s=timeout_s)
+    if check and code != 0:
+        raise RuntimeError(f"{main_class} {' '.join(arguments)} ended with {code}:\n{printed}")
+    return printed
 
 
 def _write_log_config(jars: Path) -> None:
@@ -81,7 +85,8 @@ def _write_log_config(jars: Path) -> None:
 class ApacheKafka:
     """One combined broker and controller. Use as a context manager.
 
-    `data_dir` is kept when given, else a temporary folder that goes with the process.
+    `data_dir` is kept when given, else a temporary folder that goes with the process. `jvm_options` are in place of the
+    collector that Kafka's own start script asks for.
     """
 
     def __init__(
@@ -92,7 +97,7 @@ class ApacheKafka:
         port: int | None = None,
         heap: str = "1g",
         jars: Path = DEFAULT_JARS,
-        jvm_options: Sequence[str] = (),
+        jvm_options: Sequence[str] = ("-XX:+UseG1GC",),
     ) -> None:
         self._jars = jars
         self._own_dir = Path(tempfile.mkdtemp(prefix="apache-kafka-")) if data_dir is None else None
@@ -101,6 +106,9 @@ class ApacheKafka:
         self.port = port or free_port()
         self.controller_port = free_port()
         self._heap = heap
+        self._jvm_options = jvm_options
+        if self._own_dir is not None:
+            reaper.watch_folder(self._own_dir)
         self._overrides = dict(overrides or {})
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -114,7 +122,11 @@ class ApacheKafka:
         return self._process.pid
 
     def __enter__(self) -> ApacheKafka:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -122,7 +134,7 @@ class ApacheKafka:
     ) -> None:
         self.close()
 
-    def start(self, *, wait_s: float = 60) -> None:
+    def start(self, *, wait_s: float = 200) -> None:
         """Format the directory when it is new, spawn the process and wait until its port answers."""
         self.root.mkdir(parents=True, exist_ok=True)
         _write_log_config(self._jars)
@@ -139,15 +151,21 @@ class ApacheKafka:
                 jars=self._jars,
             )
         output = (self.root / "kafka.log").open("ab")
+        # Native libraries are unpacked there; a killed JVM leaves them behind.
+        scratch = self.root / "tmp"
+        scratch.mkdir(exist_ok=True)
+        options = (*self._jvm_options, f"-Djava.io.tmpdir={scratch}")
         self._process = subprocess.Popen(
-            java_command("kafka.Kafka", str(properties), jars=self._jars, heap=self._heap),
+            java_command("kafka.Kafka", str(properties), jars=self._jars, heap=self._heap, jvm_options=options),
             stdout=output,
             stderr=subprocess.STDOUT,
         )
+        reaper.watch_process(self._process.pid)
         output.close()
         deadline = time.monotonic() + wait_s
         while True:
             if self._process.poll() is not None:
+                self._ended()
                 raise RuntimeError(f"Apache Kafka ended at start:\n{(self.root / 'kafka.log').read_text()[-4000:]}")
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
@@ -158,7 +176,7 @@ class ApacheKafka:
                     raise RuntimeError("Apache Kafka did not open its port in time") from None
                 time.sleep(0.05)
 
-    def stop(self, *, wait_s: float = 30) -> None:
+    def stop(self, *, wait_s: float = 120) -> None:
         """Stop cleanly (SIGTERM) and wait; the data directory stays."""
         if self._process is None:
             return
@@ -168,19 +186,26 @@ class ApacheKafka:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process = None
+        self._ended()
 
     def kill(self) -> None:
         """kill -9; the data directory stays as it is."""
         if self._process is not None:
-            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.kill()
             self._process.wait()
-            self._process = None
+            self._ended()
 
     def close(self) -> None:
         self.kill()
         if self._own_dir is not None:
             shutil.rmtree(self._own_dir, ignore_errors=True)
+            reaper.forget_folder(self._own_dir)
+
+    def _ended(self) -> None:
+        if self._process is not None:
+            reaper.forget_process(self._process.pid)
+            self._process = None
+        shutil.rmtree(self.root / "tmp", ignore_errors=True)
 
     def _write_properties(self) -> Path:
         settings = {
@@ -203,3 +228,10 @@ class ApacheKafka:
         path = self.root / "server.properties"
         path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         return path
+
+
+def small_kafka(
+    *, overrides: Mapping[str, str] | None = None, data_dir: Path | None = None, port: int | None = None
+) -> ApacheKafka:
+    """A Kafka to test against: a small heap and a quick start. Never to measure with."""
+    return ApacheKafka(overrides=overrides, data_dir=data_dir, port=port, heap="512m", jvm_options=QUICK_START)

@@ -1,6 +1,7 @@
 """A Fenceline node as a child process, for tests, benchmarks and the demo.
 
-Owns the process and, where none was given, its data directory; both go when the node is closed.
+Owns the process and, where none was given, its data directory; both go when the node is closed, and also when the
+process that started it is killed (`reaper.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+
+from fenceline.testing import reaper
 
 
 class NodeFailed(RuntimeError):
@@ -37,6 +40,8 @@ class EmbeddedNode:
         log_level: str = "warning",
     ) -> None:
         self._own_dir = Path(tempfile.mkdtemp(prefix="fenceline-")) if data_dir is None else None
+        if self._own_dir is not None:
+            reaper.watch_folder(self._own_dir)
         self.root = data_dir or self._own_dir or Path()
         self.port = port
         self._overrides = dict(overrides or {})
@@ -96,6 +101,7 @@ class EmbeddedNode:
             # Ctrl-C in a test run goes to the tests, which then close the node themselves.
             start_new_session=True,
         )
+        reaper.watch_process(process.pid)
         self._errors = []
         self._reader = threading.Thread(target=self._read_errors, args=(process,), daemon=True)
         self._reader.start()
@@ -108,6 +114,7 @@ class EmbeddedNode:
             watchdog.cancel()
         if not line:
             process.wait()
+            reaper.forget_process(process.pid)
             self._reader.join()
             self._process = None
             raise NodeFailed(f"the node ended with {process.returncode} before it was ready:\n{self.errors}")
@@ -140,6 +147,7 @@ class EmbeddedNode:
         self.kill()
         if self._own_dir is not None:
             shutil.rmtree(self._own_dir, ignore_errors=True)
+            reaper.forget_folder(self._own_dir)
 
     def _end(self, number: signal.Signals | None, wait_s: float) -> int:
         process, self._process = self._process, None
@@ -154,6 +162,7 @@ class EmbeddedNode:
             process.wait()
             raise
         finally:
+            reaper.forget_process(process.pid)
             if self._reader is not None:
                 self._reader.join(5)
             if process.stdout is not None:
