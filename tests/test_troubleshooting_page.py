@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ OF_THE_SYSTEM = (
 )
 
 
+@cache
 def sources() -> str:
     text = "\n".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
     # String literals that follow each other are one.
