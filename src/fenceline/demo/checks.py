@@ -92,4 +92,4 @@ def check(tables: Tables, expected: Expected, log_ends: Mapping[int, int]) -> li
 
 
 def _ends(ends: Mapping[int, int]) -> str:
-    return ", ".join(f"{partition}: {end:,}" for partition, end in sorted(ends.items()))
+    return " ".join(f"{partition}:{end:,}" for partition, end in sorted(ends.items()))

@@ -149,7 +149,7 @@ def _heatmap(grid: Mapping[tuple[int, int], float]) -> str:
                 f' rx="3" fill="var(--mark)" fill-opacity="{0.06 + 0.9 * strength:.2f}">'
                 f"<title>{name}, {hour}h: {mean:.1f} min</title></rect>"
                 f'<text x="{left + cell_width * i + cell_width / 2 - 1:.0f}" y="{row + 15}"'
-                f' text-anchor="middle" style="fill:var(--ink)">{round(mean)}</text>'
+                f' text-anchor="middle" style="fill:var(--{"back" if strength > 0.6 else "ink"})">{round(mean)}</text>'
             )
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Mean departure delay by month and hour">'

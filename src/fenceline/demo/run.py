@@ -5,12 +5,15 @@ Owns the order of things and the progress on the terminal. Whatever happens, Ctr
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 from fenceline.client.admin import Admin, NewTopic
 from fenceline.client.producer import Producer
@@ -19,14 +22,18 @@ from fenceline.demo.facts import Facts
 from fenceline.demo.flights import Flights
 from fenceline.demo.pipeline import Pipeline
 from fenceline.demo.report import write_report
+from fenceline.demo.stopping import Stopping
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from fenceline.testing.node import EmbeddedNode
 
 TOPIC = "flights"
 PARTITIONS = 4
-_SECONDS_A_MONTH = 1.0
-_GIVE_UP_S = 300.0
+_SECONDS_A_MONTH: Final = 1.0
+_GIVE_UP_S: Final = 300.0
+_FEED_END_S: Final = 10.0
+_SECONDS_A_LINE: Final = 5.0
+"""How often progress is said where there is no terminal to draw on."""
 
 
 class _Feed(threading.Thread):
@@ -56,30 +63,45 @@ class _Feed(threading.Thread):
 
     def stop(self) -> None:
         self._stopped.set()
-        self.join()
+        self.join(_FEED_END_S)
 
 
 def run_demo(directory: Path, report: Path) -> bool:
-    """Run everything; whether every check passed. Raises OperatorError when something that it needs is missing."""
+    """Run everything; whether every check passed. Raises OperatorError when something that it needs is missing, and
+    KeyboardInterrupt, with `directory` removed, when it is stopped by a signal.
+    """
     _require_java()
-    _clear(directory)
+    with Stopping() as stopping:
+        _clear(directory)
+        try:
+            return _run(directory, report, stopping)
+        except KeyboardInterrupt:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+
+def _run(directory: Path, report: Path, stopping: Stopping) -> bool:
     facts = Facts()
     print("Reading the flights of 2013 ...", flush=True)
     flights = Flights()
-    with EmbeddedNode(data_dir=directory / "node") as node:
+    with ExitStack() as running:
+        with stopping.held():
+            node = running.enter_context(EmbeddedNode(data_dir=directory / "node"))
         print(f"Node is up at {node.bootstrap}. Starting Spark ...", flush=True)
-        with Admin(node.bootstrap) as admin:
-            admin.create_topics([NewTopic(TOPIC, PARTITIONS)])
-            feed = _Feed(node.bootstrap, flights, facts)
-            with Pipeline(node.bootstrap, TOPIC, directory) as pipeline:
-                feed.start()
-                try:
-                    _stream(pipeline, feed, flights, facts)
-                finally:
-                    feed.stop()
-            partitions = [TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
-            ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
-            facts.log_ends = {tp.partition: at.offset for tp, at in ends.items()}
+        admin = running.enter_context(Admin(node.bootstrap))
+        admin.create_topics([NewTopic(TOPIC, PARTITIONS)])
+        pipeline = running.enter_context(Pipeline(node.bootstrap, TOPIC, directory, stopping))
+        print("Spark is up. Two streams follow the flights, month by month:", flush=True)
+        feed = _Feed(node.bootstrap, flights, facts)
+        feed.start()
+        try:
+            _stream(pipeline, feed, flights, facts)
+        finally:
+            feed.stop()
+        print("Both streams have read everything. Stopping Spark and the node ...", flush=True)
+        partitions = [TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
+        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+        facts.log_ends = {tp.partition: at.offset for tp, at in ends.items()}
     print("Checking every row against the input ...", flush=True)
     tables = read_tables(pipeline.raw_table, pipeline.hourly_table)
     facts.checks = check(tables, flights.expected(), facts.log_ends)
@@ -100,7 +122,8 @@ def _stream(pipeline: Pipeline, feed: _Feed, flights: Flights, facts: Facts) -> 
         produced = progress.add_task("produced to the log", total=total)
         stored = progress.add_task("rows in the raw table", total=total)
         aggregated = progress.add_task("flights in the aggregate", total=total)
-        rows = last_told = 0
+        rows = 0
+        told_at = started
         while True:
             if feed.error is not None:
                 raise feed.error
@@ -110,12 +133,15 @@ def _stream(pipeline: Pipeline, feed: _Feed, flights: Flights, facts: Facts) -> 
             progress.update(produced, completed=facts.produced)
             progress.update(stored, completed=rows)
             progress.update(aggregated, completed=in_aggregate)
-            if not progress.console.is_terminal and rows - last_told >= total // 8:
-                last_told = rows
+            if not progress.console.is_terminal and time.perf_counter() - told_at >= _SECONDS_A_LINE:
+                told_at = time.perf_counter()
                 print(f"  {facts.produced:,} produced, {rows:,} in the table, {in_aggregate:,} aggregated", flush=True)
             if not facts.restarted_at_rows and rows >= total // 3:
                 facts.restarted_at_rows = rows
-                progress.console.print(f"Stopping the stream at {rows:,} rows and starting it from its checkpoint ...")
+                progress.console.print(
+                    f"Stopping both streams in the middle, at {rows:,} rows; they go on from their checkpoints ...",
+                    soft_wrap=True,
+                )
                 pipeline.stop()
                 pipeline.start()
             if rows >= total and in_aggregate >= total:
@@ -139,16 +165,21 @@ def _aggregated(table: Path) -> int:
 
 
 def _require_java() -> None:
-    if shutil.which("java") is None:
-        raise OperatorError(
-            "Spark needs Java 17 or newer and none was found",
-            "Install one (Debian/Ubuntu: apt-get install default-jre-headless) or put its bin folder on PATH.",
-        )
-    probe = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
+    """Raises OperatorError when Spark would find no Java, or one that is too old."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if home:
+        advice = "Set JAVA_HOME to the directory of a newer Java, or unset it to use the one on PATH."
+    else:
+        advice = "Install one (Debian/Ubuntu: apt-get install default-jre-headless), or set JAVA_HOME to its directory."
+    if java is None or not os.access(java, os.X_OK):
+        found = f"JAVA_HOME is {home}, which has no bin/java" if home else "none is on PATH"
+        raise OperatorError(f"Spark needs Java 17 or newer: {found}", advice)
+    probe = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     words = probe.stderr.split('"')
     major = words[1].split(".")[0] if len(words) > 1 else ""
     if major.isdigit() and int(major) < 17:
-        raise OperatorError(f"Spark needs Java 17 or newer; this is {words[1]}", "Put a newer Java first on PATH.")
+        raise OperatorError(f"Spark needs Java 17 or newer: {java} is {words[1]}", advice)
 
 
 def _clear(directory: Path) -> None:
@@ -174,8 +205,10 @@ def _summary(facts: Facts, report: Path, directory: Path) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
     console.print(
-        f"Produced {facts.produced / facts.producing_s:,.0f} records/s; streamed {facts.produced:,} flights twice"
-        f" in {facts.streaming_s:.0f} s, stopped and restarted at {facts.restarted_at_rows:,} rows."
+        f"Two streams took {facts.streaming_s:.0f} s for {facts.produced:,} flights, with a stop and a restart at"
+        f" {facts.restarted_at_rows:,} rows. While it was sending, the producer wrote"
+        f" {facts.produced / facts.producing_s:,.0f} records/s.",
+        soft_wrap=True,
     )
-    console.print(f"Tables: {directory}", soft_wrap=True)
+    console.print(f"Tables: {directory}/flights and {directory}/hourly_delays", soft_wrap=True)
     console.print(f"Report: {report}", soft_wrap=True)
