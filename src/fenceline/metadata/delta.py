@@ -31,6 +31,7 @@ from fenceline.metadata.image import (
     MetadataImage,
     QuotaEntity,
 )
+from fenceline.metadata.partition_values import PARTITION_PREFIX
 from fenceline.metadata.records import (
     AbortTransactionRecord,
     AccessControlEntryRecord,
@@ -106,7 +107,10 @@ class MetadataDelta:
 
     def replay_value(self, value: bytes) -> None:
         """Apply a record from its encoded form (`formats.md F6`)."""
-        self.replay(decode_record(value))
+        if value[:2] == PARTITION_PREFIX:
+            self._topics.set_partition_value(value)
+        else:
+            self.replay(decode_record(value))
 
     def _remove_topic(self, record: RemoveTopicRecord) -> None:
         """Its configs go with it (C25)."""

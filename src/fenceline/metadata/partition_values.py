@@ -20,7 +20,8 @@ from fenceline.metadata.features import partition_record_version
 from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
 from fenceline.metadata.records import API_KEYS, PartitionRecord, decode_record, encode_record
 
-_PREFIX: Final = bytes((1, API_KEYS[PartitionRecord]))
+PARTITION_PREFIX: Final = bytes((1, API_KEYS[PartitionRecord]))
+"""Frame version and api key: how the value of every PartitionRecord begins."""
 _HEAD: Final = struct.Struct(">3si16s")
 _EPOCHS: Final = struct.Struct(">iii")
 _MIDDLE_AT: Final = _HEAD.size
@@ -59,7 +60,7 @@ class PartitionEncoder:
 
     def __init__(self, metadata_version: int) -> None:
         self._metadata_version = metadata_version
-        self._prefix = _PREFIX + bytes((partition_record_version(metadata_version),))
+        self._prefix = PARTITION_PREFIX + bytes((partition_record_version(metadata_version),))
         self._middles: dict[Any, bytes] = {}
         self._tails: dict[Any, bytes] = {}
 

@@ -9,7 +9,7 @@ Rules: controller.md C9, C10, C25; since_4_0.md K21, K26 (ClearElrRecord).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from immutables import Map
@@ -17,22 +17,23 @@ from immutables import Map
 from fenceline.errors import InternalError
 from fenceline.metadata.changes import ChangedPartition, changed_partitions
 from fenceline.metadata.image import LeaderRecoveryState, MetadataImage, PartitionImage, TopicImage
+from fenceline.metadata.partition_values import PartitionDecoder, partition_key
 from fenceline.metadata.records import ClearElrRecord, PartitionChangeRecord, PartitionRecord, TopicRecord
 
 _RECOVERY_STATES: Final = (LeaderRecoveryState.RECOVERED, LeaderRecoveryState.RECOVERING)
 _NO_LEADER_CHANGE: Final = -2
 _NO_RECOVERY_CHANGE: Final = -1
-_SHARED_LIMIT: Final = 8192
 _MISSING: Final = PartitionImage((), (), partition_epoch=-1)
 
 
 class _TopicDraft:
     """A topic in the making; `before` is what the last image held."""
 
-    __slots__ = ("before", "has_gaps", "id", "name", "partitions", "touched")
+    __slots__ = ("before", "has_gaps", "id", "id_bytes", "name", "partitions", "touched")
 
     def __init__(self, topic_id: UUID, name: str, before: TopicImage | None) -> None:
         self.id = topic_id
+        self.id_bytes = topic_id.bytes
         self.name = name
         self.before = before
         self.partitions: list[PartitionImage] = list(before.partitions) if before is not None else []
@@ -58,7 +59,7 @@ class BuiltTopics(NamedTuple):
 class TopicsDelta:
     """The records of topics, replayed on top of an image. Raises InternalError for those that do not fit."""
 
-    __slots__ = ("_deleted", "_drafts", "_image", "_last_topic", "_names", "_shared")
+    __slots__ = ("_decoder", "_deleted", "_drafts", "_image", "_last_topic", "_names")
 
     def __init__(self, image: MetadataImage) -> None:
         self._image = image
@@ -66,14 +67,7 @@ class TopicsDelta:
         self._names: dict[str, UUID] = {}
         self._deleted: dict[UUID, TopicImage] = {}
         self._last_topic: _TopicDraft | None = None
-        self._shared: dict[Any, Any] = {}
-
-    def _share(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The same tuple object for equal short tuples: most partitions have few different ones."""
-        shared = self._shared
-        if len(shared) > _SHARED_LIMIT:
-            shared.clear()
-        return cast("tuple[Any, ...]", shared.setdefault(values, values)) if values else ()
+        self._decoder = PartitionDecoder()
 
     def _topic(self, topic_id: UUID) -> _TopicDraft:
         last = self._last_topic
@@ -101,23 +95,18 @@ class TopicsDelta:
         self._names[record.name] = record.topic_id
 
     def set_partition(self, record: PartitionRecord) -> None:
-        draft = self._topic(record.topic_id)
-        share = self._share
-        replicas = share(record.replicas)
-        image = PartitionImage(
-            replicas,
-            replicas if record.isr == replicas else share(record.isr),
-            record.leader,
-            record.leader_epoch,
-            record.partition_epoch,
-            _RECOVERY_STATES[record.leader_recovery_state],
-            share(record.directories),
-            share(record.eligible_leader_replicas or ()),
-            share(record.last_known_elr or ()),
-            share(record.adding_replicas),
-            share(record.removing_replicas),
-        )
-        index = record.partition_id
+        self._place(self._topic(record.topic_id), record.partition_id, self._decoder.image_of(record))
+
+    def set_partition_value(self, value: bytes) -> None:
+        """The same from the encoded form of a PartitionRecord, of which a snapshot mostly consists."""
+        image = self._decoder.decode(value)
+        index, id_bytes = partition_key(value)
+        draft = self._last_topic
+        if draft is None or draft.id_bytes != id_bytes:
+            draft = self._topic(UUID(bytes=id_bytes))
+        self._place(draft, index, image)
+
+    def _place(self, draft: _TopicDraft, index: int, image: PartitionImage) -> None:
         partitions = draft.partitions
         if index == len(partitions):
             partitions.append(image)
@@ -133,7 +122,7 @@ class TopicsDelta:
         index = record.partition_id
         if not 0 <= index < len(draft.partitions):
             raise InternalError(f"a change names partition {index} of topic {draft.name!r}, which has none such")
-        draft.partitions[index] = changed_partition(draft.partitions[index], record, self._share)
+        draft.partitions[index] = changed_partition(draft.partitions[index], record, self._decoder.share)
         draft.touched.add(index)
 
     def remove(self, topic_id: UUID) -> str:
