@@ -180,5 +180,6 @@ def begin_sessions(state: ControllerState, now_ms: int, *, dead: frozenset[int] 
     for broker in state.image.brokers.values():
         if broker.id not in dead:
             session = state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset)
+            session.heard = not broker.fenced
             if state_of(broker) is BrokerState.CONTROLLED_SHUTDOWN:
                 session.shutdown_offset = state.image.offset

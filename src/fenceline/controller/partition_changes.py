@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from fenceline.controller.elections import Election, change_partition
-from fenceline.controller.state import UNASSIGNED_DIRECTORY, ControllerState
+from fenceline.controller.state import ControllerState
 from fenceline.ids import NO_LEADER
 from fenceline.metadata.features import MV_DIRECTORIES, MV_NO_EPOCH_ON_SHRINK
-from fenceline.metadata.image import PartitionImage, TopicImage
+from fenceline.metadata.image import UNASSIGNED_DIRECTORY, PartitionImage, TopicImage
 from fenceline.metadata.records import MetadataRecord, PartitionChangeRecord
 from fenceline.metadata.topics_delta import changed_partition
 

@@ -90,7 +90,6 @@ def register_broker(state: ControllerState, request: RegisterBroker, now_ms: int
     session = state.sessions.get(request.broker_id)
     if known and session is not None:
         session.registration_offset = registration_offset
-        session.last_contact_ms = now_ms
     else:
         state.sessions.begin(request.broker_id, epoch, now_ms, registration_offset)
     return Decision(records, RegisterBrokerAnswer(epoch), atomic=len(records) <= MAX_RECORDS)

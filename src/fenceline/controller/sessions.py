@@ -24,6 +24,8 @@ class Session:
     """Offset of its RegisterBrokerRecord: it may be unfenced once it has applied that (C14)."""
     metadata_offset: int = NO_OFFSET
     shutdown_offset: int | None = None
+    heard: bool = False
+    """A heartbeat came in this epoch, or would have come to the controller before this one (K24)."""
 
 
 class Sessions:
@@ -49,6 +51,7 @@ class Sessions:
         if session is None or session.broker_epoch != broker_epoch:
             session = self.begin(broker_id, broker_epoch, now_ms, NO_OFFSET)
         session.last_contact_ms = now_ms
+        session.heard = True
         session.metadata_offset = metadata_offset
         return session
 
@@ -60,11 +63,12 @@ class Sessions:
         self._sessions.pop(broker_id, None)
 
     def is_alive(self, broker_id: int, broker_epoch: int, now_ms: int) -> bool:
-        """K24: that epoch was heard of within the session timeout."""
+        """K24: a heartbeat of that epoch came within the session timeout. A registration alone does not count."""
         session = self._sessions.get(broker_id)
         return (
             session is not None
             and session.broker_epoch == broker_epoch
+            and session.heard
             and now_ms - session.last_contact_ms < self._timeout_ms
         )
 

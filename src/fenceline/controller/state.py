@@ -18,12 +18,14 @@ from fenceline.controller.replica_index import ReplicaIndex
 from fenceline.controller.sessions import Sessions
 from fenceline.controller.topic_names import NameIndex
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.ids import ZERO_UUID
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.delta import apply
 from fenceline.metadata.features import KRAFT_VERSION
 from fenceline.metadata.image import (
     EMPTY_IMAGE,
+    LOST_DIRECTORY,
+    MIGRATING_DIRECTORY,
+    UNASSIGNED_DIRECTORY,
     BrokerImage,
     ConfigResource,
     ConfigResourceType,
@@ -34,10 +36,6 @@ from fenceline.metadata.records import MetadataRecord
 
 MAX_RECORDS: Final = 10_000
 """Of one atomic decision (C3)."""
-
-UNASSIGNED_DIRECTORY: Final = ZERO_UUID
-LOST_DIRECTORY: Final = UUID(int=1)
-MIGRATING_DIRECTORY: Final = UUID(int=2)
 
 UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
 

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from immutables import Map
 
-from fenceline.ids import NO_LEADER
+from fenceline.ids import NO_LEADER, ZERO_UUID
 from fenceline.metadata.features import ELR_VERSION, METADATA_VERSION, Levels
 
 if TYPE_CHECKING:
@@ -53,6 +53,14 @@ class LeaderRecoveryState(IntEnum):
 
     RECOVERED = 0
     RECOVERING = 1
+
+
+MIGRATING_DIRECTORY: Final = ZERO_UUID
+"""The broker keeps its directories by another way, or said nothing of them: counts as online."""
+UNASSIGNED_DIRECTORY: Final = UUID(int=1)
+"""The broker will say where it keeps the replica: counts as online."""
+LOST_DIRECTORY: Final = UUID(int=2)
+"""Where the replica lay has failed."""
 
 
 class Endpoint(NamedTuple):

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.metadata.image import Endpoint
+from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, Endpoint
 from fenceline.node.handlers import metadata_encoding
 from fenceline.node.handlers.metadata import handle_describe_topic_partitions, handle_metadata
 from fenceline.wire.apis import ApiKey
@@ -103,9 +103,9 @@ def test_a_leader_that_this_listener_does_not_reach(version: int, code: ErrorCod
 
 
 def test_a_lost_directory_is_an_offline_replica() -> None:
-    lost = partition((1,), directories=(UUID(int=1),))
+    lost = partition((1,), directories=(LOST_DIRECTORY,))
     unknown = partition((1,), directories=(UUID(int=4711),))
-    unassigned = partition((1,), directories=(UUID(int=0),))
+    unassigned = partition((1,), directories=(UNASSIGNED_DIRECTORY,))
     broker = FakeBroker(image_of([topic_image("t", lost, unknown, unassigned)]))
     told = metadata(broker, 9, "t").topics[0].partitions
     assert [each.offline_replicas for each in told] == [(1,), (1,), ()]

@@ -21,7 +21,15 @@ from uuid import UUID
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import INTERNAL_TOPICS, ZERO_UUID
-from fenceline.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from fenceline.metadata.image import (
+    LOST_DIRECTORY,
+    MIGRATING_DIRECTORY,
+    UNASSIGNED_DIRECTORY,
+    BrokerImage,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
 
 SHARE_STATE_TOPIC: Final = "__share_group_state"
 OPERATIONS_NOT_ASKED: Final = -(2**31)
@@ -30,9 +38,7 @@ TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 """CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE."""
 
-_DIRECTORY_LOST: Final = UUID(int=1)
-_RESERVED_DIRECTORIES: Final = frozenset({ZERO_UUID, UUID(int=2)})
-"""Unassigned and migrating: count as online."""
+_ONLINE_DIRECTORIES: Final = frozenset({MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY})
 _WHOLE_ANSWERS_KEPT: Final = 8
 
 _int16: Final = struct.Struct(">h").pack
@@ -56,9 +62,9 @@ def is_offline(broker: BrokerImage | None, partition: PartitionImage, replica: i
     if broker is None or broker.fenced or broker.endpoint(listener) is None:
         return True
     directory = partition.directory_of(replica)
-    if directory is None or directory in _RESERVED_DIRECTORIES:
+    if directory is None or directory in _ONLINE_DIRECTORIES:
         return False
-    return directory == _DIRECTORY_LOST or bool(broker.log_dirs and directory not in broker.log_dirs)
+    return directory == LOST_DIRECTORY or bool(broker.log_dirs and directory not in broker.log_dirs)
 
 
 class PartitionView(NamedTuple):
