@@ -1,7 +1,8 @@
 """One script for two controllers: the one here, and a running Apache Kafka controller fed by brokers that are not there.
 
 Both sides take the same requests, tell their answers in one form, and show the records that they wrote. What must
-differ is taken out: topic ids become names, broker epochs the broker's number, records that only keep a log moving go.
+differ is taken out: topic ids become names, broker epochs the broker's number, records that only keep a log moving go,
+and changes that follow each other come by topic.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -88,7 +90,12 @@ class Side:
 
     def records(self) -> list[Any]:
         """Those written since the last call, in the form that both sides share."""
-        return [self._plain(record) for record in self.new_records() if not isinstance(record, _SILENT)]
+        told = [self._plain(record) for record in self.new_records() if not isinstance(record, _SILENT)]
+        return [
+            record
+            for _, group in groupby(told, key=lambda each: each["record"])
+            for record in sorted(group, key=lambda each: (repr(each.get("topic_id")), each.get("partition_id", 0)))
+        ]
 
     def _plain(self, record: Any) -> Any:
         if isinstance(record, TopicRecord):

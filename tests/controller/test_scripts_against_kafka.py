@@ -1,0 +1,345 @@
+"""Whole scripts for the controller here and for Apache Kafka 4.3.1's: equal answers, equal records.
+
+The brokers of a script are not there: both controllers hear of them only what the script says (`two_controllers`).
+Where the controller here writes something better on purpose, the step says why (`gaps.md`), and only the answer counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+
+from fenceline.controller.partition_requests import (
+    AlterPartition,
+    AlterPartitionReassignments,
+    AssignReplicasToDirs,
+    ElectLeaders,
+    IsrChange,
+    IsrMember,
+    ListPartitionReassignments,
+    Reassignment,
+)
+from fenceline.controller.requests import (
+    AllocateProducerIds,
+    BrokerHeartbeat,
+    ConfigChange,
+    ConfigOperation,
+    CreateTopics,
+    IncrementalAlterConfigs,
+    NewTopic,
+    RegisterBroker,
+    UnregisterBroker,
+)
+from fenceline.metadata.features import SUPPORTED, Levels
+from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint
+from tests.conftest import need_apache_kafka
+
+from .helpers import CLUSTER, Cluster
+from .two_controllers import Here, Side, There
+
+pytestmark = pytest.mark.kafka
+
+MIN_ISR, UNCLEAN = "min.insync.replicas", "unclean.leader.election.enable"
+
+
+class Step(NamedTuple):
+    """`request` makes the request for one side. `differs`: why the records are not compared."""
+
+    name: str
+    request: Callable[[Side], Any]
+    differs: str = ""
+
+
+def directories(broker: int) -> tuple[UUID, ...]:
+    return UUID(int=10_000 + 2 * broker), UUID(int=10_001 + 2 * broker)
+
+
+def register(broker: int, *, differs: str = "", **more: Any) -> Step:
+    def request(side: Side) -> RegisterBroker:
+        wanted: dict[str, Any] = {
+            "broker_id": broker,
+            "cluster_id": CLUSTER,
+            "incarnation_id": UUID(int=broker * 1000 + 1),
+            "endpoints": (Endpoint("PLAINTEXT", f"host{broker}", 9092, 0),),
+            "features": SUPPORTED,
+            "rack": f"rack{broker}",
+            "log_dirs": directories(broker),
+        }
+        return RegisterBroker(**{**wanted, **more})
+
+    return Step(f"register {broker} {sorted(more)}", request, differs)
+
+
+def beat(broker: int, *, differs: str = "", **more: Any) -> Step:
+    def request(side: Side) -> BrokerHeartbeat:
+        offset = more.get("current_metadata_offset", side.end)
+        epoch = more.get("broker_epoch") or side.epoch(broker)
+        rest = {key: value for key, value in more.items() if key not in ("current_metadata_offset", "broker_epoch")}
+        return BrokerHeartbeat(broker, epoch, offset, **rest)
+
+    return Step(f"heartbeat {broker} {more}", request, differs)
+
+
+def create(name: str, *replicas: tuple[int, ...], **configs: str) -> Step:
+    named = tuple((key.replace("_", "."), value) for key, value in configs.items())
+    topic = NewTopic(name, assignments=tuple(enumerate(replicas)), configs=named)
+    return Step(f"create {name}", lambda side: CreateTopics((topic,)))
+
+
+def isr(
+    sender: int,
+    name: str,
+    epochs: tuple[int, int],
+    members: tuple[int, ...],
+    *,
+    index: int = 0,
+    state: int = 0,
+    known: bool = True,
+    differs: str = "",
+    stale: tuple[int, ...] = (),
+) -> Step:
+    """`epochs`: leader and partition epoch; `known`: member epochs are told, wrong ones of `stale`."""
+
+    def request(side: Side) -> AlterPartition:
+        told = tuple(IsrMember(b, side.epoch(b) + (b in stale) if known and b in side.epochs else -1) for b in members)
+        change = IsrChange(index, epochs[0], epochs[1], told, state)
+        return AlterPartition(sender, side.epoch(sender), ((side.topic(name), (change,)),))
+
+    return Step(f"isr {name}-{index} {members} by {sender} {epochs} {state}", request, differs)
+
+
+def elect(kind: int, *topics: tuple[str, tuple[int, ...]], differs: str = "") -> Step:
+    return Step(f"elect {kind} {topics}", lambda side: ElectLeaders(kind, topics or None), differs)
+
+
+def move(name: str, *targets: tuple[int, ...] | None, first: int = 0, resize: bool = True, differs: str = "") -> Step:
+    wanted = tuple(Reassignment(index, target) for index, target in enumerate(targets, start=first))
+    return Step(f"move {name} {targets}", lambda side: AlterPartitionReassignments(((name, wanted),), resize), differs)
+
+
+def listed(*topics: tuple[str, tuple[int, ...]]) -> Step:
+    return Step(f"list {topics}", lambda side: ListPartitionReassignments(topics or None))
+
+
+def assign(broker: int, directory: UUID, name: str, *indexes: int, differs: str = "") -> Step:
+    def request(side: Side) -> AssignReplicasToDirs:
+        return AssignReplicasToDirs(broker, side.epoch(broker), ((directory, ((side.topic(name), indexes),)),))
+
+    return Step(f"assign {broker} {name} {indexes}", request, differs)
+
+
+def configure(name: str, key: str, value: str | None, *, differs: str = "") -> Step:
+    kind = ConfigResourceType.TOPIC if name else ConfigResourceType.BROKER
+    operation = ConfigOperation.DELETE if value is None else ConfigOperation.SET
+    change = ConfigChange(key, operation, value)
+    return Step(
+        f"configure {name} {key}={value}",
+        lambda side: IncrementalAlterConfigs(((ConfigResource(kind, name), (change,)),)),
+        differs,
+    )
+
+
+def unregister(broker: int, *, differs: str = "") -> Step:
+    return Step(f"unregister {broker}", lambda side: UnregisterBroker(broker), differs)
+
+
+def allocate(broker: int, epoch: int | None = None) -> Step:
+    return Step(
+        f"allocate {broker}", lambda side: AllocateProducerIds(broker, side.epoch(broker) if epoch is None else epoch)
+    )
+
+
+REGISTRATIONS = (
+    register(1, cluster_id="other"),
+    register(1, log_dirs=()),
+    register(1, log_dirs=(UUID(int=1),)),
+    register(1, log_dirs=(UUID(int=777), UUID(int=777))),
+    register(1, features={}),
+    register(1, features={"metadata.version": Levels(7, 30)}),
+    register(1, features={**SUPPORTED, "metadata.version": Levels(7, 29)}),
+    register(1),
+    register(1),
+    register(1, incarnation_id=UUID(int=5)),
+    register(2, log_dirs=directories(1)),
+    register(2),
+    register(3),
+    register(4),
+    beat(1, broker_epoch=1),
+    beat(1, want_fence=True),
+    beat(1, current_metadata_offset=0),
+    beat(1),
+    beat(1),
+    beat(1, cordoned_log_dirs=()),
+    beat(1, cordoned_log_dirs=()),
+    beat(1, want_fence=True),
+    beat(1),
+    beat(2),
+    beat(3),
+    beat(4),
+    register(4),
+    allocate(1),
+    allocate(2),
+    allocate(2, 1),
+    allocate(77, 1),
+)
+
+IN_SYNC = (
+    create("t", (1, 2, 3), (2, 3, 1), min_insync_replicas="2"),
+    isr(1, "t", (0, 0), (1, 2)),
+    isr(1, "t", (0, 1), (1,)),
+    isr(1, "t", (0, 2), (1,)),
+    isr(1, "t", (0, 2), (1, 3)),
+    isr(1, "t", (0, 3), (1, 2, 3), known=False),
+    isr(1, "nope", (0, 0), (1,)),
+    isr(1, "t", (0, 4), (1,), index=9),
+    isr(1, "t", (1, 4), (1,)),
+    isr(1, "t", (0, 5), (1,)),
+    isr(1, "t", (-1, 4), (1,)),
+    isr(1, "t", (-1, 5), (1,)),
+    isr(2, "t", (0, 4), (1, 2)),
+    isr(2, "t", (0, 3), (1, 2)),
+    isr(1, "t", (0, 3), (1, 2)),
+    isr(1, "t", (0, 4), (1, 1)),
+    isr(1, "t", (0, 4), (1, 4)),
+    isr(1, "t", (0, 4), (2, 3)),
+    isr(1, "t", (0, 4), ()),
+    isr(1, "t", (0, 4), (1, 2), state=1),
+    isr(1, "t", (0, 4), (1,), state=1),
+    isr(1, "t", (0, 4), (1, 2), stale=(2,)),
+    beat(2, want_fence=True),
+    isr(1, "t", (0, 5), (1, 2, 3)),
+    beat(2),
+    isr(1, "t", (0, 5), (1, 2, 3)),
+)
+
+ELECTIONS = (
+    create("e", (1, 2), (2, 1), (3,), (1, 2, 3), min_insync_replicas="2"),
+    elect(0, ("e", (0, 1, 7)), ("none", (0,))),
+    elect(1, ("e", (0,))),
+    elect(2, ("e", (0,))),
+    beat(1, want_fence=True),
+    elect(0, ("e", (0, 1, 3))),
+    beat(1),
+    elect(0, ("e", (0, 1, 3))),
+    isr(2, "e", (1, 1), (2, 1)),
+    elect(0, ("e", (0,))),
+    beat(3, want_fence=True),
+    elect(1, ("e", (2,))),
+    elect(0, ("e", (2,))),
+    beat(3),
+    beat(2, want_fence=True),
+    beat(1, want_fence=True),
+    elect(1),
+    beat(2),
+    elect(1),
+    beat(1),
+)
+
+MOVES = (
+    create("m", (1, 2), (1, 2), (1, 2), (1, 2), (3,)),
+    move("none", (1, 2)),
+    move("m", (1, 2), first=9),
+    move("m", None),
+    move("m", ()),
+    move("m", (1, 1)),
+    move("m", (1, 77)),
+    move("m", (1,), resize=False),
+    move("m", (1, 2, 3), resize=False),
+    move("m", (2, 1)),
+    move("m", (1, 2)),
+    move("m", (1, 3), first=1),
+    move("m", (3, 4), resize=False, first=2),
+    move("m", (1, 2, 4), first=3),
+    listed(),
+    listed(("m", (0, 1, 2, 3, 9)), ("none", (0,))),
+    listed(("m", (0,))),
+    isr(1, "m", (0, 1), (1, 2, 3), index=1),
+    isr(1, "m", (0, 1), (1, 2, 3), index=2),
+    move("m", (3, 4, 2), resize=False, first=2),
+    isr(1, "m", (0, 2), (1, 2, 3, 4), index=2),
+    move("m", None, first=3),
+    move("m", None, first=3),
+    move("m", (4,), first=4),
+    move("m", (2, 4), first=4),
+    listed(),
+    isr(3, "m", (0, 2), (3, 2), index=4),
+    isr(3, "m", (0, 3), (3, 2, 4), index=4),
+    listed(),
+)
+
+DIRECTORIES = (
+    create("d", (1, 2), (2, 1), (1,), (3, 1)),
+    assign(1, directories(1)[0], "d", 0, 1, 9),
+    assign(1, directories(1)[1], "d", 2, 3),
+    assign(2, directories(2)[0], "d", 0, 3),
+    assign(1, directories(1)[0], "none", 0),
+    assign(1, directories(1)[0], "d", 0),
+    beat(1, offline_log_dirs=(directories(1)[0],)),
+    beat(1, offline_log_dirs=(directories(1)[0],)),
+    beat(1, cordoned_log_dirs=(directories(1)[1],)),
+    create("d2", (1,)),
+    move("d", (2, 1), first=0),
+)
+
+SHUTDOWN = (
+    create("s", (4, 3), (3, 4), (4,), (3,)),
+    beat(4, want_shut_down=True),
+    beat(4, want_shut_down=True, current_metadata_offset=0),
+    isr(3, "s", (1, 1), (3, 4)),
+    create("s2", (4, 3), (4,)),
+    create("s3", (4, 3)),
+    beat(4, want_shut_down=True),
+    beat(4, want_shut_down=True),
+    beat(3, want_fence=True, want_shut_down=True),
+    beat(3),
+)
+
+UNREGISTERED = (
+    create("u", (2, 1), (1, 2)),
+    unregister(77),
+    unregister(2),
+    beat(2),
+    move("u", (1, 2)),
+    elect(1, ("u", (0, 1))),
+)
+
+SCRIPTS = {
+    "registrations": REGISTRATIONS,
+    "in sync": IN_SYNC,
+    "elections": ELECTIONS,
+    "moves": MOVES,
+    "directories": DIRECTORIES,
+    "shutdown": SHUTDOWN,
+    "unregistered": UNREGISTERED,
+}
+"""In this order, on the same two controllers: each finds what the ones before left."""
+
+
+class Both(NamedTuple):
+    here: Here
+    there: There
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Both]:
+    need_apache_kafka()
+    with There() as there:
+        yield Both(Here(Cluster(0, session_timeout_ms=3_600_000, node_id=100)), there)
+
+
+@pytest.mark.parametrize(
+    ("script", "number"),
+    [(name, number) for name, script in SCRIPTS.items() for number in range(len(script))],
+    ids=[f"{name} {number}: {step.name}" for name, script in SCRIPTS.items() for number, step in enumerate(script)],
+)
+def test_the_same_answer_and_the_same_records(script: str, number: int, both: Both) -> None:
+    """The steps build on each other, in order."""
+    step = SCRIPTS[script][number]
+    answers = [side.ask(step.request(side)) for side in both]
+    records = [side.records() for side in both]
+    assert answers[0] == answers[1]
+    if not step.differs:
+        assert records[0] == records[1]
