@@ -48,6 +48,13 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             Range(1),
         ),
         ConfigKey(
+            "fenceline.outbound.address",
+            ConfigType.STRING,
+            "",
+            "Address of this machine that connections to other nodes come from; empty leaves it to the system.",
+            Importance.LOW,
+        ),
+        ConfigKey(
             "metadata.snapshot.min.changed_records.ratio",
             ConfigType.DOUBLE,
             "0",

@@ -285,7 +285,7 @@ class ControllerDriver:
         self._driver.started()
 
     def _peers(self, answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> Any:
-        from fenceline.node.peer_connection import dial
+        from fenceline.node.peer_connection import dial_from
         from fenceline.node.quorum_peers import QuorumPeers
 
         return QuorumPeers(
@@ -293,7 +293,7 @@ class ControllerDriver:
             request_timeout_ms=self._config.get_int("controller.quorum.request.timeout.ms"),
             answered=answered,
             unanswered=unanswered,
-            connect=self._connect or dial,
+            connect=self._connect or dial_from(self._config.get_str("fenceline.outbound.address") or ""),
         )
 
     async def stop(self) -> None:

@@ -49,6 +49,17 @@ def dial(factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> A
     return asyncio.get_running_loop().create_connection(factory, host, port)
 
 
+def dial_from(address: str) -> Dial:
+    """`dial`, from an address of this machine (`fenceline.outbound.address`); "" leaves it to the system."""
+    if not address:
+        return dial
+
+    def dial_bound(factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> Awaitable[tuple[Any, Any]]:
+        return asyncio.get_running_loop().create_connection(factory, host, port, local_addr=(address, 0))
+
+    return dial_bound
+
+
 class PeerConnection(asyncio.Protocol):
     """See the module. Open it with `open_peer`."""
 

@@ -1,0 +1,162 @@
+"""How `fenceline cluster kill 2` in one terminal reaches the cluster that runs in another.
+
+Owns a unix socket in the cluster's folder and what goes over it: one JSON line asks, one JSON line answers, then the
+connection ends. Decides nothing: every command is a method of LocalCluster. Bounded: long lines are refused, and so
+are more connections than a person needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.errors import OperatorError
+
+if TYPE_CHECKING:
+    from fenceline.testing.local_cluster import LocalCluster
+
+SOCKET_FILE: Final = "control.sock"
+ANSWER_WAIT_S: Final = 120.0
+"""Longer than a restart may take."""
+_MAX_LINE_BYTES: Final = 64 * 1024
+_MAX_CONNECTIONS: Final = 16
+_REQUEST_WAIT_S: Final = 10.0
+
+
+class ControlServer:
+    """Answers commands for one cluster until it is closed. Its socket is for this user only."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._socket = socket.socket(socket.AF_UNIX)
+        (cluster.root / SOCKET_FILE).unlink(missing_ok=True)
+        with _short_path(cluster.root) as path:
+            before = os.umask(0o177)
+            try:
+                self._socket.bind(path)
+            finally:
+                os.umask(before)
+        self._socket.listen(_MAX_CONNECTIONS)
+        threading.Thread(target=self._accept, name="cluster control", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more commands; those under way are answered."""
+        # Wakes the thread that accepts; closing alone would not.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        (self._cluster.root / SOCKET_FILE).unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            if self._slots.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(connection,), name="cluster command", daemon=True).start()
+            else:
+                connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(_REQUEST_WAIT_S)
+                connection.sendall(json.dumps(self._answer(connection)).encode() + b"\n")
+        finally:
+            self._slots.release()
+
+    def _answer(self, connection: socket.socket) -> dict[str, Any]:
+        try:
+            request = json.loads(_read_line(connection))
+            return {"ok": True, "answer": run_command(self._cluster, request)}
+        except OperatorError as error:
+            return {"ok": False, "message": error.message, "advice": error.advice}
+        except (ValueError, KeyError, TypeError) as error:
+            return {"ok": False, "message": f"The command can not be understood: {error!r}", "advice": ""}
+
+
+def run_command(cluster: LocalCluster, request: dict[str, Any]) -> dict[str, Any]:
+    """Do what a request asks and describe the outcome. Raises OperatorError, ValueError, KeyError, TypeError."""
+    command = request["command"]
+    if command == "status":
+        return {
+            "cluster_id": cluster.cluster_id,
+            "bootstrap": cluster.bootstrap,
+            "supervisor_pid": os.getpid(),
+            "nodes": [asdict(each) for each in cluster.status()],
+        }
+    node = int(request["node"])
+    match command:
+        case "kill":
+            cluster.kill(node)
+        case "pause":
+            cluster.pause(node)
+        case "resume":
+            cluster.resume(node)
+        case "restart":
+            cluster.restart(node)
+        case "heal":
+            cluster.heal(node)
+        case "isolate":
+            peers = [int(peer) for peer in request["peers"]]
+            cluster.isolate(node, peers=peers, inbound=bool(request["inbound"]), outbound=bool(request["outbound"]))
+        case _:
+            raise ValueError(f"unknown command {command!r}")
+    return asdict(cluster.status_of(node))
+
+
+def ask(root: Path, command: str, **arguments: Any) -> dict[str, Any]:
+    """Have the cluster of a folder do something; its answer. Raises OperatorError, also when no cluster is up there."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection, _short_path(root) as path:
+            connection.settimeout(ANSWER_WAIT_S)
+            connection.connect(path)
+            connection.sendall(json.dumps({"command": command, **arguments}).encode() + b"\n")
+            answer = json.loads(_read_line(connection))
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+        raise OperatorError(
+            f"No cluster is up in {root}", f"Start it with: fenceline cluster up --data-dir {root}"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise OperatorError(
+            f"The cluster of {root} did not answer: {error}",
+            "Look at the terminal where `fenceline cluster up` runs.",
+        ) from error
+    if not answer["ok"]:
+        raise OperatorError(answer["message"], answer["advice"])
+    return dict(answer["answer"])
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        piece = connection.recv(4096)
+        if not piece:
+            raise ConnectionError("the connection ended early")
+        received += piece
+        if len(received) > _MAX_LINE_BYTES:
+            raise ValueError(f"a line of more than {_MAX_LINE_BYTES} bytes")
+    return bytes(received)
+
+
+@contextlib.contextmanager
+def _short_path(root: Path) -> Iterator[str]:
+    """The socket's path by way of an open folder: addresses of unix sockets are short, paths of folders need not be."""
+    if not sys.platform.startswith("linux"):
+        yield str(root / SOCKET_FILE)
+        return
+    folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{SOCKET_FILE}"
+    finally:
+        os.close(folder)

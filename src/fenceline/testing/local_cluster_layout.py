@@ -1,0 +1,391 @@
+"""What a local cluster keeps in its folder: who its nodes are, their settings, and their files.
+
+Owns the names in the folder and the contents of `cluster.json` and of each `server.properties`. Starts nothing.
+
+    D/cluster.json          cluster id, and for each node its id, roles, controller port and directory id
+    D/supervisor.pid, D/lock, D/control.sock      only of use while the cluster is up
+    D/node-1/server.properties, node.log, pid, data/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from fenceline.config.properties import format_properties
+from fenceline.errors import OperatorError
+from fenceline.ids import decode_uuid, encode_uuid
+from fenceline.testing.local_cluster_cuts import MAX_NODES, outbound_address
+
+HOST: Final = "127.0.0.1"
+CLUSTER_FILE: Final = "cluster.json"
+_VERSION: Final = 1
+_LOWEST_PORT: Final = 20_000
+_OUR_KEYS: Final = frozenset(
+    {
+        "node.id",
+        "broker.id",
+        "process.roles",
+        "listeners",
+        "advertised.listeners",
+        "controller.listener.names",
+        "controller.quorum.voters",
+        "controller.quorum.bootstrap.servers",
+        "inter.broker.listener.name",
+        "log.dir",
+        "log.dirs",
+        "metadata.log.dir",
+        "fenceline.outbound.address",
+    }
+)
+"""Settings that say which node is which; the cluster chooses them itself."""
+_BROKER: Final = "broker"
+_CONTROLLER: Final = "controller"
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """One node: its part in the cluster, its ports (None where it has no such listener), its folder."""
+
+    node_id: int
+    roles: tuple[str, ...]
+    port: int | None
+    controller_port: int | None
+    directory_id: UUID
+    root: Path
+
+    @property
+    def is_broker(self) -> bool:
+        return _BROKER in self.roles
+
+    @property
+    def is_controller(self) -> bool:
+        return _CONTROLLER in self.roles
+
+    @property
+    def address(self) -> str:
+        """Where it is found: by clients, or by other nodes where it is a controller only."""
+        return f"{HOST}:{self.port if self.port is not None else self.controller_port}"
+
+    @property
+    def properties_file(self) -> Path:
+        return self.root / "server.properties"
+
+    @property
+    def log_file(self) -> Path:
+        return self.root / "node.log"
+
+    @property
+    def pid_file(self) -> Path:
+        return self.root / "pid"
+
+    @property
+    def data_dir(self) -> Path:
+        return self.root / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLayout:
+    """The cluster of one folder."""
+
+    root: Path
+    cluster_id: str
+    nodes: tuple[NodePlace, ...]
+
+    @property
+    def brokers(self) -> tuple[NodePlace, ...]:
+        return tuple(node for node in self.nodes if node.is_broker)
+
+    @property
+    def bootstrap(self) -> str:
+        """Addresses for clients, separated by commas."""
+        return ",".join(node.address for node in self.brokers)
+
+    @property
+    def listeners(self) -> dict[tuple[str, int], int]:
+        """Every address that a node of the cluster listens on."""
+        return {
+            (HOST, port): node.node_id
+            for node in self.nodes
+            for port in (node.port, node.controller_port)
+            if port is not None
+        }
+
+
+def plan(root: Path, *, nodes: int | None, controllers: int | None, port: int) -> ClusterLayout:
+    """The cluster that the folder holds, or a new one (of one node, unless `nodes` says more); nothing is written.
+
+    `port` 0 finds free ones. Raises OperatorError: another number of nodes than it has, a folder of something else,
+    a port that is taken.
+    """
+    kept = _read(root)
+    if kept is None:
+        layout = _new(root, nodes=1 if nodes is None else nodes, controllers=controllers or 0, port=port)
+    else:
+        layout = _continued(root, kept, nodes=nodes, controllers=controllers, port=port)
+    for node in layout.nodes:
+        for number in (node.port, node.controller_port):
+            if number is not None and not is_free(number):
+                advice = "Choose another with --port, or end the process that has it."
+                if number == node.controller_port:
+                    advice = f"{root / CLUSTER_FILE} keeps it for this cluster: end the process that has it."
+                raise OperatorError(f"Port {number}, which node {node.node_id} needs, is taken", advice)
+    return layout
+
+
+def write(layout: ClusterLayout, overrides: Mapping[str, str]) -> None:
+    """Write everything down and format what is not formatted yet. Raises OperatorError."""
+    refused = sorted(_OUR_KEYS.intersection(overrides))
+    if refused:
+        raise OperatorError(
+            f"{refused[0]} can not be set for a local cluster, which chooses it for each node",
+            "Take it out; for a node set up by hand use `fenceline start`.",
+        )
+    try:
+        for node in layout.nodes:
+            node.root.mkdir(parents=True, exist_ok=True)
+        _replace(layout.root / CLUSTER_FILE, json.dumps(_document(layout), indent=2) + "\n")
+        for node in layout.nodes:
+            _replace(node.properties_file, format_properties({**_properties(layout, node), **overrides}))
+    except OSError as error:
+        raise OperatorError(
+            f"{error.filename or layout.root} can not be written: {error.strerror or error}",
+            "Name a folder that can be made and written by this user.",
+        ) from error
+    _format(layout)
+
+
+# --- what is kept -------------------------------------------------------------------------------------------------
+
+
+def _read(root: Path) -> dict[str, Any] | None:
+    path = root / CLUSTER_FILE
+    try:
+        text = path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        stray = _stray(root)
+        if stray is not None:
+            raise OperatorError(
+                f"{root} holds {stray}, but no cluster",
+                "Name a new or empty folder, or one that a local cluster has made.",
+            ) from None
+        return None
+    except OSError as error:
+        raise OperatorError(f"{path} can not be read: {error.strerror or error}") from error
+    try:
+        document = json.loads(text)
+        if document["version"] == _VERSION:
+            return dict(document)
+        damage = f"version {document['version']}"
+    except (ValueError, KeyError, TypeError) as error:
+        damage = repr(error)
+    raise OperatorError(
+        f"{path} can not be understood: {damage}", "Restore it from a copy, or start with an empty folder."
+    )
+
+
+def _stray(root: Path) -> str | None:
+    try:
+        names = sorted(os.listdir(root))
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise OperatorError(f"{root} is a file, not a folder", "Name a folder, which need not exist.") from None
+    ours = {"lock", "control.sock", "supervisor.pid"}
+    return next((name for name in names if name not in ours and not name.startswith((".", "lost+found"))), None)
+
+
+def _new(root: Path, *, nodes: int, controllers: int, port: int) -> ClusterLayout:
+    total = nodes + controllers
+    if nodes < 1 or controllers < 0 or total > MAX_NODES:
+        raise OperatorError(f"A local cluster has 1 to {MAX_NODES} nodes, not {total}")
+    _check_ports(nodes, port)
+    first = port or free_ports(nodes)
+    first_controller = free_ports(controllers or nodes, apart_from=range(first, first + nodes))
+    places = []
+    for index in range(total):
+        is_broker, is_controller = index < nodes, index >= nodes or not controllers
+        places.append(
+            NodePlace(
+                node_id=index + 1,
+                roles=(_BROKER,) * is_broker + (_CONTROLLER,) * is_controller,
+                port=first + index if is_broker else None,
+                controller_port=first_controller + (index - nodes if controllers else index) if is_controller else None,
+                directory_id=_random_id(),
+                root=root / f"node-{index + 1}",
+            )
+        )
+    return ClusterLayout(root, encode_uuid(_random_id()), tuple(places))
+
+
+def _continued(
+    root: Path, kept: Mapping[str, Any], *, nodes: int | None, controllers: int | None, port: int
+) -> ClusterLayout:
+    try:
+        brokers = sum(_BROKER in entry["roles"] for entry in kept["nodes"])
+        alone = sum(entry["roles"] == [_CONTROLLER] for entry in kept["nodes"])
+        _check_ports(brokers, port)
+        first = port or free_ports(brokers)
+        places = tuple(
+            NodePlace(
+                node_id=int(entry["node_id"]),
+                roles=tuple(entry["roles"]),
+                port=first + index if _BROKER in entry["roles"] else None,
+                controller_port=entry["controller_port"],
+                directory_id=decode_uuid(entry["directory_id"]),
+                root=root / f"node-{entry['node_id']}",
+            )
+            for index, entry in enumerate(kept["nodes"])
+        )
+        layout = ClusterLayout(root, str(kept["cluster_id"]), places)
+    except (ValueError, KeyError, TypeError) as error:
+        raise OperatorError(
+            f"{root / CLUSTER_FILE} can not be understood: {error!r}",
+            "Restore it from a copy, or start with an empty folder.",
+        ) from error
+    for what, has, asked in (("nodes", brokers, nodes), ("controllers", alone, controllers)):
+        if asked is not None and asked != has:
+            raise OperatorError(
+                f"{root} holds a cluster with --{what} {has}, not {asked}",
+                f"Leave --{what} out to go on with it, or name another folder for a new one.",
+            )
+    return layout
+
+
+def _document(layout: ClusterLayout) -> dict[str, Any]:
+    return {
+        "version": _VERSION,
+        "cluster_id": layout.cluster_id,
+        "nodes": [
+            {
+                "node_id": node.node_id,
+                "roles": list(node.roles),
+                "controller_port": node.controller_port,
+                "directory_id": encode_uuid(node.directory_id),
+            }
+            for node in layout.nodes
+        ],
+    }
+
+
+def _replace(path: Path, text: str) -> None:
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+# --- the nodes' settings ------------------------------------------------------------------------------------------
+
+
+def _properties(layout: ClusterLayout, node: NodePlace) -> dict[str, str]:
+    """What Kafka would want in the node's server.properties."""
+    controllers = [each for each in layout.nodes if each.is_controller]
+    listeners = []
+    settings = {"node.id": str(node.node_id), "process.roles": ",".join(node.roles)}
+    if node.is_broker:
+        listeners.append(f"PLAINTEXT://{HOST}:{node.port}")
+        settings["advertised.listeners"] = listeners[0]
+        settings["inter.broker.listener.name"] = "PLAINTEXT"
+    if node.is_controller:
+        listeners.append(f"CONTROLLER://{HOST}:{node.controller_port}")
+    replicas = min(3, len(layout.brokers))
+    return {
+        **settings,
+        "listeners": ",".join(listeners),
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.quorum.bootstrap.servers": ",".join(f"{HOST}:{each.controller_port}" for each in controllers),
+        "log.dirs": str(node.data_dir.absolute()),
+        "fenceline.outbound.address": outbound_address(node.node_id),
+        "offsets.topic.replication.factor": str(replicas),
+        "transaction.state.log.replication.factor": str(replicas),
+        "transaction.state.log.min.isr": str(min(2, replicas)),
+        "share.coordinator.state.topic.replication.factor": str(replicas),
+        "share.coordinator.state.topic.min.isr": str(min(2, replicas)),
+    }
+
+
+def owned_environment() -> frozenset[str]:
+    """Environment variables that would change which node is which; nodes are started without them."""
+    from fenceline.config.node import environment_name
+
+    return frozenset(environment_name(key) for key in _OUR_KEYS)
+
+
+def _format(layout: ClusterLayout) -> None:
+    missing = [node for node in layout.nodes if not (node.data_dir / "meta.properties").exists()]
+    if not missing:
+        return
+    # A cluster that goes on needs none of this.
+    from fenceline.node.format import format_directory, parse_initial_controllers
+
+    voters = parse_initial_controllers(_initial_controllers(layout), "CONTROLLER")
+    for node in missing:
+        format_directory(
+            [node.data_dir],
+            cluster_id=layout.cluster_id,
+            node_id=node.node_id,
+            voters=voters if node.is_controller else (),
+        )
+
+
+def _initial_controllers(layout: ClusterLayout) -> str:
+    """As Kafka's `kafka-storage format --initial-controllers` takes it: a dynamic quorum (KIP-853) of all of them."""
+    return ",".join(
+        f"{node.node_id}@{HOST}:{node.controller_port}:{encode_uuid(node.directory_id)}"
+        for node in layout.nodes
+        if node.is_controller
+    )
+
+
+def _random_id() -> UUID:
+    """Random, never one whose text starts with a dash, which tools would take for an option."""
+    while True:
+        made = uuid4()
+        if not encode_uuid(made).startswith("-"):
+            return made
+
+
+# --- ports --------------------------------------------------------------------------------------------------------
+
+
+def _check_ports(nodes: int, port: int) -> None:
+    if port < 0 or port + nodes - 1 > 65535:
+        raise OperatorError(f"There are no {nodes} ports from {port} on", "Choose a lower --port; 65535 is the last.")
+
+
+def is_free(port: int) -> bool:
+    """Whether a listener could be opened on the port of the loopback interface now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def free_ports(count: int, *, apart_from: range = range(0)) -> int:
+    """The first of `count` free ports in a row, below those that the system gives to outgoing connections."""
+    above = _first_outgoing_port() - count
+    for _ in range(1000):
+        first = random.randint(_LOWEST_PORT, above)
+        wanted = range(first, first + count)
+        if not set(wanted).intersection(apart_from) and all(is_free(port) for port in wanted):
+            return first
+    raise OperatorError(f"There are no {count} free ports in a row", "End some of what runs on this machine.")
+
+
+def _first_outgoing_port() -> int:
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        first = 32_768
+    return first if first > _LOWEST_PORT + 2 * MAX_NODES else 60_000

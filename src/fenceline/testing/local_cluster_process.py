@@ -1,0 +1,168 @@
+"""One node of a local cluster as a child process.
+
+Owns the process: its spawn, its signals, the moment it says that it is ready, its end. What it writes goes straight
+into its log file; nothing of it passes through here but the ready line.
+
+On Linux a node is killed by the system when the thread that spawned it ends, however that happens (PR_SET_PDEATHSIG).
+So whoever calls `start` must be a thread that lives as long as the cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from fenceline.testing.local_cluster_layout import NodePlace
+
+_PR_SET_PDEATHSIG: Final = 1
+_TAIL_BYTES: Final = 16 * 1024
+_STOP_WAIT_S: Final = 1.0
+
+
+class NodeProcess:
+    """A node that was started once. `on_change` is called from its own thread when it is ready and when it ends."""
+
+    def __init__(
+        self,
+        place: NodePlace,
+        *,
+        environment: Mapping[str, str],
+        log_level: str,
+        on_change: Callable[[NodeProcess], None],
+    ) -> None:
+        self.place = place
+        self.is_ready = False
+        """Whether it has said so; it may have ended since."""
+        self.exit_code: int | None = None
+        """None while it runs; negative is the signal that ended it."""
+        self.is_paused = False
+        self.end_is_wanted = False
+        """Whether it was asked to end, so that its end is no news."""
+        self._on_change = on_change
+        command = [sys.executable, "-m", "fenceline", "start", "--config", str(place.properties_file)]
+        command += ["--log-level", log_level]
+        with place.log_file.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=dict(environment),
+                # Ctrl-C at the terminal goes to the supervisor, which then stops the nodes itself.
+                start_new_session=True,
+                preexec_fn=_end_with(os.getpid()),
+            )
+        place.pid_file.write_text(f"{self.pid}\n")
+        threading.Thread(target=self._watch, name=f"node {place.node_id}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there, paused or not."""
+        return self.exit_code is None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing happens when the process has ended."""
+        self._process.send_signal(number)
+
+    def ask_to_end(self, number: signal.Signals) -> None:
+        """SIGTERM for a clean stop, SIGKILL for none. A paused node wakes up for the first."""
+        self.end_is_wanted = True
+        self.send_signal(number)
+        if number is not signal.SIGKILL:
+            self.resume()
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP), and wait until it is."""
+        self.send_signal(signal.SIGSTOP)
+        self.is_paused = True
+        deadline = time.monotonic() + _STOP_WAIT_S
+        while not self._is_stopped() and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self.send_signal(signal.SIGCONT)
+
+    def memory_bytes(self) -> int | None:
+        """Resident memory; None where the system does not tell."""
+        try:
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError, ValueError):
+            return None
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def last_lines(self, count: int) -> list[str]:
+        """The end of what this process (not one before it) wrote into the log."""
+        with contextlib.suppress(OSError), self.place.log_file.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, end - _TAIL_BYTES))
+            return log.read(_TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
+        return []
+
+    def _is_stopped(self) -> bool:
+        try:
+            threads = list(Path(f"/proc/{self.pid}/task").iterdir())
+            return all((thread / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX" for thread in threads)
+        except OSError:
+            return True
+
+    def _watch(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output, self.place.log_file.open("ab") as log:
+            for line in output:
+                log.write(line)
+                log.flush()
+                if not self.is_ready:
+                    self.is_ready = True
+                    self._on_change(self)
+        code = self._process.wait()
+        self.place.pid_file.unlink(missing_ok=True)
+        self.exit_code = code
+        self._on_change(self)
+
+
+def _end_with(parent: int) -> Callable[[], None] | None:
+    """What a child does between fork and exec, so that it never outlives us. Nothing may be imported there."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    kill = int(signal.SIGKILL)
+
+    def in_child() -> None:
+        prctl(_PR_SET_PDEATHSIG, kill, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return in_child
+
+
+def wait_for_leftovers(root: Path, *, wait_s: float) -> None:
+    """Wait until nodes of a supervisor that was killed have ended, as the system makes them do."""
+    deadline = time.monotonic() + wait_s
+    for pid_file in root.glob("node-*/pid"):
+        while _is_leftover(pid_file) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def _is_leftover(pid_file: Path) -> bool:
+    """Whether the process is there and runs this node, not something else that has got its number."""
+    try:
+        pid = int(pid_file.read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return False
+    return os.fsencode(pid_file.with_name("server.properties")) in command.split(b"\0")

@@ -1,0 +1,217 @@
+"""A local cluster from Python: its life, its nodes' lives, and who hears of what."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fenceline.client import Admin
+from fenceline.errors import OperatorError
+from fenceline.testing.local_cluster import LocalCluster, NodeEnded
+from fenceline.testing.local_cluster_control import ask
+from fenceline.testing.local_cluster_probe import known_brokers
+from tests.testing.echo_peer import wait_until
+
+
+@pytest.fixture(scope="module")
+def ended() -> queue.SimpleQueue[NodeEnded]:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, ended: queue.SimpleQueue[NodeEnded]) -> Iterator[LocalCluster]:
+    with LocalCluster(1, data_dir=tmp_path_factory.mktemp("cluster"), on_end=ended.put) as running:
+        yield running
+
+
+def port_of(cluster: LocalCluster) -> int:
+    return int(cluster.bootstrap.rpartition(":")[2])
+
+
+def test_started_means_registered(cluster: LocalCluster) -> None:
+    assert known_brokers(port_of(cluster), timeout_s=30) == {1}
+    [status] = cluster.status()
+    assert (status.node, status.state, status.pid, status.exit_code) == (1, "running", cluster.pid(1), None)
+    assert status.memory_bytes is None or status.memory_bytes > 1_000_000
+    assert (cluster.root / "node-1" / "pid").read_text().strip() == str(cluster.pid(1))
+    assert (cluster.root / "supervisor.pid").read_text().strip() == str(os.getpid())
+
+
+def test_killed_on_request_and_restarted(cluster: LocalCluster, ended: queue.SimpleQueue[NodeEnded]) -> None:
+    with Admin(cluster.bootstrap) as admin:
+        admin.create_topics(["kept"])
+    pid = cluster.pid(1)
+    cluster.kill(1)
+    news = ended.get(timeout=60)
+    assert (news.node, news.exit_code, news.was_wanted) == (1, -signal.SIGKILL, True)
+    assert cluster.status_of(1).state == "ended"
+    with pytest.raises(OperatorError, match="Node 1 does not run"):
+        cluster.kill(1)
+    cluster.restart(1)
+    assert cluster.pid(1) != pid
+    with Admin(cluster.bootstrap) as admin:
+        assert "kept" in admin.metadata(["kept"]).topics
+
+
+def test_a_node_that_ends_by_itself(cluster: LocalCluster, ended: queue.SimpleQueue[NodeEnded]) -> None:
+    os.kill(cluster.pid(1), signal.SIGSEGV)
+    news = ended.get(timeout=60)
+    assert (news.exit_code, news.was_wanted) == (-signal.SIGSEGV, False)
+    assert any("Fenceline is ready" in line for line in news.last_lines)
+    assert cluster.status_of(1).exit_code == -signal.SIGSEGV
+    cluster.restart(1)
+    cluster.restart(1)
+    assert ended.get(timeout=60).exit_code == 0
+    assert cluster.status_of(1).exit_code is None
+
+
+def test_paused_and_resumed(cluster: LocalCluster) -> None:
+    cluster.pause(1)
+    assert cluster.status_of(1).state == "paused"
+    assert known_brokers(port_of(cluster), timeout_s=0.2) == frozenset()
+    cluster.resume(1)
+    assert cluster.status_of(1).state == "running"
+    assert known_brokers(port_of(cluster), timeout_s=30) == {1}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="cuts are Linux's")
+def test_isolated_and_healed(cluster: LocalCluster) -> None:
+    with socket.create_connection(("127.0.0.1", port_of(cluster))):
+        cluster.isolate(1)
+        assert known_brokers(port_of(cluster), timeout_s=0.2) == frozenset()
+        [cut] = cluster.status_of(1).cuts
+        assert (cut.peer, cut.inbound, cut.outbound) == (None, True, True)
+        cluster.heal(1)
+    assert known_brokers(port_of(cluster), timeout_s=30) == {1}
+    assert cluster.status_of(1).cuts == ()
+
+
+def test_requests_that_make_no_sense(cluster: LocalCluster) -> None:
+    for wrong in (
+        lambda: cluster.kill(2),
+        lambda: cluster.isolate(1, peers=[2]),
+        lambda: cluster.isolate(1, peers=[1]),
+        lambda: cluster.isolate(1, inbound=False, outbound=False),
+    ):
+        with pytest.raises(OperatorError):
+            wrong()
+    assert cluster.status_of(1).cuts == ()
+
+
+def test_commands_of_another_process(cluster: LocalCluster) -> None:
+    assert ask(cluster.root, "status")["bootstrap"] == cluster.bootstrap
+    assert ask(cluster.root, "pause", node=1)["state"] == "paused"
+    assert ask(cluster.root, "resume", node=1)["state"] == "running"
+    with pytest.raises(OperatorError, match="There is no node 9"):
+        ask(cluster.root, "kill", node=9)
+    for request in (("dance", {"node": 1}), ("kill", {}), ("kill", {"node": "first"})):
+        with pytest.raises(OperatorError, match="can not be understood"):
+            ask(cluster.root, request[0], **request[1])
+    assert stat.S_IMODE((cluster.root / "control.sock").stat().st_mode) == 0o600
+
+
+def test_what_comes_over_the_control_socket_is_bounded(cluster: LocalCluster) -> None:
+    with pytest.raises(OperatorError, match=r"more than 65536 bytes|did not answer"):
+        ask(cluster.root, "kill", node="1" * 100_000)
+    assert ask(cluster.root, "status")["nodes"][0]["state"] == "running"
+
+
+def test_one_cluster_a_folder(cluster: LocalCluster) -> None:
+    second = LocalCluster(data_dir=cluster.root)
+    with pytest.raises(OperatorError, match="is up already"):
+        second.start()
+    second.close()
+    assert (cluster.root / "supervisor.pid").exists()
+    assert ask(cluster.root, "status")["bootstrap"] == cluster.bootstrap
+
+
+def test_stopped_and_continued_with_all_it_had(tmp_path: Path) -> None:
+    root = tmp_path / ("long" * 40)
+    with LocalCluster(data_dir=root) as cluster:
+        cluster_id = cluster.cluster_id
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topics(["kept"])
+        cluster.pause(1)
+        assert cluster.stop() == {1: 0}
+        assert sorted(path.name for path in root.iterdir()) == ["cluster.json", "lock", "node-1"]
+        with pytest.raises(OperatorError, match="No cluster is up"):
+            ask(root, "status")
+        cluster.start()
+        assert cluster.cluster_id == cluster_id
+        with Admin(cluster.bootstrap) as admin:
+            assert "kept" in admin.metadata(["kept"]).topics
+
+
+def test_a_node_that_can_not_start_is_told_with_its_words(tmp_path: Path) -> None:
+    cluster = LocalCluster(data_dir=tmp_path, overrides={"log.retention.ms": "soon"})
+    try:
+        with pytest.raises(OperatorError, match="Node 1 ended with 1 before it was ready") as failed:
+            cluster.start()
+        assert "log.retention.ms" in str(failed.value)
+    finally:
+        cluster.close()
+
+
+def test_stopped_while_it_starts(tmp_path: Path) -> None:
+    """The node never becomes ready: it is stopped as soon as it is there."""
+    cluster = LocalCluster(data_dir=tmp_path)
+    failures: list[OperatorError] = []
+
+    def start() -> None:
+        try:
+            cluster.start()
+        except OperatorError as error:
+            failures.append(error)
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    wait_until(lambda: (tmp_path / "node-1" / "pid").exists() or not starting.is_alive(), "no process was started")
+    cluster.close()
+    starting.join(60)
+    assert not starting.is_alive()
+    assert not (tmp_path / "node-1" / "pid").exists()
+
+
+def test_a_folder_of_its_own_goes_with_it() -> None:
+    with LocalCluster() as cluster:
+        root, pid = cluster.root, cluster.pid(1)
+        assert (root / "node-1").exists()
+    assert not root.exists()
+    assert not _is_alive(pid)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a parent-death signal")
+def test_nodes_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib\n"
+        "from fenceline.testing.local_cluster import LocalCluster\n"
+        "cluster = LocalCluster(data_dir=pathlib.Path(sys.argv[1])); cluster.start()\n"
+        "print(cluster.pid(1), flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        assert _is_alive(pid)
+        owner.kill()
+    wait_until(lambda: not _is_alive(pid), "the node outlives its supervisor")
+    with LocalCluster(data_dir=tmp_path) as again:
+        assert again.status_of(1).state == "running"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

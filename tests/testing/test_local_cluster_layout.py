@@ -1,0 +1,197 @@
+"""The folder of a local cluster: what is written once, what is continued, and what is refused before a start."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from fenceline.config.node import NodeConfig
+from fenceline.config.properties import read_properties
+from fenceline.errors import OperatorError
+from fenceline.ids import encode_uuid
+from fenceline.testing import local_cluster_layout
+from fenceline.testing.local_cluster_cuts import MAX_NODES, outbound_address
+from fenceline.testing.local_cluster_layout import ClusterLayout, free_ports, is_free, plan, write
+
+
+def make(root: Path, nodes: int = 3, controllers: int = 0) -> ClusterLayout:
+    layout = plan(root, nodes=nodes, controllers=controllers, port=0)
+    write(layout, {})
+    return layout
+
+
+def settings(layout: ClusterLayout, node: int) -> dict[str, str]:
+    return read_properties(layout.nodes[node - 1].properties_file)
+
+
+def test_three_combined_nodes(tmp_path: Path) -> None:
+    layout = make(tmp_path)
+    first = layout.nodes[0].port
+    assert first is not None
+    assert [(node.node_id, node.port, node.roles) for node in layout.nodes] == [
+        (number, first + number - 1, ("broker", "controller")) for number in (1, 2, 3)
+    ]
+    controllers = [node.controller_port for node in layout.nodes]
+    assert settings(layout, 2) == {
+        "node.id": "2",
+        "process.roles": "broker,controller",
+        "listeners": f"PLAINTEXT://127.0.0.1:{first + 1},CONTROLLER://127.0.0.1:{controllers[1]}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{first + 1}",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.quorum.bootstrap.servers": ",".join(f"127.0.0.1:{port}" for port in controllers),
+        "log.dirs": str(tmp_path / "node-2" / "data"),
+        "fenceline.outbound.address": outbound_address(2),
+        "offsets.topic.replication.factor": "3",
+        "transaction.state.log.replication.factor": "3",
+        "transaction.state.log.min.isr": "2",
+        "share.coordinator.state.topic.replication.factor": "3",
+        "share.coordinator.state.topic.min.isr": "2",
+    }
+    assert layout.bootstrap == ",".join(f"127.0.0.1:{first + index}" for index in range(3))
+
+
+def test_every_node_can_read_its_settings(tmp_path: Path) -> None:
+    layout = make(tmp_path, nodes=2, controllers=1)
+    for node in layout.nodes:
+        config = NodeConfig.load(node.properties_file)
+        assert config.node_id == node.node_id
+        assert config.process_roles == set(node.roles)
+        assert not config.warnings
+
+
+def test_controllers_of_their_own(tmp_path: Path) -> None:
+    layout = make(tmp_path, nodes=2, controllers=3)
+    assert [node.roles for node in layout.nodes] == [("broker",)] * 2 + [("controller",)] * 3
+    assert settings(layout, 1)["listeners"] == f"PLAINTEXT://127.0.0.1:{layout.nodes[0].port}"
+    assert settings(layout, 3)["listeners"] == f"CONTROLLER://127.0.0.1:{layout.nodes[2].controller_port}"
+    assert "advertised.listeners" not in settings(layout, 3)
+    assert layout.bootstrap.count(",") == 1
+    assert len(layout.listeners) == 5
+
+
+def test_formatted_once_and_for_one_cluster(tmp_path: Path) -> None:
+    layout = make(tmp_path)
+    metas = [(node.data_dir / "meta.properties").read_text() for node in layout.nodes]
+    for node, meta in zip(layout.nodes, metas, strict=True):
+        assert f"cluster.id={layout.cluster_id}" in meta
+        assert f"node.id={node.node_id}" in meta
+        assert f"directory.id={encode_uuid(node.directory_id)}" in meta
+    again = plan(tmp_path, nodes=None, controllers=None, port=0)
+    write(again, {})
+    assert again.cluster_id == layout.cluster_id
+    assert [node.controller_port for node in again.nodes] == [node.controller_port for node in layout.nodes]
+    assert [(node.data_dir / "meta.properties").read_text() for node in layout.nodes] == metas
+
+
+def test_a_folder_that_was_left_half_formatted_is_finished(tmp_path: Path) -> None:
+    layout = make(tmp_path)
+    for path in layout.nodes[2].data_dir.glob("*.properties"):
+        path.unlink()
+    write(plan(tmp_path, nodes=3, controllers=0, port=0), {})
+    assert f"cluster.id={layout.cluster_id}" in (layout.nodes[2].data_dir / "meta.properties").read_text()
+
+
+def test_overrides_are_of_one_run(tmp_path: Path) -> None:
+    layout = plan(tmp_path, nodes=1, controllers=0, port=0)
+    write(layout, {"num.partitions": "7", "offsets.topic.replication.factor": "2"})
+    assert settings(layout, 1)["num.partitions"] == "7"
+    assert settings(layout, 1)["offsets.topic.replication.factor"] == "2"
+    write(plan(tmp_path, nodes=1, controllers=0, port=0), {})
+    assert "num.partitions" not in settings(layout, 1)
+
+
+@pytest.mark.parametrize(("nodes", "controllers", "said"), [(2, None, "--nodes 3, not 2"), (3, 1, "--controllers 0")])
+def test_another_number_of_nodes(tmp_path: Path, nodes: int, controllers: int | None, said: str) -> None:
+    make(tmp_path)
+    with pytest.raises(OperatorError, match=said):
+        plan(tmp_path, nodes=nodes, controllers=controllers, port=0)
+
+
+@pytest.mark.parametrize("is_controller", [False, True])
+def test_a_port_that_is_taken(tmp_path: Path, is_controller: bool) -> None:
+    layout = make(tmp_path)
+    node = layout.nodes[1]
+    port = node.controller_port if is_controller else node.port
+    assert port is not None
+    with socket.create_server(("127.0.0.1", port)):
+        assert not is_free(port)
+        with pytest.raises(OperatorError, match=f"Port {port}, which node 2 needs, is taken") as refused:
+            plan(tmp_path, nodes=3, controllers=0, port=layout.nodes[0].port or 0)
+    assert ("cluster.json keeps it" in refused.value.advice) is is_controller
+
+
+def test_a_port_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OperatorError, match="is taken"):
+        plan(tmp_path, nodes=1, controllers=0, port=taken.getsockname()[1])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "controllers", "port", "said"),
+    [
+        (0, 0, 0, "1 to 64 nodes, not 0"),
+        (1, -1, 0, "1 to 64 nodes"),
+        (MAX_NODES, 1, 0, "not 65"),
+        (3, 0, 65_534, "no 3 ports from 65534"),
+        (1, 0, -1, "no 1 ports"),
+    ],
+)
+def test_numbers_that_can_not_be(tmp_path: Path, nodes: int, controllers: int, port: int, said: str) -> None:
+    with pytest.raises(OperatorError, match=said):
+        plan(tmp_path, nodes=nodes, controllers=controllers, port=port)
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    plan(tmp_path, nodes=1, controllers=0, port=0)
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(OperatorError, match=r"holds thesis\.txt, but no cluster"):
+        plan(tmp_path, nodes=1, controllers=0, port=0)
+    with pytest.raises(OperatorError, match="is a file"):
+        plan(tmp_path / "thesis.txt", nodes=1, controllers=0, port=0)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}', '{"version": 1, "cluster_id": "x", "nodes": [{}]}'])
+def test_a_damaged_description(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.json").write_text(text)
+    with pytest.raises(OperatorError, match=r"cluster\.json can not be understood"):
+        plan(tmp_path, nodes=None, controllers=None, port=0)
+
+
+def test_settings_that_are_the_clusters_own(tmp_path: Path) -> None:
+    layout = plan(tmp_path, nodes=1, controllers=0, port=0)
+    with pytest.raises(OperatorError, match=r"node\.id can not be set"):
+        write(layout, {"node.id": "7"})
+    assert not (tmp_path / "cluster.json").exists()
+
+
+def test_what_is_kept_is_json_that_a_person_can_read(tmp_path: Path) -> None:
+    layout = make(tmp_path, nodes=1)
+    kept = json.loads((tmp_path / "cluster.json").read_text())
+    assert kept["cluster_id"] == layout.cluster_id
+    assert kept["nodes"][0]["roles"] == ["broker", "controller"]
+
+
+def test_free_ports_are_in_a_row_and_not_those_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = free_ports(5)
+    assert all(is_free(first + index) for index in range(5))
+    drawn = []
+    tries = iter([25_000, 25_001, 25_002, 25_003])
+
+    def draw(low: int, high: int) -> int:
+        drawn.append((low, high))
+        return next(tries)
+
+    monkeypatch.setattr(local_cluster_layout.random, "randint", draw)
+    monkeypatch.setattr(local_cluster_layout, "is_free", lambda port: port != 25_003)
+    monkeypatch.setattr(local_cluster_layout, "_first_outgoing_port", lambda: 32_768)
+    with pytest.raises(StopIteration):
+        free_ports(2, apart_from=range(24_990, 25_002))
+    assert drawn[0] == (20_000, 32_766)
+    tries = iter([25_001, 25_004])
+    assert free_ports(2, apart_from=range(24_990, 25_002)) == 25_004
