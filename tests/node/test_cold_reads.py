@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -22,9 +23,10 @@ from fenceline.log.partition_log import PartitionLog
 from fenceline.log.reading import MAP_FROM_BYTES
 from fenceline.node.clock import SystemClock
 from fenceline.node.connection import PendingAnswer
-from fenceline.node.fetching import Fetching
+from fenceline.node.fetching import Fetching, _Result
 from fenceline.node.handlers.offsets import list_offsets
 from fenceline.node.handlers.registry import RequestContext
+from fenceline.node.load_pace import LoadPace
 from fenceline.node.metrics import NodeMetrics
 from fenceline.records.batch import iter_headers
 from fenceline.testing.sim_disk import SimDisk
@@ -90,7 +92,12 @@ class _Broker:
         return SimpleNamespace(log=log, leader=leader, high_watermark=log.log_end_offset, waiters=set())
 
     def fetching(self, **limits: Any) -> Fetching:
-        given = {"max_response_bytes": 50 << 20, "max_load_bytes": 64 << 20, "max_sessions": 10} | limits
+        given = {
+            "max_response_bytes": 50 << 20,
+            "max_load_bytes": 64 << 20,
+            "load_floor_byte_rate": 0,
+            "max_sessions": 10,
+        } | limits
         return Fetching(self, rng=Random(1), **given)  # type: ignore[arg-type]
 
     def context(self, version: int = VERSION) -> RequestContext:
@@ -323,6 +330,85 @@ def test_the_memory_of_all_cold_answers_is_bounded(disk: WatchedDisk) -> None:
             peer.sent()
         assert budget.used_bytes == 0
         assert not gone.is_answered.is_set()
+
+    told(story)
+
+
+def test_cold_answers_give_way_to_who_is_in_a_hurry(disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time, and no more than a bit of each; at once when the hurry is over."""
+
+    async def story() -> None:
+        broker = _Broker(_log(disk, 0), _log(disk, 1))
+        fetching = broker.fetching(load_floor_byte_rate=1)
+        hurries = itertools.count()
+        fetching._load_pace = pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
+        monkeypatch.setattr("fenceline.node.fetching.ANSWER_BYTES", 10_000)
+        full, empty = await _Peer(broker, fetching, 0, 1).answered()
+        assert _offsets(full)[0] == 0
+        assert (empty.error_code, empty.records) == (0, b""), "it comes first the next time"
+        held, gone, last = (_Peer(broker, fetching, 0, 1) for _ in range(3))
+        await _turns()
+        gone.pending.abandon()
+        await _turns()
+        assert not held.is_answered.is_set(), "a byte a second is all there is"
+        assert fetching._load_budget.used_bytes == full_bytes(full), "who waits for the turn holds no memory"
+        pace._hurries = lambda: 0
+        for peer in (held, last):
+            first, _ = await peer.answered()
+            assert _offsets(first)[0] == 0
+        assert not gone.is_answered.is_set()
+        both = await _Peer(broker, fetching, 0, 1).answered()
+        assert [_offsets(each)[0] for each in both] == [0, 0], "nobody is in a hurry any more"
+
+    told(story)
+
+
+def full_bytes(partition: Any) -> int:
+    """What the budget takes for a partition that is read as a whole."""
+    return MAP_FROM_BYTES if partition.records else 0
+
+
+def test_what_was_loaded_ahead_gives_way_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        (tmp_path / f"{TOPIC}-0").mkdir()
+        log = open_log(OsDisk(), f"{tmp_path}/{TOPIC}-0")
+        for _ in range(30):
+            append(log, size=10_000)
+        broker = _Broker(log)
+        fetching = broker.fetching()
+        with monkeypatch.context() as patched:
+            patched.setattr(OsMapping, "is_resident", lambda self, start, end: False)
+            cold = _Peer(broker, fetching, 0)
+        await cold.is_answered.wait()
+        hurries = itertools.count()
+        fetching._load_pace = pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
+        first = _Peer(broker, fetching, 0)
+        assert first.is_pending
+        await first.is_answered.wait()
+        held = _Peer(broker, fetching, 0)
+        await _turns()
+        assert not held.is_answered.is_set()
+        pace._hurries = lambda: 0
+        await held.is_answered.wait()
+        assert _offsets((await held.answered())[0]) == list(range(30))
+        cold.parts = first.parts = held.parts = []
+
+    told(story)
+
+
+def test_a_replica_gives_way_to_nobody(disk: WatchedDisk) -> None:
+    async def story() -> None:
+        broker = _Broker(_log(disk, 0))
+        fetching = broker.fetching(load_floor_byte_rate=1)
+        hurries = itertools.count()
+        fetching._load_pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
+        consumers, replicas = _Result(is_for_replica=False), _Result(is_for_replica=True)
+        for each in (consumers, replicas):
+            each.from_disk_bytes = 1 << 20
+        assert fetching.must_wait(consumers)
+        assert not fetching.must_wait(replicas)
+        for _ in range(10):
+            (await fetching._admit(replicas)).give_back()
 
     told(story)
 

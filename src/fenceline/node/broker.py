@@ -319,6 +319,7 @@ class Broker:
             self,
             max_response_bytes=config.get_int("fetch.max.bytes"),
             max_load_bytes=config.get_int("fenceline.fetch.load.max.bytes"),
+            load_floor_byte_rate=config.get_int("fenceline.fetch.load.min.byte.rate"),
             max_sessions=config.get_int("max.incremental.fetch.session.cache.slots"),
             rng=self.rng,
         )

@@ -8,21 +8,25 @@ Owns the life of a fetch from request to answer. Records leave as pieces of the 
    of them moves, at the latest after `max_wait_ms` (`E7`: every check runs again).
 4. What is not in the page cache is brought there by a thread, so that the loop never waits for a disk. What that takes
    of memory comes out of one budget for all connections (`fenceline.fetch.load.max.bytes`).
+5. What came from the disk gives way to who is in a hurry (`load_pace`); what a replica asks for never does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.log.disk import FileSlice
 from fenceline.log.errors import StorageError
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.load_budget import Lease, LoadBudget
+from fenceline.node.load_pace import ANSWER_BYTES, LoadPace
 from fenceline.node.logs import Logger
 from fenceline.node.server import Buffer, frame_of
 from fenceline.replica.fetch_session import FetchSessions, SessionAnswer
@@ -38,7 +42,6 @@ from fenceline.wire.fetch import (
 )
 
 if TYPE_CHECKING:
-    from fenceline.log.disk import FileSlice
     from fenceline.log.partition_log import PartitionLog
     from fenceline.log.reading import LogRead
     from fenceline.log.segment import Segment
@@ -78,12 +81,14 @@ class _Cold(NamedTuple):
 class _Result:
     """One pass over all partitions of a fetch."""
 
-    __slots__ = ("cold", "fetched", "is_for_replica", "must_answer", "size_bytes")
+    __slots__ = ("cold", "fetched", "from_disk_bytes", "is_for_replica", "must_answer", "size_bytes")
 
     def __init__(self, is_for_replica: bool) -> None:
         self.is_for_replica = is_for_replica
         self.fetched: list[FetchedPartition] = []
         self.size_bytes = 0
+        self.from_disk_bytes = 0
+        """Of these, what is not in the page cache yet or was brought there for this reader."""
         self.must_answer = False
         self.cold: list[_Cold] = []
 
@@ -92,13 +97,21 @@ class Fetching:
     """The Fetch handler of one broker."""
 
     def __init__(
-        self, broker: Broker, *, max_response_bytes: int, max_load_bytes: int, max_sessions: int, rng: Random
+        self,
+        broker: Broker,
+        *,
+        max_response_bytes: int,
+        max_load_bytes: int,
+        load_floor_byte_rate: int,
+        max_sessions: int,
+        rng: Random,
     ) -> None:
         self._broker = broker
         self._replicas = broker.partitions
-        self._metrics = broker.metrics
+        self._metrics = metrics = broker.metrics
         self._max_response_bytes = max_response_bytes
-        self._load_budget = LoadBudget(max_load_bytes)
+        self._load_budget = metrics.load_budget = LoadBudget(max_load_bytes)
+        self._load_pace = metrics.load_pace = LoadPace(load_floor_byte_rate, metrics.hurries)
         self._sessions = FetchSessions(max_sessions=max_sessions)
         self._rng = rng
 
@@ -121,7 +134,7 @@ class Fetching:
             )
         result = self.read(request, answer)
         if self.is_ready(request, answer, result):
-            if not result.cold:
+            if not self.must_wait(result):
                 return self.frame(context, answer, result)
             pending = PendingAnswer()
             self.answer_cold(context, answer, result, pending)
@@ -130,6 +143,13 @@ class Fetching:
 
     def is_ready(self, request: FetchRequest, answer: SessionAnswer, result: _Result) -> bool:
         return result.must_answer or result.size_bytes >= request.min_bytes or request.max_wait_ms <= 0
+
+    def must_wait(self, result: _Result) -> bool:
+        """Whether this answer has to wait for the disk, or for its turn after others."""
+        return bool(result.cold) or self._is_limited(result)
+
+    def _is_limited(self, result: _Result) -> bool:
+        return result.from_disk_bytes > 0 and not result.is_for_replica and self._load_pace.rate() < math.inf
 
     def read(self, request: FetchRequest, answer: SessionAnswer) -> _Result:
         """Check and read every partition, within the request's and the node's limit of bytes.
@@ -141,8 +161,11 @@ class Fetching:
         missing: list[FetchedPartition] = []
         budget = min(request.max_bytes, self._max_response_bytes)
         for partition in answer.partitions:
+            left = budget - result.size_bytes
+            if self._is_limited(result):
+                left = min(left, ANSWER_BYTES - result.from_disk_bytes)
             try:
-                self._read_partition(request, partition, budget - result.size_bytes, result)
+                self._read_partition(request, partition, left, result)
             except PeerError as error:
                 code = error.code
                 if code in _MISSING:
@@ -221,6 +244,8 @@ class Fetching:
         if not read.resident:
             result.must_answer = True
             size = min(partition.max_bytes, partition_log.readable_bytes(offset, bound))
+        if not read.resident or isinstance(read.payload, FileSlice):
+            result.from_disk_bytes += size
         result.size_bytes += size
         result.fetched.append(
             FetchedPartition(
@@ -300,7 +325,7 @@ class Fetching:
     def answer_cold(
         self, context: RequestContext, answer: SessionAnswer, result: _Result, pending: PendingAnswer
     ) -> None:
-        """Load what is not in the page cache in a thread, then answer."""
+        """Wait for the turn, load what is not in the page cache in a thread, then answer."""
         loading = asyncio.ensure_future(self._load(result, pending))
 
         def loaded(task: asyncio.Future[Lease]) -> None:
@@ -319,7 +344,7 @@ class Fetching:
     async def _load(self, result: _Result, pending: PendingAnswer) -> Lease:
         """Bring what is cold into the page cache; the share of memory that the copies of small pieces take."""
         cold = result.cold
-        taking = asyncio.ensure_future(self._load_budget.take(sum(each.read.copied_bytes_limit for each in cold)))
+        taking = asyncio.ensure_future(self._admit(result))
         # Nobody else is held up by a peer that went away.
         pending.on_abandoned(taking.cancel)
         try:
@@ -329,6 +354,8 @@ class Fetching:
                 each.read.close()
             raise
         pending.on_abandoned(None)
+        if not cold:
+            return lease
         try:
             payloads = await asyncio.get_running_loop().run_in_executor(self._broker.disk_threads, _load_all, cold)
             for each, payload in zip(cold, payloads, strict=True):
@@ -350,6 +377,11 @@ class Fetching:
             lease.give_back()
             raise
         return lease
+
+    async def _admit(self, result: _Result) -> Lease:
+        if not result.is_for_replica:
+            await self._load_pace.turn(result.from_disk_bytes)
+        return await self._load_budget.take(sum(each.read.copied_bytes_limit for each in result.cold))
 
 
 def _load_all(cold: Sequence[_Cold]) -> list[memoryview | FileSlice | StorageError]:
@@ -433,6 +465,7 @@ class _ParkedFetch:
             return
         result = self._fetching.read(self._request, self._answer)
         if self._fetching.is_ready(self._request, self._answer, result):
+            self._fetching._metrics.woken_fetches += 1
             self._complete(result)
 
     def _time_out(self) -> None:
@@ -440,7 +473,7 @@ class _ParkedFetch:
 
     def _complete(self, result: _Result) -> None:
         self._leave()
-        if result.cold:
+        if self._fetching.must_wait(result):
             self._fetching.answer_cold(self._context, self._answer, result, self._pending)
         else:
             self._pending.complete(self._fetching.frame(self._context, self._answer, result))

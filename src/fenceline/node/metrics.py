@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from fenceline.wire.apis import ApiKey
+
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
+    from fenceline.node.load_budget import LoadBudget
+    from fenceline.node.load_pace import LoadPace
 
 
 class NodeMetrics:
@@ -20,11 +24,14 @@ class NodeMetrics:
         "failed_produce_partitions",
         "fetched_bytes",
         "fetched_partitions",
+        "load_budget",
+        "load_pace",
         "parked_fetches",
         "produced_bytes",
         "produced_partitions",
         "received_bytes",
         "requests",
+        "woken_fetches",
     )
 
     def __init__(self) -> None:
@@ -38,11 +45,19 @@ class NodeMetrics:
         self.fetched_partitions = 0
         self.parked_fetches = 0
         """Waiting now."""
+        self.woken_fetches = 0
+        """Waited, and were answered because something came."""
+        self.load_budget: LoadBudget | None = None
+        self.load_pace: LoadPace | None = None
         self.requests: dict[int, int] = {}
         """By api key."""
 
     def count_request(self, api_key: int) -> None:
         self.requests[api_key] = self.requests.get(api_key, 0) + 1
+
+    def hurries(self) -> int:
+        """Signs of clients for which every millisecond counts."""
+        return self.requests.get(ApiKey.PRODUCE, 0) + self.woken_fetches
 
 
 class NodeCollector:
@@ -55,9 +70,8 @@ class NodeCollector:
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        from fenceline.wire.apis import ApiKey
-
         metrics = self._metrics
+        budget, pace = metrics.load_budget, metrics.load_pace
         requests = CounterMetricFamily("fenceline_requests", "Requests received, by API", labels=["api"])
         for key, count in sorted(metrics.requests.items()):
             name = ApiKey(key).name.lower() if key in ApiKey._value2member_map_ else str(key)
@@ -70,11 +84,27 @@ class NodeCollector:
             ("fenceline_produce_failures", "Record batches refused", metrics.failed_produce_partitions),
             ("fenceline_fetched_bytes", "Bytes of records sent to readers", metrics.fetched_bytes),
             ("fenceline_fetched_partitions", "Partitions answered with records", metrics.fetched_partitions),
+            ("fenceline_woken_fetches", "Fetches that waited and were answered with what came", metrics.woken_fetches),
+            (
+                "fenceline_fetch_load_held_seconds",
+                "Seconds that fetches from the disk gave way to others, all together",
+                pace.held_s if pace is not None else 0.0,
+            ),
         ):
             yield CounterMetricFamily(name, help_text, value=value)
         for name, help_text, value in (
             ("fenceline_connections", "Open client connections", metrics.connections),
             ("fenceline_parked_fetches", "Fetches that wait for data", metrics.parked_fetches),
+            (
+                "fenceline_fetch_load_bytes",
+                "Memory that fetches from the disk hold of fenceline.fetch.load.max.bytes",
+                budget.used_bytes if budget is not None else 0,
+            ),
+            (
+                "fenceline_fetch_load_waiting",
+                "Fetches that wait for fenceline.fetch.load.max.bytes",
+                budget.waiting_count if budget is not None else 0,
+            ),
             ("fenceline_partitions", "Partitions of all topics", self._broker.partition_count),
             ("fenceline_offline_partitions", "Partitions that can not be served", self._broker.offline_partition_count),
             ("fenceline_metadata_offset", "Last metadata offset applied", self._broker.image.offset),
