@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -11,15 +12,27 @@ from fenceline.controller.controller import Controller
 from fenceline.errors import ErrorCode
 from fenceline.log import maintenance
 from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.metadata_batches import control_batch
 from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.metadata_replay import Replay
 from fenceline.quorum import fetches
+from fenceline.quorum.control_records import SnapshotFooter, decode_control
 from fenceline.quorum.core import Core
+from fenceline.quorum.download import Download
+from fenceline.quorum.duties import Truncate
+from fenceline.quorum.election_state import NOBODY, ElectionState
 from fenceline.quorum.elections import Elections
+from fenceline.quorum.fetches import Fetches
 from fenceline.quorum.following import Following
 from fenceline.quorum.leading import Leading
+from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.replicas import Replicas
-from fenceline.quorum.roles import Leader
+from fenceline.quorum.roles import Candidate, Leader, Prospective, Resigned
 from fenceline.quorum.voter_changes import VoterChanges
+from fenceline.records.batch import read_header
+from fenceline.records.decode import decode_batch
+from fenceline.testing.simulation import quorum_node
+from fenceline.testing.simulation.batches import whole_batches
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.quorum_node import QuorumNode
 
@@ -137,6 +150,67 @@ def _a_vote_is_remembered(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("quorum")
+def _an_epoch_is_remembered(patch: pytest.MonkeyPatch) -> None:
+    write = MetadataLog.write_election
+
+    def votes_only(self: MetadataLog, state: ElectionState, kraft_version: int, voters: tuple[int, ...]) -> None:
+        if state.voted_id != NOBODY:
+            write(self, state, kraft_version, voters)
+
+    patch.setattr(MetadataLog, "write_election", votes_only)
+
+
+@_breaks("quorum")
+def _a_vote_is_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LifeDisk, "fsync", _no_fsync_of("quorum-state.tmp"))
+
+
+@_breaks("quorum")
+def _who_led_before_a_stop_never_leads_that_epoch_again(patch: pytest.MonkeyPatch) -> None:
+    boot = Elections.boot
+
+    def lead_on(self: Elections, recorded: ElectionState | None) -> None:
+        boot(self, recorded)
+        core = self._core
+        if isinstance(core.role, Resigned):
+            core.role = Candidate(core.epoch, core.me, core.local.voter_directory_id)
+            self._lead((core.me,))
+
+    patch.setattr(Elections, "boot", lead_on)
+
+
+@_breaks("quorum")
+def _a_candidacy_needs_a_pre_vote(patch: pytest.MonkeyPatch) -> None:
+    ask = Elections.ask
+
+    def stand(self: Elections) -> None:
+        ask(self)
+        if isinstance(self._core.role, Prospective) and self._core.may_stand:
+            self._stand()
+
+    patch.setattr(Elections, "ask", stand)
+
+
+@_breaks("quorum")
+def _who_is_in_touch_with_a_leader_wants_no_other(patch: pytest.MonkeyPatch) -> None:
+    def would_elect(self: Elections, request: Any) -> bool:
+        return not self._is_behind(request)
+
+    patch.setattr(Elections, "_would_elect", would_elect)
+
+
+@_breaks("quorum")
+def _a_leader_begins_with_a_record_of_its_epoch(patch: pytest.MonkeyPatch) -> None:
+    begin = Leading.begin
+
+    def in_silence(self: Leading, granting: Any) -> None:
+        begin(self, granting)
+        self._core.duties.pop()
+
+    patch.setattr(Leading, "begin", in_silence)
+
+
+@_breaks("quorum")
 def _one_vote_an_epoch(patch: pytest.MonkeyPatch) -> None:
     elect = Elections._elect
 
@@ -208,6 +282,48 @@ def _only_the_leader_of_the_epoch_serves(patch: pytest.MonkeyPatch) -> None:
 
 
 @_breaks("quorum")
+def _a_leader_says_what_is_committed(patch: pytest.MonkeyPatch) -> None:
+    answer = Fetches._answer
+
+    def all_of_it(self: Fetches, *args: Any, **kwargs: Any) -> Any:
+        said = answer(self, *args, **kwargs)
+        return replace(said, high_watermark=self._core.log.end.offset) if said.high_watermark >= 0 else said
+
+    patch.setattr(Fetches, "_answer", all_of_it)
+
+
+@_breaks("quorum")
+def _an_answer_waits_for_a_majority(patch: pytest.MonkeyPatch) -> None:
+    propose = QuorumNode._propose
+
+    def at_once(self: QuorumNode, name: str, value: str, reply: Any) -> None:
+        propose(self, name, value, lambda said, error: None)
+        code = 0 if self.quorum.is_leader else 6
+        reply((code, self.log.end_offset - 1), None)
+
+    patch.setattr(QuorumNode, "_propose", at_once)
+
+
+@_breaks("quorum")
+def _a_log_is_cut_where_it_differs(patch: pytest.MonkeyPatch) -> None:
+    def too_deep(self: Following, diverging: Any) -> None:
+        self._core.log_is_changing = True
+        self._core.duties.append(Truncate(max(self._core.log.start_offset, self._core.log.end.offset - 20)))
+
+    patch.setattr(Following, "_cut_back", too_deep)
+
+
+@_breaks("quorum")
+def _a_leader_answers_for_its_own_epoch_only(patch: pytest.MonkeyPatch) -> None:
+    def any_epoch(records: Any, base_offset: int, last_epoch: int, leader_epoch: int) -> Any:
+        return whole_batches(records, base_offset, 0, 1 << 30)
+
+    patch.setattr(quorum_node, "whole_batches", any_epoch)
+    patch.setattr(Core, "leader_only", lambda self, epoch: ErrorCode.NONE)
+    patch.setattr(fetches, "judge", lambda log, offset, epoch: fetches.Valid())
+
+
+@_breaks("quorum")
 def _a_follower_commits_what_it_has(patch: pytest.MonkeyPatch) -> None:
     def too_far(self: Following) -> None:
         if self._leader_high_watermark > 0:
@@ -223,6 +339,41 @@ def _a_follower_commits_what_it_has(patch: pytest.MonkeyPatch) -> None:
 def _a_snapshot_is_of_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     committed = QuorumNode._committed
     patch.setattr(QuorumNode, "_committed", lambda self, offset: committed(self, self.log.end_offset))
+
+
+@_breaks("quorum")
+def _a_download_is_synced_before_it_gets_its_name(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LifeDisk, "fsync", _no_fsync_of(".part"))
+
+
+@_breaks("quorum")
+def _a_snapshot_without_its_footer_is_not_loaded(patch: pytest.MonkeyPatch) -> None:
+    """Downloads end a piece early, and nobody looks for the footer."""
+    written = Download.written
+
+    def early(self: Download, snapshot_id: SnapshotId, end_position: int) -> None:
+        if self._state is not None:
+            self._state.size = end_position
+        written(self, snapshot_id, end_position)
+
+    def take(self: Replay, batches: Any, snapshot: SnapshotId, path: str) -> None:
+        whole = [*batches]
+        if not isinstance(_control_of(whole[-1]), SnapshotFooter):
+            footer = memoryview(control_batch([SnapshotFooter()], 0, epoch=snapshot.epoch))
+            whole.append((footer, read_header(footer)))
+        load(self, whole, snapshot, path)
+
+    load = Replay.take_snapshot
+    patch.setattr(Download, "written", early)
+    patch.setattr(Replay, "take_snapshot", take)
+
+
+def _control_of(batch: Any) -> Any:
+    records, header = batch
+    if not header.is_control:
+        return None
+    last = list(decode_batch(records, header))[-1]
+    return decode_control(last.key, last.value)
 
 
 @_breaks("quorum")

@@ -293,6 +293,12 @@ def test_the_truth_is_not() -> None:
     scene.set(2, log_end=4)
     scene.set(2, high_watermark=4)
     scene.restart(1, epoch=1, high_watermark=0, is_leader=False)
+    late = scene.world.add(3, scene.body)  # elected in an epoch that is over, and has not heard of it
+    late.view = Lie(now=FIRST._replace(epoch=1, leader_id=3, is_leader=False))
+    scene.invariants.look(late)
+    scene.invariants._leaders.clear()
+    late.view.now = late.view.now._replace(is_leader=True)
+    scene.invariants.look(late)
     scene.set(1, epoch=2, is_leader=False, leader_id=2, high_watermark=3)
     scene.invariants.whole()
     assert scene.invariants.changes > 8

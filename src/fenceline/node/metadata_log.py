@@ -287,13 +287,22 @@ class MetadataLog:
                 return replay
 
     def _log_batches(self, offset: int) -> Iterator[tuple[memoryview, BatchHeader]]:
+        """Raises OperatorError where a batch does not follow on the one before: no CRC covers a batch's offset."""
         end = self._log.log_end_offset
+        last: BatchHeader | None = None
         while offset < end:
             read = self._log.read(offset, _READ_BYTES, end_offset_exclusive=end)
             records = read.records if read.resident else read.load()
             next_offset = offset
             for header in iter_headers(records):
-                next_offset = header.next_offset
+                follows = header.base_offset <= offset if last is None else header.base_offset == last.next_offset
+                if not follows:
+                    raise OperatorError(
+                        f"{self.directory}: the metadata log has a batch at offset {header.base_offset} where"
+                        f" {offset if last is None else last.next_offset} was expected.",
+                        "The disk may be failing: check it. With other voters alive, format this node anew.",
+                    )
+                last, next_offset = header, header.next_offset
                 if next_offset > offset:
                     yield records, header
             if next_offset <= offset:

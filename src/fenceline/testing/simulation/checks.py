@@ -102,6 +102,8 @@ class Invariants:
         self._matched: dict[int, int] = {}
         self._written: dict[tuple[int, int], bytes] = {}
         self._leaders: dict[int, int] = {}
+        self._committed_in: dict[int, int] = {}
+        """By epoch: the end of what was committed while it was the newest that the one who said so knew."""
         self._durable_epoch: dict[int, int] = {}
         self._voter_sets: list[frozenset[tuple[int, str]]] = []
         self._majorities = Majorities(world)
@@ -179,13 +181,13 @@ class Invariants:
             raise InvariantBroken(f"{where}: {_told(last)} is not safe on a majority of {state.voters} (Q52)")
 
     def _one_leader(self, process: Process, view: NodeView, state: NodeState) -> None:
-        """Q51, and leader completeness: who leads has everything that is committed."""
+        """Q51, and leader completeness: who leads has everything that was committed in the epochs before."""
         if not state.is_leader:
             return
         known = self._leaders.setdefault(state.epoch, process.node_id)
         if known != process.node_id:
             raise InvariantBroken(f"{known} and {process.node_id} lead epoch {state.epoch} (Q51)")
-        newest = self.committed.end
+        newest = max((end for epoch, end in self._committed_in.items() if epoch < state.epoch), default=0)
         if state.log_end < newest:
             raise InvariantBroken(
                 f"{process.name} leads epoch {state.epoch} with a log that ends at {state.log_end}: "
@@ -226,6 +228,7 @@ class Invariants:
             [batch for batch in view.batches(start, state.high_watermark) if batch.base_offset >= start], process.name
         )
         self._verified[process.node_id] = state.high_watermark
+        self._committed_in[state.epoch] = max(self._committed_in.get(state.epoch, 0), state.high_watermark)
 
     def _image_is_the_log(self, view: NodeView, state: NodeState, where: str) -> None:
         """C1: an image at a batch's end is what the committed log says."""
