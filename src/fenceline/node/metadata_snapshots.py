@@ -148,12 +148,13 @@ class Snapshots:
             return  # N14, N15: not the end of a committed batch; a later image will be
         self._bytes = 0
         self._since_ms = self._clock.monotonic_ms()
+        kraft_version, voters = quorum.voters_before(snapshot.end_offset)
         batches = SnapshotBatches(
             image,
             now_ms=self._clock.now_ms(),
             last_log_timestamp_ms=timestamp_ms,
-            kraft_version=quorum.kraft_version,
-            voters=quorum.voters,
+            kraft_version=kraft_version,
+            voters=voters,
         )
 
         def write() -> _Written:

@@ -135,6 +135,11 @@ class Quorum:
     def voters(self) -> tuple[Voter, ...]:
         return self._core.voters.voters
 
+    def voters_before(self, end_offset: int) -> tuple[int, tuple[Voter, ...]]:
+        """kraft.version and the voter set that a snapshot which ends at `end_offset` stores (N7); none at version 0."""
+        found = self._core.log.voters_before(end_offset)
+        return (0, ()) if found is None else (found.kraft_version, found.voters)
+
     @property
     def kraft_version(self) -> int:
         return self._core.voters.kraft_version
