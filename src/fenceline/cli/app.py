@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fenceline import __version__
+from fenceline.cli.cluster import cluster
 from fenceline.cli.demo import demo
 from fenceline.cli.format import format_directory_command
 from fenceline.cli.groups import groups
@@ -55,6 +56,7 @@ app.command()(produce)
 app.command()(consume)
 app.command()(offsets)
 app.add_typer(logs, name="log")
+app.add_typer(cluster, name="cluster")
 app.add_typer(snapshot, name="snapshot")
 app.add_typer(metadata, name="metadata")
 app.command()(demo)

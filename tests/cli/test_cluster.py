@@ -1,0 +1,265 @@
+"""`fenceline cluster` as a person runs it: one terminal for the cluster, another for the commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fenceline.cli.app import app
+from fenceline.cli.cluster import _Foreground
+from fenceline.testing import reaper
+from tests.testing.echo_peer import DEADLINE_S, wait_until
+
+
+class Up:
+    """`fenceline cluster up` in a process of its own. What it writes can be waited for line by line."""
+
+    def __init__(self, data_dir: Path, *arguments: str) -> None:
+        self.data_dir = data_dir
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "fenceline",
+                "cluster",
+                "up",
+                "--data-dir",
+                str(data_dir),
+                "--port",
+                "0",
+                *arguments,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        reaper.watch_process(self.process.pid)
+        self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.complaints: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for pipe, lines in ((self.process.stdout, self.said), (self.process.stderr, self.complaints)):
+            threading.Thread(target=self._read, args=(pipe, lines), daemon=True).start()
+
+    def __enter__(self) -> Up:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        reaper.forget_process(self.process.pid)
+
+    def wait(self) -> int:
+        return self.process.wait(DEADLINE_S)
+
+    def run(self, command: str, *arguments: str, code: int = 0) -> str:
+        """A command in another terminal."""
+        found = CliRunner().invoke(app, ["cluster", command, *arguments, "--data-dir", str(self.data_dir)])
+        assert found.exit_code == code, found.output
+        return found.output
+
+    def run_json(self, command: str, *arguments: str) -> Any:
+        return json.loads(self.run(command, *arguments, "--json"))
+
+    def rest(self, lines: queue.SimpleQueue[str]) -> str:
+        """All that is still to be read, once the process has ended."""
+        text = ""
+        while line := lines.get(timeout=DEADLINE_S):
+            text += line
+        return text
+
+    @staticmethod
+    def _read(pipe: Any, lines: queue.SimpleQueue[str]) -> None:
+        with pipe:
+            for line in pipe:
+                lines.put(line)
+        lines.put("")
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with Up(tmp_path_factory.mktemp("cluster"), "--nodes", "1") as running:
+        assert "Fenceline cluster is ready: 1 node, cluster " in running.said.get(timeout=DEADLINE_S)
+        yield running
+
+
+def test_status(up: Up) -> None:
+    found = up.run_json("status")
+    assert found["supervisor_pid"] == up.process.pid
+    [node] = found["nodes"]
+    assert (node["node"], node["state"], node["roles"]) == (1, "running", ["broker", "controller"])
+    assert node["address"] == found["bootstrap"]
+    assert node["pid"] == int((up.data_dir / "node-1" / "pid").read_text())
+    shown = up.run("status")
+    assert found["bootstrap"] in shown
+    assert "running" in shown
+
+
+def test_pause_and_resume(up: Up) -> None:
+    assert up.run_json("pause", "1")["state"] == "paused"
+    assert "paused" in up.run("status")
+    assert "goes on" in up.run("resume", "1")
+    assert up.run_json("status")["nodes"][0]["state"] == "running"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="cuts are Linux's")
+@pytest.mark.parametrize(
+    ("options", "inbound", "outbound", "shown"),
+    [
+        ((), True, True, "from everybody"),
+        (("--inbound",), True, False, "from everybody inbound"),
+        (("--outbound",), False, True, "from everybody outbound"),
+        (("--inbound", "--outbound"), True, True, "from everybody"),
+    ],
+)
+def test_isolate_and_heal(up: Up, options: tuple[str, ...], inbound: bool, outbound: bool, shown: str) -> None:
+    assert up.run_json("isolate", "1", *options)["cuts"] == [{"peer": None, "inbound": inbound, "outbound": outbound}]
+    assert shown in up.run("status")
+    assert up.run_json("heal", "1")["cuts"] == []
+
+
+def test_kill_and_restart(up: Up) -> None:
+    killed = up.run_json("kill", "1")
+    assert (killed["state"], killed["exit_code"], killed["pid"]) == ("ended", -9, None)
+    assert "SIGKILL" in up.run("status")
+    assert "node 1 was ended on request" in up.complaints.get(timeout=DEADLINE_S)
+    assert "Node 1 does not run" in up.run("kill", "1", code=1)
+    assert "started again" in up.run("restart", "1")
+    assert up.run_json("status")["nodes"][0]["state"] == "running"
+
+
+def test_a_node_that_ends_by_itself_is_told_and_left_alone(up: Up) -> None:
+    os.kill(up.run_json("status")["nodes"][0]["pid"], signal.SIGABRT)
+    assert "node 1 ended by itself: exit code -6, SIGABRT; its last lines:" in up.complaints.get(timeout=DEADLINE_S)
+    assert "Fenceline is ready" in up.complaints.get(timeout=DEADLINE_S)
+    assert "fenceline cluster restart 1" in up.complaints.get(timeout=DEADLINE_S)
+    assert up.run_json("status")["nodes"][0]["state"] == "ended"
+    up.run("restart", "1")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("kill", "5"), "There is no node 5"),
+        (("isolate", "1", "--from", "1"), "can not be cut off from itself"),
+        (("isolate", "1", "--from", "2"), "There is no node 2"),
+    ],
+)
+def test_errors_are_one_line_and_end_with_1(up: Up, command: tuple[str, ...], said: str) -> None:
+    output = up.run(*command, code=1)
+    assert said in output
+    assert "Traceback" not in output
+
+
+def test_the_same_folder_twice_at_once(up: Up) -> None:
+    output = up.run("up", code=1)
+    assert "is up already" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_and_continued(tmp_path: Path, number: signal.Signals) -> None:
+    ids = []
+    for _ in range(2):
+        with Up(tmp_path, "--json") as running:
+            ready = json.loads(running.said.get(timeout=DEADLINE_S))
+            assert ready["event"] == "ready"
+            ids.append(ready["cluster_id"])
+            running.process.send_signal(number)
+            assert running.wait() == 0, running.rest(running.complaints)
+            assert not _is_alive(ready["nodes"][0]["pid"])
+    assert ids[0] == ids[1]
+    found = CliRunner().invoke(app, ["cluster", "status", "--data-dir", str(tmp_path)])
+    assert found.exit_code == 1
+    assert "No cluster is up" in found.output
+
+
+def test_a_second_signal_ends_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NeverStops:
+        is_killed = False
+
+        def start(self) -> None: ...
+
+        def stop(self) -> dict[int, int]:
+            threading.Event().wait()
+            return {}
+
+        def kill_all(self) -> None:
+            self.is_killed = True
+
+    local: Any = NeverStops()
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        events.put(number)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    with pytest.raises(SystemExit) as ended:
+        _Foreground(local, events, as_json=False).run()
+    assert ended.value.code == 130
+    assert local.is_killed
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a parent-death signal")
+def test_nodes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    with Up(tmp_path, "--json") as running:
+        pid = json.loads(running.said.get(timeout=DEADLINE_S))["nodes"][0]["pid"]
+        assert _is_alive(pid)
+        running.process.kill()
+        running.wait()
+    wait_until(lambda: not _is_alive(pid), "the node outlives its supervisor")
+    with Up(tmp_path) as again:
+        assert "is ready" in again.said.get(timeout=DEADLINE_S)
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with Up(tmp_path, "--port", str(port)) as running:
+            assert running.wait() == 1
+            assert f"Port {port}, which node 1 needs, is taken" in running.rest(running.complaints)
+    assert not (tmp_path / "node-1").exists()
+
+
+def test_a_node_that_can_not_start(tmp_path: Path) -> None:
+    with Up(tmp_path, "--override", "log.retention.ms=soon") as running:
+        assert running.wait() == 1
+        complaint = running.rest(running.complaints)
+    assert complaint.count("ended with 1 before it was ready") == 1
+    assert "log.retention.ms" in complaint
+    assert "Traceback" not in complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--nodes", "3"), "several nodes is not supported"),
+        (("--nodes", "0"), "A local cluster has 1 to 64 nodes"),
+        (("--override", "x"), "has no value"),
+        (("--override", "node.id=3"), "node.id can not be set"),
+        (("--log-level", "loud"), "--log-level loud is none"),
+    ],
+)
+def test_options_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    with Up(tmp_path, *arguments) as running:
+        assert running.wait() == 1
+        assert said in running.rest(running.complaints)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
