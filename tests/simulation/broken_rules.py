@@ -11,7 +11,7 @@ import pytest
 from fenceline.controller.controller import Controller
 from fenceline.errors import ErrorCode
 from fenceline.log import maintenance
-from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.active_controller import ActiveController
 from fenceline.node.metadata_batches import control_batch
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_replay import Replay
@@ -111,29 +111,30 @@ def _the_log_starts_at_a_snapshot(patch: pytest.MonkeyPatch) -> None:
 # -- the controller ---------------------------------------------------------------------------------------------------
 
 
-@_breaks("controller")
-def _an_image_is_published_when_it_is_flushed(patch: pytest.MonkeyPatch) -> None:
-    flush = ControllerDriver._flush
+@_breaks("controllers")
+def _an_image_is_published_when_it_is_committed(patch: pytest.MonkeyPatch) -> None:
+    send_off = ActiveController._send_off
 
-    def early(self: ControllerDriver, flight: Any) -> None:
-        for image, delta in flight.images:
-            self._publish(image, delta)
-        flush(self, flight)
+    def early(self: ActiveController, flight: Any) -> None:
+        send_off(self, flight)
+        if flight.content:
+            for image, delta in flight.images:
+                self._loader.adopt(image, delta)
 
-    patch.setattr(ControllerDriver, "_flush", early)
+    patch.setattr(ActiveController, "_send_off", early)
 
 
-@_breaks("controller")
-def _an_answer_is_given_when_it_is_flushed(patch: pytest.MonkeyPatch) -> None:
-    flush = ControllerDriver._flush
+@_breaks("controllers")
+def _an_answer_is_given_when_it_is_committed(patch: pytest.MonkeyPatch) -> None:
+    send_off = ActiveController._send_off
 
-    def early(self: ControllerDriver, flight: Any) -> None:
-        flush(self, flight)
+    def early(self: ActiveController, flight: Any) -> None:
+        send_off(self, flight)
         for answer, value in flight.answers:
             if not answer.done() and not isinstance(value, Exception):
                 answer.set_result(value)
 
-    patch.setattr(ControllerDriver, "_flush", early)
+    patch.setattr(ActiveController, "_send_off", early)
 
 
 @_breaks("controller")
@@ -330,6 +331,11 @@ def _a_follower_commits_what_it_has(patch: pytest.MonkeyPatch) -> None:
             self._core.advance_high_watermark(self._leader_high_watermark)
 
     patch.setattr(Following, "count", too_far)
+
+
+@_breaks("controllers")
+def _what_a_killed_process_wrote_is_made_durable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MetadataLog, "_make_durable", lambda self: None)
 
 
 # -- snapshots and voters ---------------------------------------------------------------------------------------------

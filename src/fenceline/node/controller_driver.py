@@ -155,6 +155,11 @@ class ControllerDriver:
         return self._active.is_active
 
     @property
+    def active_epoch(self) -> int:
+        """The epoch in which this node is the active controller, -1: it is not."""
+        return self._active.epoch
+
+    @property
     def is_alone(self) -> bool:
         """Whether nobody else voted when this node started: then nobody else can be reached either."""
         return self._opened.is_alone
@@ -382,9 +387,10 @@ class ControllerDriver:
     def _give_up(self, error: BaseException) -> None:
         """What the disk holds, or what this node decided or read itself, is not certain any more."""
         reason: BaseException
-        if isinstance(error, StorageError):
+        if isinstance(error, StorageError | OSError):
+            told = error.message if isinstance(error, StorageError) else str(error)
             reason = OperatorError(
-                f"The metadata log could not be made durable: {error.message}",
+                f"The metadata log could not be made durable: {told}",
                 "What the disk holds is not certain any more. Check it, then restart the node.",
             )
         elif isinstance(error, OperatorError | InternalError):

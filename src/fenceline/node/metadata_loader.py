@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
-from fenceline.errors import InternalError
+from fenceline.errors import InternalError, OperatorError, PeerError
 from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.features import LATEST_METADATA_VERSION
@@ -23,7 +23,7 @@ from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import BeginTransactionRecord, encode_record
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_replay import Transactions
-from fenceline.records.batch import iter_headers
+from fenceline.records.batch import check_crc, iter_headers
 from fenceline.records.decode import decode_batch
 
 Listener = Callable[[MetadataImage, Delta], None]
@@ -166,6 +166,13 @@ class MetadataLoader:
                     f"a batch from {header.base_offset} to {header.last_offset} of the metadata log is cut by what is"
                     f" applied ({self.applied_offset}) or committed ({self._committed_offset})"
                 )
+            try:
+                check_crc(records, header)
+            except PeerError as error:
+                raise OperatorError(
+                    f"What is committed in the metadata log could not be read back: {error.message}",
+                    "Check the disk, then restart the node.",
+                ) from error
             if not header.is_control:
                 for one in decode_batch(records, header):
                     if one.value is None:

@@ -33,7 +33,7 @@ from fenceline.node.metadata_replay import NO_SNAPSHOT, Replay, Replayed
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.election_state import FILE_NAME, ElectionState, decode_election, encode_election
 from fenceline.quorum.log_view import LogEnd, SnapshotId
-from fenceline.records.batch import iter_headers
+from fenceline.records.batch import check_crc, iter_headers
 from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class MetadataLog:
     def open(
         cls, disk: Disk, log_dir: str, *, now_ms: int, segment_bytes: int = 1 << 30, segment_ms: int = 604_800_000
     ) -> MetadataLog:
-        """Open or create the log under `log_dir`. Raises OperatorError (CorruptLog among them)."""
+        """Open or create the log under `log_dir`. Raises OperatorError (CorruptLog among them), StorageError."""
         directory = f"{log_dir}/{DIRECTORY_NAME}"
         if disk.stat(directory) is None:
             disk.mkdir(directory)
@@ -136,7 +136,23 @@ class MetadataLog:
         opened._finish_truncation()
         opened._forget_unreachable()
         log.advance_high_watermark(opened.newest_snapshot.end_offset)
+        opened._make_durable()
         return opened
+
+    def _make_durable(self) -> None:
+        """What a process that was killed had written is in the files, but perhaps not on the disk: from the start on
+        everything counts as flushed (`LogView.flushed`), so it must be."""
+        flush = self.begin_flush()
+        if flush is None:
+            return
+        try:
+            flush()
+        except StorageError as error:
+            flush.end(error)
+            raise
+        flush.end(None)
+        for directory in (self.directory, self.directory.rpartition("/")[0]):
+            self._disk.fsync_dir(directory)
 
     def _finish_truncation(self) -> None:
         """N45: a crash came between a new snapshot and the truncation of the log that lacks it."""
@@ -263,8 +279,8 @@ class MetadataLog:
         return replay.finish(self._log.log_end_offset - 1, self.end.epoch)
 
     def replay_committed(self) -> Replayed:
-        """As `replay`, but the image is the newest snapshot's: where others vote, the leader says what of the log behind
-        it is committed. Who votes counts at once (Q40)."""
+        """As `replay`, but the image is the newest snapshot's: where others vote, the leader says what of the log
+        behind it is committed. Who votes counts at once (Q40)."""
         replay = self._replay_snapshot()
         replay.take_log(self._log_batches(replay.snapshot.end_offset), only_voters=True)
         return replay.finish(replay.snapshot.end_offset - 1, replay.snapshot.epoch)
@@ -302,6 +318,13 @@ class MetadataLog:
                         f" {offset if last is None else last.next_offset} was expected.",
                         "The disk may be failing: check it. With other voters alive, format this node anew.",
                     )
+                try:
+                    check_crc(records, header)
+                except PeerError as error:
+                    raise OperatorError(
+                        f"The metadata log in {self.directory} is damaged: {error.message}",
+                        "The disk may be failing: check it. With other voters alive, format this node anew.",
+                    ) from error
                 last, next_offset = header, header.next_offset
                 if next_offset > offset:
                     yield records, header

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 from uuid import UUID
@@ -53,6 +53,8 @@ CLUSTER_ID: Final = base64.urlsafe_b64encode(bytes(15) + b"\1").decode().rstrip(
 _ENDPOINTS: Final = (Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),)
 _HEARTBEAT_S: Final = 2.0
 _REQUEST_TIMEOUT_S: Final = 5.0
+_NOT_ACTIVE: Final = -3
+"""Answered before anything is decided: another node leads."""
 
 
 def directory_id(node_id: int) -> UUID:
@@ -77,7 +79,7 @@ def format_voters(disk: Disk, voters: Sequence[Voter]) -> None:
     disk.fsync_dir(DATA_DIR)
 
 
-def node_config(options: Options, node_id: int) -> NodeConfig:
+def node_config(options: Options, node_id: int, more: Mapping[str, str] | None = None) -> NodeConfig:
     """The server.properties of a simulated node."""
     return NodeConfig.load(
         None,
@@ -91,6 +93,7 @@ def node_config(options: Options, node_id: int) -> NodeConfig:
             "metadata.max.retention.bytes": str(options.retention_bytes),
             "metadata.log.segment.ms": str(options.segment_ms),
             "metadata.max.idle.interval.ms": str(options.idle_ms),
+            **(more or {}),
         },
         {},
     )
@@ -129,6 +132,7 @@ class DriverView:
             tuple(log.snapshots),
             self._voters,
             driver.image.offset,
+            quorum.in_touch,
         )
 
     def batches(self, start: int, end: int) -> list[StoredBatch]:
@@ -187,7 +191,7 @@ class Story:
         await driver.start()
         process.view = DriverView(driver, process.disk)
         self._driver = driver
-        process.serve(lambda source, frame: _serve(driver, frame))
+        process.serve(lambda source, frame: serve_client(driver, frame))
         broker = asyncio.create_task(_live_as_broker(driver, process))
         failed = driver.failed()
         stopping = asyncio.create_task(process.stopping.wait())
@@ -244,8 +248,11 @@ async def _live_as_broker(driver: ControllerDriver, process: Process) -> None:
         await asyncio.sleep(_HEARTBEAT_S)
 
 
-async def _serve(driver: ControllerDriver, frame: bytes) -> bytes:
+async def serve_client(driver: ControllerDriver, frame: bytes) -> bytes:
+    """The answer to a request of a `Client`."""
     asked = json.loads(frame)
+    if not driver.is_active and driver.quorum.leader_id != driver.node_id:
+        return json.dumps({"code": _NOT_ACTIVE}).encode()
     try:
         answer = await driver.submit(_request(asked))
     except PeerError as error:
@@ -275,13 +282,15 @@ class Client:
     after requests without an answer.
     """
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: World, number: int, nodes: Sequence[int] = (1,)) -> None:
         self.done = 0
         self.must_rest = False
         self.is_waiting = False
         self._world = world
         self._number = number
         self._rng = world.rng(f"client {number}")
+        self._nodes = nodes
+        self._asks = nodes[0]
         self._topics: dict[str, set[tuple[int, str] | None]] = {}
         self._in_doubt: set[str] = set()
 
@@ -308,18 +317,25 @@ class Client:
         try:
             frame = json.dumps(asked).encode()
             answer = json.loads(
-                await self._world.network.request(-1 - self._number, 1, frame, timeout_s=_REQUEST_TIMEOUT_S)
+                await self._world.network.request(-1 - self._number, self._asks, frame, timeout_s=_REQUEST_TIMEOUT_S)
             )
         except ConnectionRefusedError:
+            self._asks = rng.choice(self._nodes)
             await asyncio.sleep(0.05)
             if not tries_twice:
                 return
             answer = {"code": -2}
         except (ConnectionError, TimedOut):
+            self._asks = rng.choice(self._nodes)
             answer = {"code": -2}
         code = answer["code"]
         self._world.trace.add(self._world.scheduler.now_s, f"c{self._number}", f"asked {asked}: {code}")
-        if code == -2 or tries_twice:
+        if code in (_NOT_ACTIVE, ErrorCode.NOT_CONTROLLER):
+            self._asks = rng.choice(self._nodes)
+        if code == _NOT_ACTIVE and not tries_twice:
+            await asyncio.sleep(0.05)
+            return
+        if code in (-2, _NOT_ACTIVE) or tries_twice:
             # Not known, or known for one of two: the request may be done now, later, or never.
             self._in_doubt.add(topic)
             self.done += code in (0, 3, 36, 37)

@@ -43,7 +43,7 @@ from fenceline.quorum.duties import (
     WritePiece,
 )
 from fenceline.quorum.log_view import SnapshotId
-from fenceline.quorum.messages import ApiVersionsRequest, ApiVersionsResponse
+from fenceline.quorum.messages import ApiVersionsRequest, ApiVersionsResponse, ResponseMessage
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.settings import QuorumSettings
 from fenceline.testing.simulation.batches import applied, whole_batches
@@ -52,13 +52,13 @@ from fenceline.testing.simulation.cluster_log import ClusterLog
 from fenceline.testing.simulation.controller_of_one import directory_id
 from fenceline.testing.simulation.downloads import Call, Downloads
 from fenceline.testing.simulation.log_reader import StoredBatches
-from fenceline.testing.simulation.loop import SimExecutor, SimLoop
-from fenceline.testing.simulation.network import Connection, Frame, Lost, Network, Refused, Reply
+from fenceline.testing.simulation.loop import SimExecutor
+from fenceline.testing.simulation.network import Frame, Lost, Network, Reply
+from fenceline.testing.simulation.peers import SimPeers
 from fenceline.testing.simulation.world import DATA_DIR, NodeState, Process, StoredBatch
 
 LEVELS: Final = KRaftVersionFeature(0, 1)
 _METADATA_VERSION: Final = 25
-_CONNECT_S: Final = 2.0
 
 
 def voter_of(node_id: int) -> Voter:
@@ -71,13 +71,11 @@ class QuorumNode:
 
     def __init__(self, process: Process, network: Network, settings: QuorumSettings) -> None:
         self._process = process
-        self._network = network
         self._settings = settings
         self._disk = process.files
         self._clock = process.clock
         self._executor = SimExecutor(1)
-        self._connections: dict[int, tuple[Connection, float]] = {}
-        """By port, with the time when it was begun."""
+        self._peers = SimPeers(network, process.node_id, self._answered, self._unanswered)
         self._answers: dict[int, Reply] = {}
         self._next_token = 0
         self._tick: asyncio.TimerHandle | None = None
@@ -193,7 +191,7 @@ class QuorumNode:
             case Truncate(end_offset):
                 self._truncate(end_offset)
             case Send():
-                self._send(duty)
+                self._peers.send(duty)
             case Answer(token, message):
                 self._answer(token, message)
             case ServeRecords():
@@ -332,30 +330,14 @@ class QuorumNode:
             self._answers[token] = reply
             self.call(lambda quorum: quorum.request(self._clock.monotonic_ms(), token, message))
 
+    def _answered(self, request_id: int, message: ResponseMessage) -> None:
+        self.call(lambda quorum: quorum.response(self._clock.monotonic_ms(), request_id, message))
+
+    def _unanswered(self, request_id: int, refused: bool) -> None:
+        self.call(lambda quorum: quorum.no_response(self._clock.monotonic_ms(), request_id, refused))
+
     def _answer(self, token: int, message: object) -> None:
         self._answers.pop(token)(message, None)
-
-    def _send(self, duty: Send) -> None:
-        """On the connection to that port. One that does not open is given up for another after a while."""
-        them, now_s = duty.destination.port, self._loop.time()
-        connection, begun_s = self._connections.get(them, (None, 0.0))
-        if connection is None or not connection.is_open or not (connection.is_opened or now_s < begun_s + _CONNECT_S):
-            if connection is not None:
-                connection.close()
-            assert isinstance(self._loop, SimLoop), "a simulated process"
-            connection = self._network.open(self._process.node_id, them, self._loop)
-            self._connections[them] = (connection, now_s)
-        request_id = duty.request_id
-
-        def answered(answer: Frame) -> None:
-            now_ms = self._clock.monotonic_ms()
-            if isinstance(answer, ConnectionError):
-                refused = isinstance(answer, Refused)
-                self.call(lambda quorum: quorum.no_response(now_ms, request_id, refused))
-            else:
-                self.call(lambda quorum: quorum.response(now_ms, request_id, answer))
-
-        connection.ask(duty.message, answered)
 
     def _serve_records(self, duty: ServeRecords) -> None:
         records = b""

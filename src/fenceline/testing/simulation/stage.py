@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
 
-from fenceline.testing.simulation import controller_of_one, quorum_cluster
+from fenceline.testing.simulation import controller_of_one, controllers, quorum_cluster
 from fenceline.testing.simulation.checks import Invariants
 from fenceline.testing.simulation.faults import Faults
 from fenceline.testing.simulation.options import Options, draw_faults
@@ -49,6 +49,7 @@ class Story(Protocol):
 Maker = Callable[[World, Invariants], Story]
 STORIES: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
     "controller": (controller_of_one.Story, controller_of_one.Story.base_options),
+    "controllers": (controllers.Story, controllers.Story.base_options),
     "quorum": (quorum_cluster.Story, quorum_cluster.Story.base_options),
 }
 """By name: what makes the story, and its options before faults are drawn."""

@@ -1,0 +1,210 @@
+"""A story: the controllers of several voters, with a broker beside each, and clients that follow whoever is active.
+
+Owns the body of a node: the real `ControllerDriver` with its quorum driver, loader and snapshots, on a simulated
+network. Clients and what they rely on are those of `controller_of_one`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any, Final
+from uuid import UUID
+
+from fenceline.config.node import NodeConfig
+from fenceline.controller.requests import BrokerHeartbeat, RegisterBroker, RegisterController, Request
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.metadata.features import SUPPORTED
+from fenceline.metadata.image import Endpoint
+from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.storage_trouble import StorageTrouble
+from fenceline.quorum.messages import ApiVersionsRequest, ApiVersionsResponse, ResponseMessage
+from fenceline.testing.simulation.checks import InvariantBroken, Invariants
+from fenceline.testing.simulation.controller_of_one import (
+    CLUSTER_ID,
+    Client,
+    DriverView,
+    directory_id,
+    format_voters,
+    node_config,
+    serve_client,
+)
+from fenceline.testing.simulation.loop import SimExecutor
+from fenceline.testing.simulation.network import Frame, Lost, Reply
+from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.peers import SimPeers
+from fenceline.testing.simulation.quorum_node import LEVELS, voter_of
+from fenceline.testing.simulation.world import DATA_DIR, Process, World
+
+_ENDPOINTS: Final = (Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),)
+_HEARTBEAT_S: Final = 2.0
+_REQUEST_TIMEOUT_S: Final = 3.0
+
+
+class _Driver(ControllerDriver):
+    """Its peers are simulated; all else is the node's own."""
+
+    process: Process
+
+    def _peers(self, answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> Any:
+        return SimPeers(self.process.world.network, self.process.node_id, answered, unanswered)
+
+
+class Story:
+    """The nodes and the clients: a `stage.Story`."""
+
+    name = "controllers"
+
+    def __init__(self, world: World, invariants: Invariants) -> None:
+        self._world = world
+        self._invariants = invariants
+        self._ids = range(1, world.options.nodes + 1)
+        self._drivers: dict[int, ControllerDriver] = {}
+        self._clients: list[Client] = []
+
+    @staticmethod
+    def base_options(rng: Random) -> Options:
+        return Options(nodes=rng.choice((2, 3, 3, 3, 4, 5)))
+
+    def build(self) -> None:
+        for node_id in self._ids:
+            format_voters(self._world.add(node_id, self._body).disk, [voter_of(each) for each in self._ids])
+        for process in self._world.processes.values():
+            process.start()
+        for number in range(self._world.options.clients):
+            client = Client(self._world, number, self._ids)
+            self._clients.append(client)
+            self._world.loop.create_task(client.live())
+
+    def _config(self, node_id: int) -> NodeConfig:
+        servers = ",".join(f"n{each}:{each}" for each in self._ids)
+        return node_config(self._world.options, node_id, {"controller.quorum.bootstrap.servers": servers})
+
+    async def _body(self, process: Process) -> None:
+        node_id = process.node_id
+        driver = _Driver(
+            config=self._config(node_id),
+            disk=process.files,
+            directory=DATA_DIR,
+            cluster_id=CLUSTER_ID,
+            node_id=node_id,
+            directory_id=directory_id(node_id),
+            clock=process.clock,
+            rng=self._world.rng(f"controller {node_id} life {process.life}"),
+            trouble=StorageTrouble(process.clock),
+            executor=SimExecutor(1),
+        )
+        driver.process = process
+        driver.open(voter_of(node_id).endpoints[0])
+        process.take(lambda source, frame, reply: _take(driver, source, frame, reply))
+        await driver.run()
+        process.view = DriverView(driver, process.disk)
+        self._drivers[node_id] = driver
+        broker = asyncio.create_task(self._live_as_broker(process, driver))
+        failed = driver.failed()
+        stopping = asyncio.create_task(process.stopping.wait())
+        await asyncio.wait((failed, stopping, broker), return_when=asyncio.FIRST_COMPLETED)
+        for task in (broker, stopping):
+            task.cancel()
+        if failed.done():
+            failed.result()
+        if broker.done() and not broker.cancelled():
+            broker.result()
+        await driver.stop()
+
+    async def _live_as_broker(self, process: Process, driver: ControllerDriver) -> None:
+        """Registration and heartbeats of the broker in the same process, with whoever leads."""
+        node_id, incarnation_id = process.node_id, UUID(int=process.node_id << 32 | process.life)
+        epoch = -1
+        while True:
+            leader = driver.quorum.leader_id
+            try:
+                if leader < 0:
+                    raise PeerError(ErrorCode.NOT_CONTROLLER)
+                if epoch < 0:
+                    await self._ask(node_id, leader, RegisterController(node_id, incarnation_id, _ENDPOINTS, SUPPORTED))
+                    registration = RegisterBroker(
+                        node_id,
+                        CLUSTER_ID,
+                        incarnation_id,
+                        _ENDPOINTS,
+                        SUPPORTED,
+                        log_dirs=(directory_id(node_id),),
+                        previous_broker_epoch=-1,
+                    )
+                    epoch = (await self._ask(node_id, leader, registration)).broker_epoch
+                await self._ask(node_id, leader, BrokerHeartbeat(node_id, epoch, driver.image.offset))
+            except (PeerError, ConnectionError) as error:
+                if isinstance(error, PeerError) and error.code is ErrorCode.STALE_BROKER_EPOCH:
+                    epoch = -1
+                await asyncio.sleep(0.1)
+                continue
+            await asyncio.sleep(_HEARTBEAT_S)
+
+    async def _ask(self, node_id: int, leader: int, request: Request) -> Any:
+        """Raises PeerError, ConnectionError."""
+        answer = await self._world.network.request(node_id, leader, request, timeout_s=_REQUEST_TIMEOUT_S)
+        if isinstance(answer, PeerError):
+            raise answer
+        return answer
+
+    def progress(self) -> int:
+        return min(client.done for client in self._clients)
+
+    def rest(self) -> bool:
+        """Nobody waits, and all have what is committed."""
+        for client in self._clients:
+            client.must_rest = True
+        views = [process.view for process in self._world.processes.values()]
+        states = [view.state() for view in views if view is not None]
+        end = self._invariants.committed.end
+        return (
+            not any(client.is_waiting for client in self._clients)
+            and len(states) == len(views)
+            and all(state.high_watermark >= end and state.image_offset == end - 1 for state in states)
+            and len({(state.epoch, state.leader_id) for state in states}) == 1
+        )
+
+    def final(self) -> None:
+        """What clients were told is what every controller knows."""
+        for driver in self._drivers.values():
+            for client in self._clients:
+                client.compare(driver.image)
+        active = [node_id for node_id, driver in self._drivers.items() if driver.is_active]
+        if len(active) != 1:
+            raise InvariantBroken(f"the active controllers are {active} (C1)")
+
+
+def _take(driver: ControllerDriver, source: int, frame: Frame, reply: Reply) -> None:
+    """A request of another node's quorum or broker, or of a client."""
+    if isinstance(frame, bytes):
+        asyncio.get_running_loop().create_task(_answer_client(driver, frame, reply))
+    elif isinstance(frame, ApiVersionsRequest):
+        reply(ApiVersionsResponse(ErrorCode.NONE, LEVELS), None)
+    elif isinstance(frame, RegisterBroker | RegisterController | BrokerHeartbeat):
+        driver.submit(frame).add_done_callback(lambda done: _tell(done, reply))
+    else:
+        driver.ask(frame).add_done_callback(lambda done: _tell(done, reply))
+
+
+async def _answer_client(driver: ControllerDriver, frame: bytes, reply: Reply) -> None:
+    reply(await serve_client(driver, frame), None)
+
+
+def _tell(done: asyncio.Future[Any], reply: Reply) -> None:
+    if done.cancelled():
+        reply(None, Lost("the node stops"))
+        return
+    error = done.exception()
+    if error is None:
+        answer = done.result()
+        records = getattr(answer, "records", None)
+        if isinstance(records, memoryview):
+            answer = replace(answer, records=bytes(records))  # what is on its way does not change with the log
+        reply(answer, None)
+    elif isinstance(error, PeerError):
+        reply(error, None)
+    else:
+        raise error

@@ -1,0 +1,93 @@
+"""What seeds have found in the node's own code, each as a small test."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import pytest
+
+from fenceline.errors import OperatorError
+from fenceline.metadata.records import NoOpRecord, TopicRecord
+from fenceline.node.metadata_batches import record_batch
+from fenceline.node.metadata_loader import MetadataLoader
+from fenceline.node.metadata_log import MetadataLog
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.loop import SimExecutor, run
+
+
+class _Disk(SimDisk):
+    """Reads give the lowest bit of the byte `at` wrong, once `is_wrong` is set."""
+
+    is_wrong = False
+    at = 0
+
+    def pread(self, fd: int, size_bytes: int, position: int, /) -> bytes:
+        content = bytearray(super().pread(fd, size_bytes, position))
+        if self.is_wrong and position <= self.at < position + len(content):
+            content[self.at - position] ^= 1
+        return bytes(content)
+
+
+def _append(log: MetadataLog, count: int = 1) -> None:
+    for _ in range(count):
+        log.append(record_batch([NoOpRecord()], 25, 0), 1, 0)
+
+
+def test_what_a_killed_process_has_written_is_made_durable_at_the_start() -> None:
+    """Controllers, seed 6: a follower was killed before its flush, and told the leader after its start that it has all
+    that its files hold."""
+    disk = SimDisk()
+    disk.mkdir("/data")
+    _append(MetadataLog.open(disk, "/data", now_ms=0), 3)
+    again = MetadataLog.open(disk, "/data", now_ms=0)
+    assert again.end_offset == 3
+    safe = disk.safe(again.directory)["00000000000000000000.log"]
+    assert len(safe) == again.size_bytes
+    for seed in range(20):
+        disk.rng.seed(seed)
+        disk.crash()
+        assert MetadataLog.open(disk, "/data", now_ms=0).end_offset == 3
+
+
+def test_wrong_bits_are_no_metadata() -> None:
+    """Controllers, seed 36: what is committed is read back from the disk, and may come wrong."""
+    disk = _Disk(resident=lambda: False)
+    disk.mkdir("/data")
+    log = MetadataLog.open(disk, "/data", now_ms=0)
+    log.append(record_batch([TopicRecord("flights", UUID(int=7))], 25, 0), 1, 0)
+
+    async def load() -> tuple[MetadataLoader, list[BaseException]]:
+        failed: list[BaseException] = []
+        loader = MetadataLoader(log, executor=lambda: SimExecutor(1), failed=failed.append)
+        loader.committed(1)
+        await asyncio.sleep(1)
+        return loader, failed
+
+    loader, failed = run(load())
+    assert set(loader.image.topics_by_name) == {"flights"}
+    assert not failed
+    disk.at, disk.is_wrong = log.size_bytes - 3, True
+    loader, failed = run(load())
+    assert not loader.image.topics_by_name
+    assert isinstance(failed[0], OperatorError)
+    assert "heck the disk" in failed[0].advice
+    with pytest.raises(OperatorError, match="is damaged"):
+        log.replay()
+
+
+def test_a_batch_that_does_not_follow_is_not_taken_in() -> None:
+    disk = _Disk(resident=lambda: False)
+    disk.mkdir("/data")
+    log = MetadataLog.open(disk, "/data", now_ms=0)
+    for _ in range(3):
+        log.append(record_batch([NoOpRecord()], 25, 0), 1, 0)
+        flush = log.begin_flush()
+        assert flush is not None
+        flush()
+        flush.end(None)
+    disk.at = log.size_bytes // 3 + 7
+    assert log.replay().record_count == 3
+    disk.is_wrong = True
+    with pytest.raises(OperatorError, match="a batch at offset 0 where 1 was expected"):
+        log.replay()
