@@ -1,0 +1,134 @@
+"""A metadata log directory on a simulated disk, with a history that is known offset by offset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from uuid import UUID
+
+from fenceline.metadata.delta import MetadataDelta
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
+from fenceline.metadata.records import (
+    ConfigRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterBrokerRecord,
+    TopicRecord,
+)
+from fenceline.node.metadata_batches import SnapshotBatches, control_batch, record_batch
+from fenceline.node.metadata_log import MetadataLog
+from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVoters, Voter, leader_change
+from fenceline.quorum.log_view import SnapshotId
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.disk import LifeDisk
+from fenceline.testing.simulation.scheduler import ProcessEnded
+
+DATA = "/data"
+DIRECTORY = f"{DATA}/__cluster_metadata-0"
+EPOCH = 3
+VOTER = Voter(1, UUID(int=500))
+VOTERS = (VOTER,)
+
+
+def records_of(number: int) -> list[MetadataRecord]:
+    """The records of the batch `number` of every history: they fit on those before."""
+    if number == 0:
+        broker = RegisterBrokerRecord(broker_id=1, broker_epoch=4, log_dirs=(UUID(int=7),))
+        return [FeatureLevelRecord("metadata.version", 30), broker]
+    topic = UUID(int=number)
+    return [
+        TopicRecord(f"topic-{number}", topic),
+        PartitionRecord(0, topic, (1,), (1,), (), (), 1, 0, 0, 0, (UUID(int=7),)),
+        ConfigRecord(2, f"topic-{number}", "retention.ms", str(number)),
+        ProducerIdsRecord(1, 4, number * 1000),
+    ]
+
+
+class History:
+    """A log that grows batch by batch, and the image after each of them."""
+
+    def __init__(self, disk: SimDisk | LifeDisk, *, segment_bytes: int = 1 << 20) -> None:
+        self.disk = disk
+        self.log = MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=segment_bytes)
+        self.image = EMPTY_IMAGE
+        self.images: dict[int, MetadataImage] = {}
+        self.committed_offset = -1
+        """Of the last record that is durable."""
+        self.number = 0
+
+    def begin(self) -> None:
+        """The first batch of the epoch."""
+        opening: list[ControlRecord] = [leader_change(1, [1], [1]), KRaftVersion(0, 1), KRaftVoters(0, VOTERS)]
+        self.log.append(control_batch(opening, 1000), EPOCH, 1000)
+        self._flushed(MetadataDelta(EMPTY_IMAGE).build(self.log.end_offset - 1, EPOCH)[0])
+
+    def grow(self, batches: int = 1) -> None:
+        """More committed batches; their time is 1000 ms and their first offset."""
+        for _ in range(batches):
+            records = records_of(self.number)
+            self.number += 1
+            now_ms = 1000 + self.log.end_offset
+            self.log.append(record_batch(records, 30, now_ms), EPOCH, now_ms)
+            delta = MetadataDelta(self.image)
+            for record in records:
+                delta.replay(record)
+            self._flushed(delta.build(self.log.end_offset - 1, EPOCH)[0])
+
+    def _flushed(self, image: MetadataImage) -> None:
+        self.log.flush()
+        self.log.advance_high_watermark(self.log.end_offset)
+        self.image = image
+        self.committed_offset = self.log.end_offset - 1
+        self.images[self.committed_offset] = image
+
+    def snapshot(self) -> SnapshotId:
+        """Of what is there now, frozen and registered."""
+        snapshot = SnapshotId(self.image.offset + 1, EPOCH)
+        timestamp_ms = self.log.timestamp_at_end_of(self.image.offset, EPOCH)
+        assert timestamp_ms is not None
+        self.log.write_snapshot(snapshot, snapshot_of(self.image, timestamp_ms))
+        self.log.snapshot_written(snapshot)
+        return snapshot
+
+
+def snapshot_of(image: MetadataImage, timestamp_ms: int = 0) -> SnapshotBatches:
+    return SnapshotBatches(image, now_ms=5000, last_log_timestamp_ms=timestamp_ms, kraft_version=1, voters=VOTERS)
+
+
+def image_after(batches: int, end_offset: int, epoch: int) -> MetadataImage:
+    """Of the first `batches` of every history, as another node has it."""
+    delta = MetadataDelta(EMPTY_IMAGE)
+    for number in range(batches):
+        for record in records_of(number):
+            delta.replay(record)
+    return delta.build(end_offset - 1, epoch)[0]
+
+
+def crash_at_every_call(story: Callable[[LifeDisk], None], check: Callable[[SimDisk], None], *, seeds: int = 6) -> int:
+    """Play the story with a loss of power at its first, second, ... change of the disk, until it gets to its end; look
+    at the disk after each. How many changes there were."""
+    for changes in range(10_000):
+        crashed = False
+        for seed in range(seeds):
+            disk = SimDisk(seed * 10_007 + changes)
+            disk.mkdir(DATA)
+            life: LifeDisk
+
+            def die(disk: SimDisk = disk) -> None:
+                life.forget()  # noqa: B023 - called in this round only
+                disk.crash()
+
+            life = LifeDisk(disk, Random(seed), tell=lambda text: None, die=die)
+            life.crash_after(changes)
+            try:
+                story(life)
+            except ProcessEnded:
+                crashed = True
+            else:
+                life.end()
+            check(disk)
+        if not crashed:
+            return changes
+    raise AssertionError("the story does not end")

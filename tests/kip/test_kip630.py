@@ -1,0 +1,653 @@
+"""KIP-630, sentence by sentence, on one directory: what a snapshot is, when there is one, what may go, what is loaded.
+
+`§` names the section of the KIP and the sentence in it; the rule is the one in our own words (snapshots.md N1-N53).
+Where Kafka as released differs from the KIP, the test says which of the two holds. The transfer between nodes is
+`test_kip630_transfer.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, Literal
+from uuid import UUID
+
+import pytest
+
+from fenceline.config.broker import ALL_CONFIGS
+from fenceline.config.node import NodeConfig
+from fenceline.errors import OperatorError
+from fenceline.metadata.changes import difference
+from fenceline.metadata.features import METADATA_VERSION
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
+from fenceline.metadata.records import FeatureLevelRecord, MetadataRecord, decode_record
+from fenceline.metadata.snapshot import image_of, image_records
+from fenceline.node import snapshot_files
+from fenceline.node.metadata_batches import control_batch, record_batch
+from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.metadata_snapshots import Snapshots
+from fenceline.node.snapshot_files import SnapshotDamaged
+from fenceline.quorum.control_records import (
+    KRaftVersion,
+    KRaftVoters,
+    SnapshotFooter,
+    SnapshotHeader,
+    decode_control,
+)
+from fenceline.quorum.log_view import SnapshotId
+from fenceline.records.batch import Codec, crc_is_valid, iter_headers
+from fenceline.records.decode import decode_batch
+from fenceline.testing.sim_disk import SimDisk
+from tests.node.controller_helpers import AtOnce, Held, StillClock
+
+from .snapshot_directory import DATA, DIRECTORY, EPOCH, VOTERS, History, image_after, snapshot_of
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    disk = SimDisk()
+    disk.mkdir(DATA)
+    return disk
+
+
+@pytest.fixture
+def history(disk: SimDisk) -> History:
+    made = History(disk)
+    made.begin()
+    made.grow(3)
+    return made
+
+
+def _content(history: History, snapshot: SnapshotId) -> bytes:
+    found = history.disk.pread(history.disk.open_read(history.log.path_of(snapshot)), 1 << 30, 0)
+    return bytes(found)
+
+
+def _batches(content: bytes) -> list[Any]:
+    return [(header, decode_batch(content, header)) for header in iter_headers(content)]
+
+
+# -- § Snapshot, § Metadata Topic Partition ---------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_named_by_the_end_offset_and_the_epoch_of_the_last_record(history: History) -> None:
+    """§ Snapshot 1-2; N1: the end offset is exclusive and the next offset to fetch."""
+    snapshot = history.snapshot()
+    assert snapshot == (history.log.end_offset, EPOCH)
+
+
+def test_snapshots_are_ordered_by_epoch_then_offset(disk: SimDisk, history: History) -> None:
+    """§ Snapshot; N1."""
+    for each in (SnapshotId(5, 3), SnapshotId(9, 1), SnapshotId(3, 3), SnapshotId(4, 2)):
+        disk.open_append(f"{DIRECTORY}/{each.file_name}")
+    found = snapshot_files.find_snapshots(disk, DIRECTORY)
+    assert found == [(9, 1), (4, 2), (3, 3), (5, 3)]
+
+
+def test_the_file_lies_beside_the_segments_under_its_own_suffix(disk: SimDisk, history: History) -> None:
+    """§ Snapshot Format, file name; N2: Kafka writes the epoch with 10 digits, the KIP has 20 (G23)."""
+    history.snapshot()
+    assert "00000000000000000013-0000000003.checkpoint" in disk.listdir(DIRECTORY)
+    assert snapshot_files.snapshot_of("00000000000000000017-00000000000000000003.checkpoint") is None
+
+
+def test_a_file_in_the_making_has_another_suffix(disk: SimDisk, history: History) -> None:
+    """§ Snapshot Format, atomicity; N3, N16."""
+    seen: list[list[str]] = []
+    batches = snapshot_of(history.image)
+
+    def watched() -> Any:
+        for batch in batches:
+            seen.append([name for name in disk.listdir(DIRECTORY) if ".checkpoint" in name])
+            yield batch
+
+    history.log.write_snapshot(SnapshotId(17, 3), watched())
+    assert seen[0] == ["00000000000000000017-0000000003.checkpoint.part"]
+    assert [name for name in disk.listdir(DIRECTORY) if ".checkpoint" in name] == [
+        "00000000000000000017-0000000003.checkpoint"
+    ]
+
+
+def test_it_is_durable_before_it_has_its_name(disk: SimDisk, history: History) -> None:
+    """§ Snapshot Format; N16: fsync, rename, fsync of the directory."""
+    order: list[str] = []
+    for name in ("fsync", "rename", "fsync_dir"):
+        original = getattr(disk, name)
+
+        def told(*arguments: Any, name: str = name, original: Callable[..., Any] = original) -> Any:
+            order.append(name)
+            return original(*arguments)
+
+        setattr(disk, name, told)
+    history.snapshot()
+    assert order == ["fsync", "rename", "fsync_dir"]
+
+
+def test_a_file_that_could_not_be_written_leaves_nothing(disk: SimDisk, history: History) -> None:
+    """§ Snapshot Format; N16."""
+    calls: tuple[Literal["write", "fsync", "rename"], ...] = ("write", "fsync", "rename")
+    for call in calls:
+        disk.fail(call, ".part")
+        with pytest.raises(OSError, match="error"):
+            history.snapshot()
+        disk.heal()
+        assert not [name for name in disk.listdir(DIRECTORY) if ".checkpoint" in name]
+
+
+# -- § Snapshot Format ------------------------------------------------------------------------------------------------
+
+
+def test_the_form_is_that_of_the_log(history: History) -> None:
+    """§ Snapshot Format 1; N6: batches of magic 2, uncompressed, offsets from 0, the snapshot's epoch in each."""
+    batches = _batches(_content(history, history.snapshot()))
+    content = _content(history, history.log.snapshots[-1])
+    assert all(header.codec is Codec.NONE and crc_is_valid(content, header) for header, _ in batches)
+    assert {header.leader_epoch for header, _ in batches} == {EPOCH}
+    offsets = [one.offset for _, records in batches for one in records]
+    assert offsets == list(range(len(offsets)))
+
+
+def test_the_first_batch_is_a_control_batch_with_the_header(history: History) -> None:
+    """§ Snapshot Format, header; N7: version 0 and the append time of the last batch that it stands for."""
+    (header, records), *_ = _batches(_content(history, history.snapshot()))
+    assert header.is_control
+    controls = [decode_control(one.key, one.value) for one in records]
+    last_batch_ms = 1000 + history.log.end_offset - 4
+    assert controls == [SnapshotHeader(0, last_batch_ms), KRaftVersion(0, 1), KRaftVoters(0, VOTERS)]
+
+
+def test_the_last_batch_is_a_control_batch_with_the_footer(history: History) -> None:
+    """§ Snapshot Format, footer; N8."""
+    *_, (header, records) = _batches(_content(history, history.snapshot()))
+    assert header.is_control
+    assert [decode_control(one.key, one.value) for one in records] == [SnapshotFooter()]
+
+
+def test_between_them_is_the_whole_state_and_nothing_else(history: History) -> None:
+    """§ Snapshot Format 2-4; N10: complete, no deletion, metadata.version first."""
+    values = [
+        one.value
+        for header, records in _batches(_content(history, history.snapshot()))
+        if not header.is_control
+        for one in records
+    ]
+    records = [decode_record(value) for value in values]
+    assert records[0] == FeatureLevelRecord(METADATA_VERSION, 30)
+    assert not [one for one in records if type(one).__name__.startswith(("Remove", "Unregister"))]
+    assert not [one for one in records if type(one).__name__.endswith("ChangeRecord")]
+    assert image_of(records, history.image.offset, EPOCH) == history.image
+
+
+def test_large_states_become_many_batches(history: History) -> None:
+    """N6: 1024 records in a batch, and few bytes where records are large."""
+    from fenceline.metadata.delta import MetadataDelta
+    from fenceline.metadata.records import ConfigRecord
+
+    delta = MetadataDelta(history.image)
+    for number in range(2500):
+        delta.replay(ConfigRecord(4, "1", f"a{number:05}", "x" * (30_000 if number > 2000 else 1)))
+    image, _ = delta.build(99, EPOCH)
+    batches = [header for batch in snapshot_of(image) for header in iter_headers(batch)]
+    assert max(header.record_count for header in batches) == 1024
+    assert max(header.size_bytes for header in batches) < 8 << 20
+    assert len(batches) > 6
+
+
+# -- § When to Snapshot -----------------------------------------------------------------------------------------------
+
+
+class Quorum:
+    """What a snapshot asks of the quorum."""
+
+    def voters_before(self, end_offset: int) -> Any:
+        assert end_offset > 0
+        return 1, VOTERS
+
+
+class Node:
+    """Snapshots of a history, with a clock that stands still."""
+
+    def __init__(self, history: History, settings: Mapping[str, str], executor: AtOnce | None = None) -> None:
+        overrides = {
+            **settings,
+            "log.dirs": "/data",
+            "listeners": "PLAINTEXT://127.0.0.1:9092,CONTROLLER://localhost:9093",
+            "controller.listener.names": "CONTROLLER",
+        }
+        self.history = history
+        self.clock = StillClock()
+        config = NodeConfig.load(None, overrides, {})
+        self.snapshots = Snapshots(history.log, config, self.clock, executor or AtOnce())
+
+    async def grow(self, batches: int = 1) -> None:
+        for _ in range(batches):
+            before = self.history.log.size_bytes
+            self.history.grow()
+            size = self.history.log.size_bytes - before
+            self.snapshots.committed(size, self.history.image, Quorum())  # type: ignore[arg-type]
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+
+_BYTES = "metadata.log.max.record.bytes.between.snapshots"
+_INTERVAL = "metadata.log.max.snapshot.interval.ms"
+
+
+def _run(story: Any) -> None:
+    asyncio.run(asyncio.wait_for(story, 60))
+
+
+def test_after_so_many_bytes(history: History) -> None:
+    """§ When to Snapshot; N11: bytes of committed records since the last one."""
+
+    async def story() -> None:
+        node = Node(history, {_BYTES: "900", _INTERVAL: "0"})
+        counts = []
+        for _ in range(12):
+            await node.grow()
+            counts.append(len(history.log.snapshots))
+        assert counts[0] == 0
+        assert counts[-1] in (3, 4), counts
+        assert all(later - earlier <= 1 for earlier, later in pairwise(counts))
+        await node.snapshots.finish()
+
+    _run(story())
+
+
+def test_after_so_much_time_when_something_is_committed(history: History) -> None:
+    """Not in the KIP; N12, N13: Kafka's second limit, either of the two is enough. 0 is never."""
+
+    async def story(interval_ms: int) -> int:
+        node = Node(history, {_INTERVAL: str(interval_ms)})
+        await node.grow()
+        node.clock.ms += 10_000
+        await node.grow()
+        node.clock.ms += 9_999
+        await node.grow()
+        await node.snapshots.finish()
+        return len(history.log.snapshots)
+
+    assert asyncio.run(story(0)) == 0
+    assert asyncio.run(story(10_000)) == 1
+
+
+def test_only_when_enough_has_changed(history: History) -> None:
+    """§ When to Snapshot, changed ratio; G23: an optional setting here, and never part of Kafka."""
+
+    async def story() -> None:
+        node = Node(history, {"metadata.snapshot.min.changed_records.ratio": "0.5", _BYTES: "1", _INTERVAL: "0"})
+        ends: list[int] = []
+        for _ in range(30):
+            await node.grow()
+            ends = [each.end_offset for each in history.log.snapshots]
+        gaps = [later - earlier for earlier, later in pairwise(ends)]
+        assert gaps == sorted(gaps)
+        for earlier, later in pairwise(history.log.snapshots):
+            held = snapshot_files.verify_snapshot(history.disk, history.log.path_of(earlier), earlier).record_count
+            assert later.end_offset - earlier.end_offset >= 0.5 * held
+        assert len(ends) < 12
+        await node.snapshots.finish()
+
+    _run(story())
+    assert ALL_CONFIGS["metadata.snapshot.min.changed_records.ratio"].default == "0"
+
+
+def test_one_at_a_time_of_an_image_that_does_not_change(history: History) -> None:
+    """§ When to Snapshot; N14, N16: the log goes on while a thread writes; what comes meanwhile is not in it."""
+
+    async def story() -> None:
+        held = Held()
+        node = Node(history, {_BYTES: "1", _INTERVAL: "0"}, held)
+        await node.grow()
+        image = history.image
+        await node.grow(3)
+        assert len(held.waiting) == 1
+        assert not history.log.snapshots
+        held.let_go()
+        await asyncio.sleep(0.01)
+        (snapshot,) = history.log.snapshots
+        assert snapshot == (image.offset + 1, EPOCH)
+        held.let_go()
+        await asyncio.sleep(0.01)
+        replayed = MetadataLog.open(history.disk, DATA, now_ms=0)
+        assert replayed.replay().image == history.image
+        finishing = asyncio.ensure_future(node.snapshots.finish())
+        await asyncio.sleep(0.01)
+        held.let_go()
+        await finishing
+
+    _run(story())
+
+
+def test_only_of_committed_ends_of_batches(history: History) -> None:
+    """§ When to Snapshot; N15, N53: not inside of a batch, past the high watermark or of another epoch."""
+    log = history.log
+    end = log.end_offset
+    assert log.timestamp_at_end_of(end - 1, EPOCH) is not None
+    assert log.timestamp_at_end_of(end - 2, EPOCH) is None
+    assert log.timestamp_at_end_of(end - 1, EPOCH + 1) is None
+    log.append(record_batch([FeatureLevelRecord("group.version", 1)], 30, 1), EPOCH, 1)
+    assert log.timestamp_at_end_of(end, EPOCH) is None
+
+
+def test_the_same_snapshot_is_not_written_twice(history: History) -> None:
+    """N15."""
+
+    async def story() -> None:
+        node = Node(history, {_BYTES: "1", _INTERVAL: "0"})
+        await node.grow()
+        assert len(history.log.snapshots) == 1
+        node.snapshots.committed(100, history.image, Quorum())  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        assert len(history.log.snapshots) == 1
+        assert node.snapshots.generated_count == 1
+        await node.snapshots.finish()
+
+    _run(story())
+
+
+# -- § When to Increase the Log Begin Offset, § When to Delete Snapshots ----------------------------------------------
+
+
+def _with_snapshots(disk: SimDisk, count: int, segment_bytes: int = 300) -> History:
+    history = History(disk, segment_bytes=segment_bytes)
+    history.begin()
+    for _ in range(count):
+        history.grow(2)
+        history.snapshot()
+    return history
+
+
+def test_the_log_starts_at_0_or_at_a_snapshot(disk: SimDisk) -> None:
+    """§ When to Increase the Log Begin Offset 1-2; N19, N48."""
+    history = _with_snapshots(disk, 4)
+    log = history.log
+    assert log.start_offset == 0
+    ends = [each.end_offset for each in log.snapshots]
+    sizes = log.snapshot_sizes(log.snapshots)
+    total = log.size_bytes + sum(sizes.values())
+    for limit in (total, total - 1, 1000, 0):
+        log.forget_oldest(sizes, limit, 0)
+        assert log.start_offset in (0, *ends)
+        assert log.start_offset == 0 or log.start_offset == log.snapshots[0].end_offset
+    assert log.start_offset == ends[-1]
+    assert log.replay().image == history.image
+
+
+def test_the_newest_snapshot_always_stays(disk: SimDisk) -> None:
+    """§ When to Delete Snapshots; N19, N20: so both limits are soft."""
+    log = _with_snapshots(disk, 3).log
+    newest = log.newest_snapshot
+    log.forget_oldest({}, 0, 10**12, timestamps=dict.fromkeys(log.snapshots, 0), max_age_ms=0)
+    assert log.snapshots == [newest]
+
+
+def test_the_oldest_go_while_they_are_too_old(disk: SimDisk) -> None:
+    """§ When to Delete Snapshots; N18: by the time in the header, the oldest first, until one is young enough."""
+    log = _with_snapshots(disk, 4).log
+    snapshots = list(log.snapshots)
+    timestamps = log.snapshot_timestamps(snapshots)
+    assert timestamps == {each: 1000 + each.end_offset - 4 for each in snapshots[1:]} | {
+        snapshots[0]: 1000 + snapshots[0].end_offset - 4
+    }
+    age_ms = 10
+    now_ms = timestamps[snapshots[1]] + age_ms + 1
+    log.forget_oldest({}, -1, now_ms, timestamps=timestamps, max_age_ms=age_ms)
+    assert log.snapshots == snapshots[2:]
+    log.forget_oldest({}, -1, now_ms, timestamps=timestamps, max_age_ms=-1)
+    assert log.snapshots == snapshots[2:]
+
+
+def test_segments_go_only_whole_and_below_the_start(disk: SimDisk) -> None:
+    """§ When to Increase the Log Begin Offset; N18, N20: no retention of its own takes a segment."""
+    log = _with_snapshots(disk, 4).log
+    before = len(log.partition_log.segments)
+    log.partition_log.enforce_retention(10**13)
+    assert len(log.partition_log.segments) == before
+    deletions = log.forget_oldest({}, 0, 0)
+    assert log.partition_log.segments[0].base_offset <= log.start_offset
+    assert len(log.partition_log.segments) < before
+    for delete in deletions:
+        delete()
+    names = disk.listdir(DIRECTORY)
+    assert not [name for name in names if name.endswith(".deleted")]
+    assert MetadataLog.open(disk, DATA, now_ms=0).start_offset <= log.start_offset, "G31: never checkpointed"
+
+
+def test_who_reads_a_snapshot_that_goes_reads_it_to_its_end(disk: SimDisk) -> None:
+    """§ When to Delete Snapshots; N21: another name at once, deleted later."""
+    log = _with_snapshots(disk, 2).log
+    oldest = log.snapshots[0]
+    fd = disk.open_read(log.path_of(oldest))
+    deletions = log.forget_oldest({}, 0, 0)
+    assert disk.stat(log.path_of(oldest)) is None
+    assert disk.stat(log.path_of(oldest) + ".deleted") is not None
+    for delete in deletions:
+        delete()
+    assert disk.stat(log.path_of(oldest) + ".deleted") is None
+    assert disk.pread(fd, 100, 0)
+
+
+def test_cleaning_comes_with_time(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N18: now and then, by both limits, without a new snapshot."""
+    monkeypatch.setattr("fenceline.node.metadata_snapshots._CLEANING_S", 0.001)
+
+    async def story() -> None:
+        history = _with_snapshots(disk, 3)
+        node = Node(history, {"metadata.max.retention.ms": "1000", "internal.metadata.delete.delay.millis": "0"})
+        node.clock.ms = 10_000_000
+        node.snapshots.replayed(0, lambda: history.image, Quorum())  # type: ignore[arg-type]
+        while len(history.log.snapshots) > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await node.snapshots.finish()
+        assert not [name for name in disk.listdir(DIRECTORY) if name.endswith(".deleted")]
+
+    _run(story())
+
+
+# -- § Loading Snapshots, § Interaction with the Finalized Feature ----------------------------------------------------
+
+
+def test_the_state_is_the_newest_snapshot_and_the_log_behind_it(disk: SimDisk, history: History) -> None:
+    """§ When to Load Snapshots 1, at boot; N40."""
+    snapshot = history.snapshot()
+    history.grow(2)
+    replayed = MetadataLog.open(disk, DATA, now_ms=0).replay()
+    assert (replayed.snapshot, replayed.image) == (snapshot, history.image)
+    assert replayed.log_record_count == history.log.end_offset - snapshot.end_offset
+    assert replayed.voters == VOTERS
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda content: content[:-1],
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: content[:100] + bytes((content[100] ^ 1,)) + content[101:],
+        lambda content: content + bytes(control_batch([SnapshotFooter()], 1, base_offset=99, epoch=EPOCH)),
+        lambda content: content[list(iter_headers(content))[1].position :],
+        lambda content: content[: list(iter_headers(content))[-1].position],
+        lambda content: b"".join(snapshot_of(image_after(4, 17, EPOCH + 1))),
+        lambda content: bytes(record_batch([FeatureLevelRecord("metadata.version", 30)], 30, 1, epoch=EPOCH)),
+    ],
+    ids=["cut", "half", "empty", "bit", "longer", "headless", "footless", "another epoch", "no snapshot"],
+)
+def test_what_is_not_whole_is_never_loaded(disk: SimDisk, history: History, break_it: Callable[[bytes], bytes]) -> None:
+    """§ Loading; N9, G24: it is set aside, and the older one with the log behind it leads to the same state."""
+    older = history.snapshot()
+    history.grow(2)
+    broken = history.snapshot()
+    history.grow(1)
+    path = history.log.path_of(broken)
+    content = break_it(_content(history, broken))
+    disk.unlink(path)
+    disk.write(disk.open_append(path), content)
+    with pytest.raises(SnapshotDamaged):
+        snapshot_files.verify_snapshot(disk, path, broken)
+    log = MetadataLog.open(disk, DATA, now_ms=0)
+    replayed = log.replay()
+    assert (replayed.snapshot, replayed.image) == (older, history.image)
+    assert log.snapshots == [older]
+    assert disk.stat(path) is None
+    assert disk.stat(path + ".damaged") is not None
+    assert MetadataLog.open(disk, DATA, now_ms=0).replay().image == history.image
+
+
+def test_without_any_whole_snapshot_the_log_from_0_is_enough(disk: SimDisk, history: History) -> None:
+    """G24."""
+    path = history.log.path_of(history.snapshot())
+    disk.truncate(disk.open_append(path), 10)
+    assert MetadataLog.open(disk, DATA, now_ms=0).replay().image == history.image
+
+
+def test_where_nothing_else_holds_it_the_operator_is_asked(disk: SimDisk) -> None:
+    """G24: the file stays where it is."""
+    log = _with_snapshots(disk, 2).log
+    for delete in log.forget_oldest({}, 0, 0):
+        delete()
+    path = log.path_of(log.newest_snapshot)
+    disk.truncate(disk.open_append(path), 10)
+    with pytest.raises(SnapshotDamaged, match="damaged"):
+        MetadataLog.open(disk, DATA, now_ms=0).replay()
+    assert disk.stat(path) is not None
+
+
+def test_a_damaged_snapshot_never_costs_the_log(disk: SimDisk, history: History) -> None:
+    """G24, N45: one that is beyond the log's end is looked through before the log is cut for it."""
+    ahead = SnapshotId(500, EPOCH + 1)
+    content = b"".join(snapshot_of(image_after(9, 500, EPOCH + 1)))
+    disk.write(disk.open_append(f"{DIRECTORY}/{ahead.file_name}"), content[:-75])
+    log = MetadataLog.open(disk, DATA, now_ms=0)
+    assert log.end_offset == history.log.end_offset
+    assert log.replay().image == history.image
+
+
+def test_a_log_of_an_older_epoch_is_cut_for_a_snapshot(disk: SimDisk, history: History) -> None:
+    """N35, N45: a snapshot is beyond the log by its epoch, even where the log is longer."""
+    ahead = SnapshotId(5, EPOCH + 1)
+    image = image_after(1, 5, EPOCH + 1)
+    disk.write(disk.open_append(f"{DIRECTORY}/{ahead.file_name}"), b"".join(snapshot_of(image)))
+    log = MetadataLog.open(disk, DATA, now_ms=0)
+    assert (log.start_offset, log.end_offset, log.end.epoch) == (5, 5, EPOCH + 1)
+    assert log.replay().image == image
+
+
+def test_without_the_snapshot_that_the_log_begins_with_there_is_no_start(disk: SimDisk) -> None:
+    """N44: nothing is deleted before that is said."""
+    log = _with_snapshots(disk, 3).log
+    for delete in log.forget_oldest({}, 0, 0):
+        delete()
+    disk.unlink(log.path_of(log.newest_snapshot))
+    disk.open_append(f"{DIRECTORY}/x.checkpoint.part")
+    with pytest.raises(OperatorError, match="no snapshot stands for what was before"):
+        MetadataLog.open(disk, DATA, now_ms=0)
+    assert "x.checkpoint.part" in disk.listdir(DIRECTORY)
+
+
+def test_leftovers_are_removed_at_boot(disk: SimDisk, history: History) -> None:
+    """N43; G29: but for a download that can go on."""
+    kept = snapshot_files.download_name(SnapshotId(900, 9), 2)
+    names = [
+        "00000000000000000005-0000000003.checkpoint.part",
+        "00000000000000000005-0000000003-8237498723.checkpoint.part",
+        "00000000000000000005-0000000003.checkpoint.deleted",
+        snapshot_files.download_name(SnapshotId(1, 1), 2),
+        snapshot_files.download_name(SnapshotId(800, 9), 3),
+        kept,
+    ]
+    history.snapshot()
+    for name in names:
+        disk.open_append(f"{DIRECTORY}/{name}")
+    MetadataLog.open(disk, DATA, now_ms=0)
+    assert [name for name in disk.listdir(DIRECTORY) if name in names] == [kept]
+
+
+def test_snapshots_below_the_start_are_removed_at_boot(disk: SimDisk) -> None:
+    """N43."""
+    history = _with_snapshots(disk, 3)
+    oldest = history.log.snapshots[0]
+    content = _content(history, oldest)
+    for delete in history.log.forget_oldest({}, 0, 0):
+        delete()
+    disk.write(disk.open_append(history.log.path_of(oldest)), content)
+    log = MetadataLog.open(disk, DATA, now_ms=0)
+    assert (oldest in log.snapshots) == (oldest.end_offset >= log.start_offset)
+    assert all(each.end_offset >= log.start_offset for each in log.snapshots)
+
+
+def _everything(seed: int) -> MetadataImage:
+    from fenceline.metadata.delta import apply
+    from fenceline.metadata.records import (
+        AccessControlEntryRecord,
+        ClientQuotaRecord,
+        ConfigRecord,
+        DelegationTokenRecord,
+        EntityData,
+        ProducerIdsRecord,
+        RegisterBrokerRecord,
+        RegisterControllerRecord,
+        UserScramCredentialRecord,
+    )
+
+    image = image_after(4, 50, EPOCH)
+    records: list[MetadataRecord] = [
+        FeatureLevelRecord("group.version", 1),
+        RegisterBrokerRecord(broker_id=seed, broker_epoch=seed),
+        RegisterControllerRecord(controller_id=seed),
+        ConfigRecord(4, str(seed), "log.cleaner.threads", "2"),
+        ProducerIdsRecord(1, 4, 1_000_000 + seed),
+        ClientQuotaRecord((EntityData("user", str(seed)),), "producer_byte_rate", 1.0),
+        AccessControlEntryRecord(id=UUID(int=seed)),
+        UserScramCredentialRecord(str(seed), 1),
+        DelegationTokenRecord(token_id=str(seed)),
+    ]
+    return apply(image, records, 60, EPOCH)[0]
+
+
+def test_loading_replaces_everything_as_one_change() -> None:
+    """§ When to Load Snapshots, at run time; N41: what is not in the snapshot disappears, of every kind."""
+    before, after = _everything(10), image_after(2, 100, EPOCH + 1)
+    loaded = image_of(image_records(after), 99, EPOCH + 1)
+    delta = difference(before, loaded)
+    assert {topic.name for topic in delta.deleted_topics} == {"topic-2", "topic-3"}
+    assert 10 in delta.changed_brokers
+    assert delta.changed_controllers == (10,)
+    assert delta.changed_features == ("group.version",)
+    assert {resource.name for resource in delta.changed_configs} == {"topic-2", "topic-3", "10"}
+    assert delta.producer_ids_changed
+    assert delta.security_changed
+    assert delta.partitions_gained == -2
+    kinds = ("client_quotas", "acls", "scram", "delegation_tokens")
+    assert all(getattr(before, kind) and not getattr(loaded, kind) for kind in kinds)
+
+
+@pytest.mark.parametrize("kind", ["client_quotas", "acls", "scram", "delegation_tokens"])
+def test_each_kind_of_security_is_noticed(kind: str) -> None:
+    """N41."""
+    from dataclasses import replace
+
+    before = _everything(10)
+    assert difference(before, replace(before, **{kind: getattr(EMPTY_IMAGE, kind)})).security_changed
+    assert difference(before, before).is_empty
+
+
+def test_two_snapshots_of_one_state_hold_the_same(history: History) -> None:
+    """N50, G33: whoever writes them, in whatever order things came."""
+    from fenceline.metadata.delta import MetadataDelta
+
+    other = MetadataDelta(EMPTY_IMAGE)
+    for record in reversed(list(image_records(image_after(1, 17, EPOCH)))):
+        other.replay(record)
+    first = image_after(1, 17, EPOCH)
+    second, _ = other.build(16, EPOCH)
+    assert b"".join(snapshot_of(first)) == b"".join(snapshot_of(second))
+
+
+def test_an_empty_log_behind_a_snapshot_ends_in_its_epoch(disk: SimDisk, history: History) -> None:
+    """§ Fetch, LastFetchedEpoch; N36, N47."""
+    snapshot = history.snapshot()
+    history.log.partition_log.truncate_fully_and_start_at(snapshot.end_offset)
+    for log in (history.log, MetadataLog.open(disk, DATA, now_ms=0)):
+        assert log.end == (EPOCH, snapshot.end_offset)

@@ -1,0 +1,133 @@
+"""A loss of power between any two disk operations of a node that writes, cleans, downloads or loads snapshots.
+
+Rules: snapshots.md N43-N53. What is checked after every crash: the node starts; nothing committed is lost; the image
+is that of its offset; no file in the making is left but a download that can go on; the log starts at 0 or a snapshot
+stands for what was before.
+"""
+
+from __future__ import annotations
+
+from fenceline.node import snapshot_files
+from fenceline.node.metadata_log import MetadataLog
+from fenceline.quorum.log_view import SnapshotId
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.disk import LifeDisk
+
+from .snapshot_directory import (
+    DATA,
+    DIRECTORY,
+    EPOCH,
+    History,
+    crash_at_every_call,
+    image_after,
+    snapshot_of,
+)
+
+
+def _reopened(disk: SimDisk) -> MetadataLog:
+    log = MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=400)
+    names = disk.listdir(DIRECTORY)
+    assert not [name for name in names if name.endswith((".deleted", ".damaged"))]
+    assert [name for name in names if name.endswith(".checkpoint")] == [each.file_name for each in log.snapshots]
+    newest = log.newest_snapshot
+    assert log.start_offset == 0 or newest.end_offset >= log.start_offset, "N51"
+    assert log.start_offset <= log.partition_log.high_watermark <= log.end_offset, "N49"
+    assert newest.end_offset <= log.partition_log.high_watermark, "N52"
+    for each in log.snapshots:
+        snapshot_files.verify_snapshot(disk, log.path_of(each), each)
+    return log
+
+
+def test_writing_and_cleaning() -> None:
+    """N46: during generation the log holds everything; during cleaning either both remain or one goes."""
+    committed: dict[str, int] = {}
+    images: dict[int, object] = {}
+
+    def story(life: LifeDisk) -> None:
+        committed["offset"] = -1
+        history = History(life, segment_bytes=400)
+        try:
+            history.begin()
+            for _ in range(4):
+                history.grow(3)
+                snapshot = history.snapshot()
+                assert snapshot in history.log.snapshots
+                log = history.log
+                sizes = log.snapshot_sizes(log.snapshots)
+                newest_bytes = sizes[log.snapshots[-1]]
+                for delete in log.forget_oldest(sizes, 2 * newest_bytes, 0):
+                    delete()
+            assert log.start_offset > 0
+            assert len(log.snapshots) < 4
+        finally:
+            committed["offset"] = history.committed_offset
+            images.update(history.images)
+
+    def check(disk: SimDisk) -> None:
+        log = _reopened(disk)
+        assert not [name for name in disk.listdir(DIRECTORY) if name.endswith(".part")]
+        replayed = log.replay()
+        offset = replayed.image.offset
+        assert offset >= committed["offset"], "what was committed is lost"
+        if offset in images:
+            assert replayed.image == images[offset]
+        again = MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=400)
+        assert (again.start_offset, again.end_offset, again.snapshots) == (
+            log.start_offset,
+            log.end_offset,
+            log.snapshots,
+        )
+
+    assert crash_at_every_call(story, check) > 50
+
+
+def test_download_and_load() -> None:
+    """N46: during the download the old log is whole; after the rename the load is finished; G29: a download goes on."""
+    theirs = SnapshotId(200, EPOCH + 1)
+    image = image_after(9, theirs.end_offset, theirs.epoch)
+    content = b"".join(snapshot_of(image, 77))
+    pieces = [content[start : start + 500] for start in range(0, len(content), 500)]
+    own: dict[str, object] = {}
+    seen: set[str] = set()
+
+    def story(life: LifeDisk) -> None:
+        own["committed"] = -1
+        history = History(life, segment_bytes=400)
+        try:
+            history.begin()
+            history.grow(2)
+            history.snapshot()
+            history.grow(1)
+        finally:
+            own["committed"], own["image"] = history.committed_offset, history.image
+        position = snapshot_files.begin_download(life, DIRECTORY, theirs, 2)
+        assert position == 0
+        for piece in pieces:
+            snapshot_files.write_piece(life, DIRECTORY, theirs, 2, piece)
+        snapshot_files.finish_download(life, DIRECTORY, theirs, 2, len(content))
+        log = history.log
+        log.snapshot_written(theirs)
+        log.partition_log.truncate_fully_and_start_at(theirs.end_offset)
+        for old in log.snapshots[:-1]:
+            life.unlink(log.path_of(old))
+
+    def check(disk: SimDisk) -> None:
+        log = _reopened(disk)
+        replayed = log.replay()
+        if theirs in log.snapshots:
+            seen.add("loaded")
+            assert (log.start_offset, log.end_offset) == (200, 200)
+            assert log.end == (theirs.epoch, 200), "N47"
+            assert replayed.image == image
+            return
+        assert replayed.image.offset >= own["committed"]  # type: ignore[operator]
+        if replayed.image.offset == own["committed"] >= 0:  # type: ignore[operator]
+            assert replayed.image == own["image"]
+        position = snapshot_files.begin_download(disk, DIRECTORY, theirs, 2)
+        seen.add("resumed" if position else "begun")
+        snapshot_files.write_piece(disk, DIRECTORY, theirs, 2, content[position:])
+        snapshot_files.finish_download(disk, DIRECTORY, theirs, 2, len(content))
+        assert MetadataLog.open(disk, DATA, now_ms=0).replay().image == image
+
+    assert crash_at_every_call(story, check) > 20
+    assert seen == {"loaded", "resumed", "begun"}
