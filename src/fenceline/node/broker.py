@@ -28,16 +28,17 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.disk import OsDisk
-from fenceline.log.log_dir import HIGH_WATERMARKS, LOG_STARTS, META_FILE, RECOVERY_POINTS, LogDir
+from fenceline.log.log_dir import LogDir
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.controller_node import run_until
+from fenceline.node.directories import open_directories
 from fenceline.node.fetching import Fetching
 from fenceline.node.flushes import LogFlushes
-from fenceline.node.format import format_if_new
 from fenceline.node.groups_driver import GroupsDriver
 from fenceline.node.handlers.producers import ProducerIds
 from fenceline.node.logs import Logger
@@ -46,6 +47,7 @@ from fenceline.node.metadata_log import METADATA_PARTITION
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicLog, new_offsets_topic
 from fenceline.node.producing import Producing
+from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.replicas import Replica, Replicas, tell_recovery
 from fenceline.node.server import RawHandler, Server
 from fenceline.node.storage_trouble import StorageTrouble
@@ -58,21 +60,10 @@ _DISK_THREADS: Final = 4
 _RECEIVE_BUDGET_BYTES: Final = 512 << 20
 """Stands in for `queued.max.request.bytes=-1`, Kafka's unlimited default: receive memory is always bounded here."""
 
-_LOST_WITH_CHECKPOINT: Final[Mapping[str, str]] = {
-    RECOVERY_POINTS: "every log is checked from its start, which may take a while",
-    LOG_STARTS: "records that DeleteRecords had taken out of the middle of a segment may be read again",
-    HIGH_WATERMARKS: "high watermarks are found anew from the logs",
-}
-
 
 def _where_set(config: NodeConfig, key: str) -> int:
     """-1, which leaves it to the system, unless somebody chose."""
     return config.get_int(key) if config.is_set(key) else -1
-
-
-def _tell_damage(log_dir: LogDir) -> None:
-    for name, reason in log_dir.damaged.items():
-        log.warning("checkpoint damaged, going on without it", reason=reason, consequence=_LOST_WITH_CHECKPOINT[name])
 
 
 class Broker:
@@ -90,6 +81,7 @@ class Broker:
         self.endpoints: tuple[Listener, ...] = ()
         """What clients are told, with the ports that the listeners really got."""
         self._metrics_server: tuple[object, object] | None = None
+        self.quorum: QuorumNode | None = None
         self._metadata_dir: LogDir | None = None
         """Holds the lock of `metadata.log.dir` where that is a directory of its own."""
         self._started: list[str] = []
@@ -200,31 +192,19 @@ class Broker:
     async def _start(self) -> None:
         config = self.config
         disk = OsDisk()
-        format_if_new(config)
-        log_dir = LogDir.open(str(config.log_dirs[0]), disk, node_id=self.node_id)
+        directories = open_directories(config, disk)
+        log_dir = directories.data
         self.log_dirs: list[LogDir] = [log_dir]
-        _tell_damage(log_dir)
-        metadata_dir = log_dir
-        if config.metadata_log_dir != config.log_dirs[0]:
-            # Locked and checked as the first one: its owner and its cluster must be the same.
-            self._metadata_dir = metadata_dir = LogDir.open(
-                str(config.metadata_log_dir), disk, cluster_id=log_dir.cluster_id, node_id=self.node_id
-            )
-        for opened in (log_dir, metadata_dir):
-            if opened.directory_id is None:
-                raise OperatorError(
-                    f"{opened.path}/{META_FILE} has no directory.id",
-                    "It was written before Kafka 3.7 or cut short. Start Apache Kafka 4 once on this directory, or"
-                    " restore the file from a backup.",
-                )
-        assert metadata_dir.directory_id is not None, "just checked"
+        if directories.metadata_is_apart:
+            self._metadata_dir = directories.metadata
+        assert directories.metadata.directory_id is not None, "looked at when it was opened"
         self.controller = ControllerDriver(
             config=config,
             disk=disk,
             directory=config.metadata_log_dir,
             cluster_id=log_dir.cluster_id,
             node_id=self.node_id,
-            directory_id=metadata_dir.directory_id,
+            directory_id=directories.metadata.directory_id,
             clock=self.clock,
             rng=self.rng,
             trouble=self.storage_trouble,
@@ -244,8 +224,11 @@ class Broker:
             rng=self.rng,
         )
         self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
-        self.lifecycle = BrokerLifecycle(self.node_id, self.controller)
-        await self.controller.start()
+        self.lifecycle = BrokerLifecycle(
+            self.node_id, self.controller, heartbeat_s=config.get_int("broker.heartbeat.interval.ms") / 1000
+        )
+        self.quorum = QuorumNode(config, self.controller, cluster_id=self.cluster_id, features=self.supported_features)
+        await self.quorum.start(self.disk_threads)
         tell_recovery(self.controller.log.partition_log)
         self._started.append("controller")
         self.server = self._make_server()
@@ -259,9 +242,13 @@ class Broker:
             log_dirs=tuple(each.directory_id for each in self.log_dirs if each.directory_id is not None),
             previous_broker_epoch=log_dir.previous_broker_epoch,
         )
+        if self.quorum.channel is None:
+            await self.lifecycle.unfence()
         await self._recover_after_crash()
         self.controller.subscribe(self._on_image)
         self._coordinators.load_all(self.image)
+        if self.quorum.channel is not None:
+            await self.lifecycle.unfence()
         self.maintenance = Maintenance(self)
         self.maintenance.start()
         self._started.append("maintenance")
@@ -270,15 +257,7 @@ class Broker:
 
     async def run_until(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the node can not go on (the failure is raised)."""
-        stopped = asyncio.ensure_future(stop.wait())
-        failed = self.controller.failed()
-        try:
-            await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
-            if failed.done():
-                failed.result()
-        finally:
-            stopped.cancel()
-            failed.cancel()
+        await run_until(self.controller, stop)
 
     async def stop(self) -> None:
         """Stop cleanly; what was not started is left out."""
@@ -297,7 +276,8 @@ class Broker:
                 except PeerError as error:
                     log.warning("controlled shutdown failed", reason=error.message)
             try:
-                await self.controller.stop()
+                assert self.quorum is not None, "the controller was started"
+                await self.quorum.stop()
             except (PeerError, OSError) as error:
                 log.error("the metadata log was not closed cleanly, the next start will check it", reason=str(error))
         for log_dir in getattr(self, "log_dirs", ()):
@@ -335,6 +315,9 @@ class Broker:
             self,
             entity_apis(),
             raw,
+            forward=self.quorum.channel.forward
+            if self.quorum is not None and self.quorum.channel is not None
+            else None,
             max_request_bytes=config.get_int("socket.request.max.bytes"),
             receive_budget_bytes=budget_bytes if budget_bytes > 0 else _RECEIVE_BUDGET_BYTES,
             max_connections=config.get_int("max.connections"),

@@ -3,17 +3,23 @@
 Owns the broker epoch and what is told in registration and heartbeats. Never decides whether the broker is fenced: the
 controller does, and this room repeats it to the operator.
 
-Rules: controller.md C14-C19.
+Where the controller is another node, or may come to be one, everything is asked until there is an answer; between
+registration and service the broker says that it lives and wants to stay fenced.
+
+Rules: controller.md C11-C19; since_4_0.md K23, K24, K37.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
 from fenceline.config.listeners import SECURITY_PROTOCOLS, Listener
-from fenceline.controller.requests import BrokerHeartbeat, RegisterBroker
+from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, RegisterBroker
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import Levels
 from fenceline.metadata.image import Endpoint
 from fenceline.node.logs import Logger
@@ -25,18 +31,34 @@ log = Logger("broker")
 
 _GOODBYES: Final = 3
 """Heartbeats of a controlled shutdown: the first moves leaders away, a later one sees that nothing is led any more."""
+_GOODBYE_S: Final = 3.0
+"""How long a broker tries to be let go by another node."""
+_AGAIN_S: Final = 0.2
+"""Between two attempts to register."""
+_SOON_S: Final = 0.05
+_TOLD_EACH: Final = 50
+"""Attempts to register between two lines for the operator."""
+_PASSES: Final = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION})
+"""What another attempt can mend: nobody leads yet, or the broker that had this id before is not known to be dead."""
 
 
 class BrokerLifecycle:
-    """One incarnation of a broker. `register` comes first, `say_goodbye` last."""
+    """One incarnation of a broker. `register` comes first, then `unfence`, `say_goodbye` last."""
 
-    def __init__(self, node_id: int, controller: ControllerDriver) -> None:
+    def __init__(self, node_id: int, controller: ControllerDriver, *, heartbeat_s: float = 2.0) -> None:
         self._node_id = node_id
         self._controller = controller
+        self._heartbeat_s = heartbeat_s
         self._incarnation_id = uuid4()
         self._is_fenced = True
+        self._registration: RegisterBroker | None = None
+        self._beats: asyncio.Task[None] | None = None
         self.broker_epoch = -1
         """-1 until the controller has registered the broker."""
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._controller.channel is None
 
     async def register(
         self,
@@ -48,28 +70,79 @@ class BrokerLifecycle:
         log_dirs: tuple[UUID, ...],
         previous_broker_epoch: int,
     ) -> None:
-        """Become a broker of the cluster, and unfenced where the controller lets it. Raises PeerError."""
-        answer = await self._controller.submit(
-            RegisterBroker(
-                broker_id=self._node_id,
-                cluster_id=cluster_id,
-                incarnation_id=self._incarnation_id,
-                endpoints=tuple(
-                    Endpoint(each.name, each.host, each.port, SECURITY_PROTOCOLS[each.security_protocol])
-                    for each in endpoints
-                ),
-                features=features,
-                rack=rack,
-                log_dirs=log_dirs,
-                previous_broker_epoch=previous_broker_epoch,
-            )
+        """Become a broker of the cluster, and wait until this node's image says so. Raises PeerError."""
+        self._registration = RegisterBroker(
+            broker_id=self._node_id,
+            cluster_id=cluster_id,
+            incarnation_id=self._incarnation_id,
+            endpoints=tuple(
+                Endpoint(each.name, each.host, each.port, SECURITY_PROTOCOLS[each.security_protocol])
+                for each in endpoints
+            ),
+            features=features,
+            rack=rack,
+            log_dirs=log_dirs,
+            previous_broker_epoch=previous_broker_epoch,
         )
+        await self._register()
+        if not self._is_alone:
+            self._beats = asyncio.ensure_future(self._stay_fenced())
+            while not self._is_known:
+                await asyncio.wait([self._controller.next_change()], timeout=_AGAIN_S)
+
+    @property
+    def _is_known(self) -> bool:
+        known = self._controller.image.brokers.get(self._node_id)
+        return known is not None and known.epoch == self.broker_epoch
+
+    async def _register(self) -> None:
+        assert self._registration is not None, "register comes first"
+        attempts = 0
+        while True:
+            try:
+                answer = await self._controller.submit(self._registration)
+                break
+            except PeerError as error:
+                if self._is_alone or error.code not in _PASSES or self._controller.has_failed:
+                    raise
+                attempts += 1
+                if attempts % _TOLD_EACH == 0:
+                    log.warning(
+                        "broker not registered yet",
+                        reason=error.message or error.code.name,
+                        advice="It is tried again. A majority of the controllers must run and be reached from here.",
+                    )
+                await asyncio.sleep(_AGAIN_S)
         self.broker_epoch = answer.broker_epoch
-        await self.heartbeat()
+
+    async def _stay_fenced(self) -> None:
+        """The broker lives and is not ready."""
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            with contextlib.suppress(PeerError):
+                await self._controller.submit(self._beat(want_fence=True))
+
+    async def unfence(self) -> None:
+        """The broker is ready: until the controller lets it serve. Raises PeerError."""
+        if self._beats is not None:
+            self._beats.cancel()
+            self._beats = None
+        while True:
+            await self.heartbeat()
+            if not self._is_fenced or self._is_alone:
+                return
+            await asyncio.wait([self._controller.next_change()], timeout=_SOON_S)
 
     async def heartbeat(self) -> None:
         """Tell the controller that this broker lives. Raises PeerError."""
-        answer = await self._controller.submit(self._beat(want_shut_down=False))
+        try:
+            answer: BrokerHeartbeatAnswer = await self._controller.submit(self._beat())
+        except PeerError as error:
+            if error.code is not ErrorCode.STALE_BROKER_EPOCH or self._is_alone or self._registration is None:
+                raise
+            log.warning("broker not known to the controller any more, registering again", epoch=self.broker_epoch)
+            await self._register()
+            return
         if answer.is_fenced and not self._is_fenced:
             log.warning("broker fenced", epoch=self.broker_epoch)
         elif not answer.is_fenced and self._is_fenced:
@@ -78,17 +151,39 @@ class BrokerLifecycle:
 
     async def say_goodbye(self) -> None:
         """Hand over what is led here and be let go (controlled shutdown). Raises PeerError."""
+        self.close()
+        if not self._is_alone:
+            await self._say_goodbye_to_others()
+            return
         for _ in range(_GOODBYES):
             answer = await self._controller.submit(self._beat(want_shut_down=True))
             if answer.should_shut_down:
                 return
         log.warning("the controller did not let this broker go", epoch=self.broker_epoch)
 
-    def _beat(self, *, want_shut_down: bool) -> BrokerHeartbeat:
+    async def _say_goodbye_to_others(self) -> None:
+        try:
+            async with asyncio.timeout(_GOODBYE_S):
+                while True:
+                    answer = await self._controller.submit(self._beat(want_shut_down=True))
+                    if answer.should_shut_down:
+                        return
+                    await asyncio.sleep(_SOON_S)
+        except TimeoutError:
+            log.warning("no controller has let this broker go in time", epoch=self.broker_epoch)
+
+    def close(self) -> None:
+        """Say nothing more by itself."""
+        if self._beats is not None:
+            self._beats.cancel()
+            self._beats = None
+
+    def _beat(self, *, want_fence: bool = False, want_shut_down: bool = False) -> BrokerHeartbeat:
         return BrokerHeartbeat(
             self._node_id,
             self.broker_epoch,
             current_metadata_offset=self._controller.image.offset,
+            want_fence=want_fence,
             want_shut_down=want_shut_down,
             cordoned_log_dirs=(),
         )

@@ -190,7 +190,7 @@ class QuorumDriver:
             self._tick = None
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node stops."))
+                waiting.set_exception(_stops())
         self._waiting.clear()
         if self._peers is not None:
             await self._peers.close()
@@ -205,7 +205,7 @@ class QuorumDriver:
         """The quorum's answer to somebody's request. Fails with PeerError(6) when the node stops (Q14)."""
         answer: asyncio.Future[ResponseMessage] = asyncio.get_running_loop().create_future()
         if self._has_ended:
-            answer.set_exception(PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node stops."))
+            answer.set_exception(_stops())
             return answer
         self._next_token += 1
         token = self._next_token
@@ -516,6 +516,10 @@ class QuorumDriver:
                 log.warning(
                     "old metadata not deleted", path=path, reason=str(error), advice="It may be deleted by hand."
                 )
+
+
+def _stops() -> PeerError:
+    return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node stops.")
 
 
 def _say(level: Level, text: str, advice: str) -> None:

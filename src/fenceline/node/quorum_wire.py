@@ -109,6 +109,32 @@ def version_for(message: RequestMessage, offered: Mapping[int, tuple[int, int]])
     return version if version >= max(low, oldest) else None
 
 
+def closing(message: RequestMessage, leader_id: int, epoch: int) -> ResponseMessage:
+    """What a node answers that stops: it leads nothing (Q14; Kafka 4.3.1 says 6 there, not 8)."""
+    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    match message:
+        case VoteRequest():
+            return VoteResponse(partition_error_code=code, leader_id=leader_id, leader_epoch=epoch)
+        case BeginQuorumEpochRequest():
+            return BeginQuorumEpochResponse(partition_error_code=code, leader_id=leader_id, leader_epoch=epoch)
+        case EndQuorumEpochRequest():
+            return EndQuorumEpochResponse(partition_error_code=code, leader_id=leader_id, leader_epoch=epoch)
+        case FetchRequest():
+            return FetchResponse(partition_error_code=code, leader_id=leader_id, leader_epoch=epoch)
+        case FetchSnapshotRequest():
+            return FetchSnapshotResponse(partition_error_code=code, leader_id=leader_id, leader_epoch=epoch)
+        case DescribeQuorumRequest():
+            return DescribeQuorumResponse(partition_error_code=code, leader_id=leader_id, leader_epoch=epoch)
+        case AddRaftVoterRequest():
+            return AddRaftVoterResponse(code, "This node stops.")
+        case RemoveRaftVoterRequest():
+            return RemoveRaftVoterResponse(code, "This node stops.")
+        case UpdateRaftVoterRequest():
+            return UpdateRaftVoterResponse(code, leader_id, epoch)
+        case ApiVersionsRequest():
+            raise InternalError("the server answers ApiVersions itself")
+
+
 def unsupported(message: RequestMessage) -> ResponseMessage:
     """What a peer would answer that does not know `message`."""
     code = ErrorCode.UNSUPPORTED_VERSION

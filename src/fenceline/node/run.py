@@ -73,8 +73,10 @@ def _raise_file_limit() -> None:
 
 
 async def _serve(config: NodeConfig) -> int:
-    from fenceline.node.broker import Broker
-
+    if config.is_broker:
+        from fenceline.node.broker import Broker as Node
+    else:
+        from fenceline.node.controller_node import ControllerNode as Node  # type: ignore[assignment]
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -86,15 +88,24 @@ async def _serve(config: NodeConfig) -> int:
     loop.set_exception_handler(_report_unhandled)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    broker = Broker(config)
+    node = Node(config)
+    starting = asyncio.ensure_future(node.start())
+    stopping = asyncio.ensure_future(stop.wait())
     try:
-        await broker.start()
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            # Without a majority of the controllers a start may take for ever.
+            starting.cancel()
+            await asyncio.wait((starting,))
+            return 0
+        starting.result()
         # What was imported and replayed stays for good: keep the collector from looking at it again and again.
         gc.collect()
         gc.freeze()
-        print(broker.ready_line, flush=True)
-        await broker.run_until(stop)
+        print(node.ready_line, flush=True)
+        await node.run_until(stop)
     finally:
-        await broker.stop()
+        stopping.cancel()
+        await node.stop()
     sys.stdout.flush()
     return 0

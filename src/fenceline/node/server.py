@@ -17,7 +17,7 @@ import errno
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
@@ -38,6 +38,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 RawHandler: TypeAlias = Callable[[RequestContext, memoryview], "list[Buffer] | PendingAnswer | None"]
 """A handler of the data path: takes the body's bytes, gives the whole frame, a pending answer, or nothing (acks=0)."""
 
+Forward: TypeAlias = Callable[[Api, RequestContext, bytes], "Awaitable[Any] | None"]
+"""Hands a request on to another node; None: it is to be answered here."""
+
 _SWEEPS_PER_IDLE_PERIOD: Final = 10
 _STALL_S: Final = 5.0
 
@@ -51,6 +54,7 @@ class Server:
         apis: Iterable[Api],
         raw: dict[ApiKey, tuple[int, int, RawHandler]],
         *,
+        forward: Forward | None = None,
         max_request_bytes: int,
         receive_budget_bytes: int,
         max_connections: int,
@@ -72,6 +76,7 @@ class Server:
         self._socket_buffers = ((socket.SO_SNDBUF, send_buffer_bytes), (socket.SO_RCVBUF, receive_buffer_bytes))
         self._apis = {api.key: api for api in apis}
         self._raw = raw
+        self._forward = forward
         ranges = {api.key: (api.min_version, api.max_version) for api in self._apis.values()}
         ranges.update({key: (low, high) for key, (low, high, _) in raw.items()})
         ranges[ApiKey.API_VERSIONS] = (0, 4)
@@ -278,10 +283,12 @@ class Server:
         from fenceline.wire.entities import read_request
 
         request = read_request(api.key, context.api_version, body)
-        try:
-            answer = api.handler(context, request)
-        except PeerError as error:
-            answer = _top_level_error(error)
+        answer: Any = self._forward(api, context, body) if self._forward is not None else None
+        if answer is None:
+            try:
+                answer = api.handler(context, request)
+            except PeerError as error:
+                answer = _top_level_error(error)
         if isinstance(answer, (dict, bytes)):
             return self._frame(api.key, context, answer)
         pending = PendingAnswer()

@@ -23,9 +23,36 @@ MODULES: Final = (
     "groups",
     "offsets",
     "producers",
+    "elect_leaders",
+    "reassignments",
+    "update_features",
+    "unregister_broker",
+    "quorum",
+)
+CONTROLLER_MODULES: Final = (
+    "quorum",
+    "envelope",
+    "broker_life",
+    "partition_life",
+    "topics",
+    "configs",
+    "cluster",
+    "elect_leaders",
+    "reassignments",
+    "update_features",
+    "unregister_broker",
 )
 
 
 def entity_apis() -> list[Api]:
-    """Every API that is answered through an entity, as registered by its module."""
+    """Every API of brokers that is answered through an entity, as registered by its module."""
     return [api for name in MODULES for api in import_module(f"fenceline.node.handlers.{name}").APIS]
+
+
+def controller_apis() -> list[Api]:
+    """Every API of the controllers' listener: what a module names `CONTROLLER_APIS`, else all of it."""
+    found = []
+    for name in CONTROLLER_MODULES:
+        module = import_module(f"fenceline.node.handlers.{name}")
+        found += getattr(module, "CONTROLLER_APIS", None) or module.APIS
+    return found

@@ -24,13 +24,13 @@ _CONTROLLERS: Final = 2
 def handle_describe_cluster(context: RequestContext, request: Any) -> dict[str, Any]:
     """Brokers of the listener that was asked; fenced ones only where v2 wants them."""
     kind = request_field(request, "endpoint_type", _BROKERS)
+    if kind != _BROKERS and kind != _CONTROLLERS:
+        return _refused(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {kind}")
     if kind == _CONTROLLERS:
         return _refused(
             ErrorCode.MISMATCHED_ENDPOINT_TYPE,
             "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER",
         )
-    if kind != _BROKERS:
-        return _refused(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {kind}")
     image = context.broker.image
     with_fenced = request_field(request, "include_fenced_brokers", False)
     brokers = []
@@ -53,8 +53,36 @@ def handle_describe_cluster(context: RequestContext, request: Any) -> dict[str, 
         "error_message": None,
         "endpoint_type": _BROKERS,
         "cluster_id": context.broker.cluster_id,
-        "controller_id": controller_for_clients(image),
+        "controller_id": controller_for_clients(image, context.broker.node_id),
         "brokers": brokers,
+        "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED,
+    }
+
+
+def handle_describe_controllers(context: RequestContext, request: Any) -> dict[str, Any]:
+    """KIP-919: who votes, on the listener that was asked; `controller_id` is who leads."""
+    kind = request_field(request, "endpoint_type", _BROKERS)
+    if kind != _CONTROLLERS:
+        return _refused(
+            ErrorCode.MISMATCHED_ENDPOINT_TYPE,
+            "The request was sent to an endpoint of type CONTROLLER, but we wanted an endpoint of type BROKER",
+        )
+    quorum = context.broker.controller.quorum
+    controllers = []
+    for voter in quorum.voters:
+        endpoint = next((each for each in voter.endpoints if each.name == context.listener), None)
+        if endpoint is not None:
+            controllers.append(
+                {"broker_id": voter.voter_id, "host": endpoint.host, "port": endpoint.port, "rack": None}
+            )
+    asked = request.include_cluster_authorized_operations
+    return {
+        "error_code": ErrorCode.NONE,
+        "error_message": None,
+        "endpoint_type": _CONTROLLERS,
+        "cluster_id": context.broker.cluster_id,
+        "controller_id": quorum.leader_id,
+        "brokers": controllers,
         "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED,
     }
 
@@ -72,3 +100,4 @@ def _refused(code: ErrorCode, message: str) -> dict[str, Any]:
 
 
 APIS: Final = (Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, handle_describe_cluster),)
+CONTROLLER_APIS: Final = (Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, handle_describe_controllers),)

@@ -150,6 +150,8 @@ async def _submit(
 def _is_done_here(context: RequestContext, change: _Change, *, validate_only: bool, replaces: bool) -> bool:
     """Check a change; True when it needs no controller. Raises PeerError with the resource's error."""
     _check_shape(change)
+    if context.is_forwarded and change.type in _FORWARDED:
+        return False  # the broker that was asked has looked at it
     if change.type is ConfigResourceType.BROKER_LOGGER and not replaces:
         check_node_id(context.broker.node_id, change.name)
         for each in change.changes:
@@ -255,3 +257,5 @@ APIS: Final = (
     Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, handle_incremental_alter_configs),
     Api(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, handle_list_config_resources),
 )
+CONTROLLER_APIS: Final = APIS[:-1]
+"""K4."""

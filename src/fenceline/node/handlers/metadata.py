@@ -80,7 +80,7 @@ def _encoder_for(context: RequestContext) -> MetadataEncoder:
     key = (context.api_version, context.listener)
     encoder = encoders.get(key)
     if encoder is None:
-        encoder = encoders[key] = MetadataEncoder(*key)
+        encoder = encoders[key] = MetadataEncoder(*key, context.broker.node_id)
     encoder.look_at(context.broker.image)
     return encoder
 

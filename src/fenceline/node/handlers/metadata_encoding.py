@@ -52,8 +52,12 @@ def is_internal(topic: str) -> bool:
     return topic in INTERNAL_TOPICS or topic == SHARE_STATE_TOPIC
 
 
-def controller_for_clients(image: MetadataImage) -> int:
-    """A live broker, which forwards what is meant for the controller; -1 where none lives."""
+def controller_for_clients(image: MetadataImage, asked: int) -> int:
+    """A live broker, which hands on what is meant for the controller: the one that was `asked`, since it certainly
+    lives; another where it is fenced; -1 where none lives."""
+    own = image.brokers.get(asked)
+    if own is not None and own.is_active:
+        return asked
     return min((broker.id for broker in image.alive_brokers()), default=-1)
 
 
@@ -105,10 +109,21 @@ class TopicError(NamedTuple):
 class MetadataEncoder:
     """Encodes one version for one listener, and keeps what it encoded as long as it is true."""
 
-    __slots__ = ("_answers", "_brokers", "_flexible", "_image", "_listener", "_tails", "_topics", "_version")
+    __slots__ = (
+        "_answers",
+        "_brokers",
+        "_flexible",
+        "_image",
+        "_listener",
+        "_node_id",
+        "_tails",
+        "_topics",
+        "_version",
+    )
 
-    def __init__(self, version: int, listener: str) -> None:
+    def __init__(self, version: int, listener: str, node_id: int) -> None:
         self._version = version
+        self._node_id = node_id
         self._flexible = version >= 9
         self._listener = listener
         self._image: MetadataImage | None = None
@@ -164,7 +179,7 @@ class MetadataEncoder:
         if self._version >= 2:
             head.append(self._string(cluster_id))
         if self._version >= 1:
-            head.append(_int32(controller_for_clients(self._image)))
+            head.append(_int32(controller_for_clients(self._image, self._node_id)))
         return b"".join((*head, self._length(count), *parts, *failed, self._end(cluster_operations)))
 
     def refusal(self, errors: Sequence[TopicError]) -> bytes:

@@ -33,6 +33,8 @@ class RequestContext:
     client_host: str
     listener: str
     """Name of the listener that the request came through."""
+    is_forwarded: bool = False
+    """It came to the controller in an envelope: the broker that its client asked has looked at it."""
 
 
 class Api(NamedTuple):

@@ -1,0 +1,237 @@
+"""Requests of a broker to the active controller, as Kafka's APIs carry them.
+
+Owns the table from a request of `fenceline.controller` to fields, and from the answer's entity back. Pure.
+
+Rules: controller.md C11-C20, C21, C36, C41; since_4_0.md K4, K22-K25.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from fenceline.controller.requests import (
+    AllocateProducerIds,
+    AlterConfigs,
+    AlterConfigsAnswer,
+    AlteredResource,
+    BrokerHeartbeat,
+    BrokerHeartbeatAnswer,
+    CreatedTopic,
+    CreateTopics,
+    CreateTopicsAnswer,
+    Done,
+    IncrementalAlterConfigs,
+    Outcome,
+    ProducerIdBlock,
+    RegisterBroker,
+    RegisterBrokerAnswer,
+    RegisterController,
+)
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import ZERO_UUID
+from fenceline.metadata.features import Levels
+from fenceline.metadata.image import Endpoint
+from fenceline.wire.apis import ApiKey
+
+Fields = dict[str, Any]
+
+
+class RemoteRequest(NamedTuple):
+    """One request: its API and versions, its connection's purpose, how long a leader is waited for, and both ways.
+
+    `wrapped`: in an envelope, because the controller is to take it as a client's that the broker has looked at.
+    """
+
+    key: ApiKey
+    low: int
+    high: int
+    purpose: str
+    patience_s: float
+    fields: Callable[[Any, int], Fields]
+    answer: Callable[[Any, Any], Any]
+    wrapped: bool = False
+
+
+def _check(entity: Any) -> None:
+    if entity.error_code:
+        raise _error(entity)
+
+
+def _error(entity: Any) -> PeerError:
+    code = entity.error_code
+    known = code if isinstance(code, ErrorCode) else ErrorCode.UNKNOWN_SERVER_ERROR
+    message = getattr(entity, "error_message", None)
+    return PeerError(known, message or f"The controller answers {known.name}.")
+
+
+def _listeners(endpoints: Sequence[Endpoint]) -> list[Fields]:
+    return [
+        {"name": each.name, "host": each.host, "port": each.port, "security_protocol": each.security_protocol}
+        for each in endpoints
+    ]
+
+
+def _features(features: Mapping[str, Levels]) -> list[Fields]:
+    return [
+        {"name": name, "min_supported_version": levels.minimum, "max_supported_version": levels.maximum}
+        for name, levels in features.items()
+    ]
+
+
+def _register_broker(request: RegisterBroker, version: int) -> Fields:
+    return {
+        "broker_id": request.broker_id,
+        "cluster_id": request.cluster_id,
+        "incarnation_id": request.incarnation_id,
+        "listeners": _listeners(request.endpoints),
+        "features": _features(request.features),
+        "rack": request.rack,
+        "is_migrating_zk_broker": False,
+        "log_dirs": list(request.log_dirs),
+        "previous_broker_epoch": request.previous_broker_epoch,
+    }
+
+
+def _registered(request: RegisterBroker, entity: Any) -> RegisterBrokerAnswer:
+    _check(entity)
+    return RegisterBrokerAnswer(entity.broker_epoch)
+
+
+def _heartbeat(request: BrokerHeartbeat, version: int) -> Fields:
+    fields: Fields = {
+        "broker_id": request.broker_id,
+        "broker_epoch": request.broker_epoch,
+        "current_metadata_offset": request.current_metadata_offset,
+        "want_fence": request.want_fence,
+        "want_shut_down": request.want_shut_down,
+        "offline_log_dirs": list(request.offline_log_dirs),
+    }
+    if request.cordoned_log_dirs is not None:
+        fields["cordoned_log_dirs"] = list(request.cordoned_log_dirs)
+    return fields
+
+
+def _beaten(request: BrokerHeartbeat, entity: Any) -> BrokerHeartbeatAnswer:
+    _check(entity)
+    return BrokerHeartbeatAnswer(entity.is_caught_up, entity.is_fenced, entity.should_shut_down)
+
+
+def _register_controller(request: RegisterController, version: int) -> Fields:
+    return {
+        "controller_id": request.controller_id,
+        "incarnation_id": request.incarnation_id,
+        "zk_migration_ready": request.zk_migration_ready,
+        "listeners": _listeners(request.endpoints),
+        "features": _features(request.features),
+    }
+
+
+def _controller_registered(request: RegisterController, entity: Any) -> Done:
+    _check(entity)
+    return Done()
+
+
+def _allocate(request: AllocateProducerIds, version: int) -> Fields:
+    return {"broker_id": request.broker_id, "broker_epoch": request.broker_epoch}
+
+
+def _allocated(request: AllocateProducerIds, entity: Any) -> ProducerIdBlock:
+    _check(entity)
+    return ProducerIdBlock(entity.producer_id_start, entity.producer_id_len)
+
+
+def _create_topics(request: CreateTopics, version: int) -> Fields:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "num_partitions": topic.num_partitions,
+                "replication_factor": topic.replication_factor,
+                "assignments": [
+                    {"partition_index": index, "broker_ids": list(replicas)} for index, replicas in topic.assignments
+                ],
+                "configs": [{"name": name, "value": value} for name, value in topic.configs],
+            }
+            for topic in request.topics
+        ],
+        "timeout": 30_000,
+        "validate_only": request.validate_only,
+    }
+
+
+def _created(request: CreateTopics, entity: Any) -> CreateTopicsAnswer:
+    found = {topic.name: topic for topic in entity.topics}
+    answers = []
+    for wanted in request.topics:
+        topic = found[wanted.name]
+        outcome = Outcome(topic.error_code, topic.error_message)
+        if outcome.code is ErrorCode.NOT_CONTROLLER:
+            raise PeerError(ErrorCode.NOT_CONTROLLER)
+        answers.append(
+            CreatedTopic(
+                topic.name,
+                outcome,
+                topic.topic_id or ZERO_UUID,
+                topic.num_partitions,
+                topic.replication_factor,
+                {each.name: each.value for each in topic.configs or ()},
+            )
+        )
+    return CreateTopicsAnswer(tuple(answers))
+
+
+def _incremental(request: IncrementalAlterConfigs, version: int) -> Fields:
+    return {
+        "resources": [
+            {
+                "resource_type": int(resource.type),
+                "resource_name": resource.name,
+                "configs": [
+                    {"name": change.name, "config_operation": int(change.operation), "value": change.value}
+                    for change in changes
+                ],
+            }
+            for resource, changes in request.resources
+        ],
+        "validate_only": request.validate_only,
+    }
+
+
+def _legacy(request: AlterConfigs, version: int) -> Fields:
+    return {
+        "resources": [
+            {
+                "resource_type": int(resource.type),
+                "resource_name": resource.name,
+                "configs": [{"name": name, "value": value} for name, value in values],
+            }
+            for resource, values in request.resources
+        ],
+        "validate_only": request.validate_only,
+    }
+
+
+def _altered(request: IncrementalAlterConfigs | AlterConfigs, entity: Any) -> AlterConfigsAnswer:
+    found = {(int(each.resource_type), each.resource_name): each for each in entity.responses}
+    answers = []
+    for resource, _ in request.resources:
+        each = found[int(resource.type), resource.name]
+        answers.append(AlteredResource(resource, Outcome(each.error_code, each.error_message)))
+    return AlterConfigsAnswer(tuple(answers))
+
+
+MAPPINGS: Final[Mapping[type[Any], RemoteRequest]] = {
+    RegisterBroker: RemoteRequest(ApiKey.BROKER_REGISTRATION, 0, 4, "life", 5.0, _register_broker, _registered),
+    BrokerHeartbeat: RemoteRequest(ApiKey.BROKER_HEARTBEAT, 0, 2, "life", 5.0, _heartbeat, _beaten),
+    RegisterController: RemoteRequest(
+        ApiKey.CONTROLLER_REGISTRATION, 0, 0, "registration", 5.0, _register_controller, _controller_registered
+    ),
+    AllocateProducerIds: RemoteRequest(ApiKey.ALLOCATE_PRODUCER_IDS, 0, 0, "ids", 10.0, _allocate, _allocated),
+    CreateTopics: RemoteRequest(ApiKey.CREATE_TOPICS, 7, 7, "clients", 30.0, _create_topics, _created, wrapped=True),
+    IncrementalAlterConfigs: RemoteRequest(
+        ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, 1, "clients", 30.0, _incremental, _altered, wrapped=True
+    ),
+    AlterConfigs: RemoteRequest(ApiKey.ALTER_CONFIGS, 2, 2, "clients", 30.0, _legacy, _altered, wrapped=True),
+}
+"""By the type of the request."""

@@ -1,0 +1,210 @@
+"""The way from a broker to the active controller, wherever that is.
+
+Owns finding it (the quorum of this node knows who leads), the connections to it, and asking again while there is none:
+a request waits for the next leader until its time is up. Heartbeats, block requests and what clients want have a
+connection each, so that none waits behind another. Decides nothing.
+
+A request whose connection breaks is asked again, as Kafka's brokers do: it may have been done already, and the answer
+then says so (TOPIC_ALREADY_EXISTS).
+
+Rules: controller.md C11-C20, C41; since_4_0.md K4, K30 (this channel negotiates versions).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.node.channel_requests import MAPPINGS
+from fenceline.node.handlers.envelope import FORWARDED
+from fenceline.node.logs import Logger
+from fenceline.node.peer_connection import ConnectionLost, Dial, NoSuchVersion, PeerConnection, dial, open_peer
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import read_response, write_request
+from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.frame import encode_request_header, parse_response_header
+
+if TYPE_CHECKING:
+    from fenceline.controller.requests import Request
+    from fenceline.node.controller_driver import ControllerDriver
+    from fenceline.node.handlers.registry import Api, RequestContext
+
+log = Logger("controller")
+
+_PAUSE_S: Final = 0.05
+"""Between two attempts, unless something changes before."""
+_ANSWER_S: Final = 10.0
+"""A controller that says nothing for so long is asked anew, on another connection."""
+_PATIENCE_S: Final = 30.0
+"""For a request of a client; Kafka's default request timeout."""
+_ANONYMOUS: Final = struct.pack(">h", 0) + b"\x05User\x0aANONYMOUS\x00\x00"
+"""The principal of a client that is not authenticated, as Kafka serializes it (DefaultPrincipalData v0)."""
+_BY_HANDLER: Final = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
+"""Looked at by this broker's own handler, which hands on what is not its own."""
+_HANDED_ON: Final = FORWARDED - _BY_HANDLER
+
+_CLIENTS: Final = "clients"
+
+
+class _Route(NamedTuple):
+    host: str
+    port: int
+    purpose: str
+
+
+class ControllerChannel:
+    """See the module. All methods belong to the loop."""
+
+    def __init__(self, controller: ControllerDriver, *, node_id: int, connect: Dial = dial) -> None:
+        self._controller = controller
+        self._client_id = f"broker-{node_id}"
+        self._connect = connect
+        self._connections: dict[str, tuple[_Route, PeerConnection]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        self._is_closed = True
+        for _, connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    # -- the node's own requests ---------------------------------------------------------------------------------------
+
+    async def submit(self, request: Request) -> Any:
+        """The answer of the active controller; of this node where it comes to lead meanwhile.
+
+        Raises PeerError: what the controller answers, 41 where there was none in time.
+        """
+        mapping = MAPPINGS.get(type(request))
+        if mapping is None:
+            raise PeerError(ErrorCode.NOT_CONTROLLER, "The active controller is another node.")
+
+        async def ask(connection: PeerConnection) -> Any:
+            version = connection.version_for(mapping.key, mapping.low, mapping.high)
+            fields = mapping.fields(request, version)
+            if not mapping.wrapped:
+                entity = await connection.call(mapping.key, version, fields, _ANSWER_S)
+            else:
+                body = write_request(mapping.key, version, fields)
+                entity = read_response(
+                    mapping.key, version, await self._wrap(connection, mapping.key, version, body, b"")
+                )
+            return mapping.answer(request, entity)
+
+        return await self._until_answered(
+            mapping.purpose, ask, lambda: self._controller.active.submit(request), mapping.patience_s
+        )
+
+    # -- requests of clients -------------------------------------------------------------------------------------------
+
+    def forward(self, api: Api, context: RequestContext, body: bytes) -> Awaitable[Any] | None:
+        """Hand a client's request on; the body of its answer. None: it is to be answered here."""
+        if api.key not in _HANDED_ON or self._controller.is_active or self._controller.has_failed or self._is_closed:
+            return None
+        return self._forward(api, context, body)
+
+    async def _forward(self, api: Api, context: RequestContext, body: bytes) -> Any:
+        from fenceline.wire.entities import read_request
+
+        version = context.api_version
+        host = _address_bytes(context.client_host)
+
+        async def ask(connection: PeerConnection) -> Any:
+            return bytes(await self._wrap(connection, api.key, version, body, host, context.client_id))
+
+        async def here() -> Any:
+            answer: Any = api.handler(context, read_request(api.key, version, body))
+            return await answer if isinstance(answer, Awaitable) else answer
+
+        try:
+            return await self._until_answered(_CLIENTS, ask, here, _PATIENCE_S)
+        except PeerError as error:
+            if error.code is not ErrorCode.NOT_CONTROLLER:
+                raise
+            return await here()  # its own way to say that nobody leads
+
+    async def _wrap(
+        self,
+        connection: PeerConnection,
+        key: ApiKey,
+        version: int,
+        body: bytes,
+        host: bytes,
+        client_id: str | None = None,
+    ) -> memoryview:
+        """Ask in an envelope; the body of the embedded answer. Raises PeerError, ConnectionError, MalformedRequest."""
+        header = encode_request_header(key, version, 0, client_id)
+        fields = {
+            "request_data": header + body,
+            "request_principal": _ANONYMOUS,
+            "client_host_address": host or bytes((127, 0, 0, 1)),
+        }
+        answer = await connection.call(
+            ApiKey.ENVELOPE, connection.version_for(ApiKey.ENVELOPE, 0, 0), fields, _PATIENCE_S
+        )
+        if answer.error_code:
+            raise PeerError(ErrorCode(answer.error_code), "The active controller refuses the request.")
+        data = memoryview(answer.response_data or b"")
+        _, position = parse_response_header(key, version, data)
+        return data[position:]
+
+    # -- asking until there is an answer -------------------------------------------------------------------------------
+
+    async def _until_answered(
+        self,
+        purpose: str,
+        ask: Callable[[PeerConnection], Awaitable[Any]],
+        here: Callable[[], Awaitable[Any]],
+        patience_s: float,
+    ) -> Any:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + patience_s
+        while True:
+            changed = self._controller.next_change()
+            reason = "Nobody leads the quorum now."
+            try:
+                if self._controller.is_active:
+                    return await here()
+                endpoint = self._controller.quorum.leader_endpoint
+                if endpoint is not None and not self._controller.quorum.is_leader:
+                    route = _Route(endpoint.host, endpoint.port, purpose)
+                    return await ask(await self._connection(route))
+            except PeerError as error:
+                if error.code is not ErrorCode.NOT_CONTROLLER:
+                    raise
+                reason = error.message
+            except (ConnectionError, MalformedRequest) as error:
+                reason = str(error)
+            except NoSuchVersion as error:
+                raise PeerError(ErrorCode.UNSUPPORTED_VERSION, str(error)) from None
+            if self._is_closed or self._controller.has_failed or loop.time() >= deadline_s:
+                raise PeerError(ErrorCode.NOT_CONTROLLER, reason)
+            await asyncio.wait([changed], timeout=_PAUSE_S)
+
+    async def _connection(self, route: _Route) -> PeerConnection:
+        """An open one to exactly there; what led elsewhere is closed."""
+        async with self._locks.setdefault(route.purpose, asyncio.Lock()):
+            known = self._connections.get(route.purpose)
+            if known is not None and known[0] == route and known[1].is_open:
+                return known[1]
+            if known is not None:
+                known[1].close()
+            if self._is_closed:
+                raise ConnectionLost("this node stops")
+            opened = await open_peer(route.host, route.port, client_id=self._client_id, connect=self._connect)
+            self._connections[route.purpose] = (route, opened)
+            return opened
+
+
+def _address_bytes(host: str) -> bytes:
+    """An IP address as the envelope carries it; loopback for what is none."""
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).packed
+    except ValueError:
+        return bytes((127, 0, 0, 1))

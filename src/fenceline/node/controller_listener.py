@@ -1,0 +1,166 @@
+"""The controllers' listener of one node: what it binds, which APIs it speaks, and what their handlers reach.
+
+Owns its server. A handler reaches only this very controller: where it is not active it answers NOT_CONTROLLER, nothing
+is handed on from here.
+
+Rules: since_4_0.md K4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from fenceline.metadata.features import SUPPORTED, Levels
+from fenceline.node.handlers import controller_apis
+from fenceline.node.server import Server
+from fenceline.quorum.control_records import VoterEndpoint
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from fenceline.config.listeners import Listener
+    from fenceline.config.node import NodeConfig
+    from fenceline.controller.requests import Request
+    from fenceline.metadata.image import MetadataImage
+    from fenceline.node.broker import Broker
+    from fenceline.node.controller_driver import ControllerDriver
+    from fenceline.node.handlers.registry import Api
+    from fenceline.node.metrics import NodeMetrics
+    from fenceline.node.quorum_driver import QuorumDriver
+    from fenceline.quorum.messages import RequestMessage, ResponseMessage
+    from fenceline.quorum.quorum import Quorum
+
+RECEIVE_BUDGET_BYTES: Final = 128 << 20
+
+
+class LocalController:
+    """This controller, as the handlers of its listener reach it."""
+
+    def __init__(self, controller: ControllerDriver) -> None:
+        self._controller = controller
+
+    @property
+    def active_epoch(self) -> int:
+        """The epoch in which it is active, -1: it is not."""
+        return self._controller.active.epoch
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._controller.image
+
+    @property
+    def quorum(self) -> Quorum:
+        return self._controller.quorum
+
+    @property
+    def driver(self) -> QuorumDriver:
+        return self._controller.driver
+
+    def submit(self, request: Request) -> asyncio.Future[Any]:
+        """As `ActiveController.submit`."""
+        return self._controller.active.submit(request)
+
+    def ask(self, message: RequestMessage) -> asyncio.Future[ResponseMessage]:
+        return self._controller.ask(message)
+
+    def wall_time_ms(self, monotonic_ms: int) -> int:
+        return self._controller.wall_time_ms(monotonic_ms)
+
+
+class ControllerFace:
+    """What handlers of the controllers' listener reach of their node; a part of what they reach of a broker."""
+
+    def __init__(
+        self,
+        *,
+        config: NodeConfig,
+        cluster_id: str,
+        controller: ControllerDriver,
+        metrics: NodeMetrics,
+        disk_threads: Executor,
+        apis: Mapping[int, Api],
+    ) -> None:
+        self.config = config
+        self.node_id = config.node_id
+        self.cluster_id = cluster_id
+        self.metrics = metrics
+        self.disk_threads = disk_threads
+        self.loop = asyncio.get_running_loop()
+        self.apis = apis
+        self.controller = LocalController(controller)
+        self.supported_features: Mapping[str, Levels] = SUPPORTED
+        self.broker_epoch = -1
+        self._driver = controller
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._driver.image
+
+    @property
+    def finalized_features(self) -> Mapping[str, int]:
+        return self._driver.finalized_features
+
+    @property
+    def finalized_features_epoch(self) -> int:
+        return self.image.offset
+
+
+class ControllerListener:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        config: NodeConfig,
+        cluster_id: str,
+        controller: ControllerDriver,
+        metrics: NodeMetrics,
+        disk_threads: Executor,
+    ) -> None:
+        apis = controller_apis()
+        face = ControllerFace(
+            config=config,
+            cluster_id=cluster_id,
+            controller=controller,
+            metrics=metrics,
+            disk_threads=disk_threads,
+            apis={int(api.key): api for api in apis},
+        )
+        self._config = config
+        self.endpoints: tuple[Listener, ...] = ()
+        """What others are told, with the ports that the listeners really got."""
+        self._server = Server(
+            cast("Broker", face),
+            apis,
+            {},
+            max_request_bytes=config.get_int("socket.request.max.bytes"),
+            receive_budget_bytes=RECEIVE_BUDGET_BYTES,
+            max_connections=config.get_int("max.connections"),
+            backlog=config.get_int("socket.listen.backlog.size"),
+            idle_timeout_ms=config.get_int("connections.max.idle.ms"),
+            send_buffer_bytes=-1,
+            receive_buffer_bytes=-1,
+            metrics=metrics,
+        )
+
+    @property
+    def voter_endpoint(self) -> VoterEndpoint:
+        """Where other voters find this one."""
+        first = self.endpoints[0]
+        return VoterEndpoint(first.name, first.host, first.port)
+
+    async def bind(self) -> None:
+        """Raises OperatorError when an address can not be had."""
+        ports = {}
+        for listener in self._config.controller_listeners:
+            ports[listener.name] = await self._server.bind(listener.name, listener.host, listener.port)
+        told = self._config.advertised_controller_listeners
+        self.endpoints = tuple(each._replace(port=each.port or ports[each.name]) for each in told)
+
+    async def start_serving(self) -> None:
+        await self._server.start_serving()
+
+    async def close(self) -> None:
+        await self._server.close(drain_s=0.2)

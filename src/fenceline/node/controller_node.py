@@ -1,0 +1,110 @@
+"""A node that is a controller only: the metadata log and the controllers' listener, no clients.
+
+The composition root for `process.roles=controller`; `fenceline.node.broker` is that of all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Final
+
+from fenceline.config.node import NodeConfig
+from fenceline.errors import OperatorError, PeerError
+from fenceline.log.disk import OsDisk
+from fenceline.metadata.features import SUPPORTED
+from fenceline.node.clock import Clock, SystemClock
+from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.directories import Directories, open_directories
+from fenceline.node.logs import Logger
+from fenceline.node.quorum_node import QuorumNode
+from fenceline.node.storage_trouble import StorageTrouble
+
+log = Logger("controller")
+
+_DISK_THREADS: Final = 2
+
+
+class ControllerNode:
+    """`start` and `stop` are called once each, in that order."""
+
+    def __init__(self, config: NodeConfig, *, clock: Clock | None = None, rng: Random | None = None) -> None:
+        self.config = config
+        self.node_id: int = config.node_id
+        self.clock: Clock = clock or SystemClock()
+        self.rng = rng or Random()
+        self.disk_threads = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
+        self.controller: ControllerDriver
+        self._directories: Directories | None = None
+        self._quorum: QuorumNode | None = None
+
+    @property
+    def ready_line(self) -> str:
+        """What `fenceline start` prints once it runs; ends in host:port of the first listener."""
+        assert self._quorum is not None, "it has started"
+        assert self._quorum.listener is not None, "a controller has a listener"
+        assert self._directories is not None, "they are open"
+        first = self._quorum.listener.endpoints[0]
+        cluster_id = self._directories.data.cluster_id
+        return f"Fenceline is ready: node {self.node_id}, cluster {cluster_id}, listening on {first.host}:{first.port}"
+
+    async def start(self) -> None:
+        """Until the quorum's other nodes can reach this one. Raises OperatorError; call `stop` in any case."""
+        try:
+            await self._start()
+        except (PeerError, OSError) as error:
+            reason = (error.strerror or str(error)) if isinstance(error, OSError) else error.message
+            raise OperatorError(
+                f"Node {self.node_id} can not start: {reason}",
+                f"Check that {self.config.metadata_log_dir} has room, can be written and that its disk is healthy;"
+                " then start again.",
+            ) from error
+
+    async def _start(self) -> None:
+        config, disk = self.config, OsDisk()
+        self._directories = directories = open_directories(config, disk)
+        assert directories.metadata.directory_id is not None, "looked at when it was opened"
+        self.controller = ControllerDriver(
+            config=config,
+            disk=disk,
+            directory=config.metadata_log_dir,
+            cluster_id=directories.data.cluster_id,
+            node_id=self.node_id,
+            directory_id=directories.metadata.directory_id,
+            clock=self.clock,
+            rng=self.rng,
+            trouble=StorageTrouble(self.clock),
+        )
+        self._quorum = QuorumNode(config, self.controller, cluster_id=directories.data.cluster_id, features=SUPPORTED)
+        await self._quorum.start(self.disk_threads)
+
+    async def run_until(self, stop: asyncio.Event) -> None:
+        """Run until `stop` is set, or until the node can not go on (the failure is raised)."""
+        await run_until(self.controller, stop)
+
+    async def stop(self) -> None:
+        """Stop cleanly; what was not started is left out."""
+        if self._quorum is not None:
+            try:
+                await self._quorum.stop()
+            except (PeerError, OSError) as error:
+                log.error("the metadata log was not closed cleanly, the next start will check it", reason=str(error))
+        if self._directories is not None:
+            self._directories.data.close()
+            if self._directories.metadata_is_apart:
+                self._directories.metadata.close(clean=False)
+        self.disk_threads.shutdown()
+
+
+async def run_until(controller: ControllerDriver, stop: asyncio.Event) -> None:
+    """Until `stop` is set, or until the metadata can not go on (the failure is raised)."""
+    stopped = asyncio.ensure_future(stop.wait())
+    failed = controller.failed()
+    try:
+        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            failed.result()
+    finally:
+        stopped.cancel()
+        failed.cancel()

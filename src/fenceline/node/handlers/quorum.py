@@ -1,0 +1,52 @@
+"""What nodes of the quorum ask each other, and what operators ask of it: Vote, BeginQuorumEpoch, EndQuorumEpoch, Fetch
+and FetchSnapshot of the metadata log, DescribeQuorum, AddRaftVoter, RemoveRaftVoter, UpdateRaftVoter.
+
+Owns nothing: `quorum_wire` translates, the quorum answers. All of it is spoken on the controllers' listener; brokers
+hand DescribeQuorum and changes of voters on to the active controller.
+
+Rules: raft.md Q13, Q14, Q37; since_4_0.md K4, K5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Final
+
+from fenceline.errors import PeerError
+from fenceline.node.handlers.registry import Api, RequestContext
+from fenceline.node.quorum_wire import VERSIONS, WrongShape, answer_fields, closing, read_request
+from fenceline.wire.apis import ApiKey
+
+_FOR_CLIENTS: Final = (ApiKey.DESCRIBE_QUORUM, ApiKey.ADD_RAFT_VOTER, ApiKey.REMOVE_RAFT_VOTER)
+
+
+def _handler(key: ApiKey) -> Any:
+    def handle(context: RequestContext, request: Any) -> dict[str, Any] | Awaitable[dict[str, Any]]:
+        try:
+            message = read_request(key, context.api_version, request)
+        except WrongShape as wrong:
+            return wrong.answer
+        controller = context.broker.controller
+        answer = controller.ask(message)
+
+        def fields() -> dict[str, Any]:
+            if isinstance(answer.exception(), PeerError):
+                quorum = controller.quorum
+                known = quorum.leader_id if quorum.leader_id != context.broker.node_id else -1
+                return answer_fields(
+                    closing(message, known, quorum.epoch), context.api_version, controller.wall_time_ms
+                )
+            return answer_fields(answer.result(), context.api_version, controller.wall_time_ms)
+
+        async def later() -> dict[str, Any]:
+            await asyncio.wait((answer,))
+            return fields()
+
+        return fields() if answer.done() else later()
+
+    return handle
+
+
+CONTROLLER_APIS: Final = tuple(Api(key, low, high, _handler(key)) for key, (low, high) in VERSIONS.items())
+APIS: Final = tuple(api for api in CONTROLLER_APIS if api.key in _FOR_CLIENTS)
