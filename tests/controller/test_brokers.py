@@ -229,3 +229,74 @@ def test_offline_directories_take_their_replicas_out() -> None:
     cluster.heartbeat(2, offline_log_dirs=(first,))
     assert cluster.image.brokers[2].log_dirs == (second,)
     assert cluster.partition("t").leader == 2, "its directory was never assigned: it is in none that went offline"
+
+
+def test_a_registration_alone_is_no_session() -> None:
+    """K24: a heartbeat begins it."""
+    cluster = Cluster(0)
+    cluster.register(1)
+    cluster.register(1, incarnation=2)
+    cluster.heartbeat(1, want_fence=True)
+    with pytest.raises(PeerError) as error:
+        cluster.register(1, incarnation=3)
+    assert _code(error) is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+
+
+def test_a_failover_during_a_controlled_shutdown_waits_for_the_others() -> None:
+    """G44: Kafka forgets when it began, and lets the broker go at once."""
+    cluster = Cluster(2)
+    cluster.create("t", (1, 2))
+    cluster.heartbeat(1, want_shut_down=True)
+    begin_sessions(cluster.controller.state, cluster.now_ms)
+    assert not cluster.heartbeat(1, want_shut_down=True).should_shut_down, "broker 2 has not been heard of yet"
+    cluster.heartbeat(2, offset=0)
+    assert not cluster.heartbeat(1, want_shut_down=True).should_shut_down
+    cluster.heartbeat(2)
+    assert cluster.heartbeat(1, want_shut_down=True).should_shut_down
+
+
+def test_who_began_to_shut_down_comes_back_as_another_incarnation_only() -> None:
+    """Its registration says so until it registers anew; as a leader it would be one that nobody counts as alive."""
+    cluster = Cluster(2)
+    cluster.create("t", (1, 2))
+    cluster.heartbeat(1, want_shut_down=True)
+    cluster.now_ms = 9000
+    cluster.heartbeat(2)
+    cluster.ask(FenceStaleBroker())
+    assert cluster.image.brokers[1].fenced
+    assert cluster.heartbeat(1).is_fenced
+    assert cluster.records == []
+
+
+def test_what_was_not_committed_does_not_stop_the_clock_of_a_session() -> None:
+    """C2: the fencing is taken back; the broker is fenced all the same, a session later."""
+    cluster = Cluster(2)
+    image, offset = cluster.image, cluster.controller.next_offset
+    cluster.now_ms = 9000
+    cluster.heartbeat(1)
+    cluster.ask(FenceStaleBroker())
+    assert cluster.image.brokers[2].fenced
+    cluster.controller.reset(image, offset)
+    cluster.ask(FenceStaleBroker())
+    assert not cluster.image.brokers[2].fenced
+    cluster.now_ms = 18_000
+    cluster.heartbeat(1)
+    cluster.ask(FenceStaleBroker())
+    assert cluster.image.brokers[2].fenced
+
+
+def test_who_is_unregistered_is_not_eligible() -> None:
+    """C19; Kafka lets it enter the eligible replicas on its way out."""
+    cluster = Cluster(2)
+    cluster.create("t", (2, 1), configs={"min.insync.replicas": "2"})
+    cluster.ask(UnregisterBroker(2))
+    assert (cluster.partition("t").isr, cluster.partition("t").elr) == ((1,), ())
+
+
+def test_below_3_6_a_shrinking_isr_begins_a_leader_epoch() -> None:
+    """C27, C40."""
+    for version, epoch in ((11, 1), (12, 0)):
+        cluster = Cluster(2, features={"metadata.version": version})
+        cluster.create("t", (1, 2))
+        cluster.heartbeat(2, want_fence=True)
+        assert (cluster.partition("t").isr, cluster.partition("t").leader_epoch) == ((1,), epoch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from fenceline.controller.requests import (
@@ -12,11 +14,12 @@ from fenceline.controller.requests import (
     FeatureUpdate,
     IncrementalAlterConfigs,
     Outcome,
+    RegisterController,
     UpdateFeatures,
     UpgradeType,
 )
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.metadata.features import fresh_levels
+from fenceline.metadata.features import SUPPORTED, Levels, fresh_levels
 from fenceline.metadata.image import ConfigResource, ConfigResourceType
 from fenceline.metadata.records import ClearElrRecord, ConfigRecord, FeatureLevelRecord, ProducerIdsRecord
 
@@ -169,3 +172,66 @@ def test_producer_ids_come_in_blocks_and_never_twice(cluster: Cluster) -> None:
     with pytest.raises(PeerError) as error:
         cluster.ask(AllocateProducerIds(1, epoch + 1))
     assert error.value.code is ErrorCode.STALE_BROKER_EPOCH
+
+
+def test_a_feature_waits_for_every_voter_to_register(cluster: Cluster) -> None:
+    """K27; taking a feature away waits for nobody."""
+    _update(cluster, ("group.version", 0, 2))
+    state = cluster.controller.state
+    state.voter_ids = frozenset((state.settings.node_id, 8, 9))
+    outcome = _update(cluster, ("group.version", 1, 1))
+    assert outcome.message is not None
+    assert outcome.message.endswith("controller 8 has not registered, and may not support this feature")
+    assert cluster.records == []
+    for controller in (8, 9):
+        cluster.ask(RegisterController(controller, UUID(int=controller), (), SUPPORTED))
+    assert not _update(cluster, ("group.version", 1, 1)).failed
+
+
+def test_a_level_that_a_registered_controller_lacks(cluster: Cluster) -> None:
+    """C38."""
+    _update(cluster, ("group.version", 0, 2))
+    cluster.ask(RegisterController(8, UUID(int=8), (), {"metadata.version": Levels(7, 30)}))
+    outcome = _update(cluster, ("group.version", 1, 1))
+    assert outcome.message is not None
+    assert outcome.message.endswith("Controller 8 does not support this feature.")
+
+
+def test_eligible_leader_replicas_need_their_records() -> None:
+    """K1: allowed from metadata.version 4.0-IV1 on, also when both are raised by one request."""
+    cluster = Cluster(1, features={"metadata.version": 22})
+    elr = "eligible.leader.replicas.version"
+    assert _update(cluster, (elr, 1, 1)).code is ErrorCode.INVALID_UPDATE_VERSION
+    assert not _update(cluster, ("metadata.version", 23, 1), (elr, 1, 1)).failed
+
+
+def test_kraft_version_is_asked_of_the_quorum(cluster: Cluster) -> None:
+    """K15: it is no record of this log."""
+    controller = cluster.controller
+    wanted = FeatureUpdate("kraft.version", 1, UpgradeType.UPGRADE)
+    assert cluster.ask(UpdateFeatures((wanted,))).outcome.code is ErrorCode.INVALID_UPDATE_VERSION
+    controller.state.can_finalize_kraft_version = True
+    for validate_only, asked in ((True, None), (False, 1)):
+        decision = controller.decide(UpdateFeatures((wanted,), validate_only), 0, cluster.rng)
+        assert (decision.kraft_version, list(decision.records)) == (asked, [])
+    controller.state.kraft_version = 1
+    assert controller.decide(UpdateFeatures((wanted,)), 0, cluster.rng).kraft_version is None
+
+
+def test_controllers_register_from_3_7_on() -> None:
+    """C40."""
+    cluster = Cluster(0, features={"metadata.version": 14})
+    with pytest.raises(PeerError) as error:
+        cluster.ask(RegisterController(8, UUID(int=8), (), SUPPORTED))
+    assert error.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_this_nodes_dynamic_configs_count_for_topics() -> None:
+    """C37: topic, this node's, the cluster's."""
+    cluster = Cluster(1, features={"metadata.version": 30}, node_id=1)
+    cluster.create("t", (1,))
+    for resource, value in ((ConfigResource(B, ""), "false"), (ConfigResource(B, "1"), "true")):
+        _change(cluster, resource, ("unclean.leader.election.enable", SET, value))
+    assert cluster.controller.state.unclean_election("t")
+    _change(cluster, ConfigResource(T, "t"), ("unclean.leader.election.enable", SET, "false"))
+    assert not cluster.controller.state.unclean_election("t")

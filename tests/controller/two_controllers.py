@@ -1,4 +1,4 @@
-"""One script for two controllers: the one here, and a running Apache Kafka controller fed by brokers that are not there.
+"""One script for two controllers: the one here, and a running Apache Kafka one, fed by brokers that are not there.
 
 Both sides take the same requests, tell their answers in one form, and show the records that they wrote. What must
 differ is taken out: topic ids become names, broker epochs the broker's number, records that only keep a log moving go,
@@ -422,7 +422,7 @@ _OF_ANSWERS: Final[dict[type[Any], Callable[[Side, Any], Any]]] = {
     ),
     ElectLeaders: lambda side, a: (
         0,
-        sorted((n, [(p.index, int(p.outcome.code), p.outcome.message) for p in parts]) for n, parts in a.topics),
+        sorted((n, sorted((p.index, int(p.outcome.code), p.outcome.message) for p in parts)) for n, parts in a.topics),
     ),
     IncrementalAlterConfigs: lambda side, a: (0, [(int(r.outcome.code), r.outcome.message) for r in a.resources]),
     UnregisterBroker: lambda side, a: (0,),
@@ -478,7 +478,7 @@ _OF_WIRE: Final[dict[type[Any], Callable[[Side, Any], Any]]] = {
     ElectLeaders: lambda side, a: (
         0,
         sorted(
-            (t.topic, [(p.partition_id, int(p.error_code), p.error_message) for p in t.partition_result])
+            (t.topic, sorted((p.partition_id, int(p.error_code), p.error_message) for p in t.partition_result))
             for t in a.replica_election_results
         ),
     ),

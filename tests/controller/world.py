@@ -122,9 +122,9 @@ class World:
                 previous=previous,
                 log_dirs=directories(broker),
             )
-        except PeerError as error:
-            assert error.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
-            assert self.image is before
+        except PeerError:
+            assert self.image is before, "a refused registration changes nothing (C4)"
+            assert known is not None, "only another incarnation is refused"
             return
         self.asked = "register"
         self.everything += self.cluster.records
@@ -142,6 +142,8 @@ class World:
             self.failed[broker] = tuple(d for d in directories(broker) if rng.random() < 0.5)
         stop = rng.random() < 0.15
         stopping = self.image.brokers[broker].in_controlled_shutdown
+        held = self.image.brokers[broker].log_dirs
+        led = any(p.leader == broker for _, _, p in self._partitions())
         answer = self.ask(
             BrokerHeartbeat(
                 broker,
@@ -156,6 +158,8 @@ class World:
         if answer is not None and answer.should_shut_down:
             assert stop or stopping
             assert not any(p.leader == broker for _, _, p in self._partitions()), "it still leads (C14)"
+            hurried = self.asked.want_fence or set(held) <= set(self.failed.get(broker, ()))
+            assert not led or hurried, "nobody else knows yet who leads now (C14)"
 
     def pass_time(self, rng: Random) -> None:
         self.cluster.now_ms += rng.choice([100, 3000, 9000])
@@ -226,6 +230,8 @@ class World:
             return
         ((_, (first, second)),) = answer.topics
         assert first.code in (ErrorCode.NONE, ErrorCode.NEW_LEADER_ELECTED) or not self.cluster.records
+        if first.code in (ErrorCode.NONE, ErrorCode.NEW_LEADER_ELECTED):
+            assert sender == partition.leader, "V18"
         if first.code is ErrorCode.NONE and len(self.cluster.records) == 1:
             after = self._partition(self.image.topics_by_id[topic.id], index)
             assert (
@@ -310,7 +316,12 @@ class World:
         )
         operation = rng.choice([ConfigOperation.SET, ConfigOperation.SET, ConfigOperation.DELETE])
         change = ConfigChange(key, operation, value if operation is ConfigOperation.SET else None)
-        self.ask(IncrementalAlterConfigs(((ConfigResource(kind, name), (change,)),)))
+        answer = self.ask(IncrementalAlterConfigs(((ConfigResource(kind, name), (change,)),)))
+        if key == "unclean.leader.election.enable" and self.cluster.records:
+            assert not answer.resources[0].outcome.failed
+            for topic, _, partition in self._partitions():
+                if partition.leader == -1 and self.cluster.controller.state.unclean_election(topic):
+                    assert not any(self._may_lead(b, partition) for b in partition.replicas), "G45"
 
     def upgrade(self, rng: Random) -> None:
         if rng.random() < 0.1:

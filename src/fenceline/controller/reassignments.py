@@ -4,6 +4,9 @@ Owns what a reassignment asks of a partition. It ends by itself in whatever chan
 (`elections.change_partition`). A user's wish never makes an unclean choice; a cancellation may, where nobody of the old
 replicas is in sync and the topic allows it (V35).
 
+Better than Kafka (C32): a replica that a changed reassignment still adds goes on counting as added, and one that it
+adds no more is removed only. Kafka keeps it on both lists, and such a reassignment never ends.
+
 Rules: controller.md C3, C32-C34; since_4_0.md K27; recovery.md V35.
 """
 
@@ -59,6 +62,7 @@ def _reassign(
         _cancel(changes, topic, wanted.index, partition)
         return
     target = wanted.replicas
+    check_assignment(state, target)
     if not may_resize:
         size = len(set(partition.replicas) - set(partition.removing))
         if len(target) != size:
@@ -66,7 +70,6 @@ def _reassign(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 f"The replication factor is changed from {size} to {len(target)}",
             )
-    check_assignment(state, target)
     current = partition.replicas
     removing = tuple(sorted(set(current) - set(target)))
     changes.change(
@@ -74,7 +77,7 @@ def _reassign(
         wanted.index,
         election=Election.ONLINE,
         target_replicas=target + removing,
-        target_adding=tuple(sorted(set(target) - set(current))),
+        target_adding=tuple(sorted(set(target) - (set(current) - set(partition.adding)))),
         target_removing=removing,
     )
 
@@ -82,7 +85,7 @@ def _reassign(
 def _cancel(changes: PartitionChanges, topic: TopicImage, index: int, partition: PartitionImage) -> None:
     """C34: back to the replicas that were not being added."""
     if not partition.adding and not partition.removing:
-        raise Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
+        raise Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, None)
     isr = tuple(replica for replica in partition.isr if replica not in partition.adding)
     if not isr and not changes.is_unclean_allowed(topic):
         raise Refused(

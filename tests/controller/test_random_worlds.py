@@ -1,0 +1,52 @@
+"""Anything asked of the controller in any order: what must hold, holds after each answer (`world`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from .world import ACTIONS, World, live
+
+
+class AnyWorld(RuleBasedStateMachine):
+    """The actions of a world as rules; each one's choices are Hypothesis's to shrink."""
+
+    @initialize(elr=st.booleans(), rng=st.randoms(use_true_random=False))
+    def begin(self, elr: bool, rng: Random) -> None:
+        self.world = World(elr=elr)
+        for _ in range(4):
+            self.world.register(rng)
+        for _ in range(6):
+            self.world.heartbeat(rng)
+        self.world.create(rng)
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check_history()
+
+
+def _rule(action: Callable[[World, Random], None]) -> Any:
+    def step(self: AnyWorld, rng: Random) -> None:
+        action(self.world, rng)
+
+    return rule(rng=st.randoms(use_true_random=False))(step)
+
+
+for _weight, _action in ACTIONS:
+    setattr(AnyWorld, _action.__name__, _rule(_action))
+
+TestAnyWorld = AnyWorld.TestCase
+TestAnyWorld.settings = settings(max_examples=40, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("first", range(0, 160, 40))
+def test_long_lives(first: int) -> None:
+    """Longer than Hypothesis's, and the same each time."""
+    for seed in range(first, first + 40):
+        live(seed)
