@@ -17,6 +17,7 @@ application id.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -35,14 +36,21 @@ _ATTEMPTS: Final = 10
 
 
 def open_table(options: DeltaOptions) -> DeltaTable | None:
-    """The table at the path, or None when there is none."""
+    """The table at the path, or None when there is none. Raises `OperatorError` where it can not be opened."""
     from deltalake import DeltaTable
-    from deltalake.exceptions import TableNotFoundError
+    from deltalake.exceptions import DeltaError, TableNotFoundError
 
+    if os.path.isfile(options.path):
+        raise OperatorError(f"{options.path} is a file and no Delta table", "Choose the path of a directory.")
     try:
         return DeltaTable(options.path, storage_options=dict(options.storage) if options.storage else None)
     except TableNotFoundError:
         return None
+    except (DeltaError, OSError) as error:
+        raise OperatorError(
+            f"The Delta table at {options.path} can not be opened: {error}",
+            "Check the path and, where it lies in an object store, the options storage.*.",
+        ) from error
 
 
 def commit_files(

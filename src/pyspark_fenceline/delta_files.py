@@ -46,7 +46,13 @@ def file_system(options: DeltaOptions) -> Any:
 
     if "://" not in options.path:
         local = fs.LocalFileSystem()
-        local.create_dir(options.path, recursive=True)
+        try:
+            local.create_dir(options.path, recursive=True)
+        except OSError as error:
+            raise OperatorError(
+                f"The directory of the Delta table at {options.path} can not be made: {error}",
+                "Check the path; Spark's Python processes must be able to write there, on every machine.",
+            ) from error
         return fs.SubTreeFileSystem(options.path, local)
     from deltalake.fs import DeltaStorageHandler
 

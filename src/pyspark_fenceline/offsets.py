@@ -68,9 +68,11 @@ class Unresolved:
         return {"unresolved": True, "version": VERSION}
 
 
-def decode(encoded: Mapping[str, Any]) -> SourceOffset | Unresolved:
+def decode(encoded: Any) -> SourceOffset | Unresolved:
     """Read an offset from the checkpoint. Raises `OperatorError` on anything that neither this source nor Spark's Kafka
     source wrote."""
+    if not isinstance(encoded, Mapping):
+        raise _unreadable(encoded)
     if "version" not in encoded:
         return _decode_kafka(encoded)
     version = encoded["version"]
@@ -120,9 +122,9 @@ def _whole(value: object) -> int:
     return value
 
 
-def _unreadable(encoded: Mapping[str, Any]) -> OperatorError:
+def _unreadable(encoded: object) -> OperatorError:
     return OperatorError(
-        f"The checkpoint holds an offset that this source can not read: {str(dict(encoded))[:200]}",
+        f"The checkpoint holds an offset that this source can not read: {str(encoded)[:200]}",
         "The checkpointLocation belongs to another kind of source; use a new one.",
     )
 

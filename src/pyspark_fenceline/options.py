@@ -8,16 +8,19 @@ Options beyond the Kafka source's: `includeLeaderEpoch`, `maxPartitions`, `filte
 
 from __future__ import annotations
 
+import difflib
 import json
+import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 
+_log = logging.getLogger("pyspark_fenceline")
 LATEST_OFFSET: Final = -1
 EARLIEST_OFFSET: Final = -2
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
@@ -122,6 +125,19 @@ class WriteOptions:
     topic: str | None
 
 
+_KNOWN: Final = {
+    name.lower(): name
+    for name in (
+        "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
+        "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
+        "failOnDataLoss", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions",
+        "maxPartitions", "maxRecordsPerPartition", "includeHeaders", "includeLeaderEpoch", "filterPushdown",
+        "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
+    )
+}  # fmt: skip
+"""Options of a read by their lower-case name. The last two are taken for the sake of notebooks, and have no effect."""
+
+
 # Parsing ------------------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +178,10 @@ class _Options:
             raise OperatorError(f"{name} must be at most {high}")
         return number
 
+    def unknown(self) -> list[str]:
+        """Names that neither this source nor Spark's Kafka source knows, nor belong to the client."""
+        return [name for name in self._values if name not in _KNOWN and not name.startswith("kafka.")]
+
     def prefixed(self, prefix: str) -> dict[str, str]:
         return {key[len(prefix) :]: value for key, value in self._values.items() if key.startswith(prefix)}
 
@@ -171,6 +191,13 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     some.
     """
     given = _Options(options)
+    common = _without_bounds(given)
+    starting, ending = _stream_bounds(given) if streaming else _batch_bounds(given)
+    return replace(common, starting=starting, ending=ending)
+
+
+def _without_bounds(given: _Options) -> ReadOptions:
+    """All that does not depend on whether the read is a batch or a stream."""
     subscription = _subscription(given)
     _refuse_consumer_properties(given)
     min_offsets = given.positive("minOffsetsPerTrigger", _LONG_MAX)
@@ -186,12 +213,11 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise OperatorError(f"minPartitions({min_partitions}) is higher than maxPartitions({max_partitions})")
     retries = given.positive("fetchOffset.numRetries", _INT_MAX)
     interval = given.positive("fetchOffset.retryIntervalMs", _INT_MAX, low=0)
-    starting, ending = _stream_bounds(given) if streaming else _batch_bounds(given)
     return ReadOptions(
         subscription=subscription,
         client=_reader_properties(given),
-        starting=starting,
-        ending=ending,
+        starting=Earliest(),
+        ending=Latest(),
         fail_on_data_loss=given.boolean("failOnDataLoss", True),
         include_headers=given.boolean("includeHeaders"),
         include_leader_epoch=given.boolean("includeLeaderEpoch"),
@@ -208,14 +234,19 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 
 def check_general(options: Mapping[str, str]) -> tuple[bool, bool]:
-    """Check what batch and stream have in common, before Spark has said which it is.
+    """Check what batch and stream have in common, before Spark has said which it is; warn of names that mean nothing.
 
     Returns whether headers and leader epochs are asked for.
     """
     given = _Options(options)
-    _subscription(given)
-    _refuse_consumer_properties(given)
-    return given.boolean("includeHeaders"), given.boolean("includeLeaderEpoch")
+    common = _without_bounds(given)
+    for side in ("starting", "ending"):
+        _bound(given, side, Latest())
+    for name in given.unknown():
+        close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.75)
+        hint = f"; is {_KNOWN[close[0]]} meant?" if close else ""
+        _log.warning("option %s is not known and is ignored%s", name, hint)
+    return common.include_headers, common.include_leader_epoch
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:

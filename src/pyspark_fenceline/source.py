@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from fenceline.errors import OperatorError
 from pyspark_fenceline.options import ReadOptions, check_general, read_options, write_options
 
 if TYPE_CHECKING:
@@ -46,10 +47,13 @@ class FencelineDataSource(DataSource):
         return kind(options, _plan(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from pyspark_fenceline.stream import FencelineStreamReader
+        from pyspark_fenceline.stream import FencelineStreamReader, RefusedStreamReader
 
-        options = read_options(self.options, streaming=True)
-        return FencelineStreamReader(options, _plan(options, schema))
+        try:
+            options = read_options(self.options, streaming=True)
+            return FencelineStreamReader(options, _plan(options, schema))
+        except OperatorError as error:
+            return RefusedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pyspark_fenceline.topic_sink import TopicWriter, refuse_overwrite

@@ -280,6 +280,30 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._kept_history
 
 
+class RefusedStreamReader(DataSourceStreamReader):
+    """Says why there is no reader as soon as Spark asks it anything: an error while a reader is made reaches the user
+    under another one of Spark's own.
+    """
+
+    def __init__(self, reason: OperatorError) -> None:
+        self._reason = reason
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._reason
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        raise self._reason
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        raise self._reason
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        raise self._reason
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._reason
+
+
 def _may_be_stale(loss: Loss) -> bool:
     return loss.kind is LossKind.LOG_TRUNCATED and loss.leader_epoch < 0
 

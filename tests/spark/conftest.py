@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fenceline.testing.apache_kafka import DEFAULT_JARS
+from fenceline.testing.apache_kafka import DEFAULT_JARS, small_kafka
 from tests.conftest import need_apache_kafka, need_java
 
 if TYPE_CHECKING:
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 CONNECTOR = DEFAULT_JARS / "connector"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     need_java()
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     root = tmp_path_factory.mktemp("spark")
+    scratch = root / "tmp"
+    scratch.mkdir()
     builder = (
         SparkSession.builder.master("local[2]")
         .appName("fenceline-tests")
@@ -39,6 +41,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(root / "warehouse"))
         .config("spark.local.dir", str(root / "local"))
+        # No test lives long enough for a better compiler.
+        .config("spark.driver.extraJavaOptions", f"-Djava.io.tmpdir={scratch} -XX:TieredStopAtLevel=1")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.python.filterPushdown.enabled", "true")
     )
@@ -91,16 +95,15 @@ class Broker:
             promise.result()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def apache_kafka() -> Iterator[Broker]:
-    from fenceline.testing.apache_kafka import ApacheKafka
 
     need_apache_kafka()
-    with ApacheKafka(heap="512m") as kafka:
+    with small_kafka() as kafka:
         yield Broker("kafka", kafka.bootstrap)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fenceline_node() -> Iterator[Broker]:
     from fenceline.testing.node import EmbeddedNode
 

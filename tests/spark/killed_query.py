@@ -1,14 +1,17 @@
 """The victim of `test_killed.py`: a driver that streams a topic into a Delta table until it is killed or done.
 
-Arguments: bootstrap servers, topic, table, checkpoint.
+Arguments: bootstrap servers, topic, table, checkpoint, a folder for what Spark leaves lying about, and how it ends:
+`done`, or `endless` where only a kill ends it.
 """
 
 from __future__ import annotations
 
 import sys
 
+ROWS_A_BATCH = 500
 
-def main(bootstrap: str, topic: str, table: str, checkpoint: str) -> None:
+
+def main(bootstrap: str, topic: str, table: str, checkpoint: str, scratch: str, end: str) -> None:
     from pyspark.sql import SparkSession
 
     spark = (
@@ -17,6 +20,8 @@ def main(bootstrap: str, topic: str, table: str, checkpoint: str) -> None:
         .config("spark.driver.memory", "512m")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.log.level", "ERROR")
+        .config("spark.local.dir", scratch)
+        .config("spark.driver.extraJavaOptions", f"-Djava.io.tmpdir={scratch} -XX:TieredStopAtLevel=1")
         .getOrCreate()
     )
     frame = (
@@ -24,12 +29,13 @@ def main(bootstrap: str, topic: str, table: str, checkpoint: str) -> None:
         .option("kafka.bootstrap.servers", bootstrap)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", 500)
+        .option("maxOffsetsPerTrigger", ROWS_A_BATCH)
         .option("includeLeaderEpoch", True)
         .load()
     )
     writer = frame.writeStream.format("fenceline_delta").option("checkpointLocation", checkpoint)
-    writer.trigger(availableNow=True).start(table).awaitTermination()
+    writer = writer.trigger(processingTime="0 seconds") if end == "endless" else writer.trigger(availableNow=True)
+    writer.start(table).awaitTermination()
     spark.stop()
 
 

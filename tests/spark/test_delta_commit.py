@@ -253,3 +253,25 @@ def test_partition_columns_must_exist_and_leave_something() -> None:
         new_shape(schema, ("b",))
     with pytest.raises(OperatorError, match="All columns"):
         new_shape(struct("a int"), ("a",))
+
+
+def test_a_file_in_place_of_the_table_is_said(tmp_path: Path) -> None:
+    (tmp_path / "table").write_text("x")
+    with pytest.raises(OperatorError, match="is a file and no Delta table"):
+        open_table(DeltaOptions(str(tmp_path / "table")))
+
+
+def test_a_table_whose_log_can_not_be_read_is_said(tmp_path: Path) -> None:
+    options = DeltaOptions(str(tmp_path / "table"))
+    batch(options, 0)
+    first = next((tmp_path / "table" / "_delta_log").glob("*.json"))
+    first.write_text("not a log")
+    with pytest.raises(OperatorError, match="can not be opened") as caught:
+        open_table(options)
+    assert "storage.*" in caught.value.advice
+
+
+def test_a_directory_that_can_not_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OperatorError, match="can not be made"):
+        write(DeltaOptions(str(tmp_path / "file" / "table")), 1)

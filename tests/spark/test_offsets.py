@@ -62,8 +62,12 @@ def test_offsets_of_sparks_kafka_source_are_understood() -> None:
         {"logOffset": 3},
         {"t": {"0": "three"}},
         {"t": {"0": True}},
+        5,
+        "text",
+        [1],
     ],
 )
-def test_anything_else_is_refused(bad: dict[str, object]) -> None:
-    with pytest.raises(OperatorError):
+def test_anything_else_is_refused(bad: object) -> None:
+    with pytest.raises(OperatorError) as caught:
         decode(bad)
+    assert caught.value.advice

@@ -84,6 +84,22 @@ def test_properties_that_spark_owns_are_refused(name: str) -> None:
         check_general({**BASE, f"kafka.{name}": "x"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("maxOffsetsPerTrigger", "0"), ("minPartitions", "x"), ("startingOffsets", "begin")]
+)
+def test_wrong_values_are_refused_when_the_data_frame_is_made(name: str, value: str) -> None:
+    with pytest.raises(OperatorError, match=name):
+        check_general({**BASE, name: value})
+
+
+def test_a_name_that_means_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    check_general({**BASE, "startingOffset": "earliest", "colour": "green", "groupIdPrefix": "g", "kafka.x": "y"})
+    assert caplog.messages == [
+        "option startingoffset is not known and is ignored; is startingOffsets meant?",
+        "option colour is not known and is ignored",
+    ]
+
+
 def test_bootstrap_servers_are_needed() -> None:
     assert "'kafka.bootstrap.servers' must be specified" in refused(base={"subscribe": "t"})
 

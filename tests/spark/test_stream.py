@@ -15,7 +15,8 @@ from pyspark_fenceline import stream
 from pyspark_fenceline.errors import DataLossError, LossKind
 from pyspark_fenceline.options import read_options
 from pyspark_fenceline.schema import spark_schema
-from pyspark_fenceline.stream import FencelineStreamReader
+from pyspark_fenceline.source import FencelineDataSource
+from pyspark_fenceline.stream import FencelineStreamReader, RefusedStreamReader
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan
 from tests.spark.fakes import FakeCluster
 
@@ -464,3 +465,17 @@ def test_an_executors_copy_carries_no_connection() -> None:
     reader.latestOffset(reader.initialOffset(), ALL)
     copy = pickle.loads(pickle.dumps(reader))
     assert copy._connected is None
+
+
+def test_a_reader_that_is_refused_is_made_and_says_why_when_it_is_asked() -> None:
+    source = FencelineDataSource({"kafka.bootstrap.servers": "h:1", "subscribe": "t", "endingOffsets": "latest"})
+    reader = source.streamReader(spark_schema(include_headers=False, include_leader_epoch=False))
+    assert isinstance(reader, RefusedStreamReader)
+    for ask in (
+        reader.getDefaultReadLimit,
+        reader.initialOffset,
+        lambda: reader.latestOffset({}, ALL),
+        lambda: reader.partitions({}, {}),
+    ):
+        with pytest.raises(OperatorError, match="ending offset not valid"):
+            ask()
