@@ -196,7 +196,7 @@ def test_other_partitions_of_describe_and_fetch_snapshot_get_their_own_error() -
     assert (one.index, one.error_code) == (7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
-@pytest.mark.parametrize("message", [each for each in REQUESTS], ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize("message", REQUESTS, ids=lambda message: type(message).__name__)
 def test_a_node_that_stops_answers_that_it_leads_nothing(message: RequestMessage) -> None:
     key = wire.API_OF[type(message)]
     version = wire.VERSIONS[key][1]

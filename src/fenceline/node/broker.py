@@ -311,13 +311,12 @@ class Broker:
             ApiKey.FETCH: (fetch_api.MIN_VERSION, fetch_api.MAX_VERSION, fetching.handle),
         }
         budget_bytes = config.get_int("queued.max.request.bytes")
+        channel = self.quorum.channel if self.quorum is not None else None
         return Server(
             self,
             entity_apis(),
             raw,
-            forward=self.quorum.channel.forward
-            if self.quorum is not None and self.quorum.channel is not None
-            else None,
+            forward=channel.forward if channel is not None else None,
             max_request_bytes=config.get_int("socket.request.max.bytes"),
             receive_budget_bytes=budget_bytes if budget_bytes > 0 else _RECEIVE_BUDGET_BYTES,
             max_connections=config.get_int("max.connections"),
