@@ -277,7 +277,6 @@ def test_what_was_not_committed_does_not_stop_the_clock_of_a_session() -> None:
     cluster.ask(FenceStaleBroker())
     assert cluster.image.brokers[2].fenced
     cluster.controller.reset(image, offset)
-    cluster.ask(FenceStaleBroker())
     assert not cluster.image.brokers[2].fenced
     cluster.now_ms = 18_000
     cluster.heartbeat(1)

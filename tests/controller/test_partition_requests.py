@@ -252,9 +252,9 @@ def test_cancelling() -> None:
 def test_cancelling_never_hides_a_loss() -> None:
     """V35, V9: only the new replica is in sync; its place is taken by one that lacks what it has."""
     for allowed in ("false", "true"):
-        cluster = Cluster(3)
+        cluster = Cluster(4)
         cluster.create("t", (1, 2), configs={UNCLEAN: allowed})
-        move(cluster, "t", (3, 2, 1))
+        move(cluster, "t", (3, 4, 2, 1))
         alter(cluster, "t", (1, 3))
         fence(cluster, 1)
         moving = cluster.partition("t")

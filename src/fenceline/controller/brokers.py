@@ -147,13 +147,7 @@ def _is_caught_up(state: ControllerState, request: BrokerHeartbeat) -> bool:
 
 
 def fence_stale_broker(state: ControllerState, now_ms: int) -> Decision:
-    """C17: fence one broker whose session has ended. More may wait: ask again while it writes records.
-
-    A broker that is not fenced and has no session gets one: what ended it was never committed (C2).
-    """
-    for broker in state.image.brokers.values():
-        if not broker.fenced and not state.sessions.has(broker.id, broker.epoch):
-            state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset)
+    """C17: fence one broker whose session has ended. More may wait: ask again while it writes records."""
     for broker_id in state.sessions.expired(now_ms):
         silent = state.image.brokers.get(broker_id)
         state.sessions.drop(broker_id)
@@ -183,3 +177,10 @@ def begin_sessions(state: ControllerState, now_ms: int, *, dead: frozenset[int] 
             session.heard = not broker.fenced
             if state_of(broker) is BrokerState.CONTROLLED_SHUTDOWN:
                 session.shutdown_offset = state.image.offset
+
+
+def restore_sessions(state: ControllerState, now_ms: int) -> None:
+    """C2: a broker that is not fenced, because what fenced it was never committed, has a session again."""
+    for broker in state.image.brokers.values():
+        if not broker.fenced and not state.sessions.has(broker.id, broker.epoch):
+            state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset).heard = True

@@ -94,6 +94,8 @@ class Controller:
 
     def __init__(self, settings: ControllerSettings) -> None:
         self.state = ControllerState(settings)
+        self._now_ms = 0
+        """Of the last decision."""
 
     @property
     def image(self) -> MetadataImage:
@@ -108,15 +110,18 @@ class Controller:
         self, image: MetadataImage, next_offset: int, now_ms: int, *, dead: frozenset[int] = frozenset()
     ) -> None:
         """Begin to lead with `image` as the state; `dead` as in `brokers.begin_sessions`."""
+        self._now_ms = now_ms
         self.state.reset(image, next_offset)
         brokers.begin_sessions(self.state, now_ms, dead=dead)
 
     def reset(self, image: MetadataImage, next_offset: int) -> None:
         """Forget what was decided but never committed (C2)."""
         self.state.reset(image, next_offset)
+        brokers.restore_sessions(self.state, self._now_ms)
 
     def decide(self, request: Request, now_ms: int, rng: Rng) -> Decision:
         """The records that `request` leads to and its answer. Raises PeerError when it fails as a whole."""
+        self._now_ms = now_ms
         return HANDLERS[type(request)](self.state, request, now_ms, rng)
 
     def replay(self, records: Sequence[MetadataRecord], last_offset: int, epoch: int) -> tuple[MetadataImage, Delta]:

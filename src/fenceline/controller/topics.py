@@ -35,6 +35,7 @@ from fenceline.controller.state import MAX_RECORDS, ControllerState, Decision
 from fenceline.controller.topic_names import name_fault
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import METADATA_TOPIC, ZERO_UUID
+from fenceline.metadata.features import MV_DIRECTORIES
 from fenceline.metadata.image import ConfigResourceType, TopicImage
 from fenceline.metadata.records import (
     ConfigRecord,
@@ -198,7 +199,9 @@ def _partition_record(
         leader=isr[0],
         leader_epoch=0,
         partition_epoch=0,
-        directories=tuple(state.default_directory(broker) for broker in replicas),
+        directories=tuple(map(state.default_directory, replicas))
+        if state.image.metadata_version >= MV_DIRECTORIES
+        else (),
     )
 
 
