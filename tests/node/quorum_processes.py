@@ -117,7 +117,7 @@ class Process:
             command = java_command("kafka.Kafka", str(path), heap="512m")
         else:
             command = [sys.executable, "-m", "fenceline", "start", "--config", str(path), "--log-format", "json"]
-        with (self.root / "output").open("a") as output:
+        with (self.root / "output").open("w") as output:
             self._process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
             )
@@ -126,7 +126,15 @@ class Process:
     def wait_ready(self) -> None:
         """Until its ready line is there (Fenceline), or its port takes connections (Kafka)."""
         if not self.is_kafka:
-            eventually(lambda: "Fenceline is ready" in self.output, wait_s=120)
+
+            def look_at_output() -> bool:
+                if "Fenceline is ready" in self.output:
+                    return True
+                if not self.is_running:
+                    raise RuntimeError(f"node {self.node_id} has ended:\n{self.output}")
+                return False
+
+            eventually(look_at_output, wait_s=120)
             return
         port = self.port if "broker" in self.roles else self.controller_port
 

@@ -1,0 +1,131 @@
+"""Several nodes as processes on one machine: they elect, create, hand on, agree, and survive who is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fenceline.client.admin import Admin
+from fenceline.client.async_admin import NewTopic
+from fenceline.errors import PeerError
+
+from .quorum_processes import Process, Processes, eventually
+
+pytestmark = pytest.mark.timeout(300)
+ALTERED = ("topic", "altered")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    with Processes(tmp_path_factory.mktemp("three"), ["broker,controller"] * 3) as cluster:
+        cluster.wait_ready()
+        yield cluster
+
+
+def create(node: Process, topic: str) -> None:
+    """Through `node`, with the patience of a client that meets an election."""
+
+    def attempt() -> bool:
+        with Admin(node.bootstrap) as admin:
+            try:
+                admin.create_topics([NewTopic(topic, 3, 1)], timeout_ms=20_000)
+            except PeerError as error:
+                if "TOPIC_ALREADY_EXISTS" not in f"{error} {error.code.name}":
+                    raise AssertionError(str(error)) from error
+        return True
+
+    eventually(attempt)
+
+
+def topics(node: Process) -> set[str]:
+    with Admin(node.bootstrap) as admin:
+        return set(admin.metadata().topics)
+
+
+def test_topics_are_created_through_any_node_and_all_agree(three: Processes) -> None:
+    for node in three.nodes:
+        create(node, f"through-{node.node_id}")
+    wanted = {f"through-{node.node_id}" for node in three.nodes}
+    for node in three.nodes:
+        eventually(lambda node=node: wanted <= topics(node))
+
+
+def test_what_the_controller_refuses_is_refused_through_any_node(three: Processes) -> None:
+    create(three.nodes[0], "there")
+    for node in three.nodes:
+        with Admin(node.bootstrap) as admin, pytest.raises(PeerError) as refused:
+            admin.create_topics([NewTopic("there", 1, 1)])
+        assert "exists" in str(refused.value)
+
+
+def test_configs_are_altered_through_any_node(three: Processes) -> None:
+    create(three.nodes[0], "altered")
+    for node in three.nodes:
+        value = str(1000 * node.node_id)
+        with Admin(node.bootstrap) as admin:
+            admin.alter_configs({ALTERED: {"retention.ms": value}})
+        for other in three.nodes:
+
+            def told(other: Process = other, value: str = value) -> bool:
+                with Admin(other.bootstrap) as admin:
+                    return admin.describe_configs([ALTERED])[ALTERED]["retention.ms"].value == value
+
+            eventually(told)
+
+
+def test_every_log_ends_up_the_same(three: Processes) -> None:
+    """DescribeQuorum: all voters have everything."""
+
+    def look() -> bool:
+        described = three.leader().describe_quorum()
+        ends = {each.log_end_offset for each in described.current_voters}
+        return len(described.current_voters) == 3 and ends == {described.high_watermark}
+
+    eventually(look)
+
+
+def test_a_killed_leader_is_followed_by_another_and_comes_back(three: Processes) -> None:
+    for turn in range(2):
+        old = three.leader()
+        epoch = old.describe_quorum().leader_epoch
+        old.kill()
+        new = three.leader(but=old.node_id)
+        assert new.describe_quorum().leader_epoch > epoch
+        others = [node for node in three.nodes if node is not old]
+        for node in others:
+            create(node, f"turn-{turn}-{node.node_id}")
+        old.start()
+        old.wait_ready()
+        wanted = {f"turn-{turn}-{node.node_id}" for node in others}
+        eventually(lambda old=old, wanted=wanted: wanted <= topics(old))
+
+
+def test_controllers_and_brokers_apart(tmp_path: Path) -> None:
+    kinds = ["controller", "controller", "controller", "broker"]
+    with Processes(tmp_path, kinds) as cluster:
+        cluster.wait_ready()
+        broker = cluster.node(4)
+        create(broker, "first")
+        cluster.leader().kill()
+        create(broker, "second")
+        assert {"first", "second"} <= topics(broker)
+        described = cluster.leader().describe_quorum()
+        assert [each.replica_id for each in described.observers] == [4]
+        assert broker.stop() == 0
+
+
+def test_a_controller_joins_by_itself(tmp_path: Path) -> None:
+    """K16, K39: one that was formatted without initial controllers is caught up, then a voter."""
+    settings = {"controller.quorum.auto.join.enable": "true"}
+    with Processes(tmp_path, ["broker,controller"] * 3, voters=1, settings=settings) as cluster:
+        cluster.wait_ready()
+        create(cluster.node(2), "t")
+
+        def all_vote() -> bool:
+            return {each.replica_id for each in cluster.leader().describe_quorum().current_voters} == {1, 2, 3}
+
+        eventually(all_vote)
+        cluster.node(1).kill()
+        create(cluster.node(3), "without the first".replace(" ", "-"))
