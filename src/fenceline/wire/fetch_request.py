@@ -63,22 +63,54 @@ def parse_request(version: int, body: memoryview) -> FetchRequest:
     if not MIN_VERSION <= version <= MAX_VERSION:
         raise MalformedRequest(f"Fetch has no version {version}")
     try:
-        if version >= FIRST_FLEXIBLE:
-            return _parse_flexible_request(version, body)
-        return _parse_legacy_request(version, body)
+        return _parse_request(version, body)
     except READ_ERRORS as error:
         raise MalformedRequest(f"Fetch request v{version}: {error}") from None
 
 
-def _parse_flexible_request(version: int, body: memoryview) -> FetchRequest:
+def _parse_request(version: int, body: memoryview) -> FetchRequest:
     end = len(body)
-    replica_id = -1
+    flexible, by_id = version >= FIRST_FLEXIBLE, version >= FIRST_WITH_TOPIC_IDS
+    replica_id, session_id, session_epoch = -1, 0, -1
     if version >= FIRST_WITH_REPLICA_STATE:
         max_wait_ms, min_bytes, max_bytes, isolation, session_id, session_epoch = _HEAD_15.unpack_from(body)
         position = _HEAD_15.size
-    else:
+    elif version >= FIRST_WITH_SESSIONS:
         replica_id, max_wait_ms, min_bytes, max_bytes, isolation, session_id, session_epoch = _HEAD_7.unpack_from(body)
         position = _HEAD_7.size
+    else:
+        replica_id, max_wait_ms, min_bytes, max_bytes, isolation = _HEAD_4.unpack_from(body)
+        position = _HEAD_4.size
+    if flexible:
+        partitions, position = _take_flexible_wanted(version, body, position, end)
+    else:
+        partitions, position = _take_legacy_wanted(version, body, position, end)
+    forgotten: list[tuple[str | None, bytes | None, list[int]]] = []
+    rack_id = ""
+    if version >= FIRST_WITH_SESSIONS:
+        forgotten, position = _take_forgotten(body, position, end, flexible, by_id)
+    if version >= FIRST_WITH_RACK:
+        rack_id, position = _take_rack(body, position, end, flexible)
+    request = FetchRequest(
+        None,
+        replica_id,
+        -1,
+        max_wait_ms,
+        min_bytes,
+        max_bytes,
+        isolation,
+        session_id,
+        session_epoch,
+        partitions,
+        forgotten,
+        rack_id,
+    )
+    if flexible and body[position]:
+        _take_request_tags(version, request, body, position, end)
+    return request
+
+
+def _take_flexible_wanted(version: int, body: memoryview, position: int, end: int) -> tuple[list[FetchPartition], int]:
     by_id = version >= FIRST_WITH_TOPIC_IDS
     partitions: list[FetchPartition] = []
     topic_count, position = take_count(body, position, end, True, 3)
@@ -100,25 +132,7 @@ def _parse_flexible_request(version: int, body: memoryview) -> FetchRequest:
                 position += 1
             partitions.append(wanted)
         position = skip_tagged_fields(body, position, end) if body[position] else position + 1
-    forgotten, position = _take_forgotten(body, position, end, True, by_id)
-    rack_id, position = _take_rack(body, position, end, True)
-    request = FetchRequest(
-        None,
-        replica_id,
-        -1,
-        max_wait_ms,
-        min_bytes,
-        max_bytes,
-        isolation,
-        session_id,
-        session_epoch,
-        partitions,
-        forgotten,
-        rack_id,
-    )
-    if body[position]:
-        _take_request_tags(version, request, body, position, end)
-    return request
+    return partitions, position
 
 
 def _with_tags(
@@ -159,15 +173,7 @@ def _take_request_tags(version: int, request: FetchRequest, body: memoryview, po
             raise MalformedRequest(f"tagged field {tag} is not as long as it says")
 
 
-def _parse_legacy_request(version: int, body: memoryview) -> FetchRequest:
-    end = len(body)
-    session_id, session_epoch = 0, -1
-    if version >= FIRST_WITH_SESSIONS:
-        replica_id, max_wait_ms, min_bytes, max_bytes, isolation, session_id, session_epoch = _HEAD_7.unpack_from(body)
-        position = _HEAD_7.size
-    else:
-        replica_id, max_wait_ms, min_bytes, max_bytes, isolation = _HEAD_4.unpack_from(body)
-        position = _HEAD_4.size
+def _take_legacy_wanted(version: int, body: memoryview, position: int, end: int) -> tuple[list[FetchPartition], int]:
     layout = _legacy_layout(version)
     partitions: list[FetchPartition] = []
     topic_count, position = take_count(body, position, end, False, 6)
@@ -184,26 +190,7 @@ def _parse_legacy_request(version: int, body: memoryview) -> FetchRequest:
                 index, offset, max_part = layout.unpack_from(body, position)
             position += layout.size
             partitions.append(FetchPartition(topic, None, index, offset, max_part, leader_epoch, -1, log_start))
-    forgotten: list[tuple[str | None, bytes | None, list[int]]] = []
-    rack_id = ""
-    if version >= FIRST_WITH_SESSIONS:
-        forgotten, position = _take_forgotten(body, position, end, False, False)
-    if version >= FIRST_WITH_RACK:
-        rack_id = _take_rack(body, position, end, False)[0]
-    return FetchRequest(
-        None,
-        replica_id,
-        -1,
-        max_wait_ms,
-        min_bytes,
-        max_bytes,
-        isolation,
-        session_id,
-        session_epoch,
-        partitions,
-        forgotten,
-        rack_id,
-    )
+    return partitions, position
 
 
 def _take_rack(body: memoryview, position: int, end: int, flexible: bool) -> tuple[str, int]:
