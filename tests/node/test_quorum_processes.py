@@ -9,6 +9,8 @@ import pytest
 
 from fenceline.client.admin import Admin
 from fenceline.client.async_admin import NewTopic
+from fenceline.client.consumer import Consumer
+from fenceline.client.producer import Producer
 from fenceline.errors import PeerError
 
 from .quorum_processes import Process, Processes, eventually
@@ -58,6 +60,32 @@ def test_what_the_controller_refuses_is_refused_through_any_node(three: Processe
         with Admin(node.bootstrap) as admin, pytest.raises(PeerError) as refused:
             admin.create_topics([NewTopic("there", 1, 1)])
         assert "exists" in str(refused.value)
+
+
+def test_replicas_that_nobody_would_fill_are_refused(three: Processes) -> None:
+    for node in three.nodes:
+        with Admin(node.bootstrap) as admin, pytest.raises(PeerError) as refused:
+            admin.create_topics([NewTopic("replicated", 1, 3)])
+        assert "do not replicate" in str(refused.value)
+
+
+def test_groups_work_on_any_node(three: Processes) -> None:
+    """The offsets topic is created on first use, handed on like any other."""
+    create(three.nodes[0], "read")
+    with Producer(three.nodes[0].bootstrap) as producer:
+        for number in range(30):
+            producer.send("read", str(number).encode())
+        producer.flush()
+    with Consumer(three.nodes[1].bootstrap, group_id="g", auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["read"])
+        found: set[bytes | None] = set()
+
+        def all_read() -> bool:
+            found.update(record.value for record in consumer.poll(500))
+            return len(found) == 30
+
+        eventually(all_read)
+        consumer.commit()
 
 
 def test_configs_are_altered_through_any_node(three: Processes) -> None:

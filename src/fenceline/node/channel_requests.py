@@ -35,6 +35,8 @@ from fenceline.metadata.image import Endpoint
 from fenceline.wire.apis import ApiKey
 
 Fields = dict[str, Any]
+_OF_THE_TOPIC: Final = 1
+"""`config_source` of what was given with the topic."""
 
 
 class RemoteRequest(NamedTuple):
@@ -175,7 +177,7 @@ def _created(request: CreateTopics, entity: Any) -> CreateTopicsAnswer:
                 topic.topic_id or ZERO_UUID,
                 topic.num_partitions,
                 topic.replication_factor,
-                {each.name: each.value for each in topic.configs or ()},
+                {each.name: each.value for each in topic.configs or () if each.config_source == _OF_THE_TOPIC},
             )
         )
     return CreateTopicsAnswer(tuple(answers))

@@ -42,7 +42,7 @@ _PATIENCE_S: Final = 30.0
 """For a request of a client; Kafka's default request timeout."""
 _ANONYMOUS: Final = struct.pack(">h", 0) + b"\x05User\x0aANONYMOUS\x00\x00"
 """The principal of a client that is not authenticated, as Kafka serializes it (DefaultPrincipalData v0)."""
-_BY_HANDLER: Final = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
+_BY_HANDLER: Final = frozenset({ApiKey.CREATE_TOPICS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
 """Looked at by this broker's own handler, which hands on what is not its own."""
 _HANDED_ON: Final = FORWARDED - _BY_HANDLER
 
