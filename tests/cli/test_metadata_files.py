@@ -295,7 +295,7 @@ def test_one_shot(data: Path) -> None:
     for path in (
         f"/image/acls/byId/{encode_uuid(UUID(int=7))}",
         "/image/scram/SCRAM-SHA-256/ann",
-        "/image/delegationToken/tokens/t1",
+        "/image/delegationToken/t1",
         "/image/cluster/controllers/1",
         "/image/producerIds/nextProducerId",
         "/quorum/kraftVersion",

@@ -3,7 +3,7 @@
 Owns names, order and what a leaf says (values made of dicts, lists, texts and numbers). Never prints, and makes no node
 before somebody asks for it: an image may hold a million partitions.
 
-    /image/{acls/byId, clientQuotas, cluster/{brokers,controllers}, configs, delegationToken/tokens, features,
+    /image/{acls/byId, clientQuotas, cluster/{brokers,controllers}, configs, delegationToken, features,
             producerIds, provenance, scram, topics/{byId,byName}}
     /quorum/{kraftVersion, voters}        (of Fenceline only)
 """
@@ -23,6 +23,7 @@ from fenceline.metadata.image import ConfigResource, ConfigResourceType, Metadat
 REDACTED: Final = "[redacted]"
 _SECRETS: Final = frozenset(("salt", "stored_key", "server_key"))
 _MECHANISMS: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
+_ENTITY_TYPES: Final = {"client-id": "clientId"}
 _RESOURCES: Final = {
     "TOPIC": ConfigResourceType.TOPIC,
     "BROKER": ConfigResourceType.BROKER,
@@ -78,7 +79,7 @@ def tree_of(
                         {"brokers": _by_number(image.brokers), "controllers": _by_number(image.controllers)}
                     ),
                     "configs": _configs(image, show_config),
-                    "delegationToken": _fixed({"tokens": _by_text(image.delegation_tokens)}),
+                    "delegationToken": _by_text(image.delegation_tokens),
                     "features": _features(image),
                     "producerIds": _fixed({"nextProducerId": Leaf(image.next_producer_id)}),
                     "provenance": Leaf({"offset": image.offset, "epoch": image.epoch}),
@@ -232,8 +233,12 @@ def _configs(image: MetadataImage, show_config: Callable[[str, str], str]) -> Fo
 
 
 def entity_name(entity: Sequence[tuple[str, str | None]]) -> str:
-    """`clientId(a)_user()`: "" is the default of a type."""
-    return "_".join(f"{kind}({'' if name is None else name})" for kind, name in entity)
+    """`clientId(a)_user()`: "" is the default of a type; brackets and backslashes of names are escaped."""
+    return "_".join(f"{_ENTITY_TYPES.get(kind, kind)}({_escaped(name or '')})" for kind, name in entity)
+
+
+def _escaped(name: str) -> str:
+    return name.translate({ord(sign): "\\" + sign for sign in "\\()"})
 
 
 def _quotas(image: MetadataImage) -> Folder:
