@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -135,6 +137,33 @@ def test_a_deleted_topic_ends_the_wait_before_the_disk_answers() -> None:
         assert [code_of(each) for each in outcomes] == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 2
         assert code_of(node.flushes.up_to(replica, 99)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
         await node.let_go()
+
+    run(story)
+
+
+def test_deleting_a_topic_does_not_wait_for_the_disk() -> None:
+    """Nor does what the flush finds afterwards count as trouble with the disk."""
+
+    async def story(node: Node) -> None:
+        begun, go_on = threading.Event(), threading.Event()
+        sync = node.disk.fsync
+
+        def slow(fd: int) -> None:
+            begun.set()
+            assert go_on.wait(20), "the loop waits for the disk"
+            sync(fd)
+
+        with ThreadPoolExecutor(1) as threads, pytest.MonkeyPatch.context() as patched:
+            patched.setattr(node.disk, "fsync", slow)
+            node.flushes = LogFlushes(node.replicas, StillClock(), threads)
+            replica, _ = node.append()
+            flush = asyncio.ensure_future(node.flushes.flush(replica))
+            assert await asyncio.to_thread(begun.wait, 60)
+            node.delete_topic()
+            assert not flush.done()
+            go_on.set()
+            await flush
+        assert not node.replicas.offline
 
     run(story)
 
