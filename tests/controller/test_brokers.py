@@ -299,3 +299,17 @@ def test_below_3_6_a_shrinking_isr_begins_a_leader_epoch() -> None:
         cluster.create("t", (1, 2))
         cluster.heartbeat(2, want_fence=True)
         assert (cluster.partition("t").isr, cluster.partition("t").leader_epoch) == ((1,), epoch)
+
+
+@pytest.mark.parametrize(("clean", "state"), [(True, 0), (False, 1)])
+def test_without_eligible_replicas_a_crash_of_the_last_in_sync_is_told(clean: bool, state: int) -> None:
+    """G47: Kafka elects it as if it had lost nothing."""
+    cluster = Cluster(2, features={"metadata.version": 30})
+    cluster.create("t", (2,))
+    cluster.heartbeat(2, want_fence=True)
+    assert cluster.partition("t").isr == (2,), "C28"
+    cluster.now_ms = 9000
+    cluster.register(2, incarnation=2, previous=cluster.epochs[2] if clean else -1)
+    cluster.heartbeat(2)
+    partition = cluster.partition("t")
+    assert (partition.leader, partition.isr, partition.leader_recovery_state) == (2, (2,), state)

@@ -6,6 +6,7 @@ Where the controller here writes something better on purpose, the step says why 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -28,13 +29,14 @@ from fenceline.controller.requests import (
     ConfigChange,
     ConfigOperation,
     CreateTopics,
+    FenceStaleBroker,
     IncrementalAlterConfigs,
     NewTopic,
     RegisterBroker,
     UnregisterBroker,
 )
 from fenceline.metadata.features import SUPPORTED, Levels
-from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint
+from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint, LeaderRecoveryState
 from tests.conftest import need_apache_kafka
 
 from .helpers import CLUSTER, Cluster
@@ -404,3 +406,62 @@ def test_the_same_answer_and_the_same_records(script: str, number: int, both: Bo
     assert answers[0] == answers[1]
     if not step.differs:
         assert records[0] == records[1]
+
+
+def test_killed_and_stopped_brokers() -> None:
+    """K22-K24 with real time on Kafka's side: a crash, a new incarnation, a clean stop, another incarnation."""
+    need_apache_kafka()
+    session_ms = 8000
+    with There(session_timeout_ms=session_ms) as there:
+        here = Here(Cluster(0, session_timeout_ms=session_ms, node_id=100))
+        both = Both(here, there)
+        here.records()
+        for step in (
+            *(each for broker in (1, 2) for each in (register(broker), beat(broker))),
+            create("alone", (2,)),
+            create("pair", (2, 1), (1, 2)),
+        ):
+            _same(both, step)
+        _let_expire(both, session_ms)
+        _same(both, register(2, incarnation_id=UUID(int=2002)))
+        _same(both, beat(2))
+        assert here.cluster.partition("alone").leader_recovery_state is LeaderRecoveryState.RECOVERING
+        _same(both, isr(1, "pair", (0, 1), (1, 2), index=1))
+        for broker in (1, 2):
+            _same(both, beat(broker))
+        _same(both, beat(2, want_shut_down=True))
+        _same(both, register(2, incarnation_id=UUID(int=2003)))
+        _same(both, beat(1))
+        _same(both, beat(2, want_shut_down=True))
+        stopped = [side.epoch(2) for side in both]
+        _let_expire(both, session_ms)
+        for side, epoch in zip(both, stopped, strict=True):
+            clean = register(2, incarnation_id=UUID(int=2004), previous_broker_epoch=epoch)
+            assert side.ask(clean.request(side)) == (0,)
+        assert here.records() == there.records()
+        _same(both, beat(2))
+        assert here.cluster.partition("pair", 1).isr == (1,)
+
+
+def _same(both: Both, step: Step) -> None:
+    answers = [side.ask(step.request(side)) for side in both]
+    records = [side.records() for side in both]
+    assert answers[0] == answers[1], step.name
+    assert records[0] == records[1], step.name
+
+
+def _let_expire(both: Both, session_ms: int) -> None:
+    """Only broker 1 goes on; what the end of broker 2's session writes is the same, or nothing where it is fenced."""
+    here, there = both
+    was_fenced = here.cluster.image.brokers[2].fenced
+    here.cluster.now_ms += session_ms
+    assert here.ask(beat(1).request(here)) == (0, True, False, False)
+    here.send(FenceStaleBroker())
+    deadline = time.monotonic() + 60
+    written: list[Any] = []
+    while not any(record["record"] == "BrokerRegistrationChangeRecord" for record in written):
+        assert time.monotonic() < deadline, "Kafka's session does not end"
+        assert there.ask(beat(1).request(there)) == (0, True, False, False)
+        written += there.records()
+        time.sleep(0.2)
+    assert here.records() == ([] if was_fenced else written)

@@ -28,6 +28,7 @@ from fenceline.controller.requests import (
     AllocateProducerIds,
     BrokerHeartbeat,
     CreateTopics,
+    FenceStaleBroker,
     IncrementalAlterConfigs,
     RegisterBroker,
     UnregisterBroker,
@@ -389,6 +390,7 @@ _TO_WIRE: Final[dict[type[Any], Callable[[Any], tuple[ApiKey, int, dict[str, Any
 _OF_ANSWERS: Final[dict[type[Any], Callable[[Side, Any], Any]]] = {
     RegisterBroker: lambda side, a: (0, a.broker_epoch),
     BrokerHeartbeat: lambda side, a: (0, a.is_caught_up, a.is_fenced, a.should_shut_down),
+    FenceStaleBroker: lambda side, a: (0,),
     CreateTopics: lambda side, a: (0, [(t.name, int(t.outcome.code), t.outcome.message) for t in a.topics]),
     AlterPartition: lambda side, a: (
         0,

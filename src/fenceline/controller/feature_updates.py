@@ -65,8 +65,9 @@ def update_features(state: ControllerState, request: UpdateFeatures) -> Decision
     """
     records: list[MetadataRecord] = []
     kraft_version: int | None = None
-    proposed = {**state.image.features, **{update.name: update.level for update in request.updates}}
-    for update in request.updates:
+    updates = {update.name: update for update in request.updates}.values()  # of one feature the last counts
+    proposed = {**state.image.features, **{update.name: update.level for update in updates}}
+    for update in updates:
         fault = _fault(state, update, proposed)
         if fault is not None:
             message = f"The update failed for all features since the following feature had an error: {fault}"
@@ -79,7 +80,7 @@ def update_features(state: ControllerState, request: UpdateFeatures) -> Decision
         records.append(FeatureLevelRecord(update.name, update.level))
         if update.name == ELR_VERSION and update.level >= 1:
             records += _min_isr_records(state)
-    names = tuple(NamedOutcome(update.name, SUCCESS) for update in request.updates)
+    names = tuple(NamedOutcome(update.name, SUCCESS) for update in updates)
     answer = UpdateFeaturesAnswer(SUCCESS, names)
     return Decision((), answer) if request.validate_only else Decision(records, answer, kraft_version=kraft_version)
 

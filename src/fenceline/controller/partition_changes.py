@@ -10,18 +10,29 @@ Rules: controller.md C3, C26, C37; recovery.md V10 (who may lead), V12 (when an 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypedDict, Unpack
 from uuid import UUID
 
 from fenceline.controller.elections import Election, change_partition
 from fenceline.controller.state import ControllerState
 from fenceline.ids import NO_LEADER
 from fenceline.metadata.features import MV_DIRECTORIES, MV_NO_EPOCH_ON_SHRINK
-from fenceline.metadata.image import UNASSIGNED_DIRECTORY, PartitionImage, TopicImage
+from fenceline.metadata.image import UNASSIGNED_DIRECTORY, LeaderRecoveryState, PartitionImage, TopicImage
 from fenceline.metadata.records import MetadataRecord, PartitionChangeRecord
 from fenceline.metadata.topics_delta import changed_partition
 
 NOBODY: Final[frozenset[int]] = frozenset()
+
+
+class Targets(TypedDict, total=False):
+    """What a change wants of a partition, as `elections.change_partition` takes it."""
+
+    target_isr: tuple[int, ...]
+    target_replicas: tuple[int, ...]
+    target_adding: tuple[int, ...]
+    target_removing: tuple[int, ...]
+    unclean_shutdown: int
+    recovery_state: LeaderRecoveryState
 
 
 class _TopicRules(NamedTuple):
@@ -60,7 +71,7 @@ class PartitionChanges:
         failed_directories: Collection[UUID] = frozenset(),
         election: Election | None = None,
         directories: Mapping[int, UUID] | None = None,
-        **targets: Any,
+        **targets: Unpack[Targets],
     ) -> PartitionChangeRecord | None:
         """Write what `elections.change_partition` says of the partition; None where nothing changes.
 
@@ -109,20 +120,19 @@ class PartitionChanges:
     ) -> None:
         """Take `broker` out of the ISR of `partitions` and elect leaders where it led.
 
-        `unclean`: it lost its tail, or is gone for good, and leaves the eligible leader replicas too.
+        `unclean`: it lost its tail, or is gone for good, and leaves the eligible leader replicas too. Where none are
+        kept, the last member of an ISR stays on record (C28); as RECOVERING, so that no loss goes unnoticed when it
+        leads again (G47).
         """
         gone = frozenset((broker,))
         for topic, index in self._topics(partitions):
             partition = self.partition(topic, index)
             assert partition is not None, "the index names partitions that are there"
-            self.change(
-                topic,
-                index,
-                gone=gone,
-                failed_directories=failed_directories,
-                target_isr=tuple(member for member in partition.isr if member != broker),
-                unclean_shutdown=broker if unclean else NO_LEADER,
-            )
+            remaining = tuple(member for member in partition.isr if member != broker)
+            targets: Targets = {"target_isr": remaining, "unclean_shutdown": broker if unclean else NO_LEADER}
+            if unclean and not remaining and not self._state.image.elr_enabled:
+                targets["recovery_state"] = LeaderRecoveryState.RECOVERING
+            self.change(topic, index, gone=gone, failed_directories=failed_directories, **targets)
 
     def elect(
         self,

@@ -14,7 +14,6 @@ from uuid import UUID
 
 from fenceline.controller.outcome import SUCCESS as SUCCESS
 from fenceline.controller.outcome import Outcome as Outcome
-from fenceline.controller.partition_requests import BalanceLeaders as BalanceLeaders
 from fenceline.controller.partition_requests import PartitionRequest
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.features import Levels

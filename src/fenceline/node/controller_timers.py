@@ -2,7 +2,7 @@
 
 Owns the timers and their periods. Never decides: each timer submits a request like everybody else.
 
-Rules: controller.md C7, C17.
+Rules: controller.md C7, C17, C30; recovery.md V12.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from fenceline.controller.requests import BalanceLeaders, FenceStaleBroker, Request, WriteNoOp
+from fenceline.controller.partition_requests import BalanceLeaders, ElectUncleanLeaders
+from fenceline.controller.requests import FenceStaleBroker, Request, WriteNoOp
 
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
@@ -38,6 +39,7 @@ class ControllerTimers:
         self._every(max(1, session_ms // _STALE_CHECKS_PER_SESSION), self.check_sessions)
         if config.get_bool("auto.leader.rebalance.enable"):
             self._every(1000 * config.get_int("leader.imbalance.check.interval.seconds"), self._balance_leaders)
+        self._every(config.get_int("unclean.leader.election.interval.ms"), self._elect_unclean_leaders)
         if config.is_set("metadata.max.idle.interval.ms"):
             # Kafka's NoOp records keep the nodes that follow the log moving (C7). Nobody follows a quorum of one in one
             # process, so they are written only where they are asked for.
@@ -72,10 +74,22 @@ class ControllerTimers:
 
     def _balance_leaders(self) -> None:
         if self._controller.broker_count > 1:
-            self._submit(BalanceLeaders())
+            self._sweep(BalanceLeaders())
+
+    def _elect_unclean_leaders(self) -> None:
+        self._sweep(ElectUncleanLeaders())
 
     def _write_idle_record(self) -> None:
         self._submit(WriteNoOp())
+
+    def _sweep(self, request: BalanceLeaders | ElectUncleanLeaders) -> None:
+        """As many passes as there is work for, one after the other (C30, V12)."""
+
+        def passed(done: asyncio.Future[Any]) -> None:
+            if not done.cancelled() and done.exception() is None and done.result().more:
+                self._sweep(request)
+
+        self._controller.submit(request).add_done_callback(passed)
 
     def _submit(self, request: Request) -> None:
         """Nobody waits for it; its failure is that of the next request."""

@@ -7,6 +7,7 @@ Rules: controller.md C29; since_4_0.md K4.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from fenceline.controller.partition_requests import ElectionType, ElectLeaders
@@ -38,7 +39,7 @@ async def handle_elect_leaders(context: RequestContext, request: Any) -> dict[st
     }
 
 
-def _topic(name: str, rows: list[tuple[int, ErrorCode, str | None]]) -> dict[str, Any]:
+def _topic(name: str, rows: Sequence[tuple[int, ErrorCode, str | None]]) -> dict[str, Any]:
     results = [{"partition_id": index, "error_code": code, "error_message": message} for index, code, message in rows]
     return {"topic": name, "partition_result": results}
 

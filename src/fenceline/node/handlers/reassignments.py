@@ -8,6 +8,7 @@ Rules: controller.md C32-C34; since_4_0.md K4, K27.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from fenceline.controller.partition_requests import (
@@ -57,7 +58,7 @@ async def handle_alter_partition_reassignments(context: RequestContext, request:
     }
 
 
-def _topic(name: str, rows: list[tuple[int, ErrorCode, str | None]]) -> dict[str, Any]:
+def _topic(name: str, rows: Sequence[tuple[int, ErrorCode, str | None]]) -> dict[str, Any]:
     return {
         "name": name,
         "partitions": [
