@@ -1,0 +1,117 @@
+"""Quorums of Fenceline and Apache Kafka 4.3.1 in one voter set, brokers of either under controllers of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fenceline.node.metadata_log import DIRECTORY_NAME
+from fenceline.testing.apache_kafka import run_tool, why_unavailable
+from tests.conftest import unavailable
+
+from .quorum_processes import Process, Processes, eventually
+from .test_quorum_processes import create, topics
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kafka_is_here() -> Iterator[None]:
+    reason = why_unavailable()
+    if reason is not None:
+        unavailable(reason)
+    return
+
+
+def describe_status(node: Process) -> dict[str, str]:
+    """What Kafka's own tool tells, asked through a broker."""
+    told = run_tool(
+        "org.apache.kafka.tools.MetadataQuorumCommand", "--bootstrap-server", node.bootstrap, "describe", "--status"
+    )
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in told.splitlines())}
+
+
+def metadata_bytes(node: Process) -> bytes:
+    """The metadata log from offset 0 on, as it lies on the disk."""
+    return b"".join(path.read_bytes() for path in sorted((node.log_dir / DIRECTORY_NAME).glob("*.log")))
+
+
+def kill_in_turn(cluster: Processes, broker: Process, turns: int) -> set[str]:
+    """Kill whoever leads while topics are created; the kinds of those who led afterwards."""
+    kinds = set()
+    for turn in range(turns):
+        old = cluster.leader()
+        old.kill()
+        new = cluster.leader(but=old.node_id)
+        kinds.add("kafka" if new.is_kafka else "fenceline")
+        create(broker, f"turn-{turn}")
+        old.start()
+        old.wait_ready()
+
+        def all_have_everything() -> bool:
+            described = cluster.leader().describe_quorum()
+            return {each.log_end_offset for each in described.current_voters} == {described.high_watermark}
+
+        eventually(all_have_everything)
+    return kinds
+
+
+def check_logs(controllers: list[Process]) -> None:
+    """Stop all controllers; what they hold of the log is the same, byte for byte."""
+    for node in controllers:
+        node.stop()
+    contents = [metadata_bytes(node) for node in controllers]
+    common = min(map(len, contents))
+    assert common > 1000
+    for content in contents[1:]:
+        assert content[:common] == contents[0][:common]
+
+
+def test_fenceline_controllers_with_brokers_of_both(tmp_path: Path) -> None:
+    with Processes(tmp_path, ["controller", "controller", "controller", "kafka:broker", "broker"]) as cluster:
+        cluster.wait_ready()
+        kafka, ours = cluster.node(4), cluster.node(5)
+        create(kafka, "through-kafka")
+        create(ours, "through-ours")
+        for broker in (kafka, ours):
+            eventually(lambda broker=broker: {"through-kafka", "through-ours"} <= topics(broker))
+        status = describe_status(kafka)
+        assert status == {
+            **describe_status(ours),
+            **{name: status[name] for name in ("HighWatermark", "MaxFollowerLagTimeMs")},
+        }
+        assert status["MaxFollowerLag"] == "0"
+        cluster.leader().kill()
+        create(kafka, "after-the-leader")
+        eventually(lambda: "after-the-leader" in topics(ours))
+        kafka.stop()
+        kafka.start()
+        kafka.wait_ready()
+        create(kafka, "after-a-restart")
+
+
+def test_kafka_controllers_with_a_fenceline_broker(tmp_path: Path) -> None:
+    with Processes(tmp_path, ["kafka:controller"] * 3 + ["broker"]) as cluster:
+        cluster.wait_ready()
+        broker = cluster.node(4)
+        create(broker, "first")
+        cluster.leader().kill()
+        create(broker, "second")
+        assert {"first", "second"} <= topics(broker)
+        assert broker.stop() == 0
+        broker.start()
+        broker.wait_ready()
+        assert {"first", "second"} <= topics(broker)
+
+
+@pytest.mark.parametrize(
+    "kinds", [["controller"] * 2 + ["kafka:controller"], ["controller"] + ["kafka:controller"] * 2]
+)
+def test_one_voter_set_of_both(tmp_path: Path, kinds: list[str]) -> None:
+    with Processes(tmp_path, [*kinds, "broker"]) as cluster:
+        cluster.wait_ready()
+        kill_in_turn(cluster, cluster.node(4), 3)
+        cluster.node(4).stop()
+        check_logs(cluster.nodes[:3])
