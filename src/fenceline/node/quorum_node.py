@@ -54,8 +54,10 @@ class QuorumNode:
         controller.open(self.listener.voter_endpoint if self.listener is not None else None)
         if config.can_reach_others:
             from fenceline.node.controller_channel import ControllerChannel
+            from fenceline.node.peer_connection import dial_from
 
-            self.channel = ControllerChannel(controller, node_id=config.node_id)
+            own_address = config.get_str("fenceline.outbound.address") or ""
+            self.channel = ControllerChannel(controller, node_id=config.node_id, connect=dial_from(own_address))
             controller.channel = self.channel
         await controller.run()
         if self.listener is not None:
