@@ -48,14 +48,19 @@ class PartitionChanges:
     def __init__(self, state: ControllerState) -> None:
         self.records: list[MetadataRecord] = []
         self._state = state
-        self._after: dict[tuple[UUID, int], PartitionImage] = {}
-        self._rules: dict[UUID, _TopicRules] = {}
+        self._elr_enabled = state.image.elr_enabled
+        version = state.image.metadata_version
+        self._directory_of = state.default_directory if version >= MV_DIRECTORIES else None
+        self._shrinking_starts_an_epoch = version < MV_NO_EPOCH_ON_SHRINK
+        self._changed: dict[tuple[str, int], tuple[PartitionImage, PartitionChangeRecord]] = {}
+        self._rules: dict[str, _TopicRules] = {}
 
     def partition(self, topic: TopicImage, index: int) -> PartitionImage | None:
         """With all changes so far; None for one that the topic has not."""
         if not 0 <= index < len(topic.partitions):
             return None
-        return self._after.get((topic.id, index)) or topic.partitions[index]
+        change = self._changed.get((topic.name, index))
+        return topic.partitions[index] if change is None else changed_partition(*change)
 
     def is_unclean_allowed(self, topic: TopicImage) -> bool:
         """V12: by the topic's config."""
@@ -91,22 +96,21 @@ class PartitionChanges:
                 and state.replica_is_online(broker, placed, failed_directories)
             )
 
-        version = image.metadata_version
         record = change_partition(
             partition,
             topic.id,
             index,
             may_lead=may_lead,
             min_isr=rules.min_isr,
-            elr_enabled=image.elr_enabled,
+            elr_enabled=self._elr_enabled,
             election=election or rules.election,
-            directory_of=state.default_directory if version >= MV_DIRECTORIES else None,
+            directory_of=self._directory_of,
             directories=directories or {},
-            shrinking_starts_an_epoch=version < MV_NO_EPOCH_ON_SHRINK,
+            shrinking_starts_an_epoch=self._shrinking_starts_an_epoch,
             **targets,
         )
         if record is not None:
-            self._after[topic.id, index] = changed_partition(partition, record)
+            self._changed[topic.name, index] = partition, record
             self.records.append(record)
         return record
 
@@ -130,7 +134,7 @@ class PartitionChanges:
             assert partition is not None, "the index names partitions that are there"
             remaining = tuple(member for member in partition.isr if member != broker)
             targets: Targets = {"target_isr": remaining, "unclean_shutdown": broker if unclean else NO_LEADER}
-            if unclean and not remaining and not self._state.image.elr_enabled:
+            if unclean and not remaining and not self._elr_enabled:
                 targets["recovery_state"] = LeaderRecoveryState.RECOVERING
             self.change(topic, index, gone=gone, failed_directories=failed_directories, **targets)
 
@@ -153,11 +157,11 @@ class PartitionChanges:
             yield topic, index
 
     def _rules_of(self, topic: TopicImage) -> _TopicRules:
-        rules = self._rules.get(topic.id)
+        rules = self._rules.get(topic.name)
         if rules is None:
             unclean = self._state.unclean_election(topic.name)
             rules = _TopicRules(self._state.min_isr(topic.name), Election.UNCLEAN if unclean else Election.ONLINE)
-            self._rules[topic.id] = rules
+            self._rules[topic.name] = rules
         return rules
 
 
