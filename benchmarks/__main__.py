@@ -15,6 +15,7 @@ NAMES = {
     "consume": "confluent-kafka and ConsumerPerformance, 100 B",
     "latency": "one synchronous record through librdkafka, quiet and beside a cold reader",
     "client": "our own client: poll_arrow and send_arrow",
+    "snapshots": "100,000 and 1,000,000 partitions: snapshot generated and loaded, memory of the image",
     "partitions": "10,000 partitions, 500 topics one by one, an idle node",
     "spark": "batch and stream against Spark's own connector",
 }

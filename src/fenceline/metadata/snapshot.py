@@ -13,7 +13,7 @@ from typing import Final
 
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.features import METADATA_VERSION, Levels
-from fenceline.metadata.image import EMPTY_IMAGE, BrokerImage, ControllerImage, MetadataImage, TopicImage
+from fenceline.metadata.image import EMPTY_IMAGE, BrokerImage, ControllerImage, MetadataImage
 from fenceline.metadata.partition_values import PartitionEncoder, partition_record
 from fenceline.metadata.records import (
     BrokerEndpoint,
@@ -39,7 +39,7 @@ RECORDS_PER_BATCH: Final = 1024
 def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
     """Records that lead from nothing to `image`, in Kafka's order of kinds; within a kind sorted by key."""
     yield from _before_topics(image)
-    for topic in _topics(image):
+    for topic in sorted(image.topics_by_id.values(), key=lambda one: one.name):
         yield TopicRecord(topic.name, topic.id)
         for index, partition in enumerate(topic.partitions):
             yield partition_record(topic.id, index, partition)
@@ -47,12 +47,15 @@ def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
 
 
 def image_values(image: MetadataImage) -> Iterator[bytes]:
-    """The same records encoded at the image's metadata.version, made one by one as they are asked for."""
+    """The same records encoded at the image's metadata.version, made one by one as they are asked for.
+
+    Topics come in the order of the map: sorting many of them would be one long step that holds up the event loop.
+    """
     version = image.metadata_version
     for record in _before_topics(image):
         yield encode_record(record, version)
     encode = PartitionEncoder(version).encode
-    for topic in _topics(image):
+    for topic in image.topics_by_id.values():
         yield encode_record(TopicRecord(topic.name, topic.id), version)
         topic_id, id_bytes = topic.id, topic.id.bytes
         for index, partition in enumerate(topic.partitions):
@@ -76,10 +79,6 @@ def _before_topics(image: MetadataImage) -> Iterator[MetadataRecord]:
         yield _broker(image.brokers[broker_id])
     for controller_id in sorted(image.controllers):
         yield _controller(image.controllers[controller_id])
-
-
-def _topics(image: MetadataImage) -> list[TopicImage]:
-    return sorted(image.topics_by_id.values(), key=lambda one: one.name)
 
 
 def _after_topics(image: MetadataImage) -> Iterator[MetadataRecord]:
