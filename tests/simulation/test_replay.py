@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fenceline.node.quorum_driver import QuorumDriver
+from fenceline.node.controller_driver import ControllerDriver
+from fenceline.testing.simulation import controller_of_one
 from fenceline.testing.simulation.__main__ import _outcomes, main
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.stage import STORIES, options_of, play
@@ -70,7 +71,11 @@ def test_a_failure_is_reported_with_its_seed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without any progress the liveness phase fails."""
-    monkeypatch.setattr(QuorumDriver, "flush", lambda self: None)
+
+    async def refuse(driver: ControllerDriver, frame: bytes) -> bytes:
+        return b'{"code": -3}'
+
+    monkeypatch.setattr(controller_of_one, "serve_client", refuse)
     assert main(["--seed", "5", "--option", "safety_s=1", "--option", "liveness_s=3"]) == 1
     shown = capsys.readouterr().out
     assert "seed 5 of story controller failed: SimulationError: no progress within 3.0 s" in shown

@@ -172,6 +172,8 @@ class ActiveController:
         except StorageError as error:
             self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
             self._revert(queue, error)
+            if not self._driver.quorum.is_only_voter:
+                self._driver.resign()  # another voter may have room
         except PeerError as error:
             self._revert(queue, PeerError(ErrorCode.NOT_CONTROLLER, error.message))
         except Exception as error:

@@ -14,18 +14,19 @@ from functools import partial
 from itertools import count, islice
 from multiprocessing import get_context
 
-from fenceline.testing.simulation.stage import STORIES, Outcome, play
+from fenceline.testing.simulation.stage import ALL, STORIES, Outcome, play
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fenceline.testing.simulation", description=__doc__.split("\n")[0])
-    parser.add_argument("story", nargs="?", default="controller", choices=sorted(STORIES))
+    parser.add_argument("story", nargs="?", default="controller", choices=[ALL, *sorted(STORIES)])
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seed", type=int, help="play one seed")
     which.add_argument("--seeds", help="play a range: A..B without B, or A.. until stopped")
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--option", action="append", default=[], metavar="K=V", help="set an option by hand")
     parser.add_argument("--workers", type=int, default=1, help="processes that play seeds")
+    parser.add_argument("--limit-s", type=float, default=0, help="end after this many seconds, in order")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     return parser.parse_args(argv)
 
@@ -60,7 +61,7 @@ def _one(seed: int, story: str, overrides: dict[str, str], *, trace: bool) -> in
     if outcome.failure is not None:
         print(outcome.report())
     else:
-        print(f"seed {seed} of story {story} is well; options: {outcome.options}")
+        print(f"seed {seed} of story {outcome.story} is well; options: {outcome.options}")
     print(
         f"hash {outcome.digest}, {outcome.events} events, {outcome.steps} callbacks, {outcome.changes} states checked,"
         f" {outcome.committed} batches committed, faults {outcome.struck}"
@@ -86,6 +87,8 @@ def _many(seeds: Iterable[int], arguments: argparse.Namespace, overrides: dict[s
                 print(outcome.report(), flush=True)
                 if arguments.stop:
                     break
+            if 0 < arguments.limit_s < time.monotonic() - began:
+                break
     except KeyboardInterrupt:
         pass
     took_s = time.monotonic() - began

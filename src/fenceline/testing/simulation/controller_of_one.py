@@ -55,6 +55,7 @@ _HEARTBEAT_S: Final = 2.0
 _REQUEST_TIMEOUT_S: Final = 5.0
 _NOT_ACTIVE: Final = -3
 """Answered before anything is decided: another node leads."""
+_LOOK_AGAIN_S: Final = 0.03
 
 
 def directory_id(node_id: int) -> UUID:
@@ -108,12 +109,27 @@ class DriverView:
         self._batches = StoredBatches(disk)
         self._voters: tuple[tuple[int, str], ...] = ()
         self._voters_of = (-1, -1)
+        self._looked_at: tuple[object, ...] = ()
 
     @property
     def has_failed(self) -> bool:
         return self._driver.has_failed
 
     def has_changed(self) -> bool:
+        driver = self._driver
+        quorum, log = driver.quorum, driver.log
+        looked_at = (
+            quorum.role,
+            quorum.in_touch,
+            driver.high_watermark,
+            log.start_offset,
+            log.end_offset,
+            len(log.snapshots),
+            driver.image.offset,
+        )
+        if looked_at == self._looked_at:
+            return False
+        self._looked_at = looked_at
         return True
 
     def state(self) -> NodeState:
@@ -252,7 +268,7 @@ async def serve_client(driver: ControllerDriver, frame: bytes) -> bytes:
     """The answer to a request of a `Client`."""
     asked = json.loads(frame)
     if not driver.is_active and driver.quorum.leader_id != driver.node_id:
-        return json.dumps({"code": _NOT_ACTIVE}).encode()
+        return json.dumps({"code": _NOT_ACTIVE, "leader": driver.quorum.leader_id}).encode()
     try:
         answer = await driver.submit(_request(asked))
     except PeerError as error:
@@ -291,6 +307,8 @@ class Client:
         self._rng = world.rng(f"client {number}")
         self._nodes = nodes
         self._asks = nodes[0]
+        self._misses = 0
+        """In a row, of nodes that were not active."""
         self._topics: dict[str, set[tuple[int, str] | None]] = {}
         self._in_doubt: set[str] = set()
 
@@ -331,9 +349,13 @@ class Client:
         code = answer["code"]
         self._world.trace.add(self._world.scheduler.now_s, f"c{self._number}", f"asked {asked}: {code}")
         if code in (_NOT_ACTIVE, ErrorCode.NOT_CONTROLLER):
-            self._asks = rng.choice(self._nodes)
+            leader = answer.get("leader", -1)
+            self._asks = leader if leader in self._nodes else rng.choice(self._nodes)
+            self._misses += 1
+        else:
+            self._misses = 0
         if code == _NOT_ACTIVE and not tries_twice:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(min(_LOOK_AGAIN_S * 1.5**self._misses, 2.0))
             return
         if code in (-2, _NOT_ACTIVE) or tries_twice:
             # Not known, or known for one of two: the request may be done now, later, or never.

@@ -54,6 +54,14 @@ STORIES: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
 }
 """By name: what makes the story, and its options before faults are drawn."""
 
+ALL: Final = "all"
+_TURNS: Final = ("quorum", "controllers", "quorum", "controller", "quorum")
+
+
+def story_of(seed: int, story: str) -> str:
+    """The story itself, or the one whose turn it is with this seed."""
+    return _TURNS[seed % len(_TURNS)] if story == ALL else story
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -100,7 +108,8 @@ def play(
     overrides: Mapping[str, str] | None = None,
     sink: Callable[[str], None] | None = None,
 ) -> Outcome:
-    """Play one seed. Never raises for what the simulated code does."""
+    """Play one seed of a story, or of `all` in turn. Never raises for what the simulated code does."""
+    story = story_of(seed, story)
     options = options_of(seed, story, overrides)
     outcome = Outcome(seed, story, options)
     began = time.process_time()
