@@ -11,7 +11,7 @@ SPARK43 := .venv-spark43
 BUILD_STAMP := $(VENV)/.built
 KERNEL_SOURCES := pyproject.toml setup.py $(wildcard src/fenceline/*/*.pyx src/fenceline/*/*.pxd)
 
-.PHONY: help setup demo test test-spark43 bench lint format soak lock jars java clean
+.PHONY: help setup demo test test-spark43 simulate bench lint format soak lock jars java clean
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,9 +62,15 @@ $(SPARK43)/.locked: requirements.lock requirements-spark43.lock | $(BIN)/uv
 	@$(BIN)/uv pip check --quiet --python $(SPARK43)/bin/python
 	@touch $@
 
-soak: setup java  ## long kill loops and fuzzing, until they end
+SEEDS ?= 0..2000
+
+simulate: setup  ## 2,000 seeds of simulated quorums and controllers (SEEDS=A..B for others)
+	@$(BIN)/python -m fenceline.testing.simulation all --seeds $(SEEDS) --workers 2
+
+soak: setup java  ## long kill loops and fuzzing, then new simulated seeds until stopped
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
 	@$(BIN)/python -m pytest -m soak --timeout=0
+	@$(BIN)/python -m fenceline.testing.simulation all --seeds $$(date +%s).. --stop --workers 2
 
 bench: setup java jars  ## measure beside Apache Kafka; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks
