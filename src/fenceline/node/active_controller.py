@@ -102,7 +102,9 @@ class ActiveController:
         log names none (C6). What must be written is appended before any request is decided. Raises StorageError.
         """
         loader = self._loader
-        self._controller.state.kraft_version = self._driver.quorum.kraft_version
+        quorum, state = self._driver.quorum, self._controller.state
+        state.kraft_version = quorum.kraft_version
+        state.voter_ids = frozenset(voter.voter_id for voter in quorum.voters)
         self._controller.activate(loader.image, self._log.end_offset, self._clock.monotonic_ms(), dead=dead)
         self.epoch = epoch
         if loader.transaction_is_open:
