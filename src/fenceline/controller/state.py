@@ -74,8 +74,8 @@ class Decision(NamedTuple):
     answer: Any
     atomic: bool = True
     kraft_version: int | None = None
-    """The quorum shall finalize this level of kraft.version first (K15): where it refuses, the request fails with its
-    error and nothing is written."""
+    """The quorum shall finalize this level of kraft.version before the answer is given (K15); where it refuses, the
+    request fails with its error."""
 
 
 class ControllerState:
