@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fenceline.client.admin import Admin, NewTopic
-from fenceline.testing.apache_kafka import ApacheKafka
+from fenceline.testing.apache_kafka import small_kafka
 from fenceline.testing.node import EmbeddedNode
 from tests.conftest import need_apache_kafka
 
@@ -16,15 +16,17 @@ _SETTINGS = {
     "offsets.topic.num.partitions": "4",
     "group.min.session.timeout.ms": "1000",
     "group.initial.rebalance.delay.ms": "0",
+    # Records of 1970 stay, however long the tests take: Kafka looks for old ones 30 s after its start.
+    "log.retention.ms": "-1",
 }
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kafka_bootstrap() -> Iterator[str]:
     """Apache Kafka, started once for all tests that use it."""
     need_apache_kafka()
-    with ApacheKafka(heap="512m", overrides={**_SETTINGS, "transaction.state.log.num.partitions": "2"}) as broker:
+    with small_kafka(overrides={**_SETTINGS, "transaction.state.log.num.partitions": "2"}) as broker:
         yield broker.bootstrap
 
 

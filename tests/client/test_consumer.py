@@ -36,7 +36,7 @@ def _fill(bootstrap: str, topic: str, rows: int, partitions: int = 1, start: int
 
 def _take(consumer: Consumer, count: int, **options: int) -> list[ConsumerRecord]:
     found: list[ConsumerRecord] = []
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + 60
     while len(found) < count:
         assert time.monotonic() < end_s, f"only {len(found)} of {count} came"
         found += consumer.poll(200, **options)
@@ -114,7 +114,7 @@ def test_records_and_tables_take_turns(bootstrap: str, make_topic: MakeTopic) ->
 def test_tables_have_the_columns_and_an_empty_one_too(bootstrap: str, make_topic: MakeTopic) -> None:
     tp = TopicPartition(make_topic(), 0)
     with Producer(bootstrap) as producer:
-        producer.send(tp.topic, b"v", b"k", headers=[("h", b"1")], timestamp_ms=5).result(10)
+        producer.send(tp.topic, b"v", b"k", headers=[("h", b"1")], timestamp_ms=5).result(60)
     with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.assign([tp])
         batch = consumer.poll_arrow(10_000)
@@ -201,17 +201,17 @@ def test_aborted_transactions_are_seen_only_by_who_wants_them(
         admin.create_topics([topic])
     settings = {"bootstrap.servers": kafka_bootstrap, "transactional.id": unique("tx"), "linger.ms": 0}
     producer = ConfluentProducer(settings)
-    producer.init_transactions(20)
+    producer.init_transactions(60)
     expected = []
     for number in range(6):
         producer.begin_transaction()
         for _ in range(3):
             producer.produce(topic, b"%d" % number, partition=0)
-            producer.flush(10)
+            producer.flush(60)
         if number % 2:
-            producer.abort_transaction(20)
+            producer.abort_transaction(60)
         else:
-            producer.commit_transaction(20)
+            producer.commit_transaction(60)
         if number % 2 == 0 or isolation == "read_uncommitted":
             expected += [number] * 3
     config = {"isolation.level": isolation, "auto.offset.reset": "earliest"}
@@ -221,7 +221,7 @@ def test_aborted_transactions_are_seen_only_by_who_wants_them(
         assert _numbers(_take(consumer, len(expected))) == expected
         assert consumer.end_offsets([tp]) == {tp: 24}
         # The marker behind the last record is passed over, too.
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + 60
         while consumer.position(tp) != 24:
             assert time.monotonic() < end_s
             assert consumer.poll(50) == []

@@ -131,7 +131,7 @@ def test_ranges_that_are_none_are_refused(bootstrap: str, make_topic: MakeTopic)
 
 def test_a_topic_that_does_not_exist(bootstrap: str) -> None:
     with (
-        RangeReader(bootstrap, default_api_timeout_ms=500) as reader,
+        RangeReader(bootstrap, default_api_timeout_ms=1_500) as reader,
         pytest.raises(PeerError, match="UNKNOWN_TOPIC"),
     ):
         list(reader.read({TopicPartition("never-made", 0): (0, 1)}))

@@ -21,7 +21,7 @@ from fenceline.client.producer import Producer
 from fenceline.client.reader import RangeReader
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
-from fenceline.testing.apache_kafka import ApacheKafka
+from fenceline.testing.apache_kafka import small_kafka
 from tests.conftest import need_apache_kafka, unavailable
 
 pytestmark = pytest.mark.kafka
@@ -60,7 +60,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         "ssl.keystore.key": _one_line(key),
         "ssl.truststore.certificates": _one_line(certificate),
     }
-    with ApacheKafka(heap="512m", overrides=overrides) as broker:
+    with small_kafka(overrides=overrides) as broker:
         admin = AdminClient(
             {
                 "bootstrap.servers": broker.bootstrap,
@@ -74,7 +74,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             wanted = UserScramCredentialUpsertion("anna", ScramCredentialInfo(mechanism, 4096), b"secret", b"salt")
             for future in admin.alter_user_scram_credentials([wanted]).values():
-                future.result(30)
+                future.result(60)
         yield Secured(broker.bootstrap, str(certificate))
 
 
@@ -100,7 +100,7 @@ def test_records_go_both_ways(secured: Secured, mechanism: str) -> None:
     topic = f"secure-{mechanism}"
     with Admin(settings) as admin, Producer(settings) as producer, RangeReader(settings) as reader:
         admin.create_topics([topic])
-        producer.send(topic, b"x" * 300_000).result(20)
+        producer.send(topic, b"x" * 300_000).result(60)
         (batch,) = list(reader.read({TopicPartition(topic, 0): (0, 1)}))
         assert batch.column("value").to_pylist() == [b"x" * 300_000]
 
@@ -122,7 +122,7 @@ def test_an_unknown_certificate_is_said(secured: Secured) -> None:
 
 def test_plaintext_to_a_tls_listener_is_said(secured: Secured) -> None:
     with (
-        Admin(secured.bootstrap, default_api_timeout_ms=1_000) as admin,
+        Admin(secured.bootstrap, default_api_timeout_ms=3_000) as admin,
         pytest.raises((PeerError, OperatorError), match=r"security\.protocol|closed it"),
     ):
         admin.describe_cluster()

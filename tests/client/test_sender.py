@@ -30,7 +30,7 @@ def _values(count: int) -> list[bytes]:
 def _send_all(cluster: ScriptedCluster, tp: TopicPartition, values: list[bytes], **config: object) -> list[int]:
     with Producer(cluster.bootstrap, **{**_SMALL, **config}) as producer:
         deliveries = [producer.send(tp.topic, value, partition=tp.partition) for value in values]
-        producer.flush(30)
+        producer.flush(60)
         return [delivery.result(0).offset for delivery in deliveries]
 
 
@@ -76,10 +76,10 @@ def test_random_faults_neither_lose_nor_double_nor_reorder(cluster: ScriptedClus
 def test_a_moved_leader_is_found_by_the_answers_hint(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **_SMALL) as producer:
-        producer.send("t", b"a").result(10)
+        producer.send("t", b"a").result(60)
         asked = cluster.seen[ApiKey.METADATA]
         cluster.logs[tp].elect(2)
-        producer.send("t", b"b").result(10)
+        producer.send("t", b"b").result(60)
         assert cluster.logs[tp].values() == [b"a", b"b"]
         assert cluster.seen[ApiKey.METADATA] <= asked + 1
 
@@ -87,13 +87,13 @@ def test_a_moved_leader_is_found_by_the_answers_hint(cluster: ScriptedCluster) -
 def test_a_refused_batch_fails_alone_and_the_next_go_on_under_a_new_epoch(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **_SMALL) as producer:
-        producer.send("t", b"first").result(10)
+        producer.send("t", b"first").result(60)
         cluster.faults[ApiKey.PRODUCE] = [ErrorCode.MESSAGE_TOO_LARGE]
         refused = producer.send("t", b"large")
         with pytest.raises(PeerError, match=r"max\.message\.bytes"):
-            refused.result(10)
+            refused.result(60)
         rest = [producer.send("t", v) for v in _values(100)]
-        producer.flush(10)
+        producer.flush(60)
         assert [d.exception(0) for d in rest] == [None] * 100
     assert cluster.logs[tp].values() == [b"first", *_values(100)]
     ((last_epoch, *_),) = [known[-1] for known in cluster.logs[tp].producers.values()]
@@ -106,7 +106,7 @@ def test_a_refused_batch_in_the_middle_of_many_in_flight(cluster: ScriptedCluste
     values = _values(200)
     with Producer(cluster.bootstrap, **_SMALL) as producer:
         deliveries = [producer.send("t", v) for v in values]
-        producer.flush(20)
+        producer.flush(60)
         failed = [v for v, d in zip(values, deliveries, strict=True) if d.exception(0) is not None]
     assert failed
     assert cluster.logs[tp].values() == [v for v in values if v not in failed]
@@ -116,45 +116,45 @@ def test_records_that_a_leader_lost_are_told(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **_SMALL) as producer:
         for value in (b"a", b"b"):
-            producer.send("t", value).result(10)
+            producer.send("t", value).result(60)
         log = cluster.logs[tp]
         log.producers[next(iter(log.producers))].pop()
         with pytest.raises(PeerError) as error:
-            producer.send("t", b"c").result(10)
+            producer.send("t", b"c").result(60)
         assert error.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-        assert producer.send("t", b"d").result(10).offset == 2
+        assert producer.send("t", b"d").result(60).offset == 2
 
 
 def test_a_forgotten_producer_starts_anew_without_loss(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     with Producer(cluster.bootstrap, **_SMALL) as producer:
-        producer.send("t", b"a").result(10)
+        producer.send("t", b"a").result(60)
         cluster.faults[ApiKey.PRODUCE] = [ErrorCode.UNKNOWN_PRODUCER_ID]
-        assert producer.send("t", b"b").result(10).offset == 1
+        assert producer.send("t", b"b").result(60).offset == 1
     assert cluster.logs[tp].values() == [b"a", b"b"]
 
 
 def test_what_can_not_be_delivered_in_time_fails_and_does_not_block_the_rest(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
-    with Producer(cluster.bootstrap, **_SMALL, **{"delivery.timeout.ms": 150}) as producer:
-        producer.send("t", b"a").result(10)
+    with Producer(cluster.bootstrap, **_SMALL, **{"delivery.timeout.ms": 1_500}) as producer:
+        producer.send("t", b"a").result(60)
         cluster.fault_rule = lambda key: ErrorCode.NOT_ENOUGH_REPLICAS if key is ApiKey.PRODUCE else None
         with pytest.raises(PeerError, match=r"delivery\.timeout\.ms"):
-            producer.send("t", b"lost").result(10)
+            producer.send("t", b"lost").result(60)
         cluster.fault_rule = None
-        producer.send("t", b"b").result(10)
+        producer.send("t", b"b").result(60)
     assert cluster.logs[tp].values() == [b"a", b"b"]
 
 
 def test_a_given_up_batch_that_was_written_after_all_does_not_break_the_sequence(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
-    with Producer(cluster.bootstrap, **_SMALL, **{"delivery.timeout.ms": 150}) as producer:
-        producer.send("t", b"a").result(10)
+    with Producer(cluster.bootstrap, **_SMALL, **{"delivery.timeout.ms": 1_500}) as producer:
+        producer.send("t", b"a").result(60)
         cluster.fault_rule = lambda key: HANG_UP if key is ApiKey.PRODUCE else None
         with pytest.raises(PeerError):
-            producer.send("t", b"unknown fate").result(10)
+            producer.send("t", b"unknown fate").result(60)
         cluster.fault_rule = None
-        producer.send("t", b"b").result(10)
+        producer.send("t", b"b").result(60)
     assert cluster.logs[tp].values() == [b"a", b"unknown fate", b"b"]
 
 
@@ -169,7 +169,7 @@ def test_acks_0_sends_and_does_not_wait(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     assert _send_all(cluster, tp, [b"a"], acks=0) == [-1]
     with Producer(cluster.bootstrap, **_SMALL) as producer:
-        producer.send("t", b"b").result(10)
+        producer.send("t", b"b").result(60)
     # The answer to the second came over another connection; the first one has no answer to wait for.
     assert b"b" in cluster.logs[tp].values()
 

@@ -28,7 +28,7 @@ def cluster() -> Iterator[ScriptedCluster]:
 def _write(cluster: ScriptedCluster, tp: TopicPartition, values: list[bytes]) -> None:
     with Producer(cluster.bootstrap, **_QUICK, **{"linger.ms": 0}) as producer:
         for value in values:
-            producer.send(tp.topic, value, partition=tp.partition).result(10)
+            producer.send(tp.topic, value, partition=tp.partition).result(60)
 
 
 def _values(stem: str, count: int) -> list[bytes]:
@@ -37,7 +37,7 @@ def _values(stem: str, count: int) -> list[bytes]:
 
 def _poll_until(consumer: Consumer, done: Callable[[list[bytes | None]], bool]) -> list[bytes | None]:
     found: list[bytes | None] = []
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 60
     while not done(found):
         assert time.monotonic() < end_s, f"stuck with {found}"
         found += [record.value for record in consumer.poll(50)]
@@ -45,7 +45,7 @@ def _poll_until(consumer: Consumer, done: Callable[[list[bytes | None]], bool]) 
 
 
 def _poll_for_error(consumer: Consumer, kind: type[Exception]) -> Exception:
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 60
     while time.monotonic() < end_s:
         try:
             consumer.poll(50)

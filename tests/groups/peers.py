@@ -62,7 +62,7 @@ class SocketPeer:
             body = write_request(api, version, fields)
             for part in encode_request_frame(api, version, self._correlation_id, client, body):
                 writer.write(part)
-            (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 20))
+            (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 60))
             frame = await reader.readexactly(size)
             _, position = parse_response_header(api, version, frame)
             return read_response(api, version, frame[position:])
@@ -194,7 +194,7 @@ class Session:
         return asyncio.ensure_future(self.peer.call(client, api, version, fields))
 
     async def result(self, task: asyncio.Task[Any], note: str) -> Any:
-        answer = await asyncio.wait_for(task, 20)
+        answer = await asyncio.wait_for(task, 60)
         self.seen.append((note, self.plain(answer)))
         return answer
 

@@ -13,7 +13,7 @@ from fenceline.groups import records
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
 from fenceline.records.decode import decode_all
-from fenceline.testing.apache_kafka import ApacheKafka
+from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from tests.conftest import need_apache_kafka
 from tests.groups.peers import HandlerPeer, Session, SocketPeer
 from tests.groups.scripts import SCRIPTS, Script, what_is_stored
@@ -25,7 +25,7 @@ PARTITIONS = 3
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[ApacheKafka]:
     need_apache_kafka()
-    with ApacheKafka(heap="512m") as node:
+    with small_kafka() as node:
         asyncio.run(_prepare(node))
         yield node
 

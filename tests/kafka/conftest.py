@@ -1,4 +1,4 @@
-"""A real Apache Kafka 4.3.1 and a Fenceline node beside it, one of each for the whole test run."""
+"""A real Apache Kafka 4.3.1 and a Fenceline node beside it, one of each for all tests here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fenceline.testing.apache_kafka import ApacheKafka
+from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.testing.node import EmbeddedNode
 from tests.conftest import need_apache_kafka
 
@@ -14,15 +14,15 @@ SAME_SETTINGS = {"node.id": "1", "offsets.topic.replication.factor": "1", "group
 """What both are told, so that their answers can be the same."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def apache_kafka() -> Iterator[ApacheKafka]:
     """A running Kafka. Skips with the reason where there can be none; in CI that is a failure."""
     need_apache_kafka()
-    with ApacheKafka(heap="512m", overrides=SAME_SETTINGS) as kafka:
+    with small_kafka(overrides=SAME_SETTINGS) as kafka:
         yield kafka
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fenceline_node() -> Iterator[EmbeddedNode]:
     """A running Fenceline node."""
     with EmbeddedNode(overrides=SAME_SETTINGS) as node:

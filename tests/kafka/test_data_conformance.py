@@ -79,7 +79,7 @@ def test_api_versions_of_the_future(apache_kafka: ApacheKafka, fenceline_node: E
     for version in (5, 99):
         answers = []
         for port in (apache_kafka.port, fenceline_node.port):
-            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
                 connection.sendall(b"\0\0\0\x0c" + struct.pack(">hhih", 18, version, 7, 1) + b"x\0")
                 (size,) = struct.unpack(">i", _exactly(connection, 4))
                 answers.append(_exactly(connection, size))

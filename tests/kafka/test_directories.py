@@ -12,7 +12,7 @@ import pytest
 from fenceline.records.batch import Codec
 from fenceline.records.build import Row, build_batch
 from fenceline.records.decode import decode_all
-from fenceline.testing.apache_kafka import ApacheKafka
+from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.testing.node import EmbeddedNode
 from fenceline.wire.apis import ApiKey
 from tests.conftest import need_apache_kafka
@@ -53,7 +53,7 @@ class Life:
                 }
                 for name, configs in TOPICS.items()
             ]
-            answer = server.call(ApiKey.CREATE_TOPICS, 7, {"topics": rows, "timeout": 30_000})
+            answer = server.call(ApiKey.CREATE_TOPICS, 7, {"topics": rows, "timeout": 60_000})
             assert all(row.error_code == 0 for row in answer.topics), answer
             _await_leaders(server)
             self.producer_id = _retry(
@@ -86,7 +86,7 @@ class Life:
             self.epoch = _latest(server, "plain", 0).leader_epoch
             if self.round == 2:
                 cut = {"partition_index": 1, "offset": 7}
-                fields = {"topics": [{"name": "plain", "partitions": [cut]}], "timeout": 10_000}
+                fields = {"topics": [{"name": "plain", "partitions": [cut]}], "timeout": 60_000}
                 assert server.call(ApiKey.DELETE_RECORDS, 2, fields).topics[0].partitions[0].error_code == 0
 
     def _produce_once(self, server: RawConnection, sequence: int) -> int:
@@ -115,7 +115,7 @@ def _produce(server: RawConnection, topic: str, partition: int, records: bytes) 
 
 def _retry(ask: Callable[[], Any], code: Callable[[Any], int]) -> Any:
     """Until there is no error, or one that does not go away by itself."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         answer = ask()
         if code(answer) not in (3, 5, 6, 14, 15, 16) or time.monotonic() > deadline:
@@ -242,7 +242,7 @@ def _clean_mark(root: Path) -> bool:
 def both(tmp_path: Path) -> Iterator[tuple[ApacheKafka, EmbeddedNode]]:
     """Apache Kafka and Fenceline on one directory; neither runs yet."""
     need_apache_kafka()
-    kafka = ApacheKafka(data_dir=tmp_path, heap="512m", overrides=SAME_SETTINGS)
+    kafka = small_kafka(data_dir=tmp_path, overrides=SAME_SETTINGS)
     node = EmbeddedNode(data_dir=tmp_path, overrides=SAME_SETTINGS)
     try:
         yield kafka, node

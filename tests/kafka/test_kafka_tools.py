@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from fenceline.testing.apache_kafka import ApacheKafka, java_command
+from fenceline.testing import reaper
+from fenceline.testing.apache_kafka import ApacheKafka, java_command, tool_options
 from fenceline.testing.node import EmbeddedNode
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
@@ -39,23 +39,22 @@ _TOOLS = {
     "broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
     "dump-log": "org.apache.kafka.tools.DumpLogSegments",
 }
-_FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Xshare:auto")
+
+
+_PATIENT = {
+    "producer": ("--request-timeout-ms", "60000"),
+    "consumer-groups": ("--timeout", "60000"),
+    "consumer-perf": ("--timeout", "120000"),
+}
+"""Their own defaults are a few seconds, which a busy machine takes."""
 
 
 def tool(name: str, *arguments: str, stdin: str = "") -> str:
     """Run a tool to its end; its exit code is told in the first line when it is not 0."""
-    java, heap, _, *rest = java_command(_TOOLS[name], *arguments, heap="256m")
-    done = subprocess.run(
-        [java, heap, *_FAST_START, *rest],
-        input=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    out = "\n".join(line for line in done.stdout.splitlines() if not line.startswith("SLF4J"))
-    return out if done.returncode == 0 else f"exit code {done.returncode}\n{out}"
+    command = java_command(_TOOLS[name], *arguments, heap="256m", jvm_options=tool_options())
+    code, printed = reaper.run(command, stdin=stdin, timeout_s=200)
+    out = "\n".join(line for line in printed.splitlines() if not line.startswith("SLF4J"))
+    return out if code == 0 else f"exit code {code}\n{out}"
 
 
 _SAME = (
@@ -90,7 +89,7 @@ class Both:
 
     def run(self, name: str, *arguments: str, stdin: str = "", compare: bool = True) -> str:
         def one(bootstrap: str) -> str:
-            return tool(name, "--bootstrap-server", bootstrap, *arguments, stdin=stdin)
+            return tool(name, "--bootstrap-server", bootstrap, *_PATIENT.get(name, ()), *arguments, stdin=stdin)
 
         theirs, ours = self.threads.map(one, (self.kafka.bootstrap, self.node.bootstrap))
         if compare and same(theirs) != same(ours):

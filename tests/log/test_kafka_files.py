@@ -21,13 +21,13 @@ from fenceline.log.producer_state import Origin
 from fenceline.records.batch import Codec
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_batch
-from fenceline.testing.apache_kafka import ApacheKafka, java_command, run_tool, why_unavailable
+from fenceline.testing.apache_kafka import QUICK_START, java_command, run_tool, small_kafka, why_unavailable
 
 from .helpers import batch, open_log, read_all
 
 pytestmark = [
     pytest.mark.kafka,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())),
 ]
 
@@ -40,7 +40,7 @@ CODECS = [Codec.NONE, Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
 def kafka_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What a real Kafka leaves behind: topics with some segments, stopped cleanly."""
     root = tmp_path_factory.mktemp("kafka")
-    with ApacheKafka(data_dir=root, heap="512m", overrides={"log.index.interval.bytes": "500"}) as kafka:
+    with small_kafka(data_dir=root, overrides={"log.index.interval.bytes": "500"}) as kafka:
         _produce(kafka.bootstrap)
         kafka.stop()
     yield root
@@ -53,7 +53,8 @@ def _produce(bootstrap: str) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    small = {"segment.bytes": "1048576"}
+    # The records are of 1970: by time Kafka would remove them 30 s after its start.
+    small = {"segment.bytes": "1048576", "retention.ms": "-1"}
     futures = admin.create_topics([NewTopic("plain", 1, 1, config=small), NewTopic("paid", 1, 1, config=small)])
     for future in futures.values():
         future.result(60)
@@ -217,13 +218,14 @@ def test_a_kafka_broker_serves_our_partition(kafka_root: Path, our_directory: Pa
     for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
         path = root / "data" / name
         path.write_text(re.sub(r"plain 0 \d+", "plain 0 1210", path.read_text()))
-    with ApacheKafka(data_dir=root, heap="512m", overrides={"log.index.interval.bytes": "500"}) as kafka:
+    with small_kafka(data_dir=root, overrides={"log.index.interval.bytes": "500"}) as kafka:
         settings = {"bootstrap.servers": kafka.bootstrap, "group.id": "g", "isolation.level": "read_committed"}
         consumer = Consumer({**settings, "enable.partition.eof": False})
         consumer.assign([KafkaPartition("plain", 0, 0)])
         offsets: list[int] = []
         while not offsets or offsets[-1] < 1208:
-            got = consumer.consume(500, 30)
+            # `consume` waits until it has all that it is asked for.
+            got = consumer.consume(1, 60)
             assert got, f"nothing after {offsets[-1:]}"
             assert all(message.error() is None for message in got)
             offsets += [message.offset() for message in got]
@@ -248,7 +250,7 @@ def test_a_log_dir_of_kafka_opens_whole(kafka_root: Path, tmp_path: Path) -> Non
         log = log_dir.partition(found.topic_partition, found.topic_id, LogConfig(), now_ms=int(time.time() * 1000))
         assert len(read_all(log)) > 0 or log.log_end_offset == log.log_start_offset
     log_dir.close()
-    with ApacheKafka(data_dir=tmp_path / "copy", heap="512m") as kafka:
+    with small_kafka(data_dir=tmp_path / "copy") as kafka:
         kafka.stop()
     again = _open_kafka(tmp_path / "copy", "plain")
     assert again.log_end_offset == 5040
@@ -260,13 +262,13 @@ def test_a_lock_of_kafka_is_seen_and_ours_by_kafka(kafka_root: Path, tmp_path: P
 
     root = tmp_path / "copy"
     shutil.copytree(kafka_root, root)
-    with ApacheKafka(data_dir=root, heap="512m"), pytest.raises(OperatorError, match="in use"):
+    with small_kafka(data_dir=root), pytest.raises(OperatorError, match="in use"):
         LogDir.open(str(root / "data"), OsDisk())
     # Kafka leaves its mark of a kill behind, not of a lock: what it does with ours tells.
     held = LogDir.open(str(root / "data"), OsDisk())
-    command = java_command("kafka.Kafka", str(root / "server.properties"), heap="512m")
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    command = java_command("kafka.Kafka", str(root / "server.properties"), heap="512m", jvm_options=QUICK_START)
+    done = subprocess.run(command, capture_output=True, timeout=200, check=False)
     assert done.returncode != 0
     held.close(clean=False)
-    with ApacheKafka(data_dir=root, heap="512m") as kafka:
+    with small_kafka(data_dir=root) as kafka:
         kafka.stop()

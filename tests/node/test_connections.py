@@ -19,7 +19,7 @@ from fenceline.wire.frame import encode_request_frame, parse_response_header
 
 @contextmanager
 def connected(node: EmbeddedNode) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", node.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", node.port), timeout=60) as connection:
         yield connection
 
 
@@ -114,7 +114,7 @@ def test_the_log_names_peer_and_reason(node: EmbeddedNode) -> None:
         connection.sendall(struct.pack(">ihhih", 10, 998, 0, 1, -1))
         assert is_closed(connection)
     # The line was written before the connection closed; a thread of this process reads it in its own time.
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not (lines := [line for line in node.errors.splitlines() if f"{host}:{port}" in line]):
         assert time.monotonic() < deadline, "no log line names the peer"
         time.sleep(0.01)

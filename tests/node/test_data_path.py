@@ -44,7 +44,9 @@ def test_the_largest_timestamp_can_be_read(told: DataSession) -> None:
     for _ in range(2):
         told.produced("d", 0, told.batch(3))
     rows = [{"name": told.name("d"), "partitions": [{"partition_index": 0, "offset": 3}]}]
-    assert told.ask(ApiKey.DELETE_RECORDS, 2, {"topics": rows, "timeout": 1000}).topics[0].partitions[0].error_code == 0
+    assert (
+        told.ask(ApiKey.DELETE_RECORDS, 2, {"topics": rows, "timeout": 60_000}).topics[0].partitions[0].error_code == 0
+    )
     asked = [{"partition_index": 0, "timestamp": -3}]
     topics = [{"name": told.name("d"), "partitions": asked}]
     found = told.ask(ApiKey.LIST_OFFSETS, 11, {"replica_id": -1, "topics": topics}).topics[0].partitions[0]
@@ -66,5 +68,5 @@ def test_records_of_an_internal_topic_that_is_not_there_are_unknown(node: Embedd
     """Kafka looks the topic up first; 17 only comes once there is one (`DELETE_RECORDS`)."""
     rows = [{"name": "__consumer_offsets", "partitions": [{"partition_index": 0, "offset": 0}]}]
     with DataSession(node.port) as session:
-        answer = session.ask(ApiKey.DELETE_RECORDS, 2, {"topics": rows, "timeout": 1000})
+        answer = session.ask(ApiKey.DELETE_RECORDS, 2, {"topics": rows, "timeout": 60_000})
     assert answer.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

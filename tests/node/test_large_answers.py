@@ -72,7 +72,7 @@ def test_answers_stay_in_order_around_large_ones(node: EmbeddedNode, told: DataS
     """Requests that came in one piece; the peer begins to read when all of them are there."""
     _make_cold(node)
     metadata = {"topics": []}
-    with socket.create_connection(("127.0.0.1", node.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", node.port), timeout=60) as connection:
         requests = [
             _frame(ApiKey.METADATA, 12, 1, metadata),
             _fetch(told, 2),
@@ -94,7 +94,7 @@ def test_peers_that_do_not_read_hold_up_nobody_and_leave_nothing(node: EmbeddedN
     descriptors = f"/proc/{node.pid}/fd"
     _make_cold(node)
     before = len(os.listdir(descriptors))
-    stuck = [socket.create_connection(("127.0.0.1", node.port), timeout=30) for _ in range(5)]
+    stuck = [socket.create_connection(("127.0.0.1", node.port), timeout=60) for _ in range(5)]
     for connection in stuck:
         connection.sendall(_fetch(told, 1))
     _assert_whole(told.ask(ApiKey.FETCH, 12, told.fetch([("large", 0, 0, _ALL)])))
@@ -102,7 +102,7 @@ def test_peers_that_do_not_read_hold_up_nobody_and_leave_nothing(node: EmbeddedN
     _assert_whole(_answer(stuck[0], ApiKey.FETCH, 12)[1])
     for connection in stuck:
         connection.close()
-    for _ in told.until(20):
+    for _ in told.until(60):
         told.ask(ApiKey.METADATA, 12, {"topics": []})
         if len(os.listdir(descriptors)) <= before + 1:  # the session that stays was sent files, too
             break

@@ -22,7 +22,7 @@ from fenceline.metadata.records import decode_record, encode_record
 from fenceline.metadata.snapshot import image_records
 from fenceline.node.metadata_log import DIRECTORY_NAME, MetadataLog
 from fenceline.records.decode import decode_all
-from fenceline.testing.apache_kafka import ApacheKafka, run_tool, why_unavailable
+from fenceline.testing.apache_kafka import run_tool, small_kafka, why_unavailable
 from tests.conftest import unavailable
 from tests.metadata.helpers import batches_in
 
@@ -49,15 +49,13 @@ def kafka_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
     root = tmp_path_factory.mktemp("kafka")
-    broker = ApacheKafka(
-        data_dir=root, heap="512m", overrides={"metadata.log.max.record.bytes.between.snapshots": "3000"}
-    )
+    broker = small_kafka(data_dir=root, overrides={"metadata.log.max.record.bytes.between.snapshots": "3000"})
     with broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
 
         def wait(futures: dict[Any, Any]) -> None:
             for future in futures.values():
-                future.result(30)
+                future.result(60)
 
         names = [f"topic.{number}" for number in range(12)]
         wait(admin.create_topics([NewTopic(name, 3, 1, config={"retention.ms": "86400000"}) for name in names]))
@@ -74,7 +72,7 @@ def kafka_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
         producer.produce(names[0], b"x")
-        producer.flush(30)
+        producer.flush(60)
         broker.stop()
         broker.start()
         wait(admin.create_topics([NewTopic("later", 2, 1)]))
@@ -212,7 +210,7 @@ def test_the_first_log_of_a_cluster_is_kafkas_record_by_record(tmp_path: Path) -
         await controller.stop()
 
     asyncio.run(story())
-    with ApacheKafka(data_dir=tmp_path / "theirs", heap="512m") as broker:
+    with small_kafka(data_dir=tmp_path / "theirs") as broker:
         log_dir = broker.log_dir
         broker.stop()
     ours, theirs = _dump(ours_dir), _dump(log_dir)
@@ -284,14 +282,14 @@ def test_kafka_starts_on_a_directory_that_lived_here(tmp_path: Path) -> None:
         return controller.image
 
     image = asyncio.run(story())
-    with ApacheKafka(data_dir=tmp_path, heap="512m") as broker:
+    with small_kafka(data_dir=tmp_path) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        topics = admin.list_topics(timeout=30).topics
+        topics = admin.list_topics(timeout=60).topics
         assert set(image.topics_by_name) <= set(topics)
         assert [partition.leader for partition in topics["t7"].partitions.values()] == [1, 1]
         producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all"})
         producer.produce("t7", b"x", partition=1)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         broker.stop()
     there = _image_up_to(data / DIRECTORY_NAME)
     partition = there.partition("t7", 1)

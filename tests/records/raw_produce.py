@@ -21,7 +21,7 @@ class RawProducer:
     """One connection; requests of versions 3 to 8, one partition (0) each, acks=all."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._socket = socket.create_connection((host, port), timeout=20)
+        self._socket = socket.create_connection((host, port), timeout=60)
 
     def close(self) -> None:
         self._socket.close()

@@ -19,7 +19,7 @@ from fenceline.records.batch import Codec, TimestampType, check_crc, read_header
 from fenceline.records.build import BatchBuilder, Record, build_batch
 from fenceline.records.decode import decode_all, decode_batch
 from fenceline.records.errors import RecordsError
-from fenceline.testing.apache_kafka import ApacheKafka, run_tool
+from fenceline.testing.apache_kafka import ApacheKafka, run_tool, small_kafka
 from tests.conftest import need_apache_kafka
 
 from .raw_produce import RawProducer
@@ -133,11 +133,12 @@ def test_other_parsers_read_it(parser: type, rows: list[tuple[int, bytes | None,
 @pytest.fixture(scope="module")
 def broker() -> Iterator[ApacheKafka]:
     need_apache_kafka()
-    with ApacheKafka(heap="512m") as kafka:
+    with small_kafka() as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         names = [f"{side}-{name}" for side in ("theirs", "ours", "java") for name in CODECS]
-        for created in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
-            created.result(30)
+        forever = {"retention.ms": "-1"}  # Kafka looks for old records 30 s after its start
+        for created in admin.create_topics([NewTopic(name, 1, 1, config=forever) for name in names]).values():
+            created.result(60)
         yield kafka
 
 
@@ -148,11 +149,12 @@ def segment(kafka: ApacheKafka, topic: str) -> Path:
 @pytest.mark.kafka
 @pytest.mark.parametrize("name", CODECS)
 def test_what_librdkafka_wrote_into_kafkas_files(broker: ApacheKafka, name: str) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "compression.type": name, "linger.ms": 50})
+    # A short batch would be sent as it is where compressing makes it longer: all records wait for the flush.
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "compression.type": name, "linger.ms": 60_000})
     for timestamp, key, value, headers in ROWS:
         producer.produce(f"theirs-{name}", value, key, timestamp=timestamp, headers=list(headers))
         producer.poll(0)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     decoded = list(decode_all(segment(broker, f"theirs-{name}").read_bytes()))
     assert {header.codec for header, _ in decoded} == {CODECS[name]}
     assert [record[1:] for _, records in decoded for record in records] == ROWS
@@ -183,7 +185,7 @@ def test_kafka_takes_and_gives_back_what_we_build(broker: ApacheKafka, name: str
     """The broker opens every compressed batch; librdkafka reads it, and Kafka's dump tool finds it whole."""
     topic = f"ours-{name}"
     raw = RawProducer("127.0.0.1", broker.port)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         answer = raw.produce(topic, bytes(build_batch(ROWS, codec=CODECS[name])))
         if answer.code not in (3, 6) or time.monotonic() > deadline:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fenceline.testing.apache_kafka import ApacheKafka
+from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from tests.conftest import need_apache_kafka
 
 from .produce_cases import CASES, MAX_MESSAGE_BYTES, TOPICS, Case
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.kafka
 @pytest.fixture(scope="module")
 def broker() -> Iterator[ApacheKafka]:
     need_apache_kafka()
-    with ApacheKafka(heap="512m") as kafka:
+    with small_kafka() as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         topics = [
             NewTopic(name, 1, 1, config={**config, "max.message.bytes": str(MAX_MESSAGE_BYTES)})
             for name, config in TOPICS.items()
         ]
         for created in admin.create_topics(topics).values():
-            created.result(30)
+            created.result(60)
         yield kafka
 
 
@@ -40,7 +40,7 @@ def producer(broker: ApacheKafka) -> Iterator[RawProducer]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_kafka_answers(producer: RawProducer, case: Case) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         answer = producer.produce(case.topic, case.make(int(time.time() * 1000)), case.version)
         if answer.code not in (3, 6) or time.monotonic() > deadline:  # the controller knows the topic first

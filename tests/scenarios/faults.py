@@ -32,19 +32,20 @@ def connection_to(node: EmbeddedNode) -> Iterator[RawConnection]:
 
 
 def create(connection: RawConnection, name: str, partitions: int = 1, **configs: str) -> int:
-    """Create a topic; the error code."""
+    """Create a topic whose records stay however old they are; the error code."""
+    settings = {"retention_ms": "-1", **configs}
     topic = {
         "name": name,
         "num_partitions": partitions,
         "replication_factor": 1,
-        "configs": [{"name": key.replace("_", "."), "value": value} for key, value in configs.items()],
+        "configs": [{"name": key.replace("_", "."), "value": value} for key, value in settings.items()],
     }
-    answer = connection.call(ApiKey.CREATE_TOPICS, 7, {"topics": [topic], "timeout_ms": 10_000})
+    answer = connection.call(ApiKey.CREATE_TOPICS, 7, {"topics": [topic], "timeout_ms": 60_000})
     return int(answer.topics[0].error_code)
 
 
 def delete(connection: RawConnection, name: str) -> int:
-    answer = connection.call(ApiKey.DELETE_TOPICS, 5, {"topic_names": [name], "timeout_ms": 10_000})
+    answer = connection.call(ApiKey.DELETE_TOPICS, 5, {"topic_names": [name], "timeout_ms": 60_000})
     return int(answer.responses[0].error_code)
 
 
@@ -110,10 +111,10 @@ def values(node: EmbeddedNode, topic: str, partition: int = 0) -> list[bytes]:
     consumer = Consumer({"bootstrap.servers": node.bootstrap, "group.id": "check", "check.crcs": True, "log_level": 0})
     found: list[bytes] = []
     try:
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=60)
         consumer.assign([TopicPartition(topic, partition, low)])
         while len(found) < high - low:
-            for message in consumer.consume(high - low - len(found), timeout=20):
+            for message in consumer.consume(high - low - len(found), timeout=60):
                 assert message.error() is None, message.error()
                 value = message.value()
                 assert value is not None

@@ -27,7 +27,7 @@ MB = 1 << 20
 def many_sockets(node: EmbeddedNode, count: int) -> Iterator[list[socket.socket]]:
     with ExitStack() as stack:
         yield [
-            stack.enter_context(socket.create_connection(("127.0.0.1", node.port), timeout=30)) for _ in range(count)
+            stack.enter_context(socket.create_connection(("127.0.0.1", node.port), timeout=60)) for _ in range(count)
         ]
 
 
@@ -47,7 +47,7 @@ def is_answered(connection: socket.socket) -> bool:
     return len(receive_frame(connection)) > 4
 
 
-def is_closed(connection: socket.socket, within_s: float = 30) -> bool:
+def is_closed(connection: socket.socket, within_s: float = 60) -> bool:
     connection.settimeout(within_s)
     try:
         return connection.recv(1) == b""
@@ -55,7 +55,7 @@ def is_closed(connection: socket.socket, within_s: float = 30) -> bool:
         return True
 
 
-def wait_for(what: Callable[[], bool], within_s: float = 30) -> None:
+def wait_for(what: Callable[[], bool], within_s: float = 60) -> None:
     deadline = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < deadline, "it never happened"
@@ -119,11 +119,27 @@ def can_connect(node: EmbeddedNode) -> bool:
 
 
 def test_idle_connections_are_closed_and_busy_ones_stay() -> None:
-    with EmbeddedNode(overrides={"connections.max.idle.ms": "1000"}) as node, many_sockets(node, 2) as (idle, busy):
+    with EmbeddedNode(overrides={"connections.max.idle.ms": "1000"}) as node, ExitStack() as stack:
+        (idle,) = stack.enter_context(many_sockets(node, 1))
         idle.setblocking(False)
+        (busy,) = stack.enter_context(many_sockets(node, 1))
+        busy_s = time.monotonic()
+
+        def keep_busy() -> None:
+            nonlocal busy, busy_s
+            now_s = time.monotonic()
+            try:
+                assert is_answered(busy)
+            except (AssertionError, OSError):
+                if time.monotonic() - busy_s < 0.9:
+                    raise
+                # This process had no time for it, so it was idle.
+                (busy,) = stack.enter_context(many_sockets(node, 1))
+                assert is_answered(busy)
+            busy_s = now_s
 
         def idle_is_gone() -> bool:
-            assert is_answered(busy)
+            keep_busy()
             try:
                 return idle.recv(1) == b""
             except BlockingIOError:
@@ -132,7 +148,7 @@ def test_idle_connections_are_closed_and_busy_ones_stay() -> None:
                 return True
 
         wait_for(idle_is_gone)
-        assert is_answered(busy)
+        keep_busy()
 
 
 def test_a_request_larger_than_allowed() -> None:
@@ -194,7 +210,7 @@ def test_requests_that_wait_for_each_other_are_all_served() -> None:
         left = [memoryview(frame)[:half] for _ in peers]
         send_as_it_goes(peers, left)
         left = [memoryview(frame)[half - len(rest) :] for rest in left]
-        wait_for(lambda: send_as_it_goes(peers, left), within_s=60)
+        wait_for(lambda: send_as_it_goes(peers, left))
         for peer in peers:
             peer.settimeout(60)
             receive_frame(peer)

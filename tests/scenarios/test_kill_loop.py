@@ -35,7 +35,7 @@ class Load:
                 "enable.idempotence": True,
                 "acks": "all",
                 "linger.ms": 1,
-                "delivery.timeout.ms": 120_000,
+                "delivery.timeout.ms": 250_000,
                 "reconnect.backoff.ms": 10,
                 "reconnect.backoff.max.ms": 100,
                 "retry.backoff.ms": 10,
@@ -51,7 +51,7 @@ class Load:
         """Stop to send and wait until everything is acknowledged or failed."""
         self._stop.set()
         self._thread.join()
-        left = self._producer.flush(120)
+        left = self._producer.flush(250)
         assert left == 0, f"{left} records neither acknowledged nor failed"
 
     def _run(self) -> None:
@@ -83,13 +83,13 @@ def read_everything(bootstrap: str) -> dict[int, list[tuple[int, int]]]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "check", "enable.auto.commit": False})
     found: dict[int, list[tuple[int, int]]] = {index: [] for index in range(PARTITIONS)}
     try:
-        ends = {i: consumer.get_watermark_offsets(TopicPartition(TOPIC, i), timeout=20)[1] for i in range(PARTITIONS)}
+        ends = {i: consumer.get_watermark_offsets(TopicPartition(TOPIC, i), timeout=60)[1] for i in range(PARTITIONS)}
         consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(PARTITIONS)])
         wanted = sum(ends.values())
         while sum(map(len, found.values())) < wanted:
             # `consume` waits for the full count, so the last call gets what is left.
             left = wanted - sum(map(len, found.values()))
-            messages = consumer.consume(min(left, 5000), timeout=20)
+            messages = consumer.consume(min(left, 5000), timeout=60)
             assert messages, "the log ends before its end offset"
             for message in messages:
                 assert message.error() is None, message.error()

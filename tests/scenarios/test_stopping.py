@@ -52,11 +52,11 @@ def test_sigterm_under_load_with_parked_fetches_and_groups(tmp_path: Path) -> No
         load = Load(node.bootstrap)
         load.start()
         try:
-            assert load.progress.wait(30)
+            assert load.progress.wait(60)
             for _ in range(2):
                 load.progress.clear()
-                assert load.progress.wait(30)
-                assert node.stop(wait_s=10) == 0
+                assert load.progress.wait(60)
+                assert node.stop(wait_s=60) == 0
                 assert "Traceback" not in node.errors
                 assert (node.log_dir / ".kafka_cleanshutdown").exists()
                 node.start()
@@ -81,11 +81,14 @@ def test_a_second_signal_ends_the_node_at_once(tmp_path: Path) -> None:
         with connection_to(node) as connection:
             create(connection, "u")
         node.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while node.is_running and time.monotonic() < deadline:
             time.sleep(0.05)
             node.send_signal(signal.SIGTERM)
-        assert node.wait(wait_s=10) in (0, 130)
+        code = node.wait(wait_s=60)
+        # Where the stop was quicker than the second signal, that one may meet an interpreter that is about to end.
+        stopped = code == 0 or (code == -signal.SIGTERM and (node.log_dir / ".kafka_cleanshutdown").exists())
+        assert stopped or code == 130, code
         node.start()
         assert values(node, "t") == []
 
@@ -94,6 +97,6 @@ def test_a_second_signal_ends_the_node_at_once(tmp_path: Path) -> None:
 def test_either_signal_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     with EmbeddedNode(data_dir=tmp_path) as node:
         node.send_signal(number)
-        assert node.wait(wait_s=20) == 0
+        assert node.wait(wait_s=60) == 0
         assert (node.log_dir / ".kafka_cleanshutdown").exists()
         assert node.errors == ""

@@ -54,17 +54,19 @@ def test_deleted_and_created_again_under_load() -> None:
         in_background(node, lambda c: fetch(c, "t", {0: 0}, max_bytes=4 << 20)[0][0]) as fetched,  # type: ignore[arg-type]
         in_background(node, lambda c: fetch(c, "t", {0: 0}, wait_ms=50)[0][0]) as waited,  # type: ignore[arg-type]
     ):
-        for _ in range(25):
+        for life in range(25):
             assert create(connection, "t", flush_messages="1") == 0
             for _ in range(3):
                 assert produce(connection, "t", value).error_code == 0
+            if not life:
+                wait_for(lambda: 0 in produced and 0 in fetched)
             assert delete(connection, "t") == 0
+            if not life:
+                wait_for(lambda: 3 in produced)
         assert create(connection, "t") == 0
         assert produce(connection, "t", value).error_code == 0
         assert produced <= EXPECTED, produced
         assert fetched | waited <= {*EXPECTED, 1}, (fetched, waited)
-        assert {0, 3} <= produced
-        assert 0 in fetched
         assert "partition offline" not in node.errors
         assert "Traceback" not in node.errors
         assert node.errors == ""
@@ -115,7 +117,7 @@ def test_partitions_added_under_load() -> None:
                 producer.produce("t", b"%d" % sent, key=b"%d" % sent, on_delivery=told)
                 sent += 1
             topic = {"name": "t", "count": count}
-            answer = connection.call(ApiKey.CREATE_PARTITIONS, 3, {"topics": [topic], "timeout_ms": 10_000})
+            answer = connection.call(ApiKey.CREATE_PARTITIONS, 3, {"topics": [topic], "timeout_ms": 60_000})
             assert answer.results[0].error_code == 0
             producer.poll(0.05)
         assert producer.flush(60) == 0

@@ -22,7 +22,7 @@ from tests.spark.conftest import Broker
 from tests.spark.killed_query import ROWS_A_BATCH
 
 # A driver and a JVM of its own: it need not wait for the others of Spark.
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("killed driver"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.together("killed driver"), pytest.mark.timeout(300)]
 ROWS = 3000
 
 

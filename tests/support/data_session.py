@@ -109,7 +109,7 @@ class DataSession:
         assert answer.topics[0].error_code == 0, answer
         self._topics[topic] = answer.topics[0].topic_id
         asked = [{"partition_index": index, "timestamp": -1} for index in range(partitions)]
-        for _ in self.until(10):
+        for _ in self.until(60):
             found = self.ask(
                 ApiKey.LIST_OFFSETS, 5, {"replica_id": -1, "topics": [{"name": name, "partitions": asked}]}
             )

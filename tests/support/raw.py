@@ -21,7 +21,7 @@ class ConnectionClosed(Exception):
 class RawConnection:
     """One connection; requests are answered in order. Use as a context manager."""
 
-    def __init__(self, port: int, *, host: str = "127.0.0.1", client_id: str = "raw", timeout_s: float = 30) -> None:
+    def __init__(self, port: int, *, host: str = "127.0.0.1", client_id: str = "raw", timeout_s: float = 60) -> None:
         self._socket = socket.create_connection((host, port), timeout=timeout_s)
         self._client_id = client_id
         self._correlation_id = 0

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fenceline.testing.apache_kafka import ApacheKafka
+from fenceline.testing.apache_kafka import small_kafka
 from tests.support.admin_scripts import SCRIPTS, run_script
 from tests.support.raw import RawConnection
 
@@ -28,7 +28,7 @@ def record() -> None:
     from tests.kafka.conftest import SAME_SETTINGS
 
     answers: dict[str, list[Any]] = {}
-    with ApacheKafka(heap="512m", overrides=SAME_SETTINGS) as kafka:
+    with small_kafka(overrides=SAME_SETTINGS) as kafka:
         for name, steps in SCRIPTS.items():
             with RawConnection(kafka.port) as connection:
                 answers[name] = run_script(connection, steps)

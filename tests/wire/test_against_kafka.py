@@ -17,7 +17,7 @@ from fenceline.ids import ZERO_UUID
 from fenceline.metadata import records as metadata_records
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
-from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+from fenceline.testing.apache_kafka import ApacheKafka, small_kafka, why_unavailable
 from fenceline.wire import entities, fetch, frame, produce
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.message import MessageCodec, codec, kafka
@@ -48,7 +48,7 @@ class Peer:
     """One blocking connection."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self._file = self._socket.makefile("rb")
         self._correlation_id = 0
 
@@ -84,7 +84,7 @@ class Peer:
 def kafka_node() -> Iterator[ApacheKafka]:
     if (reason := why_unavailable()) is not None:
         unavailable(reason)
-    with ApacheKafka(heap="512m", overrides={"num.partitions": "2", "offsets.topic.num.partitions": "1"}) as started:
+    with small_kafka(overrides={"num.partitions": "2", "offsets.topic.num.partitions": "1"}) as started:
         yield started
 
 
@@ -112,9 +112,9 @@ def _wait_for_leaders(peer: Peer) -> None:
     """A topic is created before its leaders know that they are."""
     partitions = [{"partition_index": i, "current_leader_epoch": -1, "timestamp": -1} for i in range(2)]
     fields = {"replica_id": -1, "topics": [{"name": "wire", "partitions": partitions}]}
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while any(p.error_code for p in peer.call(ApiKey.LIST_OFFSETS, 10, fields).topics[0].partitions):
-        assert time.monotonic() < deadline_s, "no leader within 30 s"
+        assert time.monotonic() < deadline_s, "no leader within 60 s"
         time.sleep(0.05)
 
 

@@ -6,6 +6,7 @@ used by the server.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -60,12 +61,31 @@ def java_command(
     ]
 
 
+def tool_options(jars: Path = DEFAULT_JARS) -> list[str]:
+    """JVM options for Kafka's command line tools: `QUICK_START`, and their classes as one file that is only mapped.
+
+    The file is made by the first who asks (one to two seconds); a JVM that it does not fit goes without it.
+    """
+    archive = jars / "tools.jsa"
+    if not archive.exists():
+        made = archive.with_name(f"tools-{os.getpid()}.jsa")
+        listing = ("org.apache.kafka.tools.ConsoleProducer", "--bootstrap-server", "127.0.0.1:1", "--topic", "t")
+        code, _ = reaper.run(
+            java_command(*listing, jars=jars, jvm_options=(*QUICK_START, f"-XX:ArchiveClassesAtExit={made}")),
+            timeout_s=300,
+        )
+        if code == 0 and made.exists():
+            made.replace(archive)
+        made.unlink(missing_ok=True)
+    return [*QUICK_START, f"-XX:SharedArchiveFile={archive}", "-Xlog:disable"]
+
+
 def run_tool(
     main_class: str, *arguments: str, jars: Path = DEFAULT_JARS, timeout_s: float = 300, check: bool = True
 ) -> str:
     """Run one of Kafka's own tools to its end and return what it printed (stdout and stderr)."""
     _write_log_config(jars)
-    command = java_command(main_class, *arguments, jars=jars, heap="512m", jvm_options=QUICK_START)
+    command = java_command(main_class, *arguments, jars=jars, heap="512m", jvm_options=tool_options(jars))
     code, printed = reaper.run(command, timeout_s=timeout_s)
     if check and code != 0:
         raise RuntimeError(f"{main_class} {' '.join(arguments)} ended with {code}:\n{printed}")
