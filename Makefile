@@ -47,9 +47,9 @@ demo: setup java  ## the flights pipeline: node, Spark stream, Delta tables, rep
 
 test: setup java  ## all tests (those against real Kafka need Maven)
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 2
 	@echo "The same logs and data path without the compiled modules ..."
-	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
+	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
 
 test-spark43: setup java $(SPARK43)/.locked  ## the Spark tests again under PySpark 4.3.0, without Spark's own connector
 	@PYTHONPATH=src $(SPARK43)/bin/python -m pytest -m "not kafka" tests/spark
