@@ -189,8 +189,16 @@ class Processes:
     """A cluster. `kinds` says of each node, ids from 1 on: its roles, with `kafka:` before them for Apache Kafka."""
 
     def __init__(
-        self, root: Path, kinds: Sequence[str], *, voters: int | None = None, settings: dict[str, str] | None = None
+        self,
+        root: Path,
+        kinds: Sequence[str],
+        *,
+        voters: int | None = None,
+        late: Sequence[int] = (),
+        settings: dict[str, str] | None = None,
     ) -> None:
+        """Only the first `voters` controllers begin the quorum; nodes of `late` are formatted and not started."""
+        self._late = frozenset(late)
         self.root = root
         self.settings = settings or {}
         self.nodes: list[Process] = []
@@ -207,7 +215,8 @@ class Processes:
             for node in self.nodes:
                 node.format()
             for node in self.nodes:
-                node.start()
+                if node.node_id not in self._late:
+                    node.start()
         except BaseException:
             self.close()
             raise
@@ -222,7 +231,8 @@ class Processes:
 
     def wait_ready(self) -> None:
         for node in self.nodes:
-            node.wait_ready()
+            if node.node_id not in self._late:
+                node.wait_ready()
 
     def node(self, node_id: int) -> Process:
         return self.nodes[node_id - 1]

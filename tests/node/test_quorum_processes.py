@@ -157,3 +157,46 @@ def test_a_controller_joins_by_itself(tmp_path: Path) -> None:
         eventually(all_vote)
         cluster.node(1).kill()
         create(cluster.node(3), "without the first".replace(" ", "-"))
+
+
+SMALL_SNAPSHOTS = {
+    "metadata.log.max.record.bytes.between.snapshots": "3000",
+    "controller.quorum.auto.join.enable": "true",
+    "controller.quorum.fetch.snapshot.max.bytes": "1000",
+}
+"""A node that comes late gets a snapshot, in several pieces, and then what follows it."""
+
+
+def check_late_controller(cluster: Processes, broker: Process) -> None:
+    """Node 2 comes when there is a snapshot: it catches up by it and becomes a voter, and leads when it is alone."""
+    leader = cluster.node(1)
+
+    def snapshots(node: Process) -> list[int]:
+        names = (node.log_dir / "__cluster_metadata-0").glob("*.checkpoint")
+        return sorted(int(path.name.split("-")[0]) for path in names)
+
+    for number in range(30):
+        create(broker, f"before-{number}")
+    eventually(lambda: snapshots(leader)[-1] > 0)
+    late = cluster.node(2)
+    late.start()
+    late.wait_ready()
+
+    def votes() -> bool:
+        described = leader.describe_quorum()
+        ends = {each.replica_id: each.log_end_offset for each in described.current_voters}
+        return set(ends) == {1, 2} and ends[1] == ends[2]
+
+    eventually(votes, wait_s=120)
+    assert snapshots(late)[-1] > 0
+    first_log = min(int(path.stem) for path in (late.log_dir / "__cluster_metadata-0").glob("*.log"))
+    assert first_log in snapshots(late), "its log begins where the snapshot ends"
+    create(broker, "after")
+
+
+def test_a_controller_that_comes_late_catches_up_by_a_snapshot(tmp_path: Path) -> None:
+    kinds = ["controller", "controller", "broker"]
+    with Processes(tmp_path, kinds, voters=1, late=[2], settings=SMALL_SNAPSHOTS) as cluster:
+        cluster.wait_ready()
+        check_late_controller(cluster, cluster.node(3))
+        assert "before-29" in topics(cluster.node(3))

@@ -12,7 +12,7 @@ from fenceline.testing.apache_kafka import run_tool, why_unavailable
 from tests.conftest import unavailable
 
 from .quorum_processes import Process, Processes, eventually
-from .test_quorum_processes import create, topics
+from .test_quorum_processes import SMALL_SNAPSHOTS, check_late_controller, create, topics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
@@ -115,3 +115,10 @@ def test_one_voter_set_of_both(tmp_path: Path, kinds: list[str]) -> None:
         kill_in_turn(cluster, cluster.node(4), 3)
         cluster.node(4).stop()
         check_logs(cluster.nodes[:3])
+
+
+@pytest.mark.parametrize("kinds", [["controller", "kafka:controller"], ["kafka:controller", "controller"]])
+def test_snapshots_are_fetched_from_the_other_kind(tmp_path: Path, kinds: list[str]) -> None:
+    with Processes(tmp_path, [*kinds, "broker"], voters=1, late=[2], settings=SMALL_SNAPSHOTS) as cluster:
+        cluster.wait_ready()
+        check_late_controller(cluster, cluster.node(3))

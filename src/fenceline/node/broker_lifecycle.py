@@ -31,7 +31,7 @@ log = Logger("broker")
 
 _GOODBYES: Final = 3
 """Heartbeats of a controlled shutdown: the first moves leaders away, a later one sees that nothing is led any more."""
-_GOODBYE_S: Final = 3.0
+_GOODBYE_S: Final = 2.0
 """How long a broker tries to be let go by another node."""
 _AGAIN_S: Final = 0.2
 """Between two attempts to register."""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fenceline.node.controller_opening import OpenedController
     from fenceline.node.peer_connection import Dial
 
-_RESIGN_MS: Final = 2000
+_RESIGN_MS: Final = 1000
 """How long a leader that stops waits for another one."""
 
 

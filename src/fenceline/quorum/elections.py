@@ -58,6 +58,9 @@ class Elections:
         core.persist()
         if isinstance(core.role, Follower):
             core.timeout_at_ms = core.now_ms + core.settings.fetch_timeout_ms
+        elif isinstance(core.role, Unattached) and core.may_stand:
+            # A quorum that starts as a whole has nobody to wait for; where somebody leads, pre-votes are refused.
+            core.timeout_at_ms = core.now_ms + 1 + core.rng.randrange(core.settings.election_timeout_ms // 5 + 1)
         elif core.may_stand or isinstance(core.role, Resigned):
             core.timeout_at_ms = core.election_timeout()
         if core.is_only_voter and not isinstance(core.role, Candidate):
