@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from uuid import UUID
 
@@ -55,3 +56,12 @@ def test_a_broker_with_all_directories_cordoned_gets_nothing() -> None:
     assert set(place([full, _broker(2)], 20, 1, Random(1))) == {(2,)}
     with pytest.raises(PeerError):
         place([full, _broker(2)], 1, 2, Random(1))
+
+
+def test_a_broker_that_shuts_down_takes_nothing_new() -> None:
+    """Fenced it counts as any fenced one: it may come back."""
+    leaving = replace(_broker(2), in_controlled_shutdown=True)
+    assert place([_broker(1), leaving], 4, 1, Random(0)) == [(1,)] * 4
+    with pytest.raises(PeerError):
+        place([_broker(1), leaving], 1, 2, Random(0))
+    assert place([_broker(1), replace(leaving, fenced=True)], 1, 2, Random(0)) == [(1, 2)]
