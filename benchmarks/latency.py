@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,12 +16,13 @@ RECORDS = 5_000
 ROUND = 1_000
 COLD_RECORDS = 5_000_000
 COLD_PARTITIONS = 4
+COLD_RECORD_BYTES = 1000
 _COLD_READER = """
 import sys
 from benchmarks.workloads import confluent_consume
-confluent_consume(
+print(confluent_consume(
     sys.argv[1], "cold", int(sys.argv[2]), int(sys.argv[3]), began=lambda: print("reading", flush=True)
-)
+))
 """
 
 
@@ -35,17 +37,29 @@ def run(figures: Figures, repeats: int) -> None:
                     tell(figures, side, "quiet", latencies)
         for subject in subjects.values():
             create_topic(subject.bootstrap, "cold", COLD_PARTITIONS)
-            confluent_produce(subject.bootstrap, "cold", COLD_RECORDS, 1000)
+            confluent_produce(subject.bootstrap, "cold", COLD_RECORDS, COLD_RECORD_BYTES)
         for _ in range(repeats):
             for side, subject in subjects.items():
                 (other,) = (each for each in subjects.values() if each is not subject)
-                tell(figures, side, "beside a cold reader of 5 GB", latencies_beside_reader(subject, of=subject))
+                beside(figures, side, "beside a cold reader of 5 GB", subject, of=subject)
                 # What this machine's cores make of it by themselves: the measured broker reads nothing.
-                tell(figures, side, "beside one at the other broker", latencies_beside_reader(subject, of=other))
+                beside(figures, side, "beside one at the other broker", subject, of=other)
 
 
-def latencies_beside_reader(subject: Subject, *, of: Subject) -> list[float]:
-    """Latencies in microseconds, sorted, for as long as a process reads the topic `cold` of a broker from the disk."""
+def beside(figures: Figures, side: str, label: str, subject: Subject, *, of: Subject) -> None:
+    latencies, reader_rate = latencies_beside_reader(subject, of=of)
+    tell(figures, side, label, latencies)
+    quiet = statistics.median(figures.series["quiet: p99"][side].values)
+    figures.add(f"{label}: p99 over the quiet one", side, percentile(latencies, 0.99) / quiet, "times")
+    # What giving way costs the reader.
+    figures.add(f"{label}: the reader", side, reader_rate * COLD_RECORD_BYTES / 1e6, "MB/s")
+
+
+def latencies_beside_reader(subject: Subject, *, of: Subject) -> tuple[list[float], float]:
+    """Latencies in microseconds, sorted, for as long as a process reads the topic `cold` of a broker from the disk.
+
+    And that reader's records a second.
+    """
     drop_page_cache(Path(of.log_dir))  # type: ignore[attr-defined]
     latencies: list[float] = []
     reader = subprocess.Popen(
@@ -60,12 +74,13 @@ def latencies_beside_reader(subject: Subject, *, of: Subject) -> list[float]:
             if reader.poll() is not None:
                 break
             latencies += measured
+        reader_rate = reader.stdout.read()
     finally:
         reader.kill()
         reader.wait()
     if not latencies:
         raise RuntimeError("the cold reader was done before the first measurement")
-    return sorted(latencies)
+    return sorted(latencies), float(reader_rate)
 
 
 def tell(figures: Figures, side: str, label: str, latencies: Sequence[float]) -> None:

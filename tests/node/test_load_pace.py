@@ -166,6 +166,9 @@ def test_a_floor_of_nothing_holds_nobody_back() -> None:
         pace = LoadPace(0, lambda: node.hurries)
         node.hurries += 1
         assert pace.rate() == math.inf
+        assert pace.is_somebody_in_a_hurry(), "which is another question"
+        await asyncio.sleep(HURRY_S)
+        assert not pace.is_somebody_in_a_hurry()
 
     told(story)
 

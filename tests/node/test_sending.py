@@ -131,7 +131,8 @@ def test_what_the_transport_still_has_goes_first(told: Any) -> None:
     told(story)
 
 
-def test_one_answer_holds_the_loop_for_a_turn_only(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hurried", [True, False])
+def test_one_answer_holds_the_loop_for_a_turn_only(told: Any, monkeypatch: pytest.MonkeyPatch, hurried: bool) -> None:
     """However fast the peer reads: others are handled between two slices."""
     turns: list[int] = []
 
@@ -141,6 +142,8 @@ def test_one_answer_holds_the_loop_for_a_turn_only(told: Any, monkeypatch: pytes
 
     async def story(wire: _Wire) -> None:
         monkeypatch.setattr(sending.os, "sendfile", send_file)
+        monkeypatch.setattr(sending, "LARGE_SLICE_BYTES", 2 * sending.SLICE_BYTES)
+        wire.sender._hurried = lambda: hurried
         go_on = FileSender._go_on
 
         def counted(self: FileSender, *, is_fresh: bool) -> bool:
@@ -151,7 +154,7 @@ def test_one_answer_holds_the_loop_for_a_turn_only(told: Any, monkeypatch: pytes
         assert not wire.sender.send([wire.slice])
         await wire.is_sent.wait()
         assert sum(turns) == len(wire.slice)
-        assert max(turns) <= sending.SLICE_BYTES
+        assert max(turns) == (sending.SLICE_BYTES if hurried else sending.LARGE_SLICE_BYTES)
 
     told(story)
 

@@ -179,8 +179,13 @@ class Connection(asyncio.BufferedProtocol):
     def _send_files(self, transport: asyncio.Transport, buffers: Sequence[Part]) -> bool:
         sender = self._sender
         if sender is None:
-            threads = self._server.broker.disk_threads
-            sender = self._sender = FileSender(transport, threads, sent=self._files_sent, failed=self._files_failed)
+            sender = self._sender = FileSender(
+                transport,
+                self._server.broker.disk_threads,
+                sent=self._files_sent,
+                failed=self._files_failed,
+                hurried=self._server.metrics.is_somebody_in_a_hurry,
+            )
         return sender.send(buffers)
 
     def _files_sent(self) -> None:

@@ -73,14 +73,18 @@ class LoadPace:
         self.held_s = 0.0
         """Seconds that fetches were held back, all together."""
 
-    def rate(self) -> float:
-        """Bytes a second that may leave now; infinite without a limit."""
+    def is_somebody_in_a_hurry(self) -> bool:
         now_s = asyncio.get_running_loop().time()
         hurries = self._hurries()
         if hurries != self._hurries_seen:
             self._hurries_seen = hurries
             self._hurry_until_s = now_s + HURRY_S
-        if now_s >= self._hurry_until_s:
+        return now_s < self._hurry_until_s
+
+    def rate(self) -> float:
+        """Bytes a second that may leave now; infinite without a limit."""
+        now_s = asyncio.get_running_loop().time()
+        if not self.is_somebody_in_a_hurry():
             self._rate = math.inf
         elif self._rate == math.inf:
             self._rate = self._floor

@@ -59,6 +59,9 @@ class NodeMetrics:
         """Signs of clients for which every millisecond counts."""
         return self.requests.get(ApiKey.PRODUCE, 0) + self.woken_fetches
 
+    def is_somebody_in_a_hurry(self) -> bool:
+        return self.load_pace is None or self.load_pace.is_somebody_in_a_hurry()
+
 
 class NodeCollector:
     """Gives a broker's figures to prometheus-client at scrape time."""

@@ -24,6 +24,8 @@ from fenceline.log.disk import FileSlice
 
 SLICE_BYTES: Final = 256 << 10
 """What is sent before others have their turn."""
+LARGE_SLICE_BYTES: Final = 1 << 20
+"""The same while nobody is in a hurry: a turn has a price, too."""
 _DRAIN_POLL_S: Final = 0.002
 _SEEN_S: Final = 0.05
 """For how long bytes that were seen in the page cache are taken to be there."""
@@ -38,6 +40,7 @@ class FileSender:
     __slots__ = (
         "_failed",
         "_fd",
+        "_hurried",
         "_loop",
         "_parts",
         "_position",
@@ -57,11 +60,14 @@ class FileSender:
         *,
         sent: Callable[[], None],
         failed: Callable[[OSError], None],
+        hurried: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`hurried`: whether others want their turn soon."""
         self._transport = transport
         self._threads = threads
         self._sent = sent
         self._failed = failed
+        self._hurried = hurried
         self._loop = asyncio.get_running_loop()
         shared = transport.get_extra_info("socket")
         # The loop watches the transport's own descriptor already.
@@ -115,7 +121,7 @@ class FileSender:
         `is_fresh`: that the records are in the page cache was seen a moment ago.
         """
         parts = self._parts
-        turn_bytes = SLICE_BYTES
+        turn_bytes = SLICE_BYTES if self._hurried() else LARGE_SLICE_BYTES
         try:
             while parts:
                 part = parts[0]
