@@ -174,7 +174,7 @@ def test_the_same_folder_twice_at_once(up: Up) -> None:
 def test_stopped_and_continued(tmp_path: Path, number: signal.Signals) -> None:
     ids = []
     for _ in range(2):
-        with Up(tmp_path, "--json") as running:
+        with Up(tmp_path, "--nodes", "1", "--json") as running:
             ready = json.loads(running.said.get(timeout=DEADLINE_S))
             assert ready["event"] == "ready"
             ids.append(ready["cluster_id"])
@@ -214,7 +214,7 @@ def test_a_second_signal_ends_everything_at_once(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a parent-death signal")
 def test_nodes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    with Up(tmp_path, "--json") as running:
+    with Up(tmp_path, "--nodes", "1", "--json") as running:
         pid = json.loads(running.said.get(timeout=DEADLINE_S))["nodes"][0]["pid"]
         assert _is_alive(pid)
         running.process.kill()
@@ -234,7 +234,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_node_that_can_not_start(tmp_path: Path) -> None:
-    with Up(tmp_path, "--override", "log.retention.ms=soon") as running:
+    with Up(tmp_path, "--nodes", "1", "--override", "log.retention.ms=soon") as running:
         assert running.wait() == 1
         complaint = running.rest(running.complaints)
     assert complaint.count("ended with 1 before it was ready") == 1
@@ -245,7 +245,6 @@ def test_a_node_that_can_not_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--nodes", "3"), "several nodes is not supported"),
         (("--nodes", "0"), "A local cluster has 1 to 64 nodes"),
         (("--override", "x"), "has no value"),
         (("--override", "node.id=3"), "node.id can not be set"),

@@ -137,7 +137,7 @@ def test_one_cluster_a_folder(cluster: LocalCluster) -> None:
 
 def test_stopped_and_continued_with_all_it_had(tmp_path: Path) -> None:
     root = tmp_path / ("long" * 40)
-    with LocalCluster(data_dir=root) as cluster:
+    with LocalCluster(1, data_dir=root) as cluster:
         cluster_id = cluster.cluster_id
         with Admin(cluster.bootstrap) as admin:
             admin.create_topics(["kept"])
@@ -153,7 +153,7 @@ def test_stopped_and_continued_with_all_it_had(tmp_path: Path) -> None:
 
 
 def test_a_node_that_can_not_start_is_told_with_its_words(tmp_path: Path) -> None:
-    cluster = LocalCluster(data_dir=tmp_path, overrides={"log.retention.ms": "soon"})
+    cluster = LocalCluster(1, data_dir=tmp_path, overrides={"log.retention.ms": "soon"})
     try:
         with pytest.raises(OperatorError, match="Node 1 ended with 1 before it was ready") as failed:
             cluster.start()
@@ -164,7 +164,7 @@ def test_a_node_that_can_not_start_is_told_with_its_words(tmp_path: Path) -> Non
 
 def test_stopped_while_it_starts(tmp_path: Path) -> None:
     """The node never becomes ready: it is stopped as soon as it is there."""
-    cluster = LocalCluster(data_dir=tmp_path)
+    cluster = LocalCluster(1, data_dir=tmp_path)
     failures: list[OperatorError] = []
 
     def start() -> None:
@@ -183,7 +183,7 @@ def test_stopped_while_it_starts(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_its_own_goes_with_it() -> None:
-    with LocalCluster() as cluster:
+    with LocalCluster(1) as cluster:
         root, pid = cluster.root, cluster.pid(1)
         assert (root / "node-1").exists()
     assert not root.exists()
@@ -195,7 +195,7 @@ def test_nodes_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
         "from fenceline.testing.local_cluster import LocalCluster\n"
-        "cluster = LocalCluster(data_dir=pathlib.Path(sys.argv[1])); cluster.start()\n"
+        "cluster = LocalCluster(1, data_dir=pathlib.Path(sys.argv[1])); cluster.start()\n"
         "print(cluster.pid(1), flush=True); sys.stdin.read()\n"
     )
     with subprocess.Popen(

@@ -36,7 +36,10 @@ Node = Annotated[int, typer.Argument(help="the node's number, from 1")]
 def up(
     data_dir: DataDir,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", "-n", help="brokers; controllers as well, unless --controllers is given")
+        int | None,
+        typer.Option(
+            "--nodes", "-n", help="brokers, controllers as well unless --controllers is given; 3 in a new folder"
+        ),
     ] = None,
     controllers: Annotated[
         int | None, typer.Option("--controllers", help="so many more nodes, which are only controllers")
@@ -55,11 +58,6 @@ def up(
     with readable_errors():
         if log_level not in ("debug", "info", "warning", "error"):
             raise OperatorError(f"--log-level {log_level} is none", "Choose debug, info, warning or error.")
-        if (nodes or 1) + (controllers or 0) > 1:
-            raise OperatorError(
-                "A cluster of several nodes is not supported: brokers only know the controller in their own process",
-                "Leave --nodes and --controllers out.",
-            )
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         local = LocalCluster(
             nodes,

@@ -70,8 +70,8 @@ class LocalCluster:
     """Nodes 1 to N. Use as a context manager, or call `start` and `close`. Safe for threads.
 
     `data_dir` is kept when given, and continued when it holds a cluster; without it a temporary folder goes with the
-    cluster. `nodes` (1, unless the folder holds more) are brokers, and controllers as well unless `controllers` asks
-    for so many nodes of their own. `port` is node 1's, the others follow; 0 takes free ones. `overrides` are
+    cluster. `nodes` (3 in a new folder) are brokers, and controllers as well unless `controllers` asks for so many
+    nodes of their own. `port` is node 1's, the others follow; 0 takes free ones. `overrides` are
     properties of every node. `on_end` is called, from a thread of its own, when a node's process has ended.
     """
 

@@ -27,6 +27,7 @@ from fenceline.testing.local_cluster_cuts import MAX_NODES, outbound_address
 HOST: Final = "127.0.0.1"
 CLUSTER_FILE: Final = "cluster.json"
 _VERSION: Final = 1
+_NEW_CLUSTER_NODES: Final = 3
 _LOWEST_PORT: Final = 20_000
 _OUR_KEYS: Final = frozenset(
     {
@@ -120,14 +121,17 @@ class ClusterLayout:
 
 
 def plan(root: Path, *, nodes: int | None, controllers: int | None, port: int) -> ClusterLayout:
-    """The cluster that the folder holds, or a new one (of one node, unless `nodes` says more); nothing is written.
+    """The cluster that the folder holds, or a new one (of three nodes, unless `nodes` is given); nothing is
+    written.
 
     `port` 0 finds free ones. Raises OperatorError: another number of nodes than it has, a folder of something else,
     a port that is taken.
     """
     kept = _read(root)
     if kept is None:
-        layout = _new(root, nodes=1 if nodes is None else nodes, controllers=controllers or 0, port=port)
+        layout = _new(
+            root, nodes=_NEW_CLUSTER_NODES if nodes is None else nodes, controllers=controllers or 0, port=port
+        )
     else:
         layout = _continued(root, kept, nodes=nodes, controllers=controllers, port=port)
     for node in layout.nodes:
