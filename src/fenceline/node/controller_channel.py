@@ -169,10 +169,9 @@ class ControllerChannel:
             try:
                 if self._controller.is_active:
                     return await here()
-                endpoint = self._controller.quorum.leader_endpoint
-                if endpoint is not None and not self._controller.quorum.is_leader:
-                    route = _Route(endpoint.host, endpoint.port, purpose)
-                    return await ask(await self._connection(route))
+                route = self._route(purpose)
+                if route is not None:
+                    return await self._ask_leader(route, ask)
             except PeerError as error:
                 if error.code is not ErrorCode.NOT_CONTROLLER:
                     raise
@@ -184,6 +183,39 @@ class ControllerChannel:
             if self._is_closed or self._controller.has_failed or loop.time() >= deadline_s:
                 raise PeerError(ErrorCode.NOT_CONTROLLER, reason)
             await asyncio.wait([changed], timeout=_PAUSE_S)
+
+    def _route(self, purpose: str) -> _Route | None:
+        """To who leads; None where that is nobody, or this node, which then is not ready yet."""
+        quorum = self._controller.quorum
+        endpoint = quorum.leader_endpoint
+        return None if endpoint is None or quorum.is_leader else _Route(endpoint.host, endpoint.port, purpose)
+
+    async def _ask_leader(self, route: _Route, ask: Callable[[PeerConnection], Awaitable[Any]]) -> Any:
+        """Its answer. Raises ConnectionLost when another node comes to lead meanwhile: a leader that is frozen or cut
+        off answers nobody."""
+
+        async def whole() -> Any:
+            return await ask(await self._connection(route))
+
+        asking = asyncio.ensure_future(whole())
+        try:
+            while not asking.done():
+                await asyncio.wait((asking, self._controller.next_change()), return_when=asyncio.FIRST_COMPLETED)
+                if not asking.done() and (
+                    self._controller.is_active or self._route(route.purpose) not in (None, route)
+                ):
+                    raise ConnectionLost(f"{route.host}:{route.port} leads no more")
+            return asking.result()
+        finally:
+            if not asking.done():
+                asking.cancel()
+                self._drop(route)
+
+    def _drop(self, route: _Route) -> None:
+        known = self._connections.get(route.purpose)
+        if known is not None and known[0] == route:
+            del self._connections[route.purpose]
+            known[1].close()
 
     async def _connection(self, route: _Route) -> PeerConnection:
         """An open one to exactly there; what led elsewhere is closed."""

@@ -105,7 +105,7 @@ class ControllerDriver:
         self._dead: frozenset[int] = frozenset()
         self._term: tuple[int, int] | None = None
         """(epoch, offset to have applied) of the term that begins once that is so."""
-        self._changed: list[asyncio.Future[None]] = []
+        self._change: asyncio.Future[None] | None = None
         self.channel: Channel | None = None
         """Where requests go that this node can not answer itself."""
 
@@ -210,10 +210,10 @@ class ControllerDriver:
         return asyncio.shield(self._failed)
 
     def next_change(self) -> asyncio.Future[None]:
-        """Ends when something is applied, or this node begins or ends to lead."""
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._changed.append(waiting)
-        return waiting
+        """Ends when something is applied, or this node begins or ends to lead. One for all: wait by `asyncio.wait`."""
+        if self._change is None or self._change.done():
+            self._change = asyncio.get_running_loop().create_future()
+        return self._change
 
     # -- start and stop ------------------------------------------------------------------------------------------------
 
@@ -379,10 +379,9 @@ class ControllerDriver:
         self._tell_changed()
 
     def _tell_changed(self) -> None:
-        waiting, self._changed = self._changed, []
-        for each in waiting:
-            if not each.done():
-                each.set_result(None)
+        change, self._change = self._change, None
+        if change is not None and not change.done():
+            change.set_result(None)
 
     def _give_up(self, error: BaseException) -> None:
         """What the disk holds, or what this node decided or read itself, is not certain any more."""

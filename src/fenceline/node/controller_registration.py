@@ -68,6 +68,6 @@ class ControllerRegistration:
             if self._is_wanted:
                 with contextlib.suppress(PeerError):
                     await self._controller.submit(self._request)
-                await asyncio.wait([changed], timeout=_AGAIN_S)
-                continue
-            await changed
+                await asyncio.wait((changed,), timeout=_AGAIN_S)
+            else:
+                await asyncio.wait((changed,))

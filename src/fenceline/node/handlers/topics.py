@@ -80,7 +80,7 @@ def _wants_replicas(context: RequestContext, topic: Any) -> bool:
     image = context.broker.image
     if topic.assignments:
         return any(1 < len(each.broker_ids) <= len(image.brokers) for each in topic.assignments)
-    wanted = topic.replication_factor
+    wanted: int = topic.replication_factor
     if wanted == -1:
         wanted = context.broker.config.get_int("default.replication.factor")
     return 1 < wanted <= len(image.brokers)
