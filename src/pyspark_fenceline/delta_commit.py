@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 10
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+"""delta-rs colours what an object store has answered."""
 
 
 def open_table(options: DeltaOptions) -> DeltaTable | None:
@@ -48,7 +51,7 @@ def open_table(options: DeltaOptions) -> DeltaTable | None:
         return None
     except (DeltaError, OSError) as error:
         raise OperatorError(
-            f"The Delta table at {options.path} can not be opened: {error}",
+            f"The Delta table at {options.path} can not be opened: {_COLOURS.sub('', str(error)).strip()}",
             "Check the path and, where it lies in an object store, the options storage.*.",
         ) from error
 

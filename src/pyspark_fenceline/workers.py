@@ -1,8 +1,9 @@
 """The Python process that Spark runs tasks in.
 
 Owns what is done to that process itself. Spark's daemon calls `gc.collect()` between two tasks of a worker, and a
-worker that has imported Arrow, Spark and the client holds some 200,000 objects that never become garbage: looking at
-them takes 20 times as much CPU as reading a handful of records, while Spark commits the batch beside it (decision 008).
+worker that has imported Arrow, Spark and the client holds more than 50,000 objects that never become garbage: looking
+at them takes 20 times as much CPU as reading a handful of records, while Spark commits the batch beside it
+(decision 008).
 """
 
 from __future__ import annotations
