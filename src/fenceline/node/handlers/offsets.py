@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 from fenceline.errors import ErrorCode, InternalError, PeerError
-from fenceline.ids import INTERNAL_TOPICS
+from fenceline.ids import INTERNAL_TOPICS, METADATA_TOPIC
 from fenceline.node.handlers.registry import Api, RequestContext
 from fenceline.node.replicas import Replica
 from fenceline.replica.leader import LeaderState, check_leader_epoch
@@ -205,6 +205,8 @@ def delete_records(context: RequestContext, request: Any) -> dict[str, Any]:
 
 
 def _delete_before(context: RequestContext, topic: str, index: int, offset: int) -> int:
+    if topic == METADATA_TOPIC:
+        raise PeerError(ErrorCode.POLICY_VIOLATION)  # N23, as KIP-630 has it: its log starts at snapshots only
     replica = context.broker.partitions.leader(topic, None, index)
     if topic in INTERNAL_TOPICS:
         raise PeerError(ErrorCode.INVALID_TOPIC_EXCEPTION)
