@@ -190,24 +190,30 @@ def test_a_folder_of_its_own_goes_with_it() -> None:
     assert not _is_alive(pid)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a parent-death signal")
-def test_nodes_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_nodes_end_with_a_process_that_is_killed(tmp_path: Path, has_folder: bool) -> None:
     program = (
         "import sys, pathlib\n"
         "from fenceline.testing.local_cluster import LocalCluster\n"
-        "cluster = LocalCluster(1, data_dir=pathlib.Path(sys.argv[1])); cluster.start()\n"
-        "print(cluster.pid(1), flush=True); sys.stdin.read()\n"
+        "cluster = LocalCluster(1, data_dir=pathlib.Path(sys.argv[1]) if sys.argv[1:] else None); cluster.start()\n"
+        "print(cluster.pid(1), cluster.root, flush=True); sys.stdin.read()\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, *([str(tmp_path)] * has_folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as owner:
         assert owner.stdout is not None
-        pid = int(owner.stdout.readline())
-        assert _is_alive(pid)
+        pid, root = owner.stdout.readline().split()
+        assert _is_alive(int(pid))
         owner.kill()
-    wait_until(lambda: not _is_alive(pid), "the node outlives its supervisor")
-    with LocalCluster(data_dir=tmp_path) as again:
-        assert again.status_of(1).state == "running"
+    wait_until(lambda: not _is_alive(int(pid)), "the node outlives its supervisor")
+    if has_folder:
+        with LocalCluster(data_dir=tmp_path) as again:
+            assert again.status_of(1).state == "running"
+    else:
+        wait_until(lambda: not Path(root).exists(), "a temporary folder is left")
 
 
 def _is_alive(pid: int) -> bool:

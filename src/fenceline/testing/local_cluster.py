@@ -26,6 +26,7 @@ from typing import Final
 
 from fenceline.errors import OperatorError
 from fenceline.testing import local_cluster_layout as layouts
+from fenceline.testing import reaper
 from fenceline.testing.local_cluster_control import ControlServer
 from fenceline.testing.local_cluster_cuts import Cut, NetworkCuts
 from fenceline.testing.local_cluster_layout import ClusterLayout, NodePlace
@@ -89,6 +90,8 @@ class LocalCluster:
     ) -> None:
         self._wanted_nodes, self._wanted_controllers, self._wanted_port = nodes, controllers, port
         self._own_dir = Path(tempfile.mkdtemp(prefix="fenceline-cluster-")) if data_dir is None else None
+        if self._own_dir is not None:
+            reaper.watch_folder(self._own_dir)
         self.root = (data_dir or self._own_dir or Path()).absolute()
         self._overrides = dict(overrides or {})
         owned = layouts.owned_environment()
@@ -187,9 +190,12 @@ class LocalCluster:
             if self._cuts is not None:
                 self._cuts.close()
             processes = {node: each for node, each in self._processes.items() if each.is_running}
-            for process in processes.values():
-                process.ask_to_end(signal.SIGTERM)
-            self._wait_ended(processes.values(), wait_s)
+            # Brokers are let go by controllers, so those are there until the end.
+            for is_controller in (False, True):
+                stopping = [each for each in processes.values() if each.place.is_controller is is_controller]
+                for process in stopping:
+                    process.ask_to_end(signal.SIGTERM)
+                self._wait_ended(stopping, wait_s)
             self.kill_all()
             self._wait_ended(processes.values(), STOP_WAIT_S)
             self._leave_folder()
@@ -209,6 +215,7 @@ class LocalCluster:
         self.stop()
         if self._own_dir is not None:
             shutil.rmtree(self._own_dir, ignore_errors=True)
+            reaper.forget_folder(self._own_dir)
 
     # --- one node -------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 Owns the process: its spawn, its signals, the moment it says that it is ready, its end. What it writes goes straight
 into its log file; nothing of it passes through here but the ready line.
 
-On Linux a node is killed by the system when the thread that spawned it ends, however that happens (PR_SET_PDEATHSIG).
-So whoever calls `start` must be a thread that lives as long as the cluster.
+On Linux a node is killed by the system when the thread that spawned it ends, however that happens (PR_SET_PDEATHSIG):
+whoever makes a NodeProcess must be a thread that lives as long as the cluster. Elsewhere `reaper.py` does it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from fenceline.testing import reaper
 from fenceline.testing.local_cluster_layout import NodePlace
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -48,6 +49,7 @@ class NodeProcess:
         self.end_is_wanted = False
         """Whether it was asked to end, so that its end is no news."""
         self._on_change = on_change
+        before_exec = _end_with(os.getpid())
         command = [sys.executable, "-m", "fenceline", "start", "--config", str(place.properties_file)]
         command += ["--log-level", log_level]
         with place.log_file.open("ab") as log:
@@ -60,8 +62,11 @@ class NodeProcess:
                 env=dict(environment),
                 # Ctrl-C at the terminal goes to the supervisor, which then stops the nodes itself.
                 start_new_session=True,
-                preexec_fn=_end_with(os.getpid()),
+                preexec_fn=before_exec,
             )
+        self._is_reaped = before_exec is None
+        if self._is_reaped:
+            reaper.watch_process(self.pid)
         place.pid_file.write_text(f"{self.pid}\n")
         threading.Thread(target=self._watch, name=f"node {place.node_id}", daemon=True).start()
 
@@ -130,6 +135,8 @@ class NodeProcess:
                     self.is_ready = True
                     self._on_change(self)
         code = self._process.wait()
+        if self._is_reaped:
+            reaper.forget_process(self.pid)
         self.place.pid_file.unlink(missing_ok=True)
         self.exit_code = code
         self._on_change(self)
