@@ -1,0 +1,260 @@
+"""Controllers in one process, on real sockets: who leads, what is told to whom, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fenceline.config.node import NodeConfig
+from fenceline.controller.requests import BrokerHeartbeat, CreateTopics, NewTopic, RegisterBroker
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.ids import encode_uuid
+from fenceline.metadata.features import SUPPORTED
+from fenceline.metadata.image import Endpoint
+from fenceline.node.controller_node import ControllerNode
+from fenceline.node.format import format_directory, parse_initial_controllers
+from fenceline.node.logs import redirect
+from fenceline.node.peer_connection import ConnectionLost, PeerConnection, open_peer
+from fenceline.testing.apache_kafka import free_port
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import write_request
+from fenceline.wire.frame import encode_request_header
+
+CLUSTER = "AAAAAAAAQACAAAAAAAAAAA"
+OTHER_CLUSTER = "AAAAAAAAQACAAAAAAAAAAQ"
+WAIT_S = 30.0
+
+pytestmark = pytest.mark.timeout(180)
+
+
+async def eventually(look: Callable[[], Any], wait_s: float = WAIT_S) -> Any:
+    async with asyncio.timeout(wait_s):
+        while not (found := look()):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        return found
+
+
+class Three:
+    """Three controllers; each can be stopped and started."""
+
+    def __init__(self, root: Path, clusters: tuple[str, ...] = (CLUSTER,) * 3) -> None:
+        ports = [free_port() for _ in clusters]
+        ids = [encode_uuid(UUID(int=1000 + number)) for number in range(3)]
+        named = ",".join(f"{number}@127.0.0.1:{ports[number - 1]}:{ids[number - 1]}" for number in (1, 2, 3))
+        self.configs = [
+            NodeConfig.load(
+                None,
+                {
+                    "node.id": str(number),
+                    "process.roles": "controller",
+                    "listeners": f"CONTROLLER://127.0.0.1:{ports[number - 1]}",
+                    "controller.listener.names": "CONTROLLER",
+                    "controller.quorum.bootstrap.servers": ",".join(f"127.0.0.1:{port}" for port in ports),
+                    "log.dirs": str(root / str(number)),
+                },
+                {},
+            )
+            for number in (1, 2, 3)
+        ]
+        self.ports = ports
+        for config, cluster_id in zip(self.configs, clusters, strict=True):
+            voters = parse_initial_controllers(named, "CONTROLLER")
+            format_directory(config.log_dirs, cluster_id=cluster_id, node_id=config.node_id, voters=voters)
+        self.running: dict[int, ControllerNode] = {}
+
+    async def start(self, *node_ids: int) -> None:
+        for node_id in node_ids:
+            node = self.running[node_id] = ControllerNode(self.configs[node_id - 1])
+            await node.start()
+
+    async def stop(self, node_id: int) -> None:
+        await self.running.pop(node_id).stop()
+
+    async def leader(self) -> ControllerNode:
+        found: ControllerNode = await eventually(
+            lambda: next((node for node in self.running.values() if node.controller.is_active), None)
+        )
+        return found
+
+    async def connect(self, node_id: int) -> PeerConnection:
+        return await open_peer("127.0.0.1", self.ports[node_id - 1], client_id="test")
+
+
+@asynccontextmanager
+async def three(root: Path, *node_ids: int, clusters: tuple[str, ...] = (CLUSTER,) * 3) -> AsyncIterator[Three]:
+    cluster = Three(root, clusters)
+    try:
+        await cluster.start(*(node_ids or (1, 2, 3)))
+        yield cluster
+    finally:
+        await asyncio.gather(*(cluster.stop(node_id) for node_id in list(cluster.running)))
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(120):
+            await story()
+
+    asyncio.run(whole())
+
+
+async def join(node: ControllerNode) -> None:
+    """A broker that never was, registered and unfenced."""
+    controller = node.controller
+    request = RegisterBroker(
+        7, CLUSTER, UUID(int=7), (Endpoint("PLAINTEXT", "127.0.0.1", 1, 0),), SUPPORTED, log_dirs=(UUID(int=500),)
+    )
+    answer = await controller.submit(request)
+    await controller.submit(BrokerHeartbeat(7, answer.broker_epoch, controller.image.offset))
+
+
+def test_every_controller_is_known_to_all(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with three(tmp_path) as cluster:
+            await cluster.leader()
+            for node in cluster.running.values():
+                await eventually(lambda node=node: set(node.controller.image.controllers) == {1, 2, 3})
+                assert node.controller.image.features["metadata.version"] > 0
+            epochs = {node.controller.epoch for node in cluster.running.values()}
+            assert len(epochs) == 1
+
+    run(story)
+
+
+def test_a_request_is_answered_through_any_controller(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with three(tmp_path) as cluster:
+            await join(await cluster.leader())
+            for node_id, node in cluster.running.items():
+                answer = await node.controller.submit(CreateTopics((NewTopic(f"t{node_id}", 1, 1),)))
+                assert not answer.topics[0].outcome.failed
+            for node in cluster.running.values():
+                await eventually(lambda node=node: {"t1", "t2", "t3"} == set(node.controller.image.topics_by_name))
+
+    run(story)
+
+
+def test_who_waits_at_a_leader_that_ends_is_told(tmp_path: Path) -> None:
+    """Without a majority nothing is committed; NOT_CONTROLLER is what a broker asks the next one for."""
+
+    async def story() -> None:
+        async with three(tmp_path) as cluster:
+            leader = await cluster.leader()
+            await join(leader)
+            for node_id in [each for each in cluster.running if each != leader.node_id]:
+                await cluster.stop(node_id)
+            waiting = leader.controller.active.submit(CreateTopics((NewTopic("never", 1, 1),)))
+            with pytest.raises(PeerError) as told:
+                await asyncio.wait_for(waiting, WAIT_S)
+            assert told.value.code is ErrorCode.NOT_CONTROLLER
+            assert not leader.controller.is_active, "check-quorum (Q34)"
+            assert "never" not in leader.controller.image.topics_by_name
+
+    run(story)
+
+
+def test_a_leader_that_stops_hands_over(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with three(tmp_path) as cluster:
+            old = await cluster.leader()
+            await join(old)
+            await old.controller.submit(CreateTopics((NewTopic("kept", 1, 1),)))
+            epoch = old.controller.epoch
+            await cluster.stop(old.node_id)
+            new = await cluster.leader()
+            assert new.controller.epoch > epoch
+            assert "kept" in new.controller.image.topics_by_name
+            await cluster.start(old.node_id)
+            back = cluster.running[old.node_id].controller
+            await eventually(lambda: "kept" in back.image.topics_by_name)
+            assert back.quorum.leader_id == new.node_id
+
+    run(story)
+
+
+def test_a_node_of_another_cluster_is_kept_out_and_told(tmp_path: Path) -> None:
+    """Q13: 104; the operator reads what to look at."""
+    lines: list[tuple[str, dict[str, Any]]] = []
+    before = redirect(lambda level, room, event, fields: lines.append((event, fields)))
+
+    async def story() -> None:
+        async with three(tmp_path, clusters=(CLUSTER, CLUSTER, OTHER_CLUSTER)) as cluster:
+            leader = await cluster.leader()
+            assert leader.node_id in (1, 2)
+            told = await eventually(
+                lambda: next((fields for event, fields in lines if "INCONSISTENT_CLUSTER_ID" in event), None)
+            )
+            assert "another cluster" in told["advice"]
+            assert cluster.running[3].controller.image.topics_by_name is not None
+
+    try:
+        run(story)
+    finally:
+        redirect(before)
+
+
+def test_an_envelope_is_answered_by_the_active_controller_only(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with three(tmp_path) as cluster:
+            leader = await cluster.leader()
+            await join(leader)
+            fields = {"topics": [{"name": "wrapped", "num_partitions": 1, "replication_factor": 1}], "timeout": 1000}
+            inner = encode_request_header(ApiKey.CREATE_TOPICS, 7, 5, "c") + write_request(
+                ApiKey.CREATE_TOPICS, 7, fields
+            )
+            envelope = {"request_data": inner, "request_principal": b"", "client_host_address": bytes(4)}
+            for node_id in (1, 2, 3):
+                connection = await cluster.connect(node_id)
+                answer = await connection.call(ApiKey.ENVELOPE, 0, envelope, 10)
+                if node_id == leader.node_id:
+                    assert answer.error_code is ErrorCode.NONE
+                    assert b"wrapped" in bytes(answer.response_data)
+                else:
+                    assert answer.error_code is ErrorCode.NOT_CONTROLLER
+                envelope_of_vote = {**envelope, "request_data": encode_request_header(ApiKey.VOTE, 2, 5, "c")}
+                answer = await connection.call(ApiKey.ENVELOPE, 0, envelope_of_vote, 10)
+                assert answer.error_code in (ErrorCode.INVALID_REQUEST, ErrorCode.NOT_CONTROLLER)
+                connection.close()
+
+    run(story)
+
+
+def test_clients_are_sent_to_the_right_listener(tmp_path: Path) -> None:
+    """KIP-919: DescribeCluster of controllers names voters and the leader; of brokers it is refused here."""
+
+    async def story() -> None:
+        async with three(tmp_path) as cluster:
+            leader = await cluster.leader()
+            connection = await cluster.connect(leader.node_id)
+            answer = await connection.call(ApiKey.DESCRIBE_CLUSTER, 1, {"endpoint_type": 2}, 10)
+            assert answer.controller_id == leader.node_id
+            assert {(each.broker_id, each.port) for each in answer.brokers} == set(enumerate(cluster.ports, 1))
+            answer = await connection.call(ApiKey.DESCRIBE_CLUSTER, 1, {"endpoint_type": 1}, 10)
+            assert answer.error_code is ErrorCode.MISMATCHED_ENDPOINT_TYPE
+            with pytest.raises(ConnectionLost):
+                await connection.call(ApiKey.LIST_OFFSETS, 5, {}, 10)
+
+    run(story)
+
+
+def test_a_node_needs_its_directory_formatted_for_a_cluster_of_several(tmp_path: Path) -> None:
+    async def story() -> None:
+        cluster = Three(tmp_path / "formatted")
+        config = NodeConfig.load(
+            None, {**cluster.configs[0].raw, "log.dirs": str(tmp_path / "new"), "broker.id": "1"}, {}
+        )
+        node = ControllerNode(config)
+        try:
+            with pytest.raises(OperatorError) as refused:
+                await node.start()
+            assert "fenceline format" in refused.value.advice
+        finally:
+            await node.stop()
+
+    run(story)
