@@ -17,9 +17,11 @@ from .world import ACTIONS, World, live
 class AnyWorld(RuleBasedStateMachine):
     """The actions of a world as rules; each one's choices are Hypothesis's to shrink."""
 
-    @initialize(elr=st.booleans(), rng=st.randoms(use_true_random=False))
-    def begin(self, elr: bool, rng: Random) -> None:
-        self.world = World(elr=elr)
+    @initialize(
+        level=st.sampled_from([30, 30, 23, 22, 16, 11]), elr=st.booleans(), rng=st.randoms(use_true_random=False)
+    )
+    def begin(self, level: int, elr: bool, rng: Random) -> None:
+        self.world = World(elr=elr and level >= 23, metadata_version=level)
         for _ in range(4):
             self.world.register(rng)
         for _ in range(6):

@@ -70,8 +70,8 @@ def directories(broker: int) -> tuple[UUID, UUID]:
 class World:
     """See the module."""
 
-    def __init__(self, *, elr: bool = True) -> None:
-        levels = {"metadata.version": 30, **({"eligible.leader.replicas.version": 1} if elr else {})}
+    def __init__(self, *, elr: bool = True, metadata_version: int = 30) -> None:
+        levels = {"metadata.version": metadata_version, **({"eligible.leader.replicas.version": 1} if elr else {})}
         self.cluster = Cluster(0, features=levels)
         self.everything: list[MetadataRecord] = []
         self.incarnations: Counter[int] = Counter()
@@ -287,6 +287,9 @@ class World:
         answer = self.ask(
             AssignReplicasToDirs(broker.id, broker.epoch, ((directory, ((topic.id, (index,)),)),)),
         )
+        if answer is None:
+            assert self.image.metadata_version < 17
+            return
         ((_, ((_, (assigned,)),)),) = answer.directories
         if assigned.code is ErrorCode.NONE:
             partition = self._partition(self.image.topics_by_id[topic.id], index)
@@ -352,9 +355,10 @@ class World:
     def _check_change(self, record: PartitionChangeRecord, old: PartitionImage, new: PartitionImage, name: str) -> None:
         assert new.partition_epoch == old.partition_epoch + 1
         assert new._replace(partition_epoch=old.partition_epoch) != old, "a record that changes nothing (C9)"
-        assert len(new.directories) == len(new.replicas)
+        assert len(new.directories) == (len(new.replicas) if self.image.metadata_version >= 17 else 0)
         lost_replica = not set(old.replicas) <= set(new.replicas)
-        begins_epoch = new.leader != old.leader or lost_replica
+        shrinks = self.image.metadata_version < 12 and not set(old.isr) <= set(new.isr)
+        begins_epoch = new.leader != old.leader or lost_replica or shrinks
         assert new.leader_epoch == old.leader_epoch + begins_epoch, "C27"
         self._check_sets(new, name)
         if new.leader not in (-1, old.leader):
@@ -462,9 +466,9 @@ ACTIONS: Final[tuple[tuple[int, Callable[[World, Random], None]], ...]] = (
 
 
 def live(seed: int, steps: int = 120) -> World:
-    """A whole life by one seed, history checked."""
+    """A whole life by one seed, history checked: every third without eligible replicas, some of those at old levels."""
     rng = Random(seed)
-    world = World(elr=seed % 3 != 0)
+    world = World(elr=True) if seed % 3 else World(elr=False, metadata_version=(30, 22, 16, 11)[seed // 3 % 4])
     weights, actions = zip(*ACTIONS, strict=True)
     for _ in range(6):
         world.register(rng)

@@ -98,11 +98,13 @@ def register_broker(state: ControllerState, request: RegisterBroker, now_ms: int
 def _leave_partitions(
     state: ControllerState, existing: BrokerImage, previous_broker_epoch: int
 ) -> list[MetadataRecord]:
-    """K23: a new incarnation is in no ISR; after an unclean stop in no ELR either (G47 where there is none)."""
-    if state.image.metadata_version < MV_ELR:
-        return []
+    """K23: a new incarnation is in no ISR; after an unclean stop in no ELR either (G47 where there is none).
+
+    Below metadata.version 4.0-IV1 brokers do not tell how they stopped. Kafka leaves them in the ISR there: one that
+    was not fenced yet would go on as a leader that is fenced.
+    """
     changes = PartitionChanges(state)
-    clean = previous_broker_epoch == existing.epoch
+    clean = previous_broker_epoch == existing.epoch or state.image.metadata_version < MV_ELR
     changes.leave(state.index.in_isr(existing.id), existing.id, unclean=not clean)
     if not clean:
         changes.leave(state.index.in_elr(existing.id), existing.id, unclean=True)
