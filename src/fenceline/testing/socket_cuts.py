@@ -231,5 +231,3 @@ def _check_source_route() -> None:
             "What a process sends can not be cut off: this system accepts source-routed packets",
             "Switch that off with: sysctl -w net.ipv4.conf.all.accept_source_route=0",
         )
-
-
