@@ -31,8 +31,6 @@ from fenceline.quorum.roles import Candidate, Leader, Prospective, Resigned
 from fenceline.quorum.voter_changes import VoterChanges
 from fenceline.records.batch import read_header
 from fenceline.records.decode import decode_batch
-from fenceline.testing.simulation import quorum_node
-from fenceline.testing.simulation.batches import whole_batches
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.quorum_node import QuorumNode
 
@@ -40,18 +38,21 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 class Rule(NamedTuple):
-    """`story` in which the breach shows, and how it is broken."""
+    """How it is broken, and a seed of the story in which that is noticed, with what notices it: the rule of a check, or
+    what a story asks at its end. Another seed may do as well, and after a change of the code another one must."""
 
     story: str
     breach: Patch
+    seed: int
+    check: str
 
 
 RULES: Final[dict[str, Rule]] = {}
 
 
-def _breaks(story: str) -> Callable[[Patch], Patch]:
+def _breaks(story: str, seed: int, check: str) -> Callable[[Patch], Patch]:
     def keep(patch: Patch) -> Patch:
-        RULES[patch.__name__.strip("_")] = Rule(story, patch)
+        RULES[patch.__name__.strip("_")] = Rule(story, patch, seed, check)
         return patch
 
     return keep
@@ -70,22 +71,22 @@ def _no_fsync_of(suffix: str) -> Callable[[LifeDisk, int], None]:
     return skip
 
 
-@_breaks("controller")
+@_breaks("controller", 0, "Q52")
 def _a_flush_is_an_fsync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LifeDisk, "fsync", _no_fsync_of(".log"))
 
 
-@_breaks("quorum")
+@_breaks("quorum", 0, "Q52")
 def _a_follower_flushes_what_it_fetches(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LifeDisk, "fsync", _no_fsync_of(".log"))
 
 
-@_breaks("controller")
+@_breaks("controller", 0, "Q52")
 def _directories_are_synced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LifeDisk, "fsync_dir", lambda self, path: None)
 
 
-@_breaks("controller")
+@_breaks("controller", 0, "N50")
 def _a_snapshot_gets_its_name_when_it_is_whole(patch: pytest.MonkeyPatch) -> None:
     def write(self: MetadataLog, snapshot: Any, batches: Any) -> None:
         fd = self._disk.open_append(f"{self.directory}/{snapshot.file_name}")
@@ -96,13 +97,13 @@ def _a_snapshot_gets_its_name_when_it_is_whole(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(MetadataLog, "write_snapshot", write)
 
 
-@_breaks("controller")
+@_breaks("controller", 0, "N50")
 def _a_snapshot_ends_with_its_footer(patch: pytest.MonkeyPatch) -> None:
     write = MetadataLog.write_snapshot
     patch.setattr(MetadataLog, "write_snapshot", lambda self, name, batches: write(self, name, list(batches)[:-1]))
 
 
-@_breaks("controller")
+@_breaks("controller", 0, "N48")
 def _the_log_starts_at_a_snapshot(patch: pytest.MonkeyPatch) -> None:
     advance = maintenance.advance_log_start
     patch.setattr(maintenance, "advance_log_start", lambda log, at: advance(log, min(at + 1, log.high_watermark)))
@@ -111,7 +112,7 @@ def _the_log_starts_at_a_snapshot(patch: pytest.MonkeyPatch) -> None:
 # -- the controller ---------------------------------------------------------------------------------------------------
 
 
-@_breaks("controllers")
+@_breaks("controllers", 0, "G35")
 def _an_image_is_published_when_it_is_committed(patch: pytest.MonkeyPatch) -> None:
     send_off = ActiveController._send_off
 
@@ -124,7 +125,7 @@ def _an_image_is_published_when_it_is_committed(patch: pytest.MonkeyPatch) -> No
     patch.setattr(ActiveController, "_send_off", early)
 
 
-@_breaks("controllers")
+@_breaks("controllers", 10, "C1")
 def _an_answer_is_given_when_it_is_committed(patch: pytest.MonkeyPatch) -> None:
     send_off = ActiveController._send_off
 
@@ -137,7 +138,7 @@ def _an_answer_is_given_when_it_is_committed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ActiveController, "_send_off", early)
 
 
-@_breaks("controller")
+@_breaks("controller", 13, "progress")
 def _what_could_not_be_appended_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Controller, "reset", lambda self, image, next_offset: None)
 
@@ -145,12 +146,12 @@ def _what_could_not_be_appended_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 # -- elections --------------------------------------------------------------------------------------------------------
 
 
-@_breaks("quorum")
+@_breaks("quorum", 1, "Q50")
 def _a_vote_is_remembered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MetadataLog, "write_election", lambda self, state, kraft_version, voters: None)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 1, "Q50")
 def _an_epoch_is_remembered(patch: pytest.MonkeyPatch) -> None:
     write = MetadataLog.write_election
 
@@ -161,12 +162,12 @@ def _an_epoch_is_remembered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MetadataLog, "write_election", votes_only)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 1, "Q50")
 def _a_vote_is_synced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LifeDisk, "fsync", _no_fsync_of("quorum-state.tmp"))
 
 
-@_breaks("quorum")
+@_breaks("quorum", 9, "log matching")
 def _who_led_before_a_stop_never_leads_that_epoch_again(patch: pytest.MonkeyPatch) -> None:
     boot = Elections.boot
 
@@ -180,7 +181,7 @@ def _who_led_before_a_stop_never_leads_that_epoch_again(patch: pytest.MonkeyPatc
     patch.setattr(Elections, "boot", lead_on)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 24, "K7")
 def _a_candidacy_needs_a_pre_vote(patch: pytest.MonkeyPatch) -> None:
     ask = Elections.ask
 
@@ -192,7 +193,7 @@ def _a_candidacy_needs_a_pre_vote(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Elections, "ask", stand)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 39, "K7")
 def _who_is_in_touch_with_a_leader_wants_no_other(patch: pytest.MonkeyPatch) -> None:
     def would_elect(self: Elections, request: Any) -> bool:
         return not self._is_behind(request)
@@ -200,7 +201,7 @@ def _who_is_in_touch_with_a_leader_wants_no_other(patch: pytest.MonkeyPatch) -> 
     patch.setattr(Elections, "_would_elect", would_elect)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 0, "progress")
 def _a_leader_begins_with_a_record_of_its_epoch(patch: pytest.MonkeyPatch) -> None:
     begin = Leading.begin
 
@@ -211,7 +212,7 @@ def _a_leader_begins_with_a_record_of_its_epoch(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Leading, "begin", in_silence)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 14, "log matching")
 def _one_vote_an_epoch(patch: pytest.MonkeyPatch) -> None:
     elect = Elections._elect
 
@@ -221,12 +222,12 @@ def _one_vote_an_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Elections, "_elect", again)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 40, "Q56")
 def _a_vote_needs_a_log_as_long(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Elections, "_is_behind", lambda self, request: False)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 0, "log matching")
 def _a_leader_has_a_majority(patch: pytest.MonkeyPatch) -> None:
     decide = Elections._decide
 
@@ -240,13 +241,13 @@ def _a_leader_has_a_majority(patch: pytest.MonkeyPatch) -> None:
 # -- replication ------------------------------------------------------------------------------------------------------
 
 
-@_breaks("quorum")
+@_breaks("quorum", 3, "Q52")
 def _a_leader_counts_what_it_has_flushed(patch: pytest.MonkeyPatch) -> None:
     end = Replicas.majority_end
     patch.setattr(Replicas, "majority_end", lambda self, voters, own_end: end(self, voters, 1 << 60))
 
 
-@_breaks("quorum")
+@_breaks("quorum", 0, "Q52")
 def _a_majority_commits(patch: pytest.MonkeyPatch) -> None:
     def any_one(self: Replicas, voters: Any, own_end: int) -> int:
         return own_end
@@ -254,12 +255,12 @@ def _a_majority_commits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replicas, "majority_end", any_one)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 1, "Q52")
 def _a_fetch_says_what_is_flushed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Following, "_is_settled", True)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 1, "Q32")
 def _old_epochs_are_committed_by_the_new_one(patch: pytest.MonkeyPatch) -> None:
     begin = Leading.begin
 
@@ -272,17 +273,17 @@ def _old_epochs_are_committed_by_the_new_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leading, "begin", without_start)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 2, "Q52")
 def _a_log_that_differs_is_cut_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetches, "judge", lambda log, offset, epoch: fetches.Valid())
 
 
-@_breaks("quorum")
+@_breaks("quorum", 0, "'SimulationError: n1: exception in <bound method QuorumNode.")
 def _only_the_leader_of_the_epoch_serves(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "leader_only", lambda self, epoch: ErrorCode.NONE)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 22, "a leader at rest stays")
 def _a_leader_says_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     answer = Fetches._answer
 
@@ -293,7 +294,7 @@ def _a_leader_says_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fetches, "_answer", all_of_it)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 1, "what clients were told")
 def _an_answer_waits_for_a_majority(patch: pytest.MonkeyPatch) -> None:
     propose = QuorumNode._propose
 
@@ -305,7 +306,7 @@ def _an_answer_waits_for_a_majority(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QuorumNode, "_propose", at_once)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 2, "N49")
 def _a_log_is_cut_where_it_differs(patch: pytest.MonkeyPatch) -> None:
     def too_deep(self: Following, diverging: Any) -> None:
         self._core.log_is_changing = True
@@ -314,17 +315,7 @@ def _a_log_is_cut_where_it_differs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Following, "_cut_back", too_deep)
 
 
-@_breaks("quorum")
-def _a_leader_answers_for_its_own_epoch_only(patch: pytest.MonkeyPatch) -> None:
-    def any_epoch(records: Any, base_offset: int, last_epoch: int, leader_epoch: int) -> Any:
-        return whole_batches(records, base_offset, 0, 1 << 30)
-
-    patch.setattr(quorum_node, "whole_batches", any_epoch)
-    patch.setattr(Core, "leader_only", lambda self, epoch: ErrorCode.NONE)
-    patch.setattr(fetches, "judge", lambda log, offset, epoch: fetches.Valid())
-
-
-@_breaks("quorum")
+@_breaks("quorum", 0, "the quorum itself")
 def _a_follower_commits_what_it_has(patch: pytest.MonkeyPatch) -> None:
     def too_far(self: Following) -> None:
         if self._leader_high_watermark > 0:
@@ -333,26 +324,21 @@ def _a_follower_commits_what_it_has(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Following, "count", too_far)
 
 
-@_breaks("controllers")
-def _what_a_killed_process_wrote_is_made_durable(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MetadataLog, "_make_durable", lambda self: None)
-
-
 # -- snapshots and voters ---------------------------------------------------------------------------------------------
 
 
-@_breaks("quorum")
+@_breaks("quorum", 1, "G35")
 def _a_snapshot_is_of_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     committed = QuorumNode._committed
     patch.setattr(QuorumNode, "_committed", lambda self, offset: committed(self, self.log.end_offset))
 
 
-@_breaks("quorum")
+@_breaks("quorum", 8, "rest")
 def _a_download_is_synced_before_it_gets_its_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LifeDisk, "fsync", _no_fsync_of(".part"))
 
 
-@_breaks("quorum")
+@_breaks("quorum", 6, "rest")
 def _a_snapshot_without_its_footer_is_not_loaded(patch: pytest.MonkeyPatch) -> None:
     """Downloads end a piece early, and nobody looks for the footer."""
     written = Download.written
@@ -382,6 +368,6 @@ def _control_of(batch: Any) -> Any:
     return decode_control(last.key, last.value)
 
 
-@_breaks("quorum")
+@_breaks("quorum", 3, "log matching")
 def _voters_change_one_at_a_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(VoterChanges, "_gate", lambda self, cluster_id: (ErrorCode.NONE, None))

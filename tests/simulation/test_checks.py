@@ -176,6 +176,13 @@ def _committed_on_one_of_two(scene: Scene) -> None:
     scene.set(1, high_watermark=4)
 
 
+def _commits_an_old_epoch_by_counting(scene: Scene) -> None:
+    scene.two.log.append(batch(3))
+    scene.sync(2, scene.two.log)
+    scene.set(2, epoch=2, leader_id=2, is_leader=True, log_end=4)
+    scene.set(2, high_watermark=4)
+
+
 def _committed_and_not_synced(scene: Scene) -> None:
     scene.one.log.append(batch(3))
     scene.set(1, log_end=4, high_watermark=4)
@@ -258,6 +265,7 @@ def _snapshot_of_another_epoch(scene: Scene) -> None:
         (_two_voters_at_once, "Q44"),
         (_committed_on_one_of_two, "Q52"),
         (_committed_and_not_synced, "Q52"),
+        (_commits_an_old_epoch_by_counting, "Q32"),
         (_leader_cuts_its_log, "Q55"),
         (_leader_loads_a_snapshot, "Q55"),
         (_a_well_quorum_is_disturbed, "K7"),

@@ -11,7 +11,7 @@ STORY = "controllers"
 
 @pytest.mark.parametrize("first", range(0, 40, 8))
 def test_seeds(first: int) -> None:
-    """4, 6 and 36 are among them: a full disk under a vote, a tail that a killed process left, wrong bits in records."""
+    """Found by 4, 6, 36: a full disk under a vote, a tail that a killed process left, wrong bits in records."""
     struck: set[str] = set()
     for seed in range(first, first + 8):
         outcome = play(seed, STORY)

@@ -172,10 +172,13 @@ class Invariants:
             )
 
     def _majority_has(self, view: NodeView, state: NodeState, before: NodeState, where: str) -> None:
-        """Q52, of the voters that are known after the step or were before it."""
+        """Q52, of the voters that are known after the step or were before it; Q32: only its own epoch is counted."""
         last = self.committed.batch_at(state.high_watermark - 1)
         if last is None or last.next_offset != state.high_watermark:
             return
+        led_before = before.is_leader and before.epoch == state.epoch
+        if led_before and state.high_watermark > before.high_watermark and last.epoch != state.epoch:
+            raise InvariantBroken(f"{where} leads epoch {state.epoch} and commits {_told(last)} by counting (Q32)")
         sets = {state.voters, before.voters or state.voters}
         if not any(self._majorities.is_on_a_majority(last, voters, view.log_directory) for voters in sets):
             raise InvariantBroken(f"{where}: {_told(last)} is not safe on a majority of {state.voters} (Q52)")

@@ -184,16 +184,17 @@ def _take(driver: ControllerDriver, source: int, frame: Frame, reply: Reply) -> 
     elif isinstance(frame, ApiVersionsRequest):
         reply(ApiVersionsResponse(ErrorCode.NONE, LEVELS), None)
     elif isinstance(frame, RegisterBroker | RegisterController | BrokerHeartbeat):
-        driver.submit(frame).add_done_callback(lambda done: _tell(done, reply))
+        driver.submit(frame).add_done_callback(lambda done: _tell(done, reply, is_told=True))
     else:
-        driver.ask(frame).add_done_callback(lambda done: _tell(done, reply))
+        driver.ask(frame).add_done_callback(lambda done: _tell(done, reply, is_told=False))
 
 
 async def _answer_client(driver: ControllerDriver, frame: bytes, reply: Reply) -> None:
     reply(await serve_client(driver, frame), None)
 
 
-def _tell(done: asyncio.Future[Any], reply: Reply) -> None:
+def _tell(done: asyncio.Future[Any], reply: Reply, *, is_told: bool) -> None:
+    """`is_told`: a refusal is an answer; else, from a quorum that stops, it ends the connection."""
     if done.cancelled():
         reply(None, Lost("the node stops"))
         return
@@ -205,6 +206,6 @@ def _tell(done: asyncio.Future[Any], reply: Reply) -> None:
             answer = replace(answer, records=bytes(records))  # what is on its way does not change with the log
         reply(answer, None)
     elif isinstance(error, PeerError):
-        reply(error, None)
+        reply(error if is_told else None, None if is_told else Lost(error.message))
     else:
         raise error
