@@ -92,6 +92,20 @@ def test_an_early_answer() -> None:
     assert machine.ask(_add(5)).error_code is ErrorCode.REQUEST_TIMED_OUT
 
 
+def test_who_joins_by_itself_is_not_kept_waiting() -> None:
+    """Kafka's observers do not fetch while they wait for this answer, so they would never catch up."""
+    machine = _leader()
+    machine.ask(_add(ack_when_committed=False))
+    _probed(machine)
+    assert _answers(machine) == [ErrorCode.REQUEST_TIMED_OUT]
+    assert _ids(machine) == [1, 2, 3]
+    machine.do(machine.quorum.request(machine.now_ms, "f", machine.fetch(4)))
+    machine.ask(_add(ack_when_committed=False))
+    _probed(machine)
+    assert _answers(machine)[-1] is ErrorCode.NONE
+    assert _ids(machine) == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("request_", "error"),
     [

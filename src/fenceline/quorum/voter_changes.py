@@ -200,6 +200,9 @@ class VoterChanges:
             )
             change.stage = _Stage.CATCHING_UP
             self.fetched(ReplicaKey(voter.voter_id, voter.voter_directory_id))
+            if change.stage is _Stage.CATCHING_UP and not change.ack_when_committed:
+                # It asks for itself (K16), and Kafka's observers do not fetch while they wait for the answer.
+                self._finish(ErrorCode.REQUEST_TIMED_OUT, "The new voter is not caught up yet.")
 
     def fetched(self, key: ReplicaKey) -> None:
         """A replica has fetched: is it the one that is waited for, and has it everything?"""
