@@ -85,9 +85,7 @@ class Process:
                     "listeners": ",".join(listeners),
                     "controller.listener.names": "CONTROLLER",
                     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-                    "controller.quorum.bootstrap.servers": ",".join(
-                        each.controller for each in self._cluster.nodes if "controller" in each.roles
-                    ),
+                    **self._cluster.quorum_settings,
                     "log.dirs": str(self.log_dir),
                     "offsets.topic.replication.factor": "1",
                     **self._cluster.settings,
@@ -105,7 +103,7 @@ class Process:
             format_directory([self.log_dir], cluster_id=CLUSTER, node_id=self.node_id, voters=voters)
             return
         how = ["--initial-controllers", controllers] if votes else []
-        if "controller" in self.roles and not votes:
+        if "controller" in self.roles and not votes and controllers:
             how = ["--no-initial-controllers"]
         path = str(self.write_properties())
         run_tool("kafka.tools.StorageTool", "format", "--cluster-id", CLUSTER, "--config", path, *how)
@@ -195,9 +193,11 @@ class Processes:
         *,
         voters: int | None = None,
         late: Sequence[int] = (),
+        static: bool = False,
         settings: dict[str, str] | None = None,
     ) -> None:
-        """Only the first `voters` controllers begin the quorum; nodes of `late` are formatted and not started."""
+        """Only the first `voters` controllers begin the quorum; nodes of `late` are formatted and not started; `static`
+        voters are those of `controller.quorum.voters`, with kraft.version 0."""
         self._late = frozenset(late)
         self.root = root
         self.settings = settings or {}
@@ -207,8 +207,14 @@ class Processes:
             self.nodes.append(Process(self, node_id, roles, is_kafka=kind.startswith("kafka:")))
         controllers = [each for each in self.nodes if "controller" in each.roles]
         self.initial_controllers = ",".join(
-            f"{each.node_id}@{each.controller}:{each.directory_id}" for each in controllers[:voters]
+            f"{each.node_id}@{each.controller}:{each.directory_id}" for each in controllers[:voters] if not static
         )
+        if static:
+            named = ",".join(f"{each.node_id}@{each.controller}" for each in controllers)
+            self.quorum_settings = {"controller.quorum.voters": named}
+        else:
+            servers = ",".join(each.controller for each in controllers)
+            self.quorum_settings = {"controller.quorum.bootstrap.servers": servers}
 
     def __enter__(self) -> Processes:
         try:

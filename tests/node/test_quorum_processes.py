@@ -138,7 +138,7 @@ def test_controllers_and_brokers_apart(tmp_path: Path) -> None:
         create(broker, "first")
         cluster.leader().kill()
         create(broker, "second")
-        assert {"first", "second"} <= topics(broker)
+        eventually(lambda: {"first", "second"} <= topics(broker))
         described = cluster.leader().describe_quorum()
         assert [each.replica_id for each in described.observers] == [4]
         assert broker.stop() == 0
@@ -199,4 +199,15 @@ def test_a_controller_that_comes_late_catches_up_by_a_snapshot(tmp_path: Path) -
     with Processes(tmp_path, kinds, voters=1, late=[2], settings=SMALL_SNAPSHOTS) as cluster:
         cluster.wait_ready()
         check_late_controller(cluster, cluster.node(3))
-        assert "before-29" in topics(cluster.node(3))
+        eventually(lambda: {"before-29", "after"} <= topics(cluster.node(3)))
+
+
+def test_static_voters(tmp_path: Path) -> None:
+    """Q39: kraft.version 0, no directory ids."""
+    with Processes(tmp_path, ["controller"] * 3 + ["broker"], static=True) as cluster:
+        cluster.wait_ready()
+        broker = cluster.node(4)
+        create(broker, "first")
+        cluster.leader().kill()
+        create(broker, "second")
+        eventually(lambda: {"first", "second"} <= topics(broker))

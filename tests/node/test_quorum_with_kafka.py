@@ -99,11 +99,11 @@ def test_kafka_controllers_with_a_fenceline_broker(tmp_path: Path) -> None:
         create(broker, "first")
         cluster.leader().kill()
         create(broker, "second")
-        assert {"first", "second"} <= topics(broker)
+        eventually(lambda: {"first", "second"} <= topics(broker))
         assert broker.stop() == 0
         broker.start()
         broker.wait_ready()
-        assert {"first", "second"} <= topics(broker)
+        eventually(lambda: {"first", "second"} <= topics(broker))
 
 
 @pytest.mark.parametrize(
@@ -122,3 +122,11 @@ def test_snapshots_are_fetched_from_the_other_kind(tmp_path: Path, kinds: list[s
     with Processes(tmp_path, [*kinds, "broker"], voters=1, late=[2], settings=SMALL_SNAPSHOTS) as cluster:
         cluster.wait_ready()
         check_late_controller(cluster, cluster.node(3))
+
+
+def test_static_voters_of_both(tmp_path: Path) -> None:
+    with Processes(tmp_path, ["controller", "controller", "kafka:controller", "broker"], static=True) as cluster:
+        cluster.wait_ready()
+        kill_in_turn(cluster, cluster.node(4), 2)
+        cluster.node(4).stop()
+        check_logs(cluster.nodes[:3])
