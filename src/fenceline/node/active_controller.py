@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fenceline.controller.controller import Controller
-from fenceline.controller.requests import Request, WriteBootstrapRecords
+from fenceline.controller.requests import Request, WriteBootstrapRecords, WriteNoOp
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.log.errors import StorageError
 from fenceline.metadata.records import AbortTransactionRecord
@@ -103,7 +103,7 @@ class ActiveController:
         """
         loader = self._loader
         quorum, state = self._driver.quorum, self._controller.state
-        state.kraft_version = quorum.kraft_version
+        state.kraft_version, state.can_finalize_kraft_version = quorum.kraft_version, True
         state.voter_ids = frozenset(voter.voter_id for voter in quorum.voters)
         self._controller.activate(loader.image, self._log.end_offset, self._clock.monotonic_ms(), dead=dead)
         self.epoch = epoch
@@ -237,7 +237,7 @@ class ActiveController:
         try:
             self._commit(flight)
         except Exception as failure:
-            for answer, _ in flight.answers:
+            for answer in flight.everybody:
                 _fail(answer, _not_active())
             self._break(failure)
             return
@@ -253,8 +253,29 @@ class ActiveController:
                 _fail(answer, value)
             elif not answer.done():
                 answer.set_result(value)
+        for waiting in flight.kraft_versions:
+            asyncio.get_running_loop().call_soon(self._finalize_kraft_version, *waiting)
         if flight.content:
             self._published(len(flight.content))
+
+    def _finalize_kraft_version(self, answer: asyncio.Future[Any], value: Any, version: int) -> None:
+        """K15: the quorum writes it; the record behind it says when that is committed, and answers."""
+        try:
+            if not self.is_active:
+                raise _not_active()
+            self._driver.finalize_kraft_version(version)
+        except PeerError as error:
+            _fail(answer, error)
+            return
+        self._controller.state.kraft_version = version
+
+        def committed(done: asyncio.Future[Any]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                _fail(answer, _not_active())
+            elif not answer.done():
+                answer.set_result(value)
+
+        self.submit(WriteNoOp()).add_done_callback(committed)
 
     def _break(self, error: BaseException) -> None:
         """The controller can not go on: what it decided itself is not certain any more."""
@@ -266,7 +287,7 @@ class ActiveController:
     def _fail_everybody(self, error: PeerError) -> None:
         flight, self._flight = self._flight, None
         queue, self._queue = self._queue, []
-        for answer, _ in flight.answers if flight is not None else ():
+        for answer in flight.everybody if flight is not None else ():
             _fail(answer, error)
         for waiting in queue:
             _fail(waiting.answer, error)

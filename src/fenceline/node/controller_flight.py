@@ -39,6 +39,13 @@ class Flight:
     images: list[tuple[MetadataImage, Delta]] = field(default_factory=list)
     answers: list[tuple[asyncio.Future[Any], Any]] = field(default_factory=list)
     """What to answer; an exception is raised where the answer is awaited."""
+    kraft_versions: list[tuple[asyncio.Future[Any], Any, int]] = field(default_factory=list)
+    """Answers that wait until the quorum has finalized a level of kraft.version (K15)."""
+
+    @property
+    def everybody(self) -> list[asyncio.Future[Any]]:
+        """All who wait for it."""
+        return [*(answer for answer, _ in self.answers), *(answer for answer, _, _ in self.kraft_versions)]
 
 
 def decide_all(
@@ -57,7 +64,10 @@ def decide_all(
             batches.add(decision.records, decision.atomic, controller.image.metadata_version)
             last_offset = controller.next_offset + len(decision.records) - 1
             flight.images.append(controller.replay(decision.records, last_offset, epoch))
-        flight.answers.append((answer, decision.answer))
+        if decision.kraft_version is None:
+            flight.answers.append((answer, decision.answer))
+        else:
+            flight.kraft_versions.append((answer, decision.answer, decision.kraft_version))
     flight.end_offset = controller.next_offset
     flight.content = batches.finish()
     return flight
