@@ -68,6 +68,8 @@ log = Logger("quorum")
 
 _RETRY_S: Final = 0.1
 """Between two attempts to begin a flush."""
+_REPEAT_MS: Final = 10_000
+"""Between two lines that say the same."""
 _CLOSE_CHECK_S: Final = 0.01
 
 
@@ -131,6 +133,8 @@ class QuorumDriver:
         self._generation = 0
         """Changes when the log is cut: a flush that began before says nothing of what was written after."""
         self._flush_is_running = False
+        self._said: dict[str, int] = {}
+        """What the quorum said lately, and when."""
         self._is_behind = False
         """A full disk has put off the indexes of the log; the operator knows."""
 
@@ -307,7 +311,23 @@ class QuorumDriver:
             case LoadSnapshot(snapshot_id):
                 self._load(snapshot_id)
             case Log(level, text, advice):
-                _say(level, text, advice)
+                self._say(level, text, advice)
+
+    def _say(self, level: Level, text: str, advice: str) -> None:
+        """Trouble that lasts is tried again many times a second, and told now and then."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._said.get(text, -_REPEAT_MS) < _REPEAT_MS:
+            return
+        self._said = {each: at_ms for each, at_ms in self._said.items() if now_ms - at_ms < _REPEAT_MS}
+        self._said[text] = now_ms
+        fields: dict[str, Any] = {"advice": advice} if advice else {}
+        match level:
+            case Level.ERROR:
+                log.error(text, **fields)
+            case Level.WARNING:
+                log.warning(text, **fields)
+            case Level.INFO:
+                log.info(text, **fields)
 
     def _arm(self) -> None:
         if self._tick is not None:
@@ -520,17 +540,6 @@ class QuorumDriver:
 
 def _stops() -> PeerError:
     return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node stops.")
-
-
-def _say(level: Level, text: str, advice: str) -> None:
-    fields: dict[str, Any] = {"advice": advice} if advice else {}
-    match level:
-        case Level.ERROR:
-            log.error(text, **fields)
-        case Level.WARNING:
-            log.warning(text, **fields)
-        case Level.INFO:
-            log.info(text, **fields)
 
 
 def _whole_batches(

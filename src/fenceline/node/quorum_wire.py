@@ -16,6 +16,7 @@ from uuid import UUID
 
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.ids import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
+from fenceline.node.quorum_versions import VERSIONS as VERSIONS
 from fenceline.quorum.control_records import KRaftVersionFeature, VoterEndpoint
 from fenceline.quorum.log_view import EpochEnd, SnapshotId
 from fenceline.quorum.messages import (
@@ -55,19 +56,6 @@ from fenceline.wire.errors import MalformedRequest
 Fields = dict[str, Any]
 WallTime = Callable[[int], int]
 """From the quorum's monotonic ms to ms since 1970."""
-
-VERSIONS: Final[Mapping[ApiKey, tuple[int, int]]] = {
-    ApiKey.FETCH: (4, 18),
-    ApiKey.VOTE: (0, 2),
-    ApiKey.BEGIN_QUORUM_EPOCH: (0, 1),
-    ApiKey.END_QUORUM_EPOCH: (0, 1),
-    ApiKey.DESCRIBE_QUORUM: (0, 2),
-    ApiKey.FETCH_SNAPSHOT: (0, 1),
-    ApiKey.ADD_RAFT_VOTER: (0, 1),
-    ApiKey.REMOVE_RAFT_VOTER: (0, 0),
-    ApiKey.UPDATE_RAFT_VOTER: (0, 0),
-}
-"""What is served, both ends inclusive (K4)."""
 
 API_OF: Final[Mapping[type[RequestMessage], ApiKey]] = {
     FetchRequest: ApiKey.FETCH,

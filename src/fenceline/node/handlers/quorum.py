@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from fenceline.errors import PeerError
 from fenceline.node.handlers.registry import Api, RequestContext
-from fenceline.node.quorum_wire import VERSIONS, WrongShape, answer_fields, closing, read_request
+from fenceline.node.quorum_versions import VERSIONS
 from fenceline.wire.apis import ApiKey
 
 _FOR_CLIENTS: Final = (ApiKey.DESCRIBE_QUORUM, ApiKey.ADD_RAFT_VOTER, ApiKey.REMOVE_RAFT_VOTER)
@@ -23,6 +23,8 @@ _FOR_CLIENTS: Final = (ApiKey.DESCRIBE_QUORUM, ApiKey.ADD_RAFT_VOTER, ApiKey.REM
 
 def _handler(key: ApiKey) -> Any:
     def handle(context: RequestContext, request: Any) -> dict[str, Any] | Awaitable[dict[str, Any]]:
+        from fenceline.node.quorum_wire import WrongShape, answer_fields, closing, read_request
+
         try:
             message = read_request(key, context.api_version, request)
         except WrongShape as wrong:
