@@ -331,6 +331,27 @@ def test_only_of_committed_ends_of_batches(history: History) -> None:
     assert log.timestamp_at_end_of(end, EPOCH) is None
 
 
+def test_it_stores_the_voters_of_its_own_end(history: History) -> None:
+    """N7: not those of a change that may be undone."""
+    asked: list[int] = []
+
+    class Changing(Quorum):
+        def voters_before(self, end_offset: int) -> Any:
+            asked.append(end_offset)
+            return 1, VOTERS
+
+    async def story() -> None:
+        node = Node(history, {_BYTES: "1", _INTERVAL: "0"})
+        node.snapshots.committed(100, history.image, Changing())  # type: ignore[arg-type]
+        await node.snapshots.finish()
+        (snapshot,) = history.log.snapshots
+        assert asked == [snapshot.end_offset] == [history.image.offset + 1]
+        found = snapshot_files.verify_snapshot(history.disk, history.log.path_of(snapshot), snapshot)
+        assert (found.kraft_version, found.voters) == (1, VOTERS)
+
+    _run(story())
+
+
 def test_the_same_snapshot_is_not_written_twice(history: History) -> None:
     """N15."""
 

@@ -28,7 +28,7 @@ from fenceline.quorum.duties import (
     WritePiece,
 )
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import SnapshotId
+from fenceline.quorum.log_view import SnapshotId, VotersAt
 from fenceline.quorum.messages import (
     FetchRequest,
     FetchResponse,
@@ -114,6 +114,17 @@ def test_a_fetch_that_is_answered_with_a_snapshot_says_nothing_of_the_follower()
     machine, _ = _leader()
     machine.ask(machine.fetch(2, 0))
     assert machine.found(AdvanceHighWatermark) == []
+
+
+def test_the_voters_that_a_snapshot_stores() -> None:
+    """N7: those in force before its end; a set that came later is not in it."""
+    machine = Machine(history=(1, 1, 1))
+    members = machine.quorum.voters
+    machine.log.append(1, [VotersAt(machine.log.end_offset, 1, members[:2])])
+    assert machine.quorum.voters == members[:2]
+    assert machine.quorum.voters_before(3) == (1, members)
+    assert machine.quorum.voters_before(4) == (1, members[:2])
+    assert Machine(dynamic=False).quorum.voters_before(3) == (0, ())
 
 
 # -- § FetchSnapshot, the leader --------------------------------------------------------------------------------------
