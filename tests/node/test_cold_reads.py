@@ -302,6 +302,26 @@ def test_without_descriptors_the_answer_is_copied_and_small(tmp_path: Path, monk
     told(story)
 
 
+def test_without_descriptors_one_large_batch_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has to be sent whole, and is larger than what the budget was asked for."""
+
+    async def story() -> None:
+        (tmp_path / f"{TOPIC}-0").mkdir()
+        log = open_log(OsDisk(), f"{tmp_path}/{TOPIC}-0")
+        append(log, size=3 * MAP_FROM_BYTES)
+        append(log, size=10)
+        broker = _Broker(log)
+        monkeypatch.setattr("fenceline.log.disk.MAX_OPEN_SLICES", 0)
+        monkeypatch.setattr(OsMapping, "is_resident", lambda self, start, end: False)
+        peer = _Peer(broker, broker.fetching(), 0)
+        assert _offsets((await peer.answered())[0]) == [0]
+        [records] = [part for part in peer.parts if len(part) > MAP_FROM_BYTES]
+        assert isinstance(records, memoryview)
+        assert not isinstance(records.obj, (bytes, bytearray)), "a view of the mapped file"
+
+    told(story)
+
+
 def test_the_memory_of_all_cold_answers_is_bounded(disk: WatchedDisk) -> None:
     """Who finds none left waits until an answer has left, and is answered then."""
 

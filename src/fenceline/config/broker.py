@@ -50,7 +50,7 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
         ConfigKey(
             "fenceline.fetch.load.min.byte.rate",
             ConfigType.LONG,
-            "150000000",
+            "100000000",
             "Bytes a second that records from the disk may always leave with, all readers together. While producers or"
             " waiting consumers are served and cores are short, they leave with no more than that; 0 holds nobody back.",
             Importance.LOW,

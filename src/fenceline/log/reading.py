@@ -331,6 +331,11 @@ class _Loader:
             # Only memory is left, and that is promised up to here: the reader asks for the rest.
             end, at_least_one = position + size_bytes, self._request.at_least_one
             size_bytes = fit(self._pread, index, position, end, MAP_FROM_BYTES, at_least_one)
+            if window is not None and size_bytes > MAP_FROM_BYTES:
+                # One batch, larger than what is promised: it leaves from the page cache by its mapping.
+                for start in range(0, size_bytes, MAP_FROM_BYTES):
+                    self._pread(position + start, min(MAP_FROM_BYTES, size_bytes - start))
+                return window.slice(before, before + size_bytes)
             return self.copy(index, position, size_bytes)
         stored.begin_load(ahead_bytes=AHEAD_BYTES)
         self._files.loaded(self._segment, position, position + size_bytes + AHEAD_BYTES)
