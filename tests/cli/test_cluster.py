@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from fenceline.cli.app import app
 from fenceline.cli.cluster import _Foreground
 from fenceline.testing import reaper
-from tests.testing.echo_peer import DEADLINE_S, wait_until
+from tests.testing.echo_peer import DEADLINE_S, need_cuts, wait_until
 
 
 class Up:
@@ -116,7 +116,6 @@ def test_pause_and_resume(up: Up) -> None:
     assert up.run_json("status")["nodes"][0]["state"] == "running"
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="cuts are Linux's")
 @pytest.mark.parametrize(
     ("options", "inbound", "outbound", "shown"),
     [
@@ -127,6 +126,7 @@ def test_pause_and_resume(up: Up) -> None:
     ],
 )
 def test_isolate_and_heal(up: Up, options: tuple[str, ...], inbound: bool, outbound: bool, shown: str) -> None:
+    need_cuts()
     assert up.run_json("isolate", "1", *options)["cuts"] == [{"peer": None, "inbound": inbound, "outbound": outbound}]
     assert shown in up.run("status")
     assert up.run_json("heal", "1")["cuts"] == []

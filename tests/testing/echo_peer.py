@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -105,6 +106,26 @@ class Peer:
         ours = self.dial(other)
         ours.wait_state(ESTABLISHED)
         return ours, other.accept()
+
+
+def need_cuts() -> None:
+    """Skip or fail where the network of another process can not be cut."""
+    from tests.conftest import unavailable
+
+    if (reason := _why_no_cuts()) is not None:
+        unavailable(reason)
+
+
+@cache
+def _why_no_cuts() -> str | None:
+    # The process runs this module without the project.
+    from fenceline.testing.socket_cuts import CutsUnavailable, sockets_of
+
+    with Peer() as peer:
+        try:
+            return None if list(sockets_of(peer.pid)) else "sockets of child processes are not found"
+        except CutsUnavailable as error:
+            return error.message
 
 
 def wait_until(condition: Any, otherwise: str) -> None:

@@ -20,7 +20,7 @@ from fenceline.errors import OperatorError
 from fenceline.testing.local_cluster import LocalCluster, NodeEnded
 from fenceline.testing.local_cluster_control import ask
 from fenceline.testing.local_cluster_probe import known_brokers
-from tests.testing.echo_peer import wait_until
+from tests.testing.echo_peer import need_cuts, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def test_paused_and_resumed(cluster: LocalCluster) -> None:
     assert known_brokers(port_of(cluster), timeout_s=30) == {1}
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="cuts are Linux's")
 def test_isolated_and_healed(cluster: LocalCluster) -> None:
+    need_cuts()
     with socket.create_connection(("127.0.0.1", port_of(cluster))):
         cluster.isolate(1)
         assert known_brokers(port_of(cluster), timeout_s=0.2) == frozenset()

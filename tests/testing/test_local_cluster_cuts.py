@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -11,9 +10,15 @@ import pytest
 from fenceline.testing import socket_cuts
 from fenceline.testing.local_cluster_cuts import Cut, NetworkCuts, outbound_address
 from fenceline.testing.socket_cuts import CutsUnavailable
-from tests.testing.echo_peer import ESTABLISHED, LOST_AFTER_RETRANSMITS, SYN_SENT, Connection, Peer, wait_until
-
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="cuts are Linux's")
+from tests.testing.echo_peer import (
+    ESTABLISHED,
+    LOST_AFTER_RETRANSMITS,
+    SYN_SENT,
+    Connection,
+    Peer,
+    need_cuts,
+    wait_until,
+)
 
 
 class Cluster:
@@ -32,6 +37,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
+    need_cuts()
     with ExitStack() as stack:
         yield Cluster(stack)
 

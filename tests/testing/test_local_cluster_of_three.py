@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.local_cluster_probe import known_brokers
 from fenceline.wire.apis import ApiKey
 from tests.support.raw import ConnectionClosed, RawConnection
-from tests.testing.echo_peer import wait_until
+from tests.testing.echo_peer import need_cuts, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +72,10 @@ def test_killed_and_restarted(cluster: LocalCluster, node: int) -> None:
     wait_until(lambda: knows_topic(ports(cluster)[node], name), "what the others decided is not known")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="cuts are Linux's")
 @pytest.mark.parametrize("node", [1, 2, 3])
 def test_cut_off_and_healed(cluster: LocalCluster, node: int) -> None:
     """One of the three was the active controller."""
+    need_cuts()
     cluster.isolate(node)
     name = f"without-isolated-{node}"
     create_topic(ports(cluster)[other(node)], name)
@@ -84,9 +83,9 @@ def test_cut_off_and_healed(cluster: LocalCluster, node: int) -> None:
     wait_until(lambda: knows_topic(ports(cluster)[node], name), "what the others decided is not known")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="cuts are Linux's")
 def test_nobody_decides_alone(cluster: LocalCluster) -> None:
     """A node that clients still reach, but no other node, does not take part in what is decided."""
+    need_cuts()
     cluster.isolate(1, peers=[2, 3])
     create_topic(ports(cluster)[2], "two-of-three")
     assert not knows_topic(ports(cluster)[1], "two-of-three")

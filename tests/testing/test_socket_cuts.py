@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +11,12 @@ import pytest
 
 from fenceline.testing import socket_cuts
 from fenceline.testing.socket_cuts import UNTOUCHED, CutsUnavailable, Treatment, sockets_of
-from tests.testing.echo_peer import ESTABLISHED, SYN_SENT, Peer
-
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="cuts are Linux's")
+from tests.testing.echo_peer import ESTABLISHED, SYN_SENT, Peer, need_cuts
 
 
 @pytest.fixture
 def server() -> Iterator[Peer]:
+    need_cuts()
     with Peer() as peer:
         yield peer
 
