@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from fenceline.client.admin import Admin
 from fenceline.client.async_admin import NewTopic
 from fenceline.client.consumer import Consumer
 from fenceline.client.producer import Producer
-from fenceline.errors import PeerError
+from fenceline.errors import FencelineError, PeerError
 
 from .quorum_processes import Process, Processes, eventually
 
@@ -128,6 +130,45 @@ def test_a_killed_leader_is_followed_by_another_and_comes_back(three: Processes)
         old.wait_ready()
         wanted = {f"turn-{turn}-{node.node_id}" for node in others}
         eventually(lambda old=old, wanted=wanted: wanted <= topics(old))
+
+
+def test_a_frozen_leader_is_followed_by_another_and_follows_it(three: Processes) -> None:
+    """It is silent, so its followers wait for the fetch timeout; who asked it is not kept waiting longer."""
+    old = three.leader()
+    os.kill(old.pid, signal.SIGSTOP)
+    try:
+        other = next(node for node in three.nodes if node is not old)
+        create(other, "while-frozen")
+    finally:
+        os.kill(old.pid, signal.SIGCONT)
+    eventually(lambda: "while-frozen" in topics(old))
+    new = three.leader()
+    eventually(lambda: new.describe_quorum().high_watermark == old_end(new, old))
+
+
+def old_end(leader: Process, node: Process) -> int:
+    described = leader.describe_quorum()
+    found: int = next(each.log_end_offset for each in described.current_voters if each.replica_id == node.node_id)
+    return found
+
+
+def test_without_a_majority_topics_can_not_be_changed_but_records_are_served(tmp_path: Path) -> None:
+    with Processes(tmp_path, ["broker,controller"] * 3) as cluster:
+        cluster.wait_ready()
+        node = cluster.node(1)
+        with Admin(node.bootstrap) as admin:
+            admin.create_topics([NewTopic("here", assignments={0: [1]})])
+        cluster.node(2).kill()
+        cluster.node(3).kill()
+        # An idempotent producer would need an id from the controller first, as with Kafka.
+        with Producer(node.bootstrap, acks="all", enable_idempotence=False) as producer:
+            assert producer.send("here", b"still").result(30).offset == 0
+        with Admin(node.bootstrap) as admin, pytest.raises(FencelineError):
+            admin.create_topics([NewTopic("not-now", 1, 1)], timeout_ms=3000)
+        for gone in (cluster.node(2), cluster.node(3)):
+            gone.start()
+        create(node, "again")
+        assert node.is_running
 
 
 def test_controllers_and_brokers_apart(tmp_path: Path) -> None:

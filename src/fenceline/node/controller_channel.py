@@ -165,7 +165,7 @@ class ControllerChannel:
         deadline_s = loop.time() + patience_s
         while True:
             changed = self._controller.next_change()
-            reason = "Nobody leads the quorum now."
+            reason = "nobody leads the quorum"
             try:
                 if self._controller.is_active:
                     return await here()
@@ -181,7 +181,7 @@ class ControllerChannel:
             except NoSuchVersion as error:
                 raise PeerError(ErrorCode.UNSUPPORTED_VERSION, str(error)) from None
             if self._is_closed or self._controller.has_failed or loop.time() >= deadline_s:
-                raise PeerError(ErrorCode.NOT_CONTROLLER, reason)
+                raise PeerError(ErrorCode.NOT_CONTROLLER, f"There is no active controller now: {reason}")
             await asyncio.wait([changed], timeout=_PAUSE_S)
 
     def _route(self, purpose: str) -> _Route | None:
