@@ -23,8 +23,8 @@ from fenceline.node.logs import redirect
 from fenceline.node.peer_connection import ConnectionLost, PeerConnection, open_peer
 from fenceline.testing.apache_kafka import free_port
 from fenceline.wire.apis import ApiKey
-from fenceline.wire.entities import write_request
-from fenceline.wire.frame import encode_request_header
+from fenceline.wire.entities import read_response, write_request
+from fenceline.wire.frame import encode_request_header, parse_response_header
 
 CLUSTER = "AAAAAAAAQACAAAAAAAAAAA"
 OTHER_CLUSTER = "AAAAAAAAQACAAAAAAAAAAQ"
@@ -221,6 +221,31 @@ def test_an_envelope_is_answered_by_the_active_controller_only(tmp_path: Path) -
                 answer = await connection.call(ApiKey.ENVELOPE, 0, envelope_of_vote, 10)
                 assert answer.error_code in (ErrorCode.INVALID_REQUEST, ErrorCode.NOT_CONTROLLER)
                 connection.close()
+
+    run(story)
+
+
+def test_a_leader_that_is_removed_says_that_it_is_done(tmp_path: Path) -> None:
+    """It leads until its removal is committed (Q42), and its answer is not lost with its place."""
+
+    async def story() -> None:
+        async with three(tmp_path) as cluster:
+            leader = await cluster.leader()
+            fields = {"voter_id": leader.node_id, "voter_directory_id": UUID(int=1000 + leader.node_id - 1)}
+            inner = encode_request_header(ApiKey.REMOVE_RAFT_VOTER, 0, 5, "c") + write_request(
+                ApiKey.REMOVE_RAFT_VOTER, 0, fields
+            )
+            envelope = {"request_data": inner, "request_principal": b"", "client_host_address": bytes(4)}
+            connection = await cluster.connect(leader.node_id)
+            answer = await connection.call(ApiKey.ENVELOPE, 0, envelope, 20)
+            assert answer.error_code is ErrorCode.NONE
+            data = memoryview(answer.response_data)
+            _, position = parse_response_header(ApiKey.REMOVE_RAFT_VOTER, 0, data)
+            inside = read_response(ApiKey.REMOVE_RAFT_VOTER, 0, data[position:])
+            assert inside.error_code is ErrorCode.NONE
+            connection.close()
+            await eventually(lambda: not leader.controller.is_active)
+            assert (await cluster.leader()).node_id != leader.node_id
 
     run(story)
 

@@ -10,6 +10,7 @@ Rules: controller.md C1, C2; since_4_0.md K4.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -41,6 +42,9 @@ FORWARDED: Final = frozenset(
     }
 )
 """What may be in an envelope: the requests of clients that only the active controller can answer."""
+
+
+_ANOTHER_LEADS: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
 async def handle_envelope(context: RequestContext, request: Any) -> dict[str, Any]:
@@ -76,11 +80,20 @@ async def handle_envelope(context: RequestContext, request: Any) -> dict[str, An
         if error.code is ErrorCode.NOT_CONTROLLER:
             return _refused(ErrorCode.NOT_CONTROLLER)
         answer = {"error_code": error.code, "error_message": error.message}
-    if controller.active_epoch != epoch:
+    if controller.active_epoch != epoch and _says_that_another_leads(answer):
         return _refused(ErrorCode.NOT_CONTROLLER)
     body = answer if isinstance(answer, bytes) else write_response(api.key, version, answer)
     frame = b"".join(encode_response_frame(key, version, header.correlation_id, body))
     return {"error_code": ErrorCode.NONE, "response_data": frame[4:]}
+
+
+def _says_that_another_leads(answer: Any) -> bool:
+    """Whether some part of an answer is refused because this controller ended to be the active one. What was done
+    before that, as its own removal, stays done."""
+    if isinstance(answer, Mapping):
+        code = answer.get("error_code")
+        return code in _ANOTHER_LEADS or any(map(_says_that_another_leads, answer.values()))
+    return isinstance(answer, list | tuple) and any(map(_says_that_another_leads, answer))
 
 
 def _refused(code: ErrorCode) -> dict[str, Any]:
