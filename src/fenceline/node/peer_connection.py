@@ -10,9 +10,9 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from importlib.metadata import version as installed_version
 from typing import Any, Final, NamedTuple
 
+from fenceline import __version__
 from fenceline.errors import ErrorCode
 from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
@@ -193,7 +193,7 @@ async def open_peer(host: str, port: int, *, client_id: str, connect: Dial = dia
 
 async def learn_versions(connection: PeerConnection) -> Any:
     """Ask ApiVersions; the answer's entity. Raises ConnectionError."""
-    software = {"client_software_name": "fenceline", "client_software_version": installed_version("fenceline")}
+    software = {"client_software_name": "fenceline", "client_software_version": __version__}
     for version in _API_VERSIONS:
         try:
             body = await _in_time(connection, version, software)
