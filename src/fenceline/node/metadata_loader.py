@@ -161,10 +161,13 @@ class MetadataLoader:
         for header in iter_headers(records):
             if header.next_offset <= self.applied_offset:
                 continue
-            if header.base_offset < self.applied_offset or header.next_offset > self._committed_offset:
-                raise InternalError(
-                    f"a batch from {header.base_offset} to {header.last_offset} of the metadata log is cut by what is"
-                    f" applied ({self.applied_offset}) or committed ({self._committed_offset})"
+            if header.base_offset != last_offset + 1 or header.next_offset > self._committed_offset:
+                # No CRC covers a batch's offset.
+                raise OperatorError(
+                    f"What is committed in the metadata log could not be read back: a batch from {header.base_offset}"
+                    f" to {header.last_offset} where {last_offset + 1} was expected, and {self._committed_offset} is"
+                    " the end.",
+                    "Check the disk, then restart the node.",
                 )
             try:
                 check_crc(records, header)
