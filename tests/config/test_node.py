@@ -70,6 +70,25 @@ def test_unknown_keys_warn() -> None:
         ({"advertised.listeners": "SSL://a:1"}, "listeners has no SSL"),
         ({"process.roles": "broker"}, "must know where its controllers are"),
         ({"controller.quorum.voters": "1@a:1,2@b:1,3@c:1"}, "no listener for the others"),
+        ({"controller.quorum.voters": "a:1"}, "is no voter"),
+        ({"controller.quorum.voters": "1@a"}, "is no address"),
+        ({"controller.quorum.voters": "1@a:1,1@b:1"}, "names an id twice"),
+        ({"controller.quorum.voters": "2@b:1"}, "does not name node 1"),
+        ({"controller.quorum.bootstrap.servers": "here"}, "is no address"),
+        ({"process.roles": "broker", "controller.quorum.voters": "1@a:1"}, "which is no controller"),
+        ({"process.roles": "controller"}, "which a controller needs"),
+        (
+            {"process.roles": "controller", "listeners": "PLAINTEXT://:1,CONTROLLER://:2"},
+            "this node is no broker",
+        ),
+        (
+            {
+                "process.roles": "broker",
+                "controller.quorum.bootstrap.servers": "a:1",
+                "listeners": "PLAINTEXT://:1,CONTROLLER://:2",
+            },
+            "this node is no controller",
+        ),
         ({"remote.log.storage.system.enable": "true"}, "tiered storage is not built"),
         ({"authorizer.class.name": "x.Y"}, "authorization is not built"),
         ({"security.inter.broker.protocol": "SSL"}, "must be PLAINTEXT"),
@@ -105,6 +124,31 @@ def test_controller_listeners_are_not_for_clients() -> None:
     assert config.listeners == (Listener("PLAINTEXT", "127.0.0.1", 0),)
     assert config.controller_listeners == (Listener("CONTROLLER", "127.0.0.1", 9093),)
     assert config.advertised_listeners == config.listeners
+
+
+def test_a_controller_alone() -> None:
+    config = NodeConfig.load(
+        None,
+        {
+            "process.roles": "controller",
+            "listeners": "CONTROLLER://:9093",
+            "advertised.listeners": "CONTROLLER://one.example:9093",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.voters": "1@one.example:9093,2@[::1]:9094",
+        },
+        {},
+    )
+    assert (config.is_broker, config.is_controller, config.can_reach_others) == (False, True, True)
+    assert config.listeners == ()
+    assert config.advertised_controller_listeners == (Listener("CONTROLLER", "one.example", 9093),)
+    assert config.quorum_voters == ((1, "one.example", 9093), (2, "::1", 9094))
+
+
+def test_a_broker_alone() -> None:
+    settings = {"process.roles": "broker", "controller.quorum.bootstrap.servers": "one:9093, two:9093"}
+    config = NodeConfig.load(None, settings, {})
+    assert (config.is_broker, config.is_controller, config.can_reach_others) == (True, False, True)
+    assert config.quorum_bootstrap_servers == ((-1, "one", 9093), (-1, "two", 9093))
 
 
 def test_ipv6_listener() -> None:

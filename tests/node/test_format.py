@@ -14,7 +14,13 @@ from fenceline.ids import encode_uuid
 from fenceline.log.disk import OsDisk
 from fenceline.log.log_dir import LogDir, read_meta
 from fenceline.metadata.features import fresh_levels
-from fenceline.node.format import format_directory, format_if_new, read_bootstrap_features
+from fenceline.node.format import (
+    format_directory,
+    format_if_new,
+    parse_initial_controllers,
+    quorum_to_begin,
+    read_bootstrap_features,
+)
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_replay import NO_SNAPSHOT
 from fenceline.quorum.control_records import VoterEndpoint
@@ -88,6 +94,57 @@ def test_a_directory_with_somebodys_files_is_not_formatted_by_chance(tmp_path: P
     (tmp_path / "topic-0").mkdir()
     with pytest.raises(OperatorError, match="topic-0"):
         format_if_new(_config(tmp_path))
+
+
+_IDS = ("AAAAAAAAQACAAAAAAAAAAQ", "AAAAAAAAQACAAAAAAAAAAg")
+_FIRST = f"1@one:9093:{_IDS[0]},2@[::1]:9094:{_IDS[1]}"
+
+
+def test_several_first_controllers(tmp_path: Path) -> None:
+    voters = parse_initial_controllers(_FIRST, "CONTROLLER")
+    assert [(each.voter_id, each.endpoints[0].host, each.endpoints[0].port) for each in voters] == [
+        (1, "one", 9093),
+        (2, "::1", 9094),
+    ]
+    format_directory([tmp_path / "2"], cluster_id=CLUSTER, node_id=2, voters=voters)
+    assert read_meta(OsDisk(), str(tmp_path / "2"))["directory.id"] == _IDS[1]
+    log = MetadataLog.open(OsDisk(), str(tmp_path / "2"), now_ms=0)
+    assert log.replay().voters == voters
+    log.close()
+    with pytest.raises(OperatorError, match="do not name node 3"):
+        format_directory([tmp_path / "3"], cluster_id=CLUSTER, node_id=3, voters=voters)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "1@one:9093", "1@one:x:" + _IDS[0], "1@one:9093:short", f"{_FIRST},{_FIRST}"]
+)
+def test_first_controllers_that_can_not_be_read(text: str) -> None:
+    with pytest.raises(OperatorError, match="--initial-controllers"):
+        parse_initial_controllers(text, "CONTROLLER")
+
+
+def _node(**settings: str) -> NodeConfig:
+    listeners = {"listeners": "PLAINTEXT://:9092,CONTROLLER://one:9093"}
+    return NodeConfig.load(None, {**listeners, **{key.replace("_", "."): text for key, text in settings.items()}}, {})
+
+
+def test_what_format_begins() -> None:
+    """K19."""
+    alone, joining = _node(), _node(controller_quorum_bootstrap_servers="one:9093,two:9093")
+    static = _node(controller_quorum_voters="1@one:9093,2@two:9093")
+    none = {"standalone": False, "initial_controllers": None, "joins": False}
+    assert quorum_to_begin(alone, **none) == (VoterEndpoint("CONTROLLER", "one", 9093), ())
+    assert quorum_to_begin(joining, **{**none, "standalone": True})[0] is not None
+    assert quorum_to_begin(joining, **{**none, "joins": True}) == (None, ())
+    assert len(quorum_to_begin(joining, **{**none, "initial_controllers": _FIRST})[1]) == 2
+    assert quorum_to_begin(static, **none) == (None, ())
+    for config, options, message in (
+        (joining, none, "how this one begins"),
+        (static, {**none, "standalone": True}, "names the voters already"),
+        (alone, {**none, "standalone": True, "joins": True}, "Only one"),
+    ):
+        with pytest.raises(OperatorError, match=message):
+            quorum_to_begin(config, **options)
 
 
 def test_a_crash_at_any_step_leaves_a_whole_directory_or_one_to_format_again() -> None:
