@@ -41,8 +41,8 @@ class ControllerTimers:
             self._every(1000 * config.get_int("leader.imbalance.check.interval.seconds"), self._balance_leaders)
         self._every(config.get_int("unclean.leader.election.interval.ms"), self._elect_unclean_leaders)
         if config.is_set("metadata.max.idle.interval.ms"):
-            # Kafka's NoOp records keep the nodes that follow the log moving (C7). Nobody follows a quorum of one in one
-            # process, so they are written only where they are asked for.
+            # Kafka's NoOp records keep the nodes that follow the log moving (C7). Here these hear of the high watermark
+            # at once (K12), so such records are written only where they are asked for.
             idle_ms = config.get_int("metadata.max.idle.interval.ms")
             if idle_ms > 0:
                 self._every(idle_ms, self._write_idle_record)
