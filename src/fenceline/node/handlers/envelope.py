@@ -59,7 +59,9 @@ async def handle_envelope(context: RequestContext, request: Any) -> dict[str, An
         return _refused(ErrorCode.INVALID_REQUEST)
     key, version = header.api_key, header.api_version
     api = cast("ControllerFace", context.broker).apis.get(key)
-    if key not in FORWARDED or api is None:
+    if api is None:
+        return _refused(ErrorCode.UNSUPPORTED_VERSION)
+    if key not in FORWARDED:
         return _refused(ErrorCode.INVALID_REQUEST)
     if not api.min_version <= version <= api.max_version:
         return _refused(ErrorCode.UNSUPPORTED_VERSION)
