@@ -15,9 +15,8 @@ Rules: raft.md Q2, Q10, Q28, Q29, Q36; snapshots.md N24-N36; since_4_0.md K14; g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fenceline.errors import ErrorCode, InternalError, PeerError
@@ -25,12 +24,14 @@ from fenceline.log.disk import Disk
 from fenceline.log.errors import StorageError
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
+from fenceline.node.fetched_batches import whole_batches
 from fenceline.node.logs import Logger
 from fenceline.node.metadata_batches import control_batch
 from fenceline.node.metadata_log import METADATA_PARTITION, MetadataLog
 from fenceline.node.quorum_log import QuorumLog
+from fenceline.node.quorum_serving import QuorumServing
 from fenceline.node.storage_trouble import StorageTrouble
-from fenceline.quorum.control_records import ControlRecord, decode_control
+from fenceline.quorum.control_records import ControlRecord
 from fenceline.quorum.duties import (
     AdvanceHighWatermark,
     Answer,
@@ -54,11 +55,8 @@ from fenceline.quorum.duties import (
 )
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.log_view import SnapshotId
-from fenceline.quorum.messages import FetchSnapshotResponse, RequestMessage, ResponseMessage
+from fenceline.quorum.messages import RequestMessage, ResponseMessage
 from fenceline.quorum.quorum import Quorum
-from fenceline.records.batch import check_crc, iter_headers
-from fenceline.records.decode import decode_batch
-from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
     from fenceline.node.quorum_peers import QuorumPeers
@@ -128,8 +126,7 @@ class QuorumDriver:
         """Until the node runs there is nobody to wait for: what is appended is flushed here and now."""
         self._has_ended = False
         self._tick: asyncio.TimerHandle | None = None
-        self._waiting: dict[Hashable, asyncio.Future[ResponseMessage]] = {}
-        self._next_token = 0
+        self._serving = QuorumServing(disk, log, executor, self._end)
         self._generation = 0
         """Changes when the log is cut: a flush that began before says nothing of what was written after."""
         self._flush_is_running = False
@@ -192,10 +189,7 @@ class QuorumDriver:
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(_stops())
-        self._waiting.clear()
+        self._serving.close(_stops())
         if self._peers is not None:
             await self._peers.close()
         if self._downloads is not None:
@@ -207,13 +201,11 @@ class QuorumDriver:
 
     def ask(self, message: RequestMessage) -> asyncio.Future[ResponseMessage]:
         """The quorum's answer to somebody's request. Fails with PeerError(6) when the node stops (Q14)."""
-        answer: asyncio.Future[ResponseMessage] = asyncio.get_running_loop().create_future()
         if self._has_ended:
-            answer.set_exception(_stops())
-            return answer
-        self._next_token += 1
-        token = self._next_token
-        self._waiting[token] = answer
+            stopped: asyncio.Future[ResponseMessage] = asyncio.get_running_loop().create_future()
+            stopped.set_exception(_stops())
+            return stopped
+        token, answer = self._serving.expect()
         self.call(lambda quorum, now: quorum.request(now, token, message))
         return answer
 
@@ -294,11 +286,11 @@ class QuorumDriver:
                     raise InternalError(f"a quorum of one has nobody for {duty}")
                 self._peers.send(duty)
             case Answer(token, message):
-                self._answer(token, message)
+                self._serving.answer(token, message)
             case ServeRecords():
-                self._serve_records(duty)
+                self._serving.records(duty)
             case ServePiece():
-                self._serve_piece(duty)
+                self._serving.piece(duty)
             case AdvanceHighWatermark(offset):
                 self._log.advance_high_watermark(offset)
                 self._events.committed(offset)
@@ -368,7 +360,7 @@ class QuorumDriver:
 
     def _append_fetched(self, duty: AppendFetched) -> None:
         records = memoryview(bytearray(memoryview(duty.records)))  # type: ignore[arg-type]
-        good, controls, reason = _whole_batches(records, duty.base_offset, self._view.end.epoch, duty.leader_epoch)
+        good, controls, reason = whole_batches(records, duty.base_offset, self._view.end.epoch, duty.leader_epoch)
         if good:
             try:
                 self._log.partition_log.append_as_follower(records[:good], now_ms=self._clock.now_ms())
@@ -444,67 +436,6 @@ class QuorumDriver:
             )
         self._is_behind = error is not None
 
-    # -- serving -------------------------------------------------------------------------------------------------------
-
-    def _answer(self, token: Hashable, message: ResponseMessage) -> None:
-        waiting = self._waiting.pop(token)
-        if not waiting.done():
-            waiting.set_result(message)
-
-    def _serve_records(self, duty: ServeRecords) -> None:
-        if duty.offset >= duty.end_offset:
-            self._answer(duty.token, duty.answer)
-            return
-        try:
-            read = self._log.partition_log.read(duty.offset, duty.max_bytes, end_offset_exclusive=duty.end_offset)
-        except PeerError as error:
-            self._answer(duty.token, replace(duty.answer, partition_error_code=error.code))
-            return
-        if read.resident:
-            self._answer(duty.token, replace(duty.answer, records=read.records))
-            return
-
-        def loaded(done: asyncio.Future[memoryview]) -> None:
-            error = done.exception()
-            if duty.token not in self._waiting:
-                return
-            if isinstance(error, PeerError):
-                self._answer(duty.token, replace(duty.answer, partition_error_code=error.code))
-            elif error is not None:
-                self._end(error)
-            else:
-                self._answer(duty.token, replace(duty.answer, records=done.result()))
-
-        asyncio.get_running_loop().run_in_executor(self._executor(), read.load).add_done_callback(loaded)
-
-    def _serve_piece(self, duty: ServePiece) -> None:
-        path = f"{self._log.directory}/{duty.snapshot_id.file_name}"
-        disk = self._disk
-
-        def read() -> bytes:
-            fd = disk.open_read(path)
-            try:
-                return bytes(disk.pread(fd, duty.max_bytes, duty.position))
-            finally:
-                disk.close(fd)
-
-        def found(done: asyncio.Future[bytes]) -> None:
-            error = done.exception()
-            if duty.token not in self._waiting:
-                return
-            answer: FetchSnapshotResponse
-            if error is None:
-                answer = replace(duty.answer, unaligned_records=done.result())
-            else:
-                gone = isinstance(error, FileNotFoundError)
-                code = ErrorCode.SNAPSHOT_NOT_FOUND if gone else ErrorCode.UNKNOWN_SERVER_ERROR
-                answer = replace(duty.answer, partition_error_code=code, size=0, position=0)
-                if not gone:
-                    log.warning("snapshot can not be read", path=path, reason=str(error), advice="Check the disk.")
-            self._answer(duty.token, answer)
-
-        asyncio.get_running_loop().run_in_executor(self._executor(), read).add_done_callback(found)
-
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def _download(self) -> SnapshotDownloads:
@@ -540,25 +471,3 @@ class QuorumDriver:
 
 def _stops() -> PeerError:
     return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node stops.")
-
-
-def _whole_batches(
-    records: memoryview, base_offset: int, last_epoch: int, leader_epoch: int
-) -> tuple[int, list[tuple[int, list[ControlRecord | None]]], str]:
-    """Bytes of whole, undamaged batches that continue the log (K14, G11), their control records, why it stopped."""
-    good = 0
-    controls: list[tuple[int, list[ControlRecord | None]]] = []
-    try:
-        for header in iter_headers(records, allow_partial_tail=True):
-            check_crc(records, header)
-            if header.base_offset != base_offset or not last_epoch <= header.leader_epoch <= leader_epoch:
-                return good, controls, f"a batch at {header.base_offset} of epoch {header.leader_epoch} does not follow"
-            if header.is_control:
-                decoded = decode_batch(records, header)
-                controls.append((header.base_offset, [decode_control(one.key, one.value) for one in decoded]))
-            base_offset, last_epoch, good = header.next_offset, header.leader_epoch, header.end_position
-    except PeerError as error:
-        return good, controls, error.message
-    except MalformedRequest as error:
-        return good, controls, str(error)
-    return good, controls, "no whole batch"
