@@ -77,6 +77,30 @@ def refuse_unbuilt_security(listeners: Sequence[Listener]) -> None:
             )
 
 
+def check_roles(
+    roles: frozenset[str], listeners: tuple[Listener, ...], controllers: tuple[Listener, ...], is_set: bool
+) -> None:
+    """Raises OperatorError where a role lacks its listeners, or a listener its role. `is_set`: somebody chose them."""
+    if "broker" in roles and not listeners:
+        raise OperatorError("listeners has no listener for clients", "Add one, for example PLAINTEXT://:9092.")
+    if "controller" not in roles and controllers:
+        raise OperatorError(
+            f"listeners has {controllers[0]}, but this node is no controller",
+            "Take it out; controller.listener.names names the listener of the controllers.",
+        )
+    if roles == {"controller"}:
+        if not controllers:
+            raise OperatorError(
+                "listeners has no listener of controller.listener.names, which a controller needs",
+                "Add one, for example CONTROLLER://:9093.",
+            )
+        if listeners and is_set:
+            raise OperatorError(
+                f"listeners has {listeners[0]}, but this node is no broker",
+                "Take it out, or add its name to controller.listener.names.",
+            )
+
+
 def is_any_address(host: str) -> bool:
     """Whether the host stands for all interfaces, which clients can not connect to."""
     return host in _ANY_ADDRESS

@@ -18,18 +18,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS
 from fenceline.config.definitions import ConfigType, ConfigValue, InvalidConfig, parse_type
 from fenceline.config.listeners import (
     Listener,
+    check_roles,
     is_any_address,
     parse_listeners,
     parse_protocol_map,
     refuse_unbuilt_security,
 )
 from fenceline.config.properties import read_properties
+from fenceline.config.quorum import QuorumAddress, parse_quorum_address, parse_quorum_voters
 from fenceline.config.topic import validate_topic_configs
 from fenceline.errors import OperatorError
 from fenceline.ids import NodeId
@@ -54,14 +56,6 @@ _ALWAYS: Final[Mapping[str, str]] = MappingProxyType(
     {"node.id": "1", "process.roles": "broker,controller", "controller.listener.names": _CONTROLLER_LISTENER}
 )
 """For the keys that Kafka requires and Fenceline does not."""
-
-
-class QuorumAddress(NamedTuple):
-    """A controller as the configuration names it; `node_id` -1 where only the address is known."""
-
-    node_id: int
-    host: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,9 +256,9 @@ def _typed(
     roles = frozenset(items("process.roles"))
     if not roles:
         raise OperatorError("process.roles names nothing", "Set it to broker, controller, or broker,controller.")
-    voters = _quorum_voters(items("controller.quorum.voters"), node_id, roles)
+    voters = parse_quorum_voters(items("controller.quorum.voters"), node_id, roles)
     servers = tuple(
-        _address("controller.quorum.bootstrap.servers", item, -1)
+        parse_quorum_address("controller.quorum.bootstrap.servers", item)
         for item in items("controller.quorum.bootstrap.servers")
     )
     if roles == {"broker"} and not voters and not servers:
@@ -281,7 +275,7 @@ def _typed(
     refuse_unbuilt_security(everything)
     listeners = tuple(one for one in everything if one.name not in controller_names)
     controller_listeners = tuple(one for one in everything if one.name in controller_names)
-    _check_listeners(roles, listeners, controller_listeners, "listeners" in raw)
+    check_roles(roles, listeners, controller_listeners, "listeners" in raw)
     if roles == {"controller"}:
         listeners = ()
     if "controller" in roles and len(voters) > 1 and not controller_listeners:
@@ -335,63 +329,6 @@ def _node_id(raw: Mapping[str, str]) -> NodeId:
     if chosen < 0:
         raise OperatorError(f"A node's id can not be {chosen}", "Set node.id to 0 or more.")
     return NodeId(chosen)
-
-
-def _quorum_voters(items: tuple[str, ...], node_id: int, roles: frozenset[str]) -> tuple[QuorumAddress, ...]:
-    """`id@host:port` each. Raises OperatorError, also where this node's part in it contradicts process.roles."""
-    key = "controller.quorum.voters"
-    voters = []
-    for item in items:
-        number, separator, address = item.partition("@")
-        if not separator or not number.strip().isdigit():
-            raise OperatorError(f"{key} has {item!r}, which is no voter", "Write each as id@host:port.")
-        voters.append(_address(key, address, int(number)))
-    ids = [voter.node_id for voter in voters]
-    if len(set(ids)) != len(ids):
-        raise OperatorError(f"{key}={','.join(items)} names an id twice")
-    if not ids:
-        return ()
-    if "controller" in roles and node_id not in ids:
-        raise OperatorError(
-            f"{key}={','.join(items)} does not name node {node_id}, which is to be a controller",
-            "Add it, or take controller out of process.roles.",
-        )
-    if "controller" not in roles and node_id in ids:
-        raise OperatorError(
-            f"{key}={','.join(items)} names node {node_id}, which is no controller",
-            "Give this broker an id of its own, or add controller to process.roles.",
-        )
-    return tuple(voters)
-
-
-def _address(key: str, text: str, node_id: int) -> QuorumAddress:
-    host, separator, port = text.strip().rpartition(":")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise OperatorError(f"{key} has {text!r}, which is no address", "Write it as host:port.")
-    return QuorumAddress(node_id, host.strip("[]"), int(port))
-
-
-def _check_listeners(
-    roles: frozenset[str], listeners: tuple[Listener, ...], controllers: tuple[Listener, ...], is_set: bool
-) -> None:
-    if "broker" in roles and not listeners:
-        raise OperatorError("listeners has no listener for clients", "Add one, for example PLAINTEXT://:9092.")
-    if "controller" not in roles and controllers:
-        raise OperatorError(
-            f"listeners has {controllers[0]}, but this node is no controller",
-            "Take it out; controller.listener.names names the listener of the controllers.",
-        )
-    if roles == {"controller"}:
-        if not controllers:
-            raise OperatorError(
-                "listeners has no listener of controller.listener.names, which a controller needs",
-                "Add one, for example CONTROLLER://:9093.",
-            )
-        if listeners and is_set:
-            raise OperatorError(
-                f"listeners has {listeners[0]}, but this node is no broker",
-                "Take it out, or add its name to controller.listener.names.",
-            )
 
 
 def _advertised_controllers(
