@@ -7,12 +7,15 @@ from typing import Annotated
 import typer
 
 from fenceline import __version__
+from fenceline.cli.brokers import brokers
 from fenceline.cli.cluster import cluster
 from fenceline.cli.demo import demo
+from fenceline.cli.features import features
 from fenceline.cli.format import format_directory_command
 from fenceline.cli.groups import groups
 from fenceline.cli.logs import logs
 from fenceline.cli.metadata import metadata
+from fenceline.cli.quorum import quorum
 from fenceline.cli.records import consume, offsets, produce
 from fenceline.cli.snapshot import snapshot
 from fenceline.cli.topics import configs, topics
@@ -55,10 +58,13 @@ app.add_typer(groups, name="groups")
 app.command()(produce)
 app.command()(consume)
 app.command()(offsets)
+app.add_typer(quorum, name="quorum")
+app.add_typer(features, name="features")
+app.add_typer(brokers, name="brokers")
 app.add_typer(logs, name="log")
-app.add_typer(cluster, name="cluster")
 app.add_typer(snapshot, name="snapshot")
 app.add_typer(metadata, name="metadata")
+app.add_typer(cluster, name="cluster")
 app.command()(demo)
 
 

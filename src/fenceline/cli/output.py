@@ -24,6 +24,10 @@ Bootstrap = Annotated[
     str,
     typer.Option("--bootstrap", "-b", envvar="FENCELINE_BOOTSTRAP", help="HOST:PORT of any node", show_default=True),
 ]
+Controllers = Annotated[
+    str | None,
+    typer.Option("--bootstrap-controller", "-c", help="HOST:PORT of any controller, instead of a broker's"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON document instead of a table")]
 
 
@@ -48,9 +52,10 @@ def fail(message: str, advice: str = "") -> None:
 
 
 @contextmanager
-def admin_of(bootstrap: str) -> Iterator[Admin]:
-    """An admin client for one command; errors come out readable."""
-    with readable_errors(), Admin(bootstrap, **{"default.api.timeout.ms": TIMEOUT_MS}) as admin:
+def admin_of(bootstrap: str, controllers: str | None = None) -> Iterator[Admin]:
+    """An admin client for one command, of brokers or else of controllers; errors come out readable."""
+    where = {"bootstrap.controllers": controllers} if controllers else {"bootstrap.servers": bootstrap}
+    with readable_errors(), Admin({**where, "default.api.timeout.ms": TIMEOUT_MS}) as admin:
         yield admin
 
 

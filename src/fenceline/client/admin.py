@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
+from uuid import UUID
 
+from fenceline.client.admin_brokers import LogDirDescription, RegisteredBroker
 from fenceline.client.admin_groups import GroupDescription, GroupListing
+from fenceline.client.admin_quorum import Change, Endpoint, NodeFeatures, QuorumDescription
 from fenceline.client.async_admin import (
     AsyncAdmin,
     ClusterDescription,
@@ -142,6 +145,65 @@ class Admin(BlockingFace[AsyncAdmin]):
     ) -> None:
         """See `AsyncAdmin.delete_group_offsets`."""
         self._run(self._async.delete_group_offsets(group_id, partitions, timeout_ms=timeout_ms))
+
+    def describe_quorum(self, *, timeout_ms: float | None = None) -> QuorumDescription:
+        """See `AsyncAdmin.describe_quorum`."""
+        return self._run(self._async.describe_quorum(timeout_ms=timeout_ms))
+
+    def add_raft_voter(
+        self,
+        voter_id: int,
+        directory_id: UUID,
+        endpoints: Sequence[Endpoint],
+        *,
+        cluster_id: str | None = None,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """See `AsyncAdmin.add_raft_voter`."""
+        self._run(
+            self._async.add_raft_voter(voter_id, directory_id, endpoints, cluster_id=cluster_id, timeout_ms=timeout_ms)
+        )
+
+    def remove_raft_voter(
+        self, voter_id: int, directory_id: UUID, *, cluster_id: str | None = None, timeout_ms: float | None = None
+    ) -> None:
+        """See `AsyncAdmin.remove_raft_voter`."""
+        self._run(self._async.remove_raft_voter(voter_id, directory_id, cluster_id=cluster_id, timeout_ms=timeout_ms))
+
+    def directory_of_voter(self, voter_id: int, *, timeout_ms: float | None = None) -> UUID:
+        """See `AsyncAdmin.directory_of_voter`."""
+        return self._run(self._async.directory_of_voter(voter_id, timeout_ms=timeout_ms))
+
+    def describe_features(self, *, timeout_ms: float | None = None) -> dict[int, NodeFeatures]:
+        """See `AsyncAdmin.describe_features`."""
+        return self._run(self._async.describe_features(timeout_ms=timeout_ms))
+
+    def update_features(
+        self,
+        levels: Mapping[str, int],
+        *,
+        change: Change = "upgrade",
+        validate_only: bool = False,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """See `AsyncAdmin.update_features`."""
+        self._run(
+            self._async.update_features(levels, change=change, validate_only=validate_only, timeout_ms=timeout_ms)
+        )
+
+    def describe_brokers(self, *, timeout_ms: float | None = None) -> list[RegisteredBroker]:
+        """See `AsyncAdmin.describe_brokers`."""
+        return self._run(self._async.describe_brokers(timeout_ms=timeout_ms))
+
+    def unregister_broker(self, broker_id: int, *, timeout_ms: float | None = None) -> None:
+        """See `AsyncAdmin.unregister_broker`."""
+        self._run(self._async.unregister_broker(broker_id, timeout_ms=timeout_ms))
+
+    def describe_log_dirs(
+        self, broker_ids: Collection[int] | None = None, *, timeout_ms: float | None = None
+    ) -> dict[int, tuple[LogDirDescription, ...]]:
+        """See `AsyncAdmin.describe_log_dirs`."""
+        return self._run(self._async.describe_log_dirs(broker_ids, timeout_ms=timeout_ms))
 
 
 __all__ = ["Admin", "AsyncAdmin", "ConfigEntry", "NewTopic"]

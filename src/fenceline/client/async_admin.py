@@ -1,20 +1,23 @@
 """Admin, asynchronous core: topics, configurations, offsets, groups and the cluster.
 
 Owns the operator's calls. A call that names several things sends one request where the protocol allows it and raises
-the first refusal, naming the thing that was refused. Groups are in `admin_groups`.
+the first refusal, naming the thing that was refused. Groups are in `admin_groups`, the quorum and features in
+`admin_quorum`, brokers and their directories in `admin_brokers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
+from fenceline.client.admin_brokers import BrokersAdmin
 from fenceline.client.admin_groups import GroupsAdmin
+from fenceline.client.admin_quorum import QuorumAdmin
 from fenceline.client.cluster import Cluster, Deadline
 from fenceline.client.config import ClientConfig
-from fenceline.client.errors import broker_error, error_code
+from fenceline.client.errors import broker_error, error_code, raise_if
 from fenceline.client.face import AsyncFace
 from fenceline.client.metadata import BrokerEndpoint, ClusterMetadata
 from fenceline.client.offsets import (
@@ -48,6 +51,9 @@ _CONFIG_SOURCES: Final[Mapping[int, str]] = {
     8: "GROUP_CONFIG",
 }
 _OPERATIONS: Final[Mapping[str, int]] = {"set": 0, "delete": 1, "append": 2, "subtract": 3}
+
+_NOT_THE_CONTROLLER: Final = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLOWER})
+"""The second is what the quorum's own requests are refused with."""
 
 ConfigResource = tuple[str, str]
 """("topic" | "broker" | "group" | ..., name)."""
@@ -96,7 +102,7 @@ class ProducerDescription(NamedTuple):
     last_timestamp_ms: int
 
 
-class AsyncAdmin(GroupsAdmin, AsyncFace):
+class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, AsyncFace):
     """Make it inside a running loop; close it with `await close()` or use it as an async context manager."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
@@ -152,7 +158,7 @@ class AsyncAdmin(GroupsAdmin, AsyncFace):
         created = {}
         for result in response.topics:
             name = str(result.name)
-            _raise_if(result, f"creating topic {name}")
+            raise_if(result, f"creating topic {name}")
             created[name] = CreatedTopic(
                 name,
                 getattr(result, "topic_id", None) or ZERO_UUID,
@@ -171,7 +177,7 @@ class AsyncAdmin(GroupsAdmin, AsyncFace):
         }
         response = await self._ask_controller(ApiKey.DELETE_TOPICS, fields, deadline, lambda r: r.responses)
         for result in response.responses:
-            _raise_if(result, f"deleting topic {result.name}")
+            raise_if(result, f"deleting topic {result.name}")
 
     async def create_partitions(
         self, counts: Mapping[str, int], *, validate_only: bool = False, timeout_ms: float | None = None
@@ -185,7 +191,7 @@ class AsyncAdmin(GroupsAdmin, AsyncFace):
         }
         response = await self._ask_controller(ApiKey.CREATE_PARTITIONS, fields, deadline, lambda r: r.results)
         for result in response.results:
-            _raise_if(result, f"growing topic {result.name}")
+            raise_if(result, f"growing topic {result.name}")
 
     # -- offsets
 
@@ -239,7 +245,7 @@ class AsyncAdmin(GroupsAdmin, AsyncFace):
                 for topic in response.topics:
                     for result in topic.partitions:
                         tp = TopicPartition(str(topic.name), int(result.partition_index))
-                        _raise_if(result, f"deleting records of {tp}")
+                        raise_if(result, f"deleting records of {tp}")
                         found[tp] = int(result.low_watermark)
             return found
 
@@ -260,7 +266,7 @@ class AsyncAdmin(GroupsAdmin, AsyncFace):
             for topic in response.topics:
                 for result in topic.partitions:
                     tp = TopicPartition(str(topic.name), int(result.partition_index))
-                    _raise_if(result, f"describing producers of {tp}")
+                    raise_if(result, f"describing producers of {tp}")
                     found[tp] = tuple(
                         ProducerDescription(
                             int(p.producer_id), int(p.producer_epoch), int(p.last_sequence), int(p.last_timestamp)
@@ -295,7 +301,7 @@ class AsyncAdmin(GroupsAdmin, AsyncFace):
             response = await self._ask(node_id, ApiKey.DESCRIBE_CONFIGS, fields, deadline)
             for result in response.results:
                 resource = (_kind(result.resource_type), str(result.resource_name))
-                _raise_if(result, f"describing {resource[0]} {resource[1]}")
+                raise_if(result, f"describing {resource[0]} {resource[1]}")
                 described[resource] = {entry.name: _entry(entry) for entry in result.configs}
         return described
 
@@ -324,7 +330,7 @@ class AsyncAdmin(GroupsAdmin, AsyncFace):
                 await self.cluster.fetch_metadata([], deadline)
             response = await self._ask(node_id, ApiKey.INCREMENTAL_ALTER_CONFIGS, fields, deadline)
             for result in response.responses:
-                _raise_if(result, f"configuring {_kind(result.resource_type)} {result.resource_name}")
+                raise_if(result, f"configuring {_kind(result.resource_type)} {result.resource_name}")
 
     # -- inside
 
@@ -339,8 +345,10 @@ class AsyncAdmin(GroupsAdmin, AsyncFace):
             deadline, lambda: self.cluster.call(node_id, api_key, fields, deadline=deadline)
         )
 
-    async def _ask_controller(self, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline, results: Any) -> Any:
-        """Ask the broker that metadata names as controller (any KRaft broker forwards), again if it is not one."""
+    async def _ask_controller(
+        self, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline, results: Callable[[Any], Iterable[Any]]
+    ) -> Any:
+        """Ask the node that metadata names as controller (any KRaft broker forwards), again if it is not one."""
 
         async def attempt() -> Any:
             cached = self.cluster.metadata
@@ -348,7 +356,7 @@ class AsyncAdmin(GroupsAdmin, AsyncFace):
                 await self.cluster.fetch_metadata([], deadline)
             node_id = cached.controller_id if cached.controller_id in cached.brokers else None
             response = await self.cluster.call(node_id, api_key, fields, deadline=deadline)
-            if any(error_code(r.error_code) is ErrorCode.NOT_CONTROLLER for r in results(response)):
+            if any(error_code(r.error_code) in _NOT_THE_CONTROLLER for r in results(response)):
                 cached.controller_id = -1
                 raise broker_error(ErrorCode.NOT_CONTROLLER, api_key.name)
             return response
@@ -368,12 +376,6 @@ class AsyncAdmin(GroupsAdmin, AsyncFace):
 def _pairs(mapping: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
     """Plain (topic, partition) tuples are as good as TopicPartition."""
     return {TopicPartition(*tp): value for tp, value in mapping.items()}
-
-
-def _raise_if(result: Any, subject: str) -> None:
-    code = error_code(result.error_code)
-    if code is not ErrorCode.NONE:
-        raise broker_error(code, subject, getattr(result, "error_message", None))
 
 
 def _kind(number: int) -> str:

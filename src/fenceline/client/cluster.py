@@ -27,9 +27,15 @@ from fenceline.client.errors import (
     broker_error,
     error_code,
 )
-from fenceline.client.metadata import ClusterMetadata, LeaderAndEpoch, MetadataCache, parse_metadata
+from fenceline.client.metadata import (
+    ClusterMetadata,
+    LeaderAndEpoch,
+    MetadataCache,
+    parse_controllers,
+    parse_metadata,
+)
 from fenceline.client.security import tls_context
-from fenceline.errors import ErrorCode, PeerError
+from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
 
@@ -191,10 +197,11 @@ class Cluster:
                     break
             if deadline.is_over:
                 named = ", ".join(f"{host}:{port}" for host, port in self.config.bootstrap)
+                who, key = ("controller", "controllers") if self.config.asks_controllers else ("broker", "servers")
                 raise BrokersUnreachable(
-                    f"No broker answered within {deadline.timeout_ms:.0f} ms (bootstrap.servers={named}): "
+                    f"No {who} answered within {deadline.timeout_ms:.0f} ms (bootstrap.{key}={named}): "
                     + "; ".join(dict.fromkeys(trouble)),
-                    "Check that the broker runs, the address, and that its advertised.listeners can be reached.",
+                    f"Check that the {who} runs, the address, and that its advertised.listeners can be reached.",
                 )
             await self.pause(deadline)
 
@@ -292,11 +299,20 @@ class Cluster:
         self, topics: Collection[str] | None, deadline: Deadline, *, auto_create: bool = False
     ) -> ClusterMetadata:
         """Ask any broker once and take the answer in. None asks for every topic, an empty collection for brokers
-        only.
+        only. With `bootstrap.controllers` the controllers are asked who they are, and topics are not known.
         """
 
         async def attempt() -> ClusterMetadata:
             connection = await self.any_connection(deadline)
+            if self.config.asks_controllers:
+                answer = await self._fetch_controllers(connection, deadline)
+                self.metadata.apply(answer)
+                return answer
+            if connection.versions and ApiKey.METADATA not in connection.versions:
+                raise OperatorError(
+                    f"{connection.peer} is a listener of controllers, not of brokers",
+                    "Give it as bootstrap.controllers (--bootstrap-controller), or give a broker's address.",
+                )
             version = connection.version_for(ApiKey.METADATA)
             fields: dict[str, Any] = {
                 "topics": None if topics is None else [{"name": name, "topic_id": None} for name in topics],
@@ -318,6 +334,21 @@ class Cluster:
         for callback in self.on_update:
             callback()
         return answer
+
+    async def _fetch_controllers(self, connection: Connection, deadline: Deadline) -> ClusterMetadata:
+        """Raises OperatorError where a broker answers."""
+        key = ApiKey.DESCRIBE_CLUSTER
+        fields = {"include_cluster_authorized_operations": False, "endpoint_type": 2}
+        answer = await self._in_time(connection, key, connection.version_for(key), fields, deadline)
+        code = error_code(answer.error_code)
+        if code is ErrorCode.MISMATCHED_ENDPOINT_TYPE:
+            raise OperatorError(
+                f"{connection.peer} is a listener of brokers, not of controllers",
+                "Give it as bootstrap.servers (--bootstrap), or give a controller's address.",
+            )
+        if code is not ErrorCode.NONE:
+            raise broker_error(code, f"{connection.peer} refused DescribeCluster", answer.error_message)
+        return parse_controllers(answer)
 
     async def refresh(self, deadline: Deadline | None = None) -> None:
         """Ask for the tracked topics; callers at the same time share one request."""

@@ -192,7 +192,11 @@ _JAVA_ONLY: Final[Mapping[str, str]] = {
 _KINDS: Final[Mapping[str, Mapping[str, Property]]] = {
     "producer": {**_COMMON, **_PRODUCER},
     "consumer": {**_COMMON, **_CONSUMER},
-    "admin": {**_COMMON, "request.timeout.ms": Property(30_000, _integer(1))},
+    "admin": {
+        **_COMMON,
+        "bootstrap.controllers": Property((), _names),
+        "request.timeout.ms": Property(30_000, _integer(1)),
+    },
     "reader": {
         **_COMMON,
         **_CONSUMER,
@@ -213,6 +217,11 @@ class ClientConfig:
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
+
+    @property
+    def asks_controllers(self) -> bool:
+        """Whether `bootstrap` are listeners of controllers (KIP-919), not of brokers."""
+        return bool(self.values.get("bootstrap.controllers"))
 
     @classmethod
     def parse(
@@ -252,7 +261,7 @@ class ClientConfig:
             except (TypeError, ValueError) as error:
                 raise OperatorError(f"The property {spelled}={value!r} can not be used", str(error)) from None
         _check_together(kind, values, merged)
-        return cls(kind, _addresses(values["bootstrap.servers"]), values)
+        return cls(kind, _addresses(values.get("bootstrap.controllers") or values["bootstrap.servers"]), values)
 
 
 def _addresses(servers: Sequence[str]) -> tuple[tuple[str, int], ...]:
@@ -288,6 +297,10 @@ def _check_together(kind: str, values: dict[str, Any], given: Mapping[str, Any])
                     "enable.idempotence=true allows at most 5 requests in flight a connection",
                     "Lower max.in.flight.requests.per.connection to 5.",
                 )
+    if values.get("bootstrap.controllers") and values["bootstrap.servers"]:
+        raise OperatorError(
+            "bootstrap.servers and bootstrap.controllers exclude each other", "Ask brokers, or controllers."
+        )
     if kind == "consumer" and values["heartbeat.interval.ms"] >= values["session.timeout.ms"]:
         raise OperatorError(
             "heartbeat.interval.ms must be below session.timeout.ms", "A third of session.timeout.ms is usual."

@@ -63,7 +63,14 @@ _ADVICE: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: "Records of this producer were lost on the way or on the broker.",
     ErrorCode.INVALID_PRODUCER_EPOCH: "Another producer took over this one's id.",
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "The topic or the broker's version does not take this compression.type.",
-    ErrorCode.UNSUPPORTED_VERSION: "The broker is too old for this call.",
+    ErrorCode.UNSUPPORTED_VERSION: "The other side, or a feature level of its cluster, is too old for this call.",
+    ErrorCode.MISMATCHED_ENDPOINT_TYPE: (
+        "Brokers are named by bootstrap.servers, controllers by bootstrap.controllers."
+    ),
+    ErrorCode.INVALID_UPDATE_VERSION: "See what every node supports: fenceline features list.",
+    ErrorCode.DUPLICATE_VOTER: "It votes already; remove a voter whose directory was lost before its id votes again.",
+    ErrorCode.VOTER_NOT_FOUND: "See who votes, and with which directory id: fenceline quorum describe.",
+    ErrorCode.BROKER_ID_NOT_REGISTERED: "See who is registered: fenceline brokers list.",
     ErrorCode.SASL_AUTHENTICATION_FAILED: "Check sasl.mechanism, sasl.username and sasl.password.",
     ErrorCode.ILLEGAL_GENERATION: (
         "The group moved on without this member: poll more often or raise max.poll.interval.ms."
@@ -303,6 +310,13 @@ def broker_error(code: ErrorCode, subject: str, message: str | None = None) -> C
         text += f" ({message.rstrip('.')})"
     advice = _ADVICE.get(code)
     return ClientError(code, f"{text}. {advice}" if advice else text)
+
+
+def raise_if(result: Any, subject: str) -> None:
+    """Raise for a result whose error code is another than NONE, with its message where it has one."""
+    code = error_code(result.error_code)
+    if code is not ErrorCode.NONE:
+        raise broker_error(code, subject, getattr(result, "error_message", None))
 
 
 def describe(tp: TopicPartition, error: BaseException | str) -> str:

@@ -97,6 +97,12 @@ def parse_metadata(version: int, response: Any) -> ClusterMetadata:
     return ClusterMetadata(response.cluster_id, int(response.controller_id), brokers, topics)
 
 
+def parse_controllers(response: Any) -> ClusterMetadata:
+    """A DescribeCluster answer about controllers (KIP-919): they are the nodes, and the active one is known."""
+    nodes = {int(b.broker_id): BrokerEndpoint(int(b.broker_id), b.host, int(b.port), b.rack) for b in response.brokers}
+    return ClusterMetadata(response.cluster_id, int(response.controller_id), nodes, {})
+
+
 class MetadataCache:
     """The newest known state. `update_version` counts answers taken in, so that users can do work once for each
     (E46).

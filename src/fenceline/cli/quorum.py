@@ -1,0 +1,166 @@
+"""`fenceline quorum`: who votes, how far each is, and changes of the voter set."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fenceline.cli.output import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    Bootstrap,
+    Controllers,
+    admin_of,
+    done,
+    print_json,
+    readable_errors,
+    show,
+)
+from fenceline.errors import OperatorError
+from fenceline.ids import decode_uuid, encode_uuid
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from fenceline.client.admin_quorum import Endpoint, ReplicaStatus
+
+quorum = typer.Typer(no_args_is_help=True, help="Show the controllers' quorum; add and remove voters.")
+
+
+@quorum.command()
+def describe(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, controllers: Controllers = None, as_json: AsJson = False
+) -> None:
+    """The leader, its epoch, and how far each voter and observer has come. Lag is in records of the metadata log."""
+    with admin_of(bootstrap, controllers) as admin:
+        found = admin.describe_quorum()
+    voters, observers = [_row(each) for each in found.voters], [_row(each) for each in found.observers]
+    if as_json:
+        head = {"leader_id": found.leader_id, "leader_epoch": found.leader_epoch}
+        head["high_watermark"] = found.high_watermark
+        print_json({**head, "voters": voters, "observers": observers})
+        return
+    print(f"Leader {found.leader_id}, epoch {found.leader_epoch}, high watermark {found.high_watermark}.")
+    show([_for_people(row) for row in voters], as_json=False, title="Voters", empty="There are no voters.")
+    if observers:
+        show([_for_people(row) for row in observers], as_json=False, title="Observers")
+
+
+def _row(replica: ReplicaStatus) -> dict[str, Any]:
+    return {
+        "id": replica.replica_id,
+        "directory_id": encode_uuid(replica.directory_id) if replica.directory_id is not None else None,
+        "log_end_offset": replica.log_end_offset,
+        "lag": replica.lag,
+        "last_fetch_ms": replica.last_fetch_ms,
+        "last_caught_up_ms": replica.last_caught_up_ms,
+        "endpoints": [str(each) for each in replica.endpoints],
+    }
+
+
+def _for_people(row: dict[str, Any]) -> dict[str, Any]:
+    """Times as UTC instead of milliseconds."""
+    shown = dict(row)
+    for key in ("last_fetch", "last_caught_up"):
+        value = shown.pop(f"{key}_ms")
+        shown[key] = datetime.fromtimestamp(value / 1000, UTC).isoformat("T", "milliseconds") if value else None
+    shown["endpoints"] = shown.pop("endpoints") or None
+    return shown
+
+
+@quorum.command()
+def add(
+    config: Annotated[
+        Path | None, typer.Option("--config", help="server.properties of the controller, run on its own machine")
+    ] = None,
+    voter_id: Annotated[int | None, typer.Option("--id", help="the controller's node.id")] = None,
+    directory_id: Annotated[
+        str | None, typer.Option(help="22 characters, from meta.properties of its metadata directory")
+    ] = None,
+    endpoint: Annotated[
+        list[str] | None, typer.Option(help="CONTROLLER://HOST:PORT where other voters find it; may be repeated")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    controllers: Controllers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a controller that runs and follows already a voter.
+
+    Named by its configuration (--config), or by --id, --directory-id and --endpoint.
+    """
+    with readable_errors():
+        by_hand = [option is not None for option in (voter_id, directory_id, endpoint)]
+        if (config is None) is not all(by_hand) or (config is not None and any(by_hand)):
+            raise OperatorError(
+                "It must be said which controller is to be added",
+                "Give --config FILE on its own machine, or all of --id, --directory-id and --endpoint.",
+            )
+        cluster_id: str | None = None
+        if config is not None:
+            voter, directory, endpoints, cluster_id = _local_controller(config)
+        else:
+            from fenceline.client.admin_quorum import Endpoint
+
+            assert voter_id is not None
+            assert directory_id is not None
+            voter, directory = voter_id, _directory_id(directory_id)
+            endpoints = [Endpoint.parse(each) for each in endpoint or ()]
+        with admin_of(bootstrap, controllers) as admin:
+            admin.add_raft_voter(voter, directory, endpoints, cluster_id=cluster_id)
+        document = {"added": voter, "directory_id": encode_uuid(directory), "endpoints": list(map(str, endpoints))}
+        done(f"Node {voter} is a voter now.", document, as_json=as_json)
+
+
+def _local_controller(config: Path) -> tuple[int, UUID, list[Endpoint], str]:
+    """Id, directory, endpoints and cluster of a controller of this machine."""
+    from fenceline.client.admin_quorum import Endpoint
+    from fenceline.config.node import NodeConfig
+    from fenceline.log.disk import OsDisk
+    from fenceline.log.log_dir import read_meta
+
+    node = NodeConfig.load(config, {}, os.environ)
+    if not node.is_controller or not node.advertised_controller_listeners:
+        raise OperatorError(
+            f"{config} is not of a controller with a listener", "It needs process.roles with controller, and listeners."
+        )
+    path = str(node.metadata_log_dir)
+    meta = read_meta(OsDisk(), path)
+    if not meta.get("directory.id"):
+        raise OperatorError(f"{path}/meta.properties has no directory.id", "Format the directory with this release.")
+    endpoints = [Endpoint(each.name, each.host, each.port) for each in node.advertised_controller_listeners]
+    if any(each.port == 0 for each in endpoints):
+        raise OperatorError(f"{config} leaves a port open", "Give the port that it got, by --id and --endpoint.")
+    return int(node.node_id), _directory_id(meta["directory.id"]), endpoints, meta["cluster.id"]
+
+
+@quorum.command()
+def remove(
+    voter_id: Annotated[int, typer.Argument(help="the voter's node.id")],
+    directory_id: Annotated[
+        str | None, typer.Option(help="only needed where two voters have that id, as after a lost disk")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    controllers: Controllers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a voter out of the set. It goes on as an observer if it runs."""
+    with readable_errors():
+        known = _directory_id(directory_id) if directory_id is not None else None
+        with admin_of(bootstrap, controllers) as admin:
+            directory = known if known is not None else admin.directory_of_voter(voter_id)
+            admin.remove_raft_voter(voter_id, directory)
+        document = {"removed": voter_id, "directory_id": encode_uuid(directory)}
+        done(f"Node {voter_id} is no longer a voter.", document, as_json=as_json)
+
+
+def _directory_id(text: str) -> UUID:
+    try:
+        return decode_uuid(text)
+    except ValueError:
+        raise OperatorError(
+            f"{text!r} is not a directory id", "It is 22 characters of base64url, as meta.properties has it."
+        ) from None

@@ -1,0 +1,243 @@
+"""The quorum's half of Admin: who votes and how far each is, changes of voters, feature levels.
+
+Owns the requests that the active controller answers about itself. Any broker hands them on; with
+`bootstrap.controllers` they go to the active controller at once.
+
+Rules: raft.md Q13, Q37; controller.md C38; since_4_0.md K1, K37.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+from uuid import UUID
+
+from fenceline.client.cluster import Cluster, Deadline
+from fenceline.client.config import ClientConfig
+from fenceline.client.errors import ConnectionLost, TimedOut, broker_error, error_code, raise_if
+from fenceline.client.versions import client_software
+from fenceline.errors import ErrorCode, OperatorError
+from fenceline.ids import METADATA_TOPIC, ZERO_UUID, encode_uuid
+from fenceline.wire.apis import ApiKey
+
+Change = Literal["upgrade", "safe_downgrade", "unsafe_downgrade"]
+_CHANGES: Final[Mapping[Change, int]] = {"upgrade": 1, "safe_downgrade": 2, "unsafe_downgrade": 3}
+
+
+class Endpoint(NamedTuple):
+    """Where a controller is found, on the listener of that name."""
+
+    name: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.name}://{host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """The inverse of `str`. Raises OperatorError."""
+        name, separator, address = text.partition("://")
+        host, colon, port = address.rpartition(":")
+        if not (separator and name and colon and host) or not port.isdigit() or not 0 < int(port) <= 65_535:
+            raise OperatorError(f"{text!r} is not an endpoint", "Write it as CONTROLLER://HOST:PORT.")
+        return cls(name, host.removeprefix("[").removesuffix("]"), int(port))
+
+
+class ReplicaStatus(NamedTuple):
+    """A voter or observer as the leader sees it; lag in records of the metadata log, times in ms since 1970.
+
+    None where a node does not say it: the directory of a replica without one, times before its first fetch.
+    """
+
+    replica_id: int
+    directory_id: UUID | None
+    log_end_offset: int
+    lag: int
+    last_fetch_ms: int | None
+    last_caught_up_ms: int | None
+    endpoints: tuple[Endpoint, ...]
+
+
+class QuorumDescription(NamedTuple):
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    voters: tuple[ReplicaStatus, ...]
+    observers: tuple[ReplicaStatus, ...]
+
+
+class NodeFeatures(NamedTuple):
+    """`supported`: inclusive ranges that the node knows. `finalized`: levels that are in force as the node sees it, at
+    the metadata offset `finalized_epoch` (-1: none is known). `trouble` says why a node could not be asked, else "".
+    """
+
+    node_id: int
+    supported: Mapping[str, tuple[int, int]]
+    finalized: Mapping[str, int]
+    finalized_epoch: int
+    trouble: str = ""
+
+
+class QuorumAdmin(ABC):
+    """Mixed into `AsyncAdmin`."""
+
+    config: ClientConfig
+    cluster: Cluster
+
+    @abstractmethod
+    def _deadline(self, timeout_ms: float | None) -> Deadline:
+        """When a call that was given `timeout_ms` must end."""
+
+    @abstractmethod
+    def _broker_timeout_ms(self, deadline: Deadline) -> int:
+        """How long the other side may take."""
+
+    @abstractmethod
+    async def _ask_controller(
+        self, api_key: ApiKey, fields: dict[str, Any], deadline: Deadline, results: Callable[[Any], Iterable[Any]]
+    ) -> Any:
+        """One request to the active controller, again while it is moving."""
+
+    async def describe_quorum(self, *, timeout_ms: float | None = None) -> QuorumDescription:
+        """Leader, epoch, high watermark, and how far each voter and observer has come."""
+        deadline = self._deadline(timeout_ms)
+        fields = {"topics": [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]}
+        response = await self._ask_controller(
+            ApiKey.DESCRIBE_QUORUM, fields, deadline, lambda r: (r, *(p for t in r.topics for p in t.partitions))
+        )
+        raise_if(response, "describing the quorum")
+        partition = response.topics[0].partitions[0]
+        raise_if(partition, "describing the quorum")
+        endpoints = {
+            int(node.node_id): tuple(Endpoint(each.name, each.host, int(each.port)) for each in node.listeners)
+            for node in getattr(response, "nodes", ())
+        }
+        leader_id = int(partition.leader_id)
+        end = next((int(v.log_end_offset) for v in partition.current_voters if int(v.replica_id) == leader_id), -1)
+
+        def status(replica: Any) -> ReplicaStatus:
+            offset = int(replica.log_end_offset)
+            return ReplicaStatus(
+                int(replica.replica_id),
+                getattr(replica, "replica_directory_id", None),
+                offset,
+                max(0, end - offset) if offset >= 0 else end,
+                _time(getattr(replica, "last_fetch_timestamp", -1)),
+                _time(getattr(replica, "last_caught_up_timestamp", -1)),
+                endpoints.get(int(replica.replica_id), ()),
+            )
+
+        return QuorumDescription(
+            leader_id,
+            int(partition.leader_epoch),
+            int(partition.high_watermark),
+            tuple(sorted(map(status, partition.current_voters))),
+            tuple(sorted(map(status, partition.observers))),
+        )
+
+    async def add_raft_voter(
+        self,
+        voter_id: int,
+        directory_id: UUID,
+        endpoints: Sequence[Endpoint],
+        *,
+        cluster_id: str | None = None,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Make a controller that follows already a voter; returns when the change is committed.
+
+        Raises PeerError: DUPLICATE_VOTER, REQUEST_TIMED_OUT while it is not caught up, INCONSISTENT_CLUSTER_ID where
+        `cluster_id` is given and is another, UNSUPPORTED_VERSION where voters are fixed (kraft.version 0).
+        """
+        deadline = self._deadline(timeout_ms)
+        fields = {
+            "cluster_id": cluster_id,
+            "timeout": self._broker_timeout_ms(deadline),
+            "voter_id": voter_id,
+            "voter_directory_id": directory_id,
+            "listeners": [each._asdict() for each in endpoints],
+            "ack_when_committed": True,
+        }
+        response = await self._ask_controller(ApiKey.ADD_RAFT_VOTER, fields, deadline, lambda r: (r,))
+        raise_if(response, f"adding voter {voter_id}")
+
+    async def remove_raft_voter(
+        self, voter_id: int, directory_id: UUID, *, cluster_id: str | None = None, timeout_ms: float | None = None
+    ) -> None:
+        """Take a voter out of the set, also one that is gone for good. Raises PeerError (VOTER_NOT_FOUND, ...)."""
+        deadline = self._deadline(timeout_ms)
+        fields = {"cluster_id": cluster_id, "voter_id": voter_id, "voter_directory_id": directory_id}
+        response = await self._ask_controller(ApiKey.REMOVE_RAFT_VOTER, fields, deadline, lambda r: (r,))
+        raise_if(response, f"removing voter {voter_id}")
+
+    async def directory_of_voter(self, voter_id: int, *, timeout_ms: float | None = None) -> UUID:
+        """The directory id of the only voter with that id. Raises OperatorError where there is none, or several."""
+        voters = [v for v in (await self.describe_quorum(timeout_ms=timeout_ms)).voters if v.replica_id == voter_id]
+        if not voters:
+            raise OperatorError(f"Node {voter_id} is not a voter", "See who is with: fenceline quorum describe")
+        if len(voters) > 1:
+            known = ", ".join(encode_uuid(v.directory_id or ZERO_UUID) for v in voters)
+            raise OperatorError(
+                f"{len(voters)} voters have the id {voter_id}, with the directory ids {known}",
+                "Say which one with --directory-id; it is in meta.properties of its metadata directory.",
+            )
+        return voters[0].directory_id or ZERO_UUID
+
+    async def describe_features(self, *, timeout_ms: float | None = None) -> dict[int, NodeFeatures]:
+        """What each node supports and what is finalized, node by node: of the brokers, or of the controllers where
+        those are asked.
+        """
+        deadline = self._deadline(timeout_ms)
+        await self.cluster.fetch_metadata([], deadline)
+        name, version = client_software()
+        fields = {"client_software_name": name, "client_software_version": version}
+        found = {}
+        for node_id in sorted(self.cluster.metadata.brokers):
+            try:
+                answer = await self.cluster.call(node_id, ApiKey.API_VERSIONS, fields, deadline=deadline, min_version=3)
+            except (ConnectionLost, TimedOut) as error:
+                found[node_id] = NodeFeatures(node_id, {}, {}, -1, str(error))
+                continue
+            raise_if(answer, f"features of node {node_id}")
+            found[node_id] = NodeFeatures(
+                node_id,
+                {str(f.name): (int(f.min_version), int(f.max_version)) for f in answer.supported_features},
+                {str(f.name): int(f.max_version_level) for f in answer.finalized_features},
+                int(answer.finalized_features_epoch),
+            )
+        return found
+
+    async def update_features(
+        self,
+        levels: Mapping[str, int],
+        *,
+        change: Change = "upgrade",
+        validate_only: bool = False,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Finalize other levels, all or none; level 0 with a downgrade disables a feature.
+
+        Raises PeerError (INVALID_UPDATE_VERSION, FEATURE_UPDATE_FAILED) with the reason of the first refusal.
+        """
+        deadline = self._deadline(timeout_ms)
+        fields = {
+            "timeout": self._broker_timeout_ms(deadline),
+            "feature_updates": [
+                {"feature": name, "max_version_level": level, "upgrade_type": _CHANGES[change]}
+                for name, level in levels.items()
+            ],
+            "validate_only": validate_only,
+        }
+        response = await self._ask_controller(ApiKey.UPDATE_FEATURES, fields, deadline, lambda r: (r,))
+        code = error_code(response.error_code)
+        if code is not ErrorCode.NONE:
+            raise broker_error(code, "changing features", response.error_message)
+        for result in getattr(response, "results", ()):
+            raise_if(result, f"changing {result.feature}")
+
+
+def _time(value: int) -> int | None:
+    return int(value) if int(value) >= 0 else None
