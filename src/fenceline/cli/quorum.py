@@ -141,7 +141,7 @@ def _local_controller(config: Path) -> tuple[int, UUID, list[Endpoint], str]:
 def remove(
     voter_id: Annotated[int, typer.Argument(help="the voter's node.id")],
     directory_id: Annotated[
-        str | None, typer.Option(help="only needed where two voters have that id, as after a lost disk")
+        str | None, typer.Option(help="refuse unless the voter has this directory; the one that it has otherwise")
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     controllers: Controllers = None,

@@ -18,7 +18,7 @@ from fenceline.client.config import ClientConfig
 from fenceline.client.errors import ConnectionLost, TimedOut, broker_error, error_code, raise_if
 from fenceline.client.versions import client_software
 from fenceline.errors import ErrorCode, OperatorError
-from fenceline.ids import METADATA_TOPIC, ZERO_UUID, encode_uuid
+from fenceline.ids import METADATA_TOPIC, ZERO_UUID
 from fenceline.wire.apis import ApiKey
 
 Change = Literal["upgrade", "safe_downgrade", "unsafe_downgrade"]
@@ -174,17 +174,11 @@ class QuorumAdmin(ABC):
         raise_if(response, f"removing voter {voter_id}")
 
     async def directory_of_voter(self, voter_id: int, *, timeout_ms: float | None = None) -> UUID:
-        """The directory id of the only voter with that id. Raises OperatorError where there is none, or several."""
-        voters = [v for v in (await self.describe_quorum(timeout_ms=timeout_ms)).voters if v.replica_id == voter_id]
-        if not voters:
-            raise OperatorError(f"Node {voter_id} is not a voter", "See who is with: fenceline quorum describe")
-        if len(voters) > 1:
-            known = ", ".join(encode_uuid(v.directory_id or ZERO_UUID) for v in voters)
-            raise OperatorError(
-                f"{len(voters)} voters have the id {voter_id}, with the directory ids {known}",
-                "Say which one with --directory-id; it is in meta.properties of its metadata directory.",
-            )
-        return voters[0].directory_id or ZERO_UUID
+        """The directory id of the voter with that id. Raises OperatorError where there is none."""
+        for voter in (await self.describe_quorum(timeout_ms=timeout_ms)).voters:
+            if voter.replica_id == voter_id:
+                return voter.directory_id or ZERO_UUID
+        raise OperatorError(f"Node {voter_id} is not a voter", "See who is with: fenceline quorum describe")
 
     async def describe_features(self, *, timeout_ms: float | None = None) -> dict[int, NodeFeatures]:
         """What each node supports and what is finalized, node by node: of the brokers, or of the controllers where
