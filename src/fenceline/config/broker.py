@@ -52,7 +52,7 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             ConfigType.LONG,
             "100000000",
             "Bytes a second that records from the disk may always leave with, all readers together. While producers or"
-            " waiting consumers are served and cores are short, they leave with no more than that; 0 holds nobody back.",
+            " waiting consumers are served and cores are short, the rate falls to it; 0 holds nobody back.",
             Importance.LOW,
             Range(0),
         ),
