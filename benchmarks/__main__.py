@@ -16,6 +16,7 @@ NAMES = {
     "latency": "one synchronous record through librdkafka, quiet and beside a cold reader",
     "client": "our own client: poll_arrow and send_arrow",
     "snapshots": "100,000 and 1,000,000 partitions: snapshot generated and loaded, memory of the image",
+    "quorum": "three combined nodes: start, memory, failover, topics; a controller that joins late",
     "partitions": "10,000 partitions, 500 topics one by one, an idle node",
     "spark": "batch and stream against Spark's own connector",
 }

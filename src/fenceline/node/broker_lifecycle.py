@@ -36,6 +36,8 @@ _GOODBYE_S: Final = 2.0
 _AGAIN_S: Final = 0.2
 """Between two attempts to register."""
 _SOON_S: Final = 0.05
+_LOOK_S: Final = 0.1
+"""Between two looks whether the other controllers are there, while a broker waits to be let go."""
 _TOLD_EACH: Final = 50
 """Attempts to register between two lines for the operator."""
 _PASSES: Final = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION})
@@ -162,15 +164,35 @@ class BrokerLifecycle:
         log.warning("the controller did not let this broker go", epoch=self.broker_epoch)
 
     async def _say_goodbye_to_others(self) -> None:
+        going = asyncio.ensure_future(self._be_let_go())
+        alone = asyncio.ensure_future(self._see_others_gone())
         try:
-            async with asyncio.timeout(_GOODBYE_S):
-                while True:
-                    answer = await self._controller.submit(self._beat(want_shut_down=True))
-                    if answer.should_shut_down:
-                        return
-                    await asyncio.sleep(_SOON_S)
-        except TimeoutError:
-            log.warning("no controller has let this broker go in time", epoch=self.broker_epoch)
+            done, _ = await asyncio.wait((going, alone), timeout=_GOODBYE_S, return_when=asyncio.FIRST_COMPLETED)
+            if going in done:
+                going.result()
+            elif alone in done:
+                log.info("the other controllers are gone, nobody is left to let this broker go")
+            else:
+                log.warning("no controller has let this broker go in time", epoch=self.broker_epoch)
+        finally:
+            going.cancel()
+            alone.cancel()
+            await asyncio.gather(going, alone, return_exceptions=True)
+
+    async def _be_let_go(self) -> None:
+        while True:
+            answer = await self._controller.submit(self._beat(want_shut_down=True))
+            if answer.should_shut_down:
+                return
+            await asyncio.sleep(_SOON_S)
+
+    async def _see_others_gone(self) -> None:
+        """As when a whole cluster stops: waiting would change nothing."""
+        assert self._controller.channel is not None, "others can be reached"
+        while True:
+            if await self._controller.channel.has_no_majority():
+                return
+            await asyncio.sleep(_LOOK_S)
 
     def close(self) -> None:
         """Say nothing more by itself."""

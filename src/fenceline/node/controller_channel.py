@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fenceline.controller.requests import Request
     from fenceline.node.controller_driver import ControllerDriver
     from fenceline.node.handlers.registry import Api, RequestContext
+    from fenceline.quorum.control_records import Voter
 
 log = Logger("controller")
 
@@ -38,6 +39,8 @@ _PAUSE_S: Final = 0.05
 """Between two attempts, unless something changes before."""
 _ANSWER_S: Final = 10.0
 """A controller that says nothing for so long is asked anew, on another connection."""
+_REFUSAL_S: Final = 0.5
+"""A process that is gone is refused for at once; no answer in this time is none."""
 _PATIENCE_S: Final = 30.0
 """For a request of a client; Kafka's default request timeout."""
 _ANONYMOUS: Final = struct.pack(">h", 0) + b"\x05User\x0aANONYMOUS\x00\x00"
@@ -98,6 +101,27 @@ class ControllerChannel:
         return await self._until_answered(
             mapping.purpose, ask, lambda: self._controller.active.submit(request), mapping.patience_s
         )
+
+    async def has_no_majority(self) -> bool:
+        """Whether so many of the other voters refuse connections that the rest can not elect anybody: their processes
+        are gone. Who is silent may be cut off only, and counts as there.
+        """
+        quorum = self._controller.quorum
+        others = [voter for voter in quorum.voters if voter.voter_id != self._controller.node_id]
+        refusals = await asyncio.gather(*(self._is_refused(voter) for voter in others))
+        return 2 * sum(refusals) >= len(quorum.voters)
+
+    async def _is_refused(self, voter: Voter) -> bool:
+        if not voter.endpoints:
+            return False
+        endpoint = voter.endpoints[0]
+        try:
+            async with asyncio.timeout(_REFUSAL_S):
+                transport, _ = await self._connect(asyncio.Protocol, endpoint.host, endpoint.port)
+        except OSError as error:
+            return isinstance(error, ConnectionRefusedError)
+        transport.close()
+        return False
 
     # -- requests of clients -------------------------------------------------------------------------------------------
 

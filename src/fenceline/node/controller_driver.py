@@ -37,6 +37,7 @@ from fenceline.node.format import read_bootstrap_features
 from fenceline.node.metadata_loader import Listener, MetadataLoader
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_snapshots import Snapshots
+from fenceline.node.parting import while_others_are_there
 from fenceline.node.quorum_driver import QuorumDriver
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import VoterEndpoint
@@ -57,6 +58,10 @@ class Channel(Protocol):
 
     def submit(self, request: Request) -> Awaitable[Any]:
         """As `ActiveController.submit`. Raises PeerError."""
+        ...
+
+    async def has_no_majority(self) -> bool:
+        """Whether the other voters that are there are too few for any leader."""
         ...
 
 
@@ -306,15 +311,19 @@ class ControllerDriver:
         if self._stopped:
             return
         if self._is_open:
-            await self._active.finish()
+            await while_others_are_there(self.channel, self._active.finish(), self._driver.resign)
         self._stopped = True
         if self._snapshots is not None:
             await self._snapshots.finish()
         if self._is_open:
-            await self._driver.stop(timeout_ms=_RESIGN_MS)
+            stopping = self._driver.stop(timeout_ms=_RESIGN_MS)
+            await while_others_are_there(self.channel, stopping, self._close_at_once)
             await asyncio.get_running_loop().run_in_executor(self._executor, self.log.close)
         if self._own_executor is not None:
             self._own_executor.shutdown()
+
+    def _close_at_once(self) -> None:
+        self._driver.call(lambda quorum, now: quorum.shutdown(now, 0))
 
     @property
     def has_failed(self) -> bool:

@@ -1,0 +1,252 @@
+"""Three combined nodes beside three of Apache Kafka: start, memory, failover, topics; a controller that joins late.
+
+Both sides have the same properties and Kafka's default timeouts; replication factor 1 everywhere. One client, the same
+code for both, speaks to one node that stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.clusters import CONTROLLER, LISTENER, SIDES, ClusterUnderTest, NodeUnderTest, Side, wait_for
+from benchmarks.harness import Figures, resident_mb, scratch
+from benchmarks.snapshots import image_of
+from fenceline.client.config import ClientConfig
+from fenceline.client.connection import Connection, open_connection
+from fenceline.errors import ErrorCode, FencelineError
+from fenceline.log.disk import OsDisk
+from fenceline.node.format import parse_initial_controllers
+from fenceline.node.metadata_batches import SnapshotBatches
+from fenceline.node.metadata_log import MetadataLog
+from fenceline.quorum.log_view import SnapshotId
+from fenceline.wire.apis import ApiKey
+
+KILLS: Final = int(os.environ.get("BENCH_KILLS", "20"))
+FREEZES: Final = int(os.environ.get("BENCH_FREEZES", "3"))
+TOPICS: Final = int(os.environ.get("BENCH_TOPICS", "1000"))
+WARM_TOPICS: Final = 100
+MANY_TOPICS, MANY_EACH = 10, 999
+"""One request may become 10,000 records at most, on both sides: 10 topics and 9,990 partitions."""
+JOINED_PARTITIONS: Final = int(os.environ.get("BENCH_JOINED", "100000"))
+IDLE_S: Final = 5.0
+ANSWER_S: Final = 90.0
+RETRY_S: Final = 0.02
+
+
+def run(figures: Figures, repeats: int) -> None:
+    with scratch() as root:
+        with ClusterUnderTest("fenceline", root / "first") as cluster:
+            cluster.start()
+        for attempt in range(repeats):
+            for side in SIDES:
+                fresh_cluster(figures, side, root / f"fresh-{attempt}-{side}")
+        for side in SIDES:
+            with ClusterUnderTest(side, root / f"failover-{side}") as cluster:
+                cluster.start()
+                one_by_one(figures, cluster)
+                killed(figures, cluster)
+                frozen(figures, cluster)
+        for side in SIDES:
+            for size in (0, JOINED_PARTITIONS):
+                joined(figures, side, root / f"joined-{size}-{side}", size)
+    figures.note(
+        "Spawn: from the first of three spawns on formatted directories until the metadata of each names all three."
+        f" Memory: resident, {IDLE_S:.0f} s later, shared pages counted for each. Failover: from the signal to the"
+        " active controller until a CreateTopics that was sent at that moment through a node that stays is answered"
+        " without an error; refusals are sent again after 20 ms. Kafka's default timeouts; failover of a killed one"
+        " does not wait for them."
+    )
+    figures.note(
+        f"Joined: from the spawn of a fourth controller until it answers from an image that holds the snapshot of"
+        f" {JOINED_PARTITIONS:,} partitions; 0 partitions: the same without a snapshot, which is what starting costs."
+    )
+
+
+# --- the figures ------------------------------------------------------------------------------------------------------
+
+
+def fresh_cluster(figures: Figures, side: Side, root: Path) -> None:
+    """Start, memory at rest, and many partitions at once."""
+    with ClusterUnderTest(side, root) as cluster:
+        figures.add("three nodes, spawn to all registered and unfenced", side, cluster.start(), "s")
+        time.sleep(IDLE_S)
+        figures.add("resident memory of the three, idle", side, sum(resident_mb(n.pid) for n in cluster.nodes), "MB")
+        pss = sum(psutil.Process(n.pid).memory_full_info().pss for n in cluster.nodes) / 1e6
+        figures.add("the same, shared pages counted once", side, pss, "MB")
+        topics = [_topic(f"many-{number}", MANY_EACH) for number in range(MANY_TOPICS)]
+        total = MANY_TOPICS * MANY_EACH
+
+        async def create(connection: Connection) -> float:
+            started = time.perf_counter()
+            await _create(connection, topics)
+            for node in cluster.nodes:
+                other = await _connect(node)
+                await _await_leaders(other, total)
+                other.close()
+            return time.perf_counter() - started
+
+        figure = f"{total:,} partitions in one request until all have leaders on every node"
+        figures.add(figure, side, _through(cluster.nodes[0], create), "s")
+
+
+def one_by_one(figures: Figures, cluster: ClusterUnderTest) -> None:
+    async def create(connection: Connection, prefix: str, count: int) -> float:
+        started = time.perf_counter()
+        for number in range(count):
+            await _create(connection, [_topic(f"{prefix}-{number}", 1)])
+        return count / (time.perf_counter() - started)
+
+    leader = cluster.leader()
+    other = next(node for node in cluster.nodes if node is not leader)
+    _through(other, lambda connection: create(connection, "warm", WARM_TOPICS))
+    rate = _through(other, lambda connection: create(connection, "single", TOPICS))
+    figures.add(f"{TOPICS:,} topics one by one", cluster.side, rate, "topics/s")
+
+
+def killed(figures: Figures, cluster: ClusterUnderTest) -> None:
+    """kill -9 of the active controller, again and again; it comes back before the next turn."""
+    staying = list(cluster.nodes)
+    for number in range(KILLS):
+        cluster.wait_caught_up()
+        leader = cluster.leader()
+        staying.remove(leader)
+        through = staying[0]
+        wait_for(partial(through.knows, [through.node_id]), f"{cluster.side}'s node {through.node_id} serves")
+        took_s = _failover(through, f"killed-{number}", partial(leader.signal, signal.SIGKILL))
+        leader.kill()
+        figures.add("failover, active controller killed", cluster.side, took_s, "s")
+        # Who was killed last is asked last: its broker waits for its old session to end.
+        staying.append(leader)
+        leader.spawn()
+        wait_for(leader.listens, f"{cluster.side}'s node {leader.node_id} is back")
+
+
+def frozen(figures: Figures, cluster: ClusterUnderTest) -> None:
+    """SIGSTOP: connections stay open, and silent."""
+    cluster.wait_complete()
+    for number in range(FREEZES):
+        cluster.wait_caught_up()
+        leader = cluster.leader()
+        other = next(node for node in cluster.nodes if node is not leader)
+        try:
+            took_s = _failover(other, f"frozen-{number}", partial(leader.signal, signal.SIGSTOP))
+        finally:
+            leader.signal(signal.SIGCONT)
+        figures.add("failover, active controller frozen", cluster.side, took_s, "s")
+        cluster.wait_complete()
+
+
+def joined(figures: Figures, side: Side, root: Path, size: int) -> None:
+    """A fourth controller gets the image of three others."""
+
+    def prepare(cluster: ClusterUnderTest) -> None:
+        if not size:
+            return
+        image = image_of(size)
+        voters = parse_initial_controllers(cluster.initial_controllers, LISTENER)
+        now_ms = time.time_ns() // 1_000_000
+        for node in cluster.voters:
+            log = MetadataLog.open(OsDisk(), str(node.data), now_ms=now_ms)
+            batches = SnapshotBatches(
+                image, now_ms=now_ms, last_log_timestamp_ms=now_ms, kraft_version=1, voters=voters
+            )
+            log.write_snapshot(SnapshotId(image.offset + 1, image.epoch), batches)
+            log.close()
+
+    with ClusterUnderTest(side, root, roles=CONTROLLER, joining=1, prepare=prepare) as cluster:
+        cluster.start()
+        cluster.wait_caught_up()
+        late = cluster.nodes[-1]
+        started = time.perf_counter()
+        late.spawn()
+
+        async def loaded() -> None:
+            while True:
+                try:
+                    connection = await _connect(late, at_controller=True)
+                    if await _image_offset(connection) >= max(size, 1):
+                        return
+                    connection.close()
+                except FencelineError:
+                    pass
+                await asyncio.sleep(RETRY_S)
+
+        asyncio.run(asyncio.wait_for(loaded(), ANSWER_S))
+        figures.add(f"a fourth controller joined, {size:,} partitions", side, time.perf_counter() - started, "s")
+
+
+# --- the client -------------------------------------------------------------------------------------------------------
+
+
+def _failover(through: NodeUnderTest, topic: str, strike: Callable[[], Any]) -> float:
+    async def measure(connection: Connection) -> float:
+        await _create(connection, [_topic(f"before-{topic}", 1)])
+        started = time.perf_counter()
+        strike()
+        await _create(connection, [_topic(topic, 1)])
+        return time.perf_counter() - started
+
+    return _through(through, measure)
+
+
+def _through(node: NodeUnderTest, work: Callable[[Connection], Coroutine[Any, Any, float]]) -> float:
+    async def connected() -> float:
+        connection = await _connect(node)
+        try:
+            return await work(connection)
+        finally:
+            connection.close()
+
+    return asyncio.run(connected())
+
+
+async def _connect(node: NodeUnderTest, *, at_controller: bool = False) -> Connection:
+    port = node.controller_port if at_controller else node.port
+    config = ClientConfig.parse("admin", f"127.0.0.1:{port}", {"request.timeout.ms": int(ANSWER_S * 1000)})
+    return await open_connection("127.0.0.1", port, config, None)
+
+
+def _topic(name: str, partitions: int) -> dict[str, Any]:
+    return {"name": name, "num_partitions": partitions, "replication_factor": 1, "assignments": [], "configs": []}
+
+
+async def _create(connection: Connection, topics: list[dict[str, Any]]) -> None:
+    """Until it is done. A request that was sent again may find that the first one has done it."""
+    fields = {"topics": topics, "timeout": int(ANSWER_S * 1000), "validate_only": False}
+    deadline = time.perf_counter() + ANSWER_S
+    again = False
+    while True:
+        answer = await connection.call(ApiKey.CREATE_TOPICS, 7, fields, timeout_ms=int(ANSWER_S * 1000))
+        codes = {ErrorCode(topic.error_code) for topic in answer.topics}
+        if codes <= {ErrorCode.NONE} | ({ErrorCode.TOPIC_ALREADY_EXISTS} if again else set()):
+            return
+        if time.perf_counter() > deadline:
+            raise TimeoutError(f"{topics[0]['name']}: {codes}")
+        again = True
+        await asyncio.sleep(RETRY_S)
+
+
+async def _await_leaders(connection: Connection, total: int) -> None:
+    fields = {"topics": None, "allow_auto_topic_creation": False}
+    while True:
+        answer = await connection.call(ApiKey.METADATA, 12, fields, timeout_ms=int(ANSWER_S * 1000))
+        if sum(partition.leader_id >= 0 for topic in answer.topics for partition in topic.partitions) >= total:
+            return
+        await asyncio.sleep(RETRY_S)
+
+
+async def _image_offset(connection: Connection) -> int:
+    """How far a node's image is: the epoch of its finalized features is an offset, on Kafka's side the one of the last
+    change of features or of the snapshot."""
+    fields = {"client_software_name": "benchmark", "client_software_version": "1"}
+    answer = await connection.call(ApiKey.API_VERSIONS, 4, fields, timeout_ms=5000)
+    return int(answer.finalized_features_epoch)
