@@ -488,10 +488,29 @@ def test_the_clock_is_not_asked_for_the_real_time() -> None:
         clock = StillClock()
         controller = driver(sim(), D, clock=clock)
         await controller.start()
-        await join(controller)
+        controller.active.own_broker_epoch = await join(controller)
         clock.ms += 1_000_000
         controller.active.timers.check_sessions()
         await _turns()
         assert not controller.image.brokers[1].fenced, "the broker of this process lives as long as the driver runs"
+
+    run(story())
+
+
+def test_an_earlier_broker_with_the_id_of_this_node_is_as_silent_as_others() -> None:
+    """A killed node comes back, and leads before its broker is registered: that waits until the old one is fenced."""
+
+    async def story() -> None:
+        clock = StillClock()
+        controller = driver(sim(), D, clock=clock)
+        await controller.start()
+        earlier = await join(controller)
+        with pytest.raises(PeerError, match="Another broker"):
+            await join(controller, incarnation=2)
+        clock.ms += 9_001
+        controller.active.timers.check_sessions()
+        await _turns()
+        assert controller.image.brokers[1].fenced
+        assert await join(controller, incarnation=2) > earlier
 
     run(story())

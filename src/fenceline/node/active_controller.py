@@ -78,6 +78,8 @@ class ActiveController:
         self._landed: asyncio.Event | None = None
         self.epoch = -1
         """The epoch in which this node is the active controller; -1: it is not."""
+        self.own_broker_epoch = -1
+        """Of the broker of this process; -1 until it is registered, with whichever controller."""
         self.timers = ControllerTimers(self, self._controller.state, config, clock)
 
     @property

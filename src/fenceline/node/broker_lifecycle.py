@@ -116,6 +116,7 @@ class BrokerLifecycle:
                     )
                 await asyncio.sleep(_AGAIN_S)
         self.broker_epoch = answer.broker_epoch
+        self._controller.active.own_broker_epoch = self.broker_epoch
 
     async def _stay_fenced(self) -> None:
         """The broker lives and is not ready."""

@@ -62,11 +62,14 @@ class ControllerTimers:
         self._handles[action] = loop.call_later(period_ms / 1000, fire)
 
     def check_sessions(self) -> None:
-        """C17. The broker of this process lives as long as this runs: only others can be silent."""
+        """C17. The broker of this process lives as long as this runs: only others can be silent.
+
+        One with its id that registered before this process did is not it, and has ended.
+        """
         sessions = self._state.sessions
         now_ms = self._clock.monotonic_ms()
         own = sessions.get(self._controller.node_id)
-        if own is not None:
+        if own is not None and own.broker_epoch == self._controller.own_broker_epoch:
             own.last_contact_ms = now_ms
         silent = sum(1 for _ in sessions.expired(now_ms))
         for _ in range(silent):
