@@ -51,7 +51,7 @@ class Core:
         self.high_watermark: int | None = None
         self.log_is_changing = False
         """An append, a cut or a snapshot was ordered here as a follower, and is not reported yet."""
-        self.outbox = Outbox(settings.request_timeout_ms)
+        self.outbox = Outbox(settings.request_timeout_ms, settings.retry_backoff_ms, rng)
         self.learned: NodeEndpoint | None = None
         """The leader's address as somebody has told it."""
         self.role_changed: Callable[[Role, Role], None] = lambda old, new: None
@@ -244,6 +244,15 @@ class Core:
 
     def send(self, peer: Peer, message: RequestMessage) -> None:
         self.duties.append(self.outbox.send(self.now_ms, peer, message))
+
+    def heard_from(self, node_id: int) -> None:
+        """It asks, so it can be asked."""
+        if not self.outbox.has_missed:
+            return
+        voter = self.voters.of(node_id)
+        peer = None if voter is None else self.peer(voter)
+        if peer is not None:
+            self.outbox.reached(peer)
 
     def say(self, level: Level, text: str, advice: str = "") -> None:
         self.duties.append(Log(level, text, advice))

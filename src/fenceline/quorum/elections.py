@@ -140,7 +140,7 @@ class Elections:
             if node_id in self._granted or node_id in self._rejected:
                 continue
             peer = core.peer(voter)
-            if peer is None or not core.outbox.may_send(core.now_ms, node_id, VoteRequest):
+            if peer is None or not core.outbox.may_send(core.now_ms, peer, VoteRequest):
                 continue
             core.send(
                 peer,

@@ -106,11 +106,12 @@ class Following:
         )
 
     def _whom_to_ask(self) -> Peer | None:
-        """The leader; else anybody who may know it: bootstrap servers (Q30, K11), and the voters of the own log."""
+        """The leader; else anybody who may know it: bootstrap servers (Q30, K11), and the voters of the own log. None:
+        nobody is known, or all rest."""
         core = self._core
         leader = core.leader_peer()
         if isinstance(core.role, Follower) and leader is not None and not (self._doubted and not core.may_stand):
-            return leader
+            return None if core.outbox.rests(core.now_ms, leader) else leader
         own = {(endpoint.host, endpoint.port) for endpoint in core.local.endpoints}
         servers = [
             Peer(-2 - position, address.host, address.port)
@@ -120,6 +121,7 @@ class Following:
         servers += [peer for voter in core.others() if (peer := core.peer(voter)) is not None]
         if leader is not None:
             servers.append(leader)  # doubted, but it may be back before anybody knows another
+        servers = [peer for peer in servers if not core.outbox.rests(core.now_ms, peer)]
         return servers[core.rng.randrange(len(servers))] if servers else None
 
     def back_off(self) -> None:

@@ -79,7 +79,7 @@ class Hearing:
         sent = core.outbox.take(request_id)
         if sent is None:
             return
-        core.outbox.put_off(sent.peer.node_id, type(sent.message), core.now_ms + core.settings.retry_backoff_ms)
+        core.outbox.missed(core.now_ms, sent)
         if isinstance(sent.message, ApiVersionsRequest):
             self._changes.probed(ApiVersionsResponse(ErrorCode.REQUEST_TIMED_OUT))
         elif isinstance(sent.message, FetchRequest | FetchSnapshotRequest):

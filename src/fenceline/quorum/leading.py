@@ -137,7 +137,7 @@ class Leading:
             if core.now_ms < self._announce_at_ms(voter.voter_id):
                 continue
             peer = core.peer(voter)
-            if peer is None or not core.outbox.may_send(core.now_ms, voter.voter_id, BeginQuorumEpochRequest):
+            if peer is None or not core.outbox.may_send(core.now_ms, peer, BeginQuorumEpochRequest):
                 continue
             self._begin_at_ms[voter.voter_id] = core.now_ms + core.settings.begin_quorum_ms
             core.send(
@@ -167,7 +167,7 @@ class Leading:
             peer = core.peer(voter)
             if voter.voter_id in self._told or peer is None:
                 continue
-            if core.outbox.may_send(core.now_ms, voter.voter_id, EndQuorumEpochRequest):
+            if core.outbox.may_send(core.now_ms, peer, EndQuorumEpochRequest):
                 core.send(
                     peer,
                     EndQuorumEpochRequest(

@@ -1,17 +1,26 @@
 """Requests on their way: one at a time for each peer and kind, each with a time limit.
 
 Owns request ids and when a peer may be asked again. A change of role forgets everything: what is answered later belongs
-to an election that is over, and is not looked at (`gaps.md G10`).
+to an election that is over, and is not looked at (`gaps.md G10`). What it does not forget is how often an address could
+not be reached: the first misses cost a short rest, so that whoever starts again is found at once, and the rest grows to
+a second for as long as nothing is heard from there.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fenceline.quorum.duties import Duty, Peer, Send
 from fenceline.quorum.messages import RequestMessage
+from fenceline.rng import Rng
 
 Slot = tuple[int, type[RequestMessage]]
+Address = tuple[str, int]
+
+_SHORT_RESTS: Final = 5
+_LONGEST_REST_MS: Final = 1000
+_MAX_ADDRESSES: Final = 1000
+"""A cluster whose nodes get new addresses all the time begins anew."""
 
 
 class InFlight(NamedTuple):
@@ -23,12 +32,19 @@ class InFlight(NamedTuple):
 class Outbox:
     """See the module."""
 
-    def __init__(self, timeout_ms: int) -> None:
+    def __init__(self, timeout_ms: int, rest_ms: int, rng: Rng) -> None:
+        """`rest_ms` after a miss, at first."""
         self._timeout_ms = timeout_ms
+        self._rest_ms = rest_ms
+        self._rng = rng
         self._next_id = 1
         self._in_flight: dict[int, InFlight] = {}
         self._slots: dict[Slot, int] = {}
         self._not_before: dict[Slot, int] = {}
+        self._rests: dict[Address, int] = {}
+        """Until when nothing is sent there."""
+        self._misses: dict[Address, int] = {}
+        """In a row; addresses that were reached are not there."""
 
     def send(self, now_ms: int, peer: Peer, message: RequestMessage) -> Duty:
         request_id = self._next_id
@@ -40,9 +56,15 @@ class Outbox:
         self._slots[peer.node_id, type(message)] = request_id
         return Send(peer, request_id, message)
 
-    def may_send(self, now_ms: int, node_id: int, kind: type[RequestMessage]) -> bool:
-        slot = (node_id, kind)
-        return slot not in self._slots and self._not_before.get(slot, now_ms) <= now_ms
+    def may_send(self, now_ms: int, peer: Peer, kind: type[RequestMessage]) -> bool:
+        slot = (peer.node_id, kind)
+        if slot in self._slots or self._not_before.get(slot, now_ms) > now_ms:
+            return False
+        return not self.rests(now_ms, peer)
+
+    def rests(self, now_ms: int, peer: Peer) -> bool:
+        """Whether its address could not be reached just now."""
+        return bool(self._rests) and self._rests.get((peer.host, peer.port), now_ms) > now_ms
 
     def has(self, kind: type[RequestMessage]) -> bool:
         """Whether a request of this kind is on its way to anybody."""
@@ -50,6 +72,30 @@ class Outbox:
 
     def put_off(self, node_id: int, kind: type[RequestMessage], until_ms: int) -> None:
         self._not_before[node_id, kind] = until_ms
+
+    def missed(self, now_ms: int, sent: InFlight) -> None:
+        """It was not answered: its address rests, counted from when it was asked."""
+        address = (sent.peer.host, sent.peer.port)
+        if len(self._misses) >= _MAX_ADDRESSES:
+            self._misses.clear()
+        misses = self._misses[address] = self._misses.get(address, 0) + 1
+        rest_ms = self._rest_ms
+        if misses > _SHORT_RESTS:
+            longest_ms = min(self._rest_ms << min(misses - _SHORT_RESTS, 20), max(_LONGEST_REST_MS, self._rest_ms))
+            rest_ms = longest_ms // 2 + self._rng.randrange(longest_ms // 2 + 1)
+        asked_ms = sent.deadline_ms - self._timeout_ms
+        self._rests[address] = max(asked_ms + rest_ms, now_ms + self._rest_ms)
+
+    @property
+    def has_missed(self) -> bool:
+        """Whether any address was not reached lately."""
+        return bool(self._misses)
+
+    def reached(self, peer: Peer) -> None:
+        """Something was heard from there."""
+        if self._misses:
+            self._misses.pop((peer.host, peer.port), None)
+            self._rests.pop((peer.host, peer.port), None)
 
     def take(self, request_id: int) -> InFlight | None:
         """The request has ended. None: it was given up before."""
@@ -65,9 +111,11 @@ class Outbox:
         self._in_flight.clear()
         self._slots.clear()
         self._not_before.clear()
+        self._rests.clear()
 
     def next_deadline_ms(self, now_ms: int) -> int | None:
-        """When a request expires, or a slot that waits may be used again."""
+        """When a request expires, or a slot or an address that waits may be used again."""
         times = [each.deadline_ms for each in self._in_flight.values()]
         times += [at for slot, at in self._not_before.items() if at > now_ms and slot not in self._slots]
+        times += [at for at in self._rests.values() if at > now_ms]
         return min(times, default=None)

@@ -222,6 +222,9 @@ class Quorum:
     def request(self, now_ms: int, token: Token, message: RequestMessage) -> list[Duty]:
         """Somebody asks; an Answer, ServeRecords or ServePiece with `token` comes now or later, exactly once."""
         core = self._begin(now_ms)
+        asker = getattr(message, "replica_id", getattr(message, "leader_id", None))
+        if asker is not None:
+            core.heard_from(asker)
         match message:
             case VoteRequest():
                 core.duties.append(Answer(token, self._elections.vote(message)))
@@ -252,6 +255,7 @@ class Quorum:
         core = self._begin(now_ms)
         sent = core.outbox.take(request_id)
         if sent is not None:
+            core.outbox.reached(sent.peer)
             match message:
                 case ApiVersionsResponse():
                     self._changes.probed(message)

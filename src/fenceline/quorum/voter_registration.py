@@ -54,7 +54,7 @@ class Registration:
         if peer is None:
             return
         message = self._message()
-        if core.outbox.may_send(core.now_ms, peer.node_id, type(message)):
+        if core.outbox.may_send(core.now_ms, peer, type(message)):
             self._next_ms = core.now_ms + core.settings.fetch_timeout_ms
             core.send(peer, message)
 

@@ -1,0 +1,100 @@
+"""How often those are asked who can not be reached, and how soon whoever is back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from uuid import UUID
+
+from fenceline.quorum.duties import Peer, Send
+from fenceline.quorum.messages import RequestMessage, VoteRequest
+from fenceline.quorum.outbox import Outbox
+from tests.quorum.machine import Machine
+
+PEER, OTHER = Peer(2, "n2", 2), Peer(3, "n3", 3)
+ASKED = VoteRequest("c", 1, 1, 0, 0, UUID(int=1), 2, UUID(int=2), pre_vote=True)
+
+
+def _miss(outbox: Outbox, now_ms: int, *, after_ms: int = 0) -> int:
+    """When the peer may be asked again, having been asked now and missed later."""
+    duty = outbox.send(now_ms, PEER, ASKED)
+    assert isinstance(duty, Send)
+    sent = outbox.take(duty.request_id)
+    assert sent is not None
+    now_ms += after_ms
+    outbox.missed(now_ms, sent)
+    again_ms = outbox.next_deadline_ms(now_ms)
+    assert again_ms is not None
+    assert not outbox.may_send(again_ms - 1, PEER, VoteRequest)
+    assert outbox.may_send(again_ms, PEER, VoteRequest)
+    assert outbox.may_send(now_ms, OTHER, VoteRequest)
+    return again_ms
+
+
+def test_rests_grow_while_nothing_is_heard() -> None:
+    outbox = Outbox(2000, 20, Random(1))
+    now_ms, rests = 0, []
+    for _ in range(20):
+        again_ms = _miss(outbox, now_ms)
+        rests.append(again_ms - now_ms)
+        now_ms = again_ms
+    assert rests[:5] == [20] * 5
+    assert sum(rests[:8]) < 500, "whoever starts again within a moment is found at once"
+    assert all(500 <= rest <= 1000 for rest in rests[12:])
+    assert len(set(rests[12:])) > 1
+    outbox.reached(PEER)
+    assert outbox.may_send(now_ms, PEER, VoteRequest)
+    assert not outbox.has_missed
+    assert _miss(outbox, now_ms) == now_ms + 20
+
+
+def test_who_was_silent_for_long_has_rested_already() -> None:
+    outbox = Outbox(2000, 20, Random(1))
+    now_ms = 0
+    for _ in range(20):
+        assert _miss(outbox, now_ms, after_ms=2000) == now_ms + 2020
+        now_ms += 2020
+
+
+def _alone(
+    machine: Machine, until_ms: int, done: Callable[[], bool] = lambda: False
+) -> list[tuple[int, int, RequestMessage]]:
+    """What a node asks that everybody refuses: (time, peer, message). Until then, or until `done` after a refusal."""
+    asked = []
+    duties = machine.do(machine.quorum.tick(machine.now_ms))
+    while machine.now_ms < until_ms:
+        sent = [duty for duty in duties if isinstance(duty, Send)]
+        duties = []
+        for duty in sent:
+            asked.append((machine.now_ms, duty.destination.node_id, duty.message))
+            duties += machine.do(machine.quorum.no_response(machine.now_ms, duty.request_id, True))
+        if done():
+            break
+        if not sent:
+            deadline_ms = machine.quorum.next_deadline_ms
+            assert deadline_ms is not None
+            machine.now_ms = max(machine.now_ms + 1, deadline_ms)
+            duties = machine.do(machine.quorum.tick(machine.now_ms))
+    return asked
+
+
+def test_a_voter_that_is_alone_asks_a_few_times_a_second() -> None:
+    machine = Machine()
+    _alone(machine, 10_000)
+    assert len(_alone(machine, 70_000)) < 60 * 10
+
+
+def test_whoever_asks_is_asked_again_at_once() -> None:
+    machine = Machine()
+    _alone(machine, 30_000)
+    outbox = machine.quorum._core.outbox
+    peers = [Peer(voter.voter_id, each.host, each.port) for voter in machine.quorum.voters for each in voter.endpoints]
+    _alone(machine, 90_000, lambda: any(outbox.rests(machine.now_ms, peer) for peer in peers))
+    resting = [peer for peer in peers if outbox.rests(machine.now_ms, peer)]
+    assert resting
+    peer = resting[0]
+    end = machine.log.end
+    vote = VoteRequest("c", machine.quorum.epoch, peer.node_id, end.epoch, end.offset, UUID(int=9), 1, pre_vote=True)
+    machine.do(machine.quorum.request(machine.now_ms, "token", vote))
+    assert not outbox.rests(machine.now_ms, peer)
+    assert all(outbox.rests(machine.now_ms, each) for each in resting[1:])
