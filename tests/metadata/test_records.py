@@ -77,3 +77,18 @@ def test_record_versions_follow_the_metadata_version(
 def test_unknown_and_cut_records_are_refused(value: str) -> None:
     with pytest.raises((UnknownRecord, MalformedRequest)):
         decode_record(bytes.fromhex(value))
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("01020900", "a TopicRecord of version 9; this release reads up to 0"),
+        ("01630000", "a record of kind 99, which this release does not know"),
+        ("02020000", "a record that begins with 020200,"),
+        ("", "a record that begins with nothing,"),
+    ],
+)
+def test_a_record_of_a_newer_release_is_named(value: str, told: str) -> None:
+    with pytest.raises(UnknownRecord, match=told) as caught:
+        decode_record(bytes.fromhex(value))
+    assert "newer release" in caught.value.advice

@@ -290,7 +290,7 @@ def _metadata(value: bytes) -> tuple[str, int, Any, str]:
     name = _NAMES.get(api_key, f"unknown record type {api_key}")
     try:
         return name, version, decode_record(value), ""
-    except (InternalError, MalformedRequest):
+    except (OperatorError, MalformedRequest):
         return name, version, None, f"{len(value)} bytes that this release can not read"
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
-from fenceline.errors import InternalError
+from fenceline.errors import OperatorError
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata import features
 from fenceline.wire.message import MessageCodec, codec, kafka
@@ -371,8 +371,22 @@ MetadataRecord: TypeAlias = (
 """Any record of the metadata log that is not a control record."""
 
 
-class UnknownRecord(InternalError):
-    """A record that this release can not read: the log was written by a newer one, or is damaged."""
+class UnknownRecord(OperatorError):
+    """A record that this release can not read: the log was written by a newer one."""
+
+    def __init__(self, prefix: bytes) -> None:
+        """`prefix`: the value's first three bytes."""
+        kind = _KIND_BY_KEY.get(prefix[1]) if len(prefix) == 3 and prefix[0] == 1 else None
+        if kind is not None:
+            told = f"a {kind.record.__name__} of version {prefix[2]}; this release reads up to {kind.latest_version}"
+        elif len(prefix) == 3 and prefix[0] == 1 and prefix[1] < 128:
+            told = f"a record of kind {prefix[1]}, which this release does not know"
+        else:
+            told = f"a record that begins with {prefix.hex() or 'nothing'}, which this release does not know"
+        super().__init__(
+            f"The metadata log holds {told}.",
+            "A newer release has written it: run that one on this node. Upgrade every node before metadata.version.",
+        )
 
 
 class _Kind(NamedTuple):
@@ -461,7 +475,7 @@ class _Decoders(dict[bytes, tuple[Callable[..., Any], int]]):
     def __missing__(self, prefix: bytes) -> tuple[Callable[..., Any], int]:
         kind = _KIND_BY_KEY.get(prefix[1]) if len(prefix) == 3 and prefix[0] == 1 else None
         if kind is None or prefix[2] > kind.latest_version:
-            raise UnknownRecord(f"the metadata log holds a record of unknown kind or version (starts {prefix.hex()})")
+            raise UnknownRecord(prefix)
         made = self[prefix] = (_ENCODERS[kind.record].codec.decode, prefix[2])
         return made
 

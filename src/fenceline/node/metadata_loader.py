@@ -11,7 +11,7 @@ Rules: controller.md C6, C8, C10; snapshots.md N40-N42; raft.md Q33.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import Final
 
@@ -23,7 +23,7 @@ from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import BeginTransactionRecord, encode_record
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_replay import Transactions
-from fenceline.records.batch import check_crc, iter_headers
+from fenceline.records.batch import BatchHeader, check_crc, iter_headers
 from fenceline.records.decode import decode_batch
 
 Listener = Callable[[MetadataImage, Delta], None]
@@ -158,24 +158,18 @@ class MetadataLoader:
         """Whole batches from `applied_offset` on. Raises InternalError for records that do not fit (C10)."""
         delta = MetadataDelta(self.image)
         last_offset, epoch, size_bytes = self.applied_offset - 1, self.image.epoch, 0
-        for header in iter_headers(records):
+        epochs = self._log.partition_log.epochs
+        for header in _checked(records):
             if header.next_offset <= self.applied_offset:
                 continue
+            # No CRC covers a batch's offset and epoch.
             if header.base_offset != last_offset + 1 or header.next_offset > self._committed_offset:
-                # No CRC covers a batch's offset.
-                raise OperatorError(
-                    f"What is committed in the metadata log could not be read back: a batch from {header.base_offset}"
-                    f" to {header.last_offset} where {last_offset + 1} was expected, and {self._committed_offset} is"
-                    " the end.",
-                    "Check the disk, then restart the node.",
+                raise _unreadable(
+                    f"a batch from {header.base_offset} to {header.last_offset} where {last_offset + 1} was expected,"
+                    f" and {self._committed_offset} is the end."
                 )
-            try:
-                check_crc(records, header)
-            except PeerError as error:
-                raise OperatorError(
-                    f"What is committed in the metadata log could not be read back: {error.message}",
-                    "Check the disk, then restart the node.",
-                ) from error
+            if header.leader_epoch != (known := epochs.epoch_for_offset(header.base_offset)):
+                raise _unreadable(f"a batch at {header.base_offset} of epoch {header.leader_epoch} instead of {known}.")
             if not header.is_control:
                 for one in decode_batch(records, header):
                     if one.value is None:
@@ -194,3 +188,20 @@ class MetadataLoader:
         self.partition_count += delta.partitions_gained
         for listener in self._listeners:
             listener(image, delta)
+
+
+def _checked(records: memoryview) -> Iterator[BatchHeader]:
+    """Whole, undamaged batches. Raises OperatorError: the log was well when it was written."""
+    try:
+        for header in iter_headers(records):
+            check_crc(records, header)
+            yield header
+    except PeerError as error:
+        raise _unreadable(error.message) from error
+
+
+def _unreadable(reason: str) -> OperatorError:
+    return OperatorError(
+        f"What is committed in the metadata log could not be read back: {reason}",
+        "Check the disk, then restart the node.",
+    )

@@ -310,7 +310,7 @@ class MetadataLog:
             read = self._log.read(offset, _READ_BYTES, end_offset_exclusive=end)
             records = read.records if read.resident else read.load()
             next_offset = offset
-            for header in iter_headers(records):
+            for header in self._checked(records):
                 follows = header.base_offset <= offset if last is None else header.base_offset == last.next_offset
                 if not follows:
                     raise OperatorError(
@@ -318,13 +318,13 @@ class MetadataLog:
                         f" {offset if last is None else last.next_offset} was expected.",
                         "The disk may be failing: check it. With other voters alive, format this node anew.",
                     )
-                try:
-                    check_crc(records, header)
-                except PeerError as error:
+                known = self._log.epochs.epoch_for_offset(header.base_offset)
+                if header.leader_epoch != known:  # no CRC covers either, and an epoch too high would win elections
                     raise OperatorError(
-                        f"The metadata log in {self.directory} is damaged: {error.message}",
+                        f"{self.directory}: the metadata log has a batch of epoch {header.leader_epoch} at offset"
+                        f" {header.base_offset}, and leader-epoch-checkpoint says {known}.",
                         "The disk may be failing: check it. With other voters alive, format this node anew.",
-                    ) from error
+                    )
                 last, next_offset = header, header.next_offset
                 if next_offset > offset:
                     yield records, header
@@ -332,14 +332,26 @@ class MetadataLog:
                 raise InternalError(f"the metadata log can not be read at offset {offset}")
             offset = next_offset
 
+    def _checked(self, records: memoryview) -> Iterator[BatchHeader]:
+        """Whole, undamaged batches. Raises OperatorError."""
+        try:
+            for header in iter_headers(records):
+                check_crc(records, header)
+                yield header
+        except PeerError as error:
+            raise OperatorError(
+                f"The metadata log in {self.directory} is damaged: {error.message}",
+                "The disk may be failing: check it. With other voters alive, format this node anew.",
+            ) from error
+
     def timestamp_at_end_of(self, image_offset: int, epoch: int) -> int | None:
         """Append time in ms of the batch whose last record is at `image_offset`; None where no batch of `epoch` ends
-        there (N14, N15). Reads at most one batch."""
+        there (N14, N15). Reads at most one batch. Raises OperatorError where that is damaged."""
         if not self.start_offset <= image_offset < self._log.high_watermark:
             return None
         read = self._log.read(image_offset, 1, end_offset_exclusive=image_offset + 1)
         records = read.records if read.resident else read.load()
-        for header in iter_headers(records):
+        for header in self._checked(records):
             if header.last_offset == image_offset:
                 return header.max_timestamp if header.leader_epoch == epoch else None
         return None
