@@ -290,7 +290,13 @@ class ControllerDriver:
         if opened.is_alone:
             self._begin_term()
             self._active.turn()
-        self._snapshots = Snapshots(opened.log, self._config, self._clock, self._executor)
+        self._snapshots = Snapshots(
+            opened.log,
+            self._config,
+            self._clock,
+            self._executor,
+            log_begins=opened.view.forget_voters_before,
+        )
         self._snapshots.replayed(opened.replayed.log_record_count, lambda: self._loader.image, self.quorum)
         self._driver.started()
 

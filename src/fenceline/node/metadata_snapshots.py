@@ -15,7 +15,7 @@ Rules: snapshots.md N11-N16, N18-N21; gaps.md G23, G32.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -50,17 +50,28 @@ class _Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """What the files of all snapshots say: bytes, and the time in ms of the last record that each stands for."""
+class _File:
+    """What the file of a snapshot says: bytes, and the time of the last record that it stands for, None where that can
+    not be read."""
 
-    sizes: dict[SnapshotId, int]
-    timestamps: dict[SnapshotId, int]
+    size_bytes: int
+    timestamp_ms: int | None
 
 
 class Snapshots:
     """Watches what is committed and writes snapshots of it."""
 
-    def __init__(self, log: MetadataLog, config: NodeConfig, clock: Clock, executor: Executor | None) -> None:
+    def __init__(
+        self,
+        log: MetadataLog,
+        config: NodeConfig,
+        clock: Clock,
+        executor: Executor | None,
+        *,
+        log_begins: Callable[[int], object] = lambda start_offset: None,
+    ) -> None:
+        """`log_begins` hears where the log begins after old snapshots went."""
+        self._log_begins = log_begins
         self._log = log
         self._clock = clock
         self._executor = executor
@@ -76,7 +87,9 @@ class Snapshots:
         self._record_count = 0
         """Of the newest snapshot; 0 when it is not known."""
         self._running: asyncio.Future[_Written] | None = None
-        self._looking: asyncio.Future[_Kept] | None = None
+        self._looking: asyncio.Future[dict[SnapshotId, _File]] | None = None
+        self._kept: dict[SnapshotId, _File | None] = {}
+        """What was found out of the snapshots on the disk; files do not change."""
         self._deleting: set[asyncio.Future[None]] = set()
         self._marked: list[tuple[asyncio.TimerHandle, Sequence[Callable[[], None]]]] = []
         self._later: asyncio.TimerHandle | None = None
@@ -200,33 +213,37 @@ class Snapshots:
         """N18. What the files say is found out in a thread."""
         if self._looking is not None or self._is_finished or len(self._log.snapshots) < 2:
             return
-        kept = tuple(self._log.snapshots)
+        kept = self._kept = {each: self._kept.get(each) for each in self._log.snapshots}
+        unknown = tuple(each for each, file in kept.items() if file is None)
 
-        def look() -> _Kept:
-            return _Kept(self._log.snapshot_sizes(kept), self._log.snapshot_timestamps(kept))
+        def look() -> dict[SnapshotId, _File]:
+            sizes, timestamps = self._log.snapshot_sizes(unknown), self._log.snapshot_timestamps(unknown)
+            return {each: _File(size, timestamps.get(each)) for each, size in sizes.items()}
 
-        def looked(done: asyncio.Future[_Kept]) -> None:
+        def looked(done: asyncio.Future[dict[SnapshotId, _File]]) -> None:
             self._looking = None
             if (error := done.exception()) is not None:
                 _tell_not_deleted(str(error))
             elif not self._is_finished:
-                self._forget_oldest(done.result())
+                kept.update(done.result())
+                self._forget_oldest({each: file for each, file in kept.items() if file is not None})
 
         self._looking = asyncio.get_running_loop().run_in_executor(self._executor, look)
         self._looking.add_done_callback(looked)
 
-    def _forget_oldest(self, kept: _Kept) -> None:
+    def _forget_oldest(self, kept: Mapping[SnapshotId, _File]) -> None:
         try:
             deletions = self._log.forget_oldest(
-                kept.sizes,
+                {each: file.size_bytes for each, file in kept.items()},
                 self._retention_bytes,
                 self._clock.now_ms(),
-                timestamps=kept.timestamps,
+                timestamps={each: file.timestamp_ms for each, file in kept.items() if file.timestamp_ms is not None},
                 max_age_ms=self._retention_ms,
             )
         except StorageError as error:
             _tell_not_deleted(error.message)
             return
+        self._log_begins(self._log.start_offset)
         if deletions:
             timer = asyncio.get_running_loop().call_later(self._delete_delay_s, self._delete_due)
             self._marked.append((timer, deletions))

@@ -322,17 +322,25 @@ class QuorumDriver:
                 log.info(text, **fields)
 
     def _arm(self) -> None:
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
+        """A timer that is early stays: most deadlines move on before they come, and it is set anew then."""
         deadline_ms = self._quorum.next_deadline_ms
-        if deadline_ms is not None and not self._has_ended:
-            delay_s = max(deadline_ms - self._clock.monotonic_ms(), 0) / 1000 + 0.001
-            self._tick = asyncio.get_running_loop().call_later(delay_s, self._time_passes)
+        if deadline_ms is None or self._has_ended:
+            return
+        loop, tick = asyncio.get_running_loop(), self._tick
+        at_s = loop.time() + max(deadline_ms - self._clock.monotonic_ms(), 0) / 1000 + 0.001
+        if tick is not None:
+            if tick.when() <= at_s:
+                return
+            tick.cancel()
+        self._tick = loop.call_at(at_s, self._time_passes)
 
     def _time_passes(self) -> None:
         self._tick = None
-        self.call(lambda quorum, now: quorum.tick(now))
+        deadline_ms = self._quorum.next_deadline_ms
+        if deadline_ms is not None and deadline_ms > self._clock.monotonic_ms():
+            self._arm()
+        else:
+            self.call(lambda quorum, now: quorum.tick(now))
 
     def _end(self, error: BaseException) -> None:
         """Nothing more is done or said: what the disk holds is not certain, or this node contradicts the others."""
