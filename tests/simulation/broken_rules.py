@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -11,10 +12,12 @@ import pytest
 from fenceline.controller.controller import Controller
 from fenceline.errors import ErrorCode
 from fenceline.log import maintenance
+from fenceline.node import snapshot_files
 from fenceline.node.active_controller import ActiveController
 from fenceline.node.metadata_batches import control_batch
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_replay import Replay
+from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum import fetches
 from fenceline.quorum.control_records import SnapshotFooter, decode_control
 from fenceline.quorum.core import Core
@@ -39,20 +42,22 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 class Rule(NamedTuple):
     """How it is broken, and a seed of the story in which that is noticed, with what notices it: the rule of a check, or
-    what a story asks at its end. Another seed may do as well, and after a change of the code another one must."""
+    what a story asks at its end. Another seed may do as well, and after a change of the code another one must.
+    `options` are those that are not drawn."""
 
     story: str
     breach: Patch
     seed: int
     check: str
+    options: Mapping[str, str]
 
 
 RULES: Final[dict[str, Rule]] = {}
 
 
-def _breaks(story: str, seed: int, check: str) -> Callable[[Patch], Patch]:
+def _breaks(story: str, seed: int, check: str, **options: str) -> Callable[[Patch], Patch]:
     def keep(patch: Patch) -> Patch:
-        RULES[patch.__name__.strip("_")] = Rule(story, patch, seed, check)
+        RULES[patch.__name__.strip("_")] = Rule(story, patch, seed, check, options)
         return patch
 
     return keep
@@ -193,7 +198,11 @@ def _a_candidacy_needs_a_pre_vote(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Elections, "ask", stand)
 
 
-@_breaks("quorum", 39, "K7")
+_CALM: Final = dict.fromkeys(("crash_s", "crash_calls", "pause_s", "stop_s", "admin_s", "flip_s", "observers"), "0")
+"""Nothing but partitions: a majority must have been well for a while to be disturbed."""
+
+
+@_breaks("quorum", 17, "K7", nodes="3", safety_s="20", partition_s="5", **_CALM)
 def _who_is_in_touch_with_a_leader_wants_no_other(patch: pytest.MonkeyPatch) -> None:
     def would_elect(self: Elections, request: Any) -> bool:
         return not self._is_behind(request)
@@ -222,7 +231,7 @@ def _one_vote_an_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Elections, "_elect", again)
 
 
-@_breaks("quorum", 40, "Q56")
+@_breaks("quorum", 37, "Q56")
 def _a_vote_needs_a_log_as_long(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Elections, "_is_behind", lambda self, request: False)
 
@@ -283,7 +292,7 @@ def _only_the_leader_of_the_epoch_serves(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Core, "leader_only", lambda self, epoch: ErrorCode.NONE)
 
 
-@_breaks("quorum", 22, "a leader at rest stays")
+@_breaks("quorum", 0, "Q52")
 def _a_leader_says_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     answer = Fetches._answer
 
@@ -300,8 +309,7 @@ def _an_answer_waits_for_a_majority(patch: pytest.MonkeyPatch) -> None:
 
     def at_once(self: QuorumNode, name: str, value: str, reply: Any) -> None:
         propose(self, name, value, lambda said, error: None)
-        code = 0 if self.quorum.is_leader else 6
-        reply((code, self.log.end_offset - 1), None)
+        reply((0, self.log.end_offset - 1), None)
 
     patch.setattr(QuorumNode, "_propose", at_once)
 
@@ -329,8 +337,8 @@ def _a_follower_commits_what_it_has(patch: pytest.MonkeyPatch) -> None:
 
 @_breaks("quorum", 1, "G35")
 def _a_snapshot_is_of_what_is_committed(patch: pytest.MonkeyPatch) -> None:
-    committed = QuorumNode._committed
-    patch.setattr(QuorumNode, "_committed", lambda self, offset: committed(self, self.log.end_offset))
+    committed = QuorumNode.committed
+    patch.setattr(QuorumNode, "committed", lambda self, offset: committed(self, self.log.end_offset))
 
 
 @_breaks("quorum", 8, "rest")
@@ -338,15 +346,19 @@ def _a_download_is_synced_before_it_gets_its_name(patch: pytest.MonkeyPatch) -> 
     patch.setattr(LifeDisk, "fsync", _no_fsync_of(".part"))
 
 
-@_breaks("quorum", 6, "rest")
+@_breaks("quorum", 3, "N50")
 def _a_snapshot_without_its_footer_is_not_loaded(patch: pytest.MonkeyPatch) -> None:
-    """Downloads end a piece early, and nobody looks for the footer."""
-    written = Download.written
+    """Downloads end a piece early, and nobody looks for the end of the file."""
+    written, batches, verify = Download.written, snapshot_files._batches, snapshot_files.verify_snapshot
 
     def early(self: Download, snapshot_id: SnapshotId, end_position: int) -> None:
         if self._state is not None:
             self._state.size = end_position
         written(self, snapshot_id, end_position)
+
+    def while_they_are_whole(disk: Any, path: str) -> Iterator[Any]:
+        with suppress(SnapshotDamaged):
+            yield from batches(disk, path)
 
     def take(self: Replay, batches: Any, snapshot: SnapshotId, path: str) -> None:
         whole = [*batches]
@@ -357,6 +369,9 @@ def _a_snapshot_without_its_footer_is_not_loaded(patch: pytest.MonkeyPatch) -> N
 
     load = Replay.take_snapshot
     patch.setattr(Download, "written", early)
+    patch.setattr(snapshot_files, "_batches", while_they_are_whole)
+    patch.setattr(snapshot_files._Checks, "finish", lambda self: None)
+    patch.setattr(snapshot_files, "verify_snapshot", lambda disk, path, name, size: verify(disk, path, name))
     patch.setattr(Replay, "take_snapshot", take)
 
 

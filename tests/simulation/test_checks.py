@@ -176,6 +176,14 @@ def _committed_on_one_of_two(scene: Scene) -> None:
     scene.set(1, high_watermark=4)
 
 
+def _a_follower_commits_before_its_leader(scene: Scene) -> None:
+    _two_voters(scene)
+    scene.two.log.append(batch(3))
+    scene.sync(2, scene.two.log[3:])
+    scene.set(2, log_end=4)
+    scene.set(2, high_watermark=4)
+
+
 def _commits_an_old_epoch_by_counting(scene: Scene) -> None:
     scene.two.log.append(batch(3))
     scene.sync(2, scene.two.log)
@@ -238,6 +246,14 @@ def _snapshot_is_another(scene: Scene) -> None:
     scene.set(2, snapshots=((0, 0), (3, 1)))
 
 
+def _snapshot_without_its_end(scene: Scene) -> None:
+    image = scene.invariants.committed.image_at(2)
+    assert image is not None
+    batches = list(image_batches(image, now_ms=0, last_log_timestamp_ms=0, kraft_version=0, voters=()))
+    scene.two.snapshots[3, 1] = b"".join(batches[:-1])
+    scene.set(2, snapshots=((0, 0), (3, 1)))
+
+
 def _snapshot_of_the_future(scene: Scene) -> None:
     scene.set(2, snapshots=((0, 0), (9, 1)))
 
@@ -265,6 +281,7 @@ def _snapshot_of_another_epoch(scene: Scene) -> None:
         (_two_voters_at_once, "Q44"),
         (_committed_on_one_of_two, "Q52"),
         (_committed_and_not_synced, "Q52"),
+        (_a_follower_commits_before_its_leader, "Q52"),
         (_commits_an_old_epoch_by_counting, "Q32"),
         (_leader_cuts_its_log, "Q55"),
         (_leader_loads_a_snapshot, "Q55"),
@@ -273,6 +290,7 @@ def _snapshot_of_another_epoch(scene: Scene) -> None:
         (_image_is_another, "C1"),
         (_image_at_rest_is_another, "C1"),
         (_snapshot_is_another, "N50"),
+        (_snapshot_without_its_end, "N50"),
         (_snapshot_of_the_future, "N53"),
         (_snapshot_of_another_epoch, "N53"),
     ],

@@ -74,6 +74,16 @@ def test_wrong_bits_are_no_metadata() -> None:
     assert "heck the disk" in failed[0].advice
     with pytest.raises(OperatorError, match="is damaged"):
         log.replay()
+    disk.at = 10  # of the size: quorum's seed 8
+    loader, failed = run(load())
+    assert not loader.image.topics_by_name
+    assert isinstance(failed[0], OperatorError)
+    with pytest.raises(OperatorError, match="is damaged"):
+        log.replay()
+    disk.at = 12  # of the epoch, which no CRC covers: quorum's seed 245
+    loader, failed = run(load())
+    assert not loader.image.topics_by_name
+    assert isinstance(failed[0], OperatorError)
     disk.at = 7  # of the offset, which no CRC covers: all's seed 20126
     loader, failed = run(load())
     assert not loader.image.topics_by_name

@@ -32,7 +32,6 @@ def test_an_ended_life_reaches_nothing() -> None:
     for call in (
         lambda: machine.life.write(fd, b"more"),
         lambda: machine.life.fsync(fd),
-        lambda: machine.life.close(fd),
         lambda: machine.life.open_append("/d/b"),
         lambda: machine.life.unlink("/d/a"),
         lambda: machine.life.listdir("/d"),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final, Literal
@@ -118,8 +118,16 @@ class SimDisk:
 
     def safe(self, directory: str) -> dict[str, bytes]:
         """By name, what no loss of power can take from the directory's files."""
-        names = self._safe_entries.get(directory, {})
-        return {name: file.safe[: min(file.safe_sizes, default=None)] for name, file in names.items()}
+        return {name: self.safe_content(directory, name) for name in self.safe_names(directory)}
+
+    def safe_names(self, directory: str) -> Iterable[str]:
+        """The files that no loss of power can take."""
+        return self._safe_entries.get(directory, {})
+
+    def safe_content(self, directory: str, name: str) -> bytes:
+        """What no loss of power can take from one of them."""
+        file = self._safe_entries[directory][name]
+        return file.safe[: min(file.safe_sizes, default=None)]
 
     def crash(self) -> None:
         """Power off and on: descriptors are gone, what was not synced is kept or lost by chance."""

@@ -41,6 +41,7 @@ from fenceline.node.metadata_log import DIRECTORY_NAME
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
 from fenceline.quorum.log_view import SnapshotId
+from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.log_reader import StoredBatches
@@ -156,6 +157,10 @@ class DriverView:
 
     def image(self) -> MetadataImage | None:
         return self._driver.image
+
+    def append(self, value: bytes) -> None:
+        """A record of another hand, where this node leads. Raises PeerError."""
+        self._driver.driver.append(build_batch([(0, None, value, ())]), self._driver.epoch)
 
     @property
     def log_directory(self) -> str:

@@ -7,8 +7,6 @@ network. Clients and what they rely on are those of `controller_of_one`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any, Final
 from uuid import UUID
@@ -19,37 +17,22 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
 from fenceline.node.controller_driver import ControllerDriver
-from fenceline.node.storage_trouble import StorageTrouble
-from fenceline.quorum.messages import ApiVersionsRequest, ApiVersionsResponse, ResponseMessage
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
+from fenceline.testing.simulation.cluster_driver import ClusterDriver, cluster_config, voter_of
 from fenceline.testing.simulation.controller_of_one import (
     CLUSTER_ID,
     Client,
-    DriverView,
     directory_id,
     format_voters,
-    node_config,
     serve_client,
 )
-from fenceline.testing.simulation.loop import SimExecutor
 from fenceline.testing.simulation.network import Frame, Lost, Reply
 from fenceline.testing.simulation.options import Options
-from fenceline.testing.simulation.peers import SimPeers
-from fenceline.testing.simulation.quorum_node import LEVELS, voter_of
-from fenceline.testing.simulation.world import DATA_DIR, Process, World
+from fenceline.testing.simulation.world import Process, World
 
 _ENDPOINTS: Final = (Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),)
 _HEARTBEAT_S: Final = 2.0
 _REQUEST_TIMEOUT_S: Final = 3.0
-
-
-class _Driver(ControllerDriver):
-    """Its peers are simulated; all else is the node's own."""
-
-    process: Process
-
-    def _peers(self, answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> Any:
-        return SimPeers(self.process.world.network, self.process.node_id, answered, unanswered)
 
 
 class Story:
@@ -61,6 +44,7 @@ class Story:
         self._world = world
         self._invariants = invariants
         self._ids = range(1, world.options.nodes + 1)
+        self._configs: dict[int, NodeConfig] = {}
         self._drivers: dict[int, ControllerDriver] = {}
         self._clients: list[Client] = []
 
@@ -70,6 +54,7 @@ class Story:
 
     def build(self) -> None:
         for node_id in self._ids:
+            self._configs[node_id] = cluster_config(self._world.options, node_id, self._ids)
             format_voters(self._world.add(node_id, self._body).disk, [voter_of(each) for each in self._ids])
         for process in self._world.processes.values():
             process.start()
@@ -78,41 +63,11 @@ class Story:
             self._clients.append(client)
             self._world.loop.create_task(client.live())
 
-    def _config(self, node_id: int) -> NodeConfig:
-        servers = ",".join(f"n{each}:{each}" for each in self._ids)
-        return node_config(self._world.options, node_id, {"controller.quorum.bootstrap.servers": servers})
-
     async def _body(self, process: Process) -> None:
-        node_id = process.node_id
-        driver = _Driver(
-            config=self._config(node_id),
-            disk=process.files,
-            directory=DATA_DIR,
-            cluster_id=CLUSTER_ID,
-            node_id=node_id,
-            directory_id=directory_id(node_id),
-            clock=process.clock,
-            rng=self._world.rng(f"controller {node_id} life {process.life}"),
-            trouble=StorageTrouble(process.clock),
-            executor=SimExecutor(1),
-        )
-        driver.process = process
-        driver.open(voter_of(node_id).endpoints[0])
-        process.take(lambda source, frame, reply: _take(driver, source, frame, reply))
-        await driver.run()
-        process.view = DriverView(driver, process.disk)
-        self._drivers[node_id] = driver
-        broker = asyncio.create_task(self._live_as_broker(process, driver))
-        failed = driver.failed()
-        stopping = asyncio.create_task(process.stopping.wait())
-        await asyncio.wait((failed, stopping, broker), return_when=asyncio.FIRST_COMPLETED)
-        for task in (broker, stopping):
-            task.cancel()
-        if failed.done():
-            failed.result()
-        if broker.done() and not broker.cancelled():
-            broker.result()
-        await driver.stop()
+        driver = ClusterDriver(process, self._configs[process.node_id])
+        await driver.begin(lambda source, frame, reply: _take(driver, frame, reply))
+        self._drivers[process.node_id] = driver
+        await driver.live(asyncio.create_task(self._live_as_broker(process, driver)))
 
     async def _live_as_broker(self, process: Process, driver: ControllerDriver) -> None:
         """Registration and heartbeats of the broker in the same process, with whoever leads."""
@@ -177,35 +132,26 @@ class Story:
             raise InvariantBroken(f"the active controllers are {active} (C1)")
 
 
-def _take(driver: ControllerDriver, source: int, frame: Frame, reply: Reply) -> None:
+def _take(driver: ClusterDriver, frame: Frame, reply: Reply) -> None:
     """A request of another node's quorum or broker, or of a client."""
     if isinstance(frame, bytes):
         asyncio.get_running_loop().create_task(_answer_client(driver, frame, reply))
-    elif isinstance(frame, ApiVersionsRequest):
-        reply(ApiVersionsResponse(ErrorCode.NONE, LEVELS), None)
     elif isinstance(frame, RegisterBroker | RegisterController | BrokerHeartbeat):
-        driver.submit(frame).add_done_callback(lambda done: _tell(done, reply, is_told=True))
+        driver.submit(frame).add_done_callback(lambda done: _tell(done, reply))
     else:
-        driver.ask(frame).add_done_callback(lambda done: _tell(done, reply, is_told=False))
+        driver.take_message(frame, reply)
 
 
 async def _answer_client(driver: ControllerDriver, frame: bytes, reply: Reply) -> None:
     reply(await serve_client(driver, frame), None)
 
 
-def _tell(done: asyncio.Future[Any], reply: Reply, *, is_told: bool) -> None:
-    """`is_told`: a refusal is an answer; else, from a quorum that stops, it ends the connection."""
-    if done.cancelled():
-        reply(None, Lost("the node stops"))
-        return
-    error = done.exception()
-    if error is None:
-        answer = done.result()
-        records = getattr(answer, "records", None)
-        if isinstance(records, memoryview):
-            answer = replace(answer, records=bytes(records))  # what is on its way does not change with the log
-        reply(answer, None)
-    elif isinstance(error, PeerError):
-        reply(error if is_told else None, None if is_told else Lost(error.message))
+def _tell(done: asyncio.Future[Any], reply: Reply) -> None:
+    """A refusal is an answer."""
+    error = Lost("the node stops") if done.cancelled() else done.exception()
+    if isinstance(error, Lost):
+        reply(None, error)
+    elif error is None or isinstance(error, PeerError):
+        reply(done.result() if error is None else error, None)
     else:
         raise error

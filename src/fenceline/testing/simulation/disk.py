@@ -184,9 +184,10 @@ class LifeDisk:
         return copy
 
     def close(self, fd: int) -> None:
-        self._check()
-        self._disk.close(fd)
-        del self._descriptors[fd]
+        """What Python collects of an ended life is nobody's business."""
+        if not self.has_ended:
+            self._disk.close(fd)
+            del self._descriptors[fd]
 
     def pread(self, fd: int, size_bytes: int, position: int, /) -> bytes:
         self._check()

@@ -67,7 +67,8 @@ class Majorities:
         process = self._world.processes.get(node_id)
         if process is None:
             return False
-        files = process.disk.safe(directory)
-        if any(name.endswith(".checkpoint") and int(name[:20]) >= batch.next_offset for name in files):
+        disk = process.disk
+        names = disk.safe_names(directory)
+        if any(name.endswith(".log") and batch.content in disk.safe_content(directory, name) for name in names):
             return True
-        return any(name.endswith(".log") and batch.content in content for name, content in files.items())
+        return any(name.endswith(".checkpoint") and int(name[:20]) >= batch.next_offset for name in names)

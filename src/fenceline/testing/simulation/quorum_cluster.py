@@ -1,7 +1,7 @@
 """A story: a quorum of several voters and observers that replicates its clients' records.
 
-Owns the bodies of the nodes (`QuorumNode`), clients that propose records to whoever leads, and an administrator who
-adds and removes voters. What was answered as committed is in the committed log, at the offset that was told.
+Owns the configuration of the nodes (`QuorumNode`), clients that propose records to whoever leads, and an administrator
+who adds and removes voters. What was answered as committed is in the committed log, at the offset that was told.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from contextlib import suppress
 from random import Random
 from typing import Final
 
-from fenceline.log.disk import Disk
+from fenceline.config.node import NodeConfig
 from fenceline.quorum.messages import AddRaftVoterRequest, RemoveRaftVoterRequest
-from fenceline.quorum.settings import Address, QuorumSettings
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
+from fenceline.testing.simulation.cluster_driver import cluster_config, voter_of
 from fenceline.testing.simulation.controller_of_one import CLUSTER_ID, format_voters
 from fenceline.testing.simulation.options import Options
-from fenceline.testing.simulation.quorum_node import QuorumNode, voter_of
+from fenceline.testing.simulation.quorum_node import QuorumNode
 from fenceline.testing.simulation.world import Process, World
 
 _REQUEST_TIMEOUT_S: Final = 3.0
+_SMALL: Final = {"controller.quorum.fetch.max.bytes": "4000", "controller.quorum.fetch.snapshot.max.bytes": "400"}
+"""So that fetches and downloads come in pieces."""
 
 
 class Story:
@@ -33,14 +35,8 @@ class Story:
         self._invariants = invariants
         options = world.options
         self._voters = range(1, options.nodes - options.observers + 1)
-        self._settings = QuorumSettings(
-            CLUSTER_ID,
-            bootstrap_servers=tuple(Address(f"n{node_id}", node_id) for node_id in self._voters),
-            fetch_snapshot_max_bytes=400,
-            fetch_max_bytes=4000,
-        )
+        self._configs: dict[int, NodeConfig] = {}
         self._clients: list[Client] = []
-        self._nodes: dict[int, QuorumNode] = {}
         self._administrator: asyncio.Task[None] | None = None
         self._agreed: tuple[int, int] | None = None
         """Epoch and leader of all nodes when they came to rest."""
@@ -54,8 +50,9 @@ class Story:
     def build(self) -> None:
         for node_id in range(1, self._world.options.nodes + 1):
             process = self._world.add(node_id, self._body)
+            self._configs[node_id] = cluster_config(self._world.options, node_id, self._voters, _SMALL)
             if node_id in self._voters:
-                self._format(process.disk)
+                format_voters(process.disk, [voter_of(each) for each in self._voters])
         for process in self._world.processes.values():
             process.start()
         for number in range(self._world.options.clients):
@@ -65,20 +62,8 @@ class Story:
         if self._world.options.admin_s:
             self._administrator = self._world.loop.create_task(self._administer())
 
-    def _format(self, disk: Disk) -> None:
-        format_voters(disk, [voter_of(node_id) for node_id in self._voters])
-
     async def _body(self, process: Process) -> None:
-        node = QuorumNode(process, self._world.network, self._settings)
-        node.start()
-        self._nodes[process.node_id] = node
-        process.take(node.take)
-        stopping = asyncio.create_task(process.stopping.wait())
-        await asyncio.wait((node.failed, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if node.failed.done():
-            node.failed.result()
-        await node.stop()
+        await QuorumNode(process, self._configs[process.node_id]).live_and_serve()
 
     async def _administer(self) -> None:
         """Add or remove a voter, asking anybody; who does not lead refuses."""

@@ -13,6 +13,7 @@ change of the code: "another leader" is a promise, "node 2 at 1.234 s" is an acc
 | `pause WHO`, `resume` | SIGSTOP, SIGCONT of all |
 | `jump WHO S` | somebody sets its wall clock S seconds on |
 | `fill WHO`, `room` | its disk is full; all disks have room |
+| `future WHO` | a newer release leads there, and writes a record that this one does not know |
 
 WHO: `leader`, `follower` (the first that follows), `followers`, `voters` (all), `last` (of the line before).
 """
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fenceline.testing.simulation.checks import Invariants
+from fenceline.testing.simulation.controller_of_one import DriverView
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.stage import STORIES, Story
 from fenceline.testing.simulation.world import LogSink, NodeState, Process, World
@@ -85,7 +87,7 @@ class _Play:
         self._sink.__exit__()
 
     def _hear(self, line: str) -> None:
-        told = _TOLD.search(line)
+        told = _TOLD.search(line.partition("\n")[0])
         if told is not None:
             self._heard.add(_NUMBERS.sub("N", told[1] or told[2]).strip())
 
@@ -188,6 +190,12 @@ def _make_room(process: Process) -> None:
     process.disk.capacity_bytes = None
 
 
+def _write_from_the_future(process: Process) -> None:
+    if process.loop is None or not isinstance(process.view, DriverView):
+        raise ScriptError(f"{process.name} does not run")
+    process.loop.call_soon(process.view.append, b"\1\x63\0from the future")
+
+
 _ACTIONS: Final = {
     "cut": lambda process: None,
     "jump": lambda process: None,
@@ -200,4 +208,5 @@ _ACTIONS: Final = {
     "resume": lambda process: process.resume(),
     "fill": _fill,
     "room": _make_room,
+    "future": _write_from_the_future,
 }
