@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fenceline.compiled import left_out
 from fenceline.log import tail
 from fenceline.testing import reaper
 from fenceline.testing.apache_kafka import why_unavailable
 from fenceline.testing.node import EmbeddedNode
+
+# How long an example takes says nothing of the code on a machine that has other work, and the first one compiles.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
