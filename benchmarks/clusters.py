@@ -179,7 +179,7 @@ class ClusterUnderTest:
         else:
             for node in self.voters:
                 wait_for(node.listens, f"controller {node.node_id} of {self.side}")
-            wait_for(self.leader, f"a leader of {self.side}")
+            self.leader()
         return time.perf_counter() - started
 
     def wait_complete(self) -> None:
@@ -194,8 +194,16 @@ class ClusterUnderTest:
             return admin.describe_quorum()
 
     def leader(self) -> NodeUnderTest:
-        leader = self.quorum().leader_id
-        return next(node for node in self.voters if node.node_id == leader)
+        """Waits until there is one that says so; a controller that has just started may refuse to tell."""
+        found: list[NodeUnderTest] = []
+
+        def look() -> bool:
+            leader = self.quorum().leader_id
+            found.extend(node for node in self.voters if node.node_id == leader)
+            return bool(found)
+
+        wait_for(look, f"a leader of {self.side}")
+        return found[0]
 
     def wait_caught_up(self) -> None:
         """Until every voter has the whole log and asked for more a moment ago."""

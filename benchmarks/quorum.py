@@ -31,7 +31,8 @@ from fenceline.quorum.log_view import SnapshotId
 from fenceline.wire.apis import ApiKey
 
 KILLS: Final = int(os.environ.get("BENCH_KILLS", "20"))
-FREEZES: Final = int(os.environ.get("BENCH_FREEZES", "3"))
+FREEZES: Final[dict[Side, int]] = {"fenceline": 5, "kafka": 2}
+"""A broker of Kafka waits 30 s for the answer of a controller that is frozen."""
 TOPICS: Final = int(os.environ.get("BENCH_TOPICS", "1000"))
 WARM_TOPICS: Final = 100
 MANY_TOPICS, MANY_EACH = 10, 999
@@ -133,7 +134,7 @@ def killed(figures: Figures, cluster: ClusterUnderTest) -> None:
 def frozen(figures: Figures, cluster: ClusterUnderTest) -> None:
     """SIGSTOP: connections stay open, and silent."""
     cluster.wait_complete()
-    for number in range(FREEZES):
+    for number in range(FREEZES[cluster.side]):
         cluster.wait_caught_up()
         leader = cluster.leader()
         other = next(node for node in cluster.nodes if node is not leader)
