@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from fenceline.cli.app import app
 from fenceline.cli.cluster import _Foreground
 from fenceline.testing import reaper
+from tests.support.processes import is_alive
 from tests.testing.echo_peer import DEADLINE_S, need_cuts, wait_until
 
 
@@ -180,7 +181,7 @@ def test_stopped_and_continued(tmp_path: Path, number: signal.Signals) -> None:
             ids.append(ready["cluster_id"])
             running.process.send_signal(number)
             assert running.wait() == 0, running.rest(running.complaints)
-            assert not _is_alive(ready["nodes"][0]["pid"])
+            assert not is_alive(ready["nodes"][0]["pid"])
     assert ids[0] == ids[1]
     found = CliRunner().invoke(app, ["cluster", "status", "--data-dir", str(tmp_path)])
     assert found.exit_code == 1
@@ -216,10 +217,10 @@ def test_a_second_signal_ends_everything_at_once(monkeypatch: pytest.MonkeyPatch
 def test_nodes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     with Up(tmp_path, "--nodes", "1", "--json") as running:
         pid = json.loads(running.said.get(timeout=DEADLINE_S))["nodes"][0]["pid"]
-        assert _is_alive(pid)
+        assert is_alive(pid)
         running.process.kill()
         running.wait()
-    wait_until(lambda: not _is_alive(pid), "the node outlives its supervisor")
+    wait_until(lambda: not is_alive(pid), "the node outlives its supervisor")
     with Up(tmp_path) as again:
         assert "is ready" in again.said.get(timeout=DEADLINE_S)
 
@@ -255,10 +256,3 @@ def test_options_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...], 
     with Up(tmp_path, *arguments) as running:
         assert running.wait() == 1
         assert said in running.rest(running.complaints)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

@@ -20,6 +20,7 @@ from fenceline.errors import OperatorError
 from fenceline.testing.local_cluster import LocalCluster, NodeEnded
 from fenceline.testing.local_cluster_control import ask
 from fenceline.testing.local_cluster_probe import known_brokers
+from tests.support.processes import is_alive
 from tests.testing.echo_peer import need_cuts, wait_until
 
 
@@ -187,7 +188,7 @@ def test_a_folder_of_its_own_goes_with_it() -> None:
         root, pid = cluster.root, cluster.pid(1)
         assert (root / "node-1").exists()
     assert not root.exists()
-    assert not _is_alive(pid)
+    assert not is_alive(pid)
 
 
 @pytest.mark.parametrize("has_folder", [True, False])
@@ -206,18 +207,11 @@ def test_nodes_end_with_a_process_that_is_killed(tmp_path: Path, has_folder: boo
     ) as owner:
         assert owner.stdout is not None
         pid, root = owner.stdout.readline().split()
-        assert _is_alive(int(pid))
+        assert is_alive(int(pid))
         owner.kill()
-    wait_until(lambda: not _is_alive(int(pid)), "the node outlives its supervisor")
+    wait_until(lambda: not is_alive(int(pid)), "the node outlives its supervisor")
     if has_folder:
         with LocalCluster(data_dir=tmp_path) as again:
             assert again.status_of(1).state == "running"
     else:
         wait_until(lambda: not Path(root).exists(), "a temporary folder is left")
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
