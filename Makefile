@@ -47,7 +47,8 @@ demo: setup java  ## the flights pipeline: node, Spark stream, Delta tables, rep
 
 test: setup java  ## all tests (those against real Kafka need Maven)
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
-	@$(BIN)/python -m pytest -n 2
+	@# Three workers on two cores: who waits for a JVM or for a process leaves its core to the others.
+	@$(BIN)/python -m pytest -n 3
 	@echo "The same logs and data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
 
