@@ -37,7 +37,7 @@ from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.controller_driver import ControllerDriver
 from fenceline.node.controller_node import run_until
-from fenceline.node.directories import open_directories
+from fenceline.node.directories import open_directories, starting
 from fenceline.node.fetching import Fetching
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.groups_driver import GroupsDriver
@@ -182,16 +182,8 @@ class Broker:
     async def start(self) -> None:
         """Come up to where connections are taken. Raises OperatorError; call `stop` in any case."""
         self.loop = asyncio.get_running_loop()
-        try:
+        with starting(self.config):
             await self._start()
-        except (PeerError, OSError) as error:
-            # Nobody has asked anything yet: what a disk refuses now is the operator's.
-            reason = (error.strerror or str(error)) if isinstance(error, OSError) else error.message
-            raise OperatorError(
-                f"Node {self.node_id} can not start: {reason}",
-                f"Check that {self.config.metadata_log_dir} has room, can be written and that its disk is healthy;"
-                " then start again.",
-            ) from error
 
     async def _start(self) -> None:
         config = self.config

@@ -11,12 +11,12 @@ from random import Random
 from typing import Final
 
 from fenceline.config.node import NodeConfig
-from fenceline.errors import OperatorError, PeerError
+from fenceline.errors import PeerError
 from fenceline.log.disk import OsDisk
 from fenceline.metadata.features import SUPPORTED
 from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.controller_driver import ControllerDriver
-from fenceline.node.directories import Directories, open_directories
+from fenceline.node.directories import Directories, open_directories, starting
 from fenceline.node.logs import Logger
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.storage_trouble import StorageTrouble
@@ -51,15 +51,8 @@ class ControllerNode:
 
     async def start(self) -> None:
         """Until the quorum's other nodes can reach this one. Raises OperatorError; call `stop` in any case."""
-        try:
+        with starting(self.config):
             await self._start()
-        except (PeerError, OSError) as error:
-            reason = (error.strerror or str(error)) if isinstance(error, OSError) else error.message
-            raise OperatorError(
-                f"Node {self.node_id} can not start: {reason}",
-                f"Check that {self.config.metadata_log_dir} has room, can be written and that its disk is healthy;"
-                " then start again.",
-            ) from error
 
     async def _start(self) -> None:
         config, disk = self.config, OsDisk()

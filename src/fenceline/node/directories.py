@@ -5,11 +5,12 @@ Owns the check that they belong to this node and to one cluster. Raises Operator
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from fenceline.config.node import NodeConfig
-from fenceline.errors import OperatorError
+from fenceline.errors import OperatorError, PeerError
 from fenceline.log.disk import Disk
 from fenceline.log.log_dir import HIGH_WATERMARKS, LOG_STARTS, META_FILE, RECOVERY_POINTS, LogDir
 from fenceline.node.format import format_if_new
@@ -53,3 +54,17 @@ def open_directories(config: NodeConfig, disk: Disk) -> Directories:
                 " restore the file from a backup.",
             )
     return Directories(data, metadata)
+
+
+@contextmanager
+def starting(config: NodeConfig) -> Iterator[None]:
+    """Nobody has asked anything of a node that starts: what a disk refuses is the operator's. Raises OperatorError."""
+    try:
+        yield
+    except (PeerError, OSError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else error.message
+        raise OperatorError(
+            f"Node {config.node_id} can not start: {reason}",
+            f"Check that {config.metadata_log_dir} has room, can be written and that its disk is healthy;"
+            " then start again.",
+        ) from error

@@ -8,7 +8,8 @@ Rules: raft.md Q14, Q37; snapshots.md N29, N30, N33; since_4_0.md K4, K8.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from fenceline.errors import ErrorCode, InternalError
 from fenceline.ids import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID
@@ -54,6 +55,8 @@ WallTime = Callable[[int], int]
 
 _FETCH_ENDPOINTS: Final = 17
 
+_EpochTold = TypeVar("_EpochTold", BeginQuorumEpochResponse, EndQuorumEpochResponse)
+
 
 # -- responses that come in --------------------------------------------------------------------------------------------
 
@@ -76,23 +79,12 @@ def _read_vote(entity: Any) -> VoteResponse:
     )
 
 
-def _read_begin(entity: Any) -> BeginQuorumEpochResponse:
+def _read_epoch_told(kind: type[_EpochTold], entity: Any) -> _EpochTold:
+    """What is answered when an epoch begins or ends."""
     if entity.error_code:
-        return BeginQuorumEpochResponse(error_code=_code(entity.error_code))
+        return kind(error_code=_code(entity.error_code))
     one = _only(entity.topics, "topic_name")
-    return BeginQuorumEpochResponse(
-        partition_error_code=_code(one.error_code),
-        leader_id=one.leader_id,
-        leader_epoch=one.leader_epoch,
-        node_endpoints=_endpoints(entity),
-    )
-
-
-def _read_end(entity: Any) -> EndQuorumEpochResponse:
-    if entity.error_code:
-        return EndQuorumEpochResponse(error_code=_code(entity.error_code))
-    one = _only(entity.topics, "topic_name")
-    return EndQuorumEpochResponse(
+    return kind(
         partition_error_code=_code(one.error_code),
         leader_id=one.leader_id,
         leader_epoch=one.leader_epoch,
@@ -192,8 +184,8 @@ def read_api_versions(entity: Any) -> ApiVersionsResponse:
 
 _ANSWERS: Final[Mapping[ApiKey, Callable[[Any], ResponseMessage]]] = {
     ApiKey.VOTE: _read_vote,
-    ApiKey.BEGIN_QUORUM_EPOCH: _read_begin,
-    ApiKey.END_QUORUM_EPOCH: _read_end,
+    ApiKey.BEGIN_QUORUM_EPOCH: partial(_read_epoch_told, BeginQuorumEpochResponse),
+    ApiKey.END_QUORUM_EPOCH: partial(_read_epoch_told, EndQuorumEpochResponse),
     ApiKey.FETCH: _read_fetch,
     ApiKey.FETCH_SNAPSHOT: _read_fetch_snapshot,
     ApiKey.DESCRIBE_QUORUM: _read_describe,
