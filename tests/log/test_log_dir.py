@@ -14,7 +14,8 @@ from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import OsDisk
 from fenceline.log.errors import CorruptLog
-from fenceline.log.log_dir import LogDir, parse_partition_name
+from fenceline.log.log_dir import LogDir
+from fenceline.log.partition_dir import parse_partition_name
 from fenceline.log.partition_log import PartitionLog
 from fenceline.testing.sim_disk import SimDisk
 

@@ -13,7 +13,8 @@ from fenceline.log.config import LogConfig
 from fenceline.log.disk import OsDisk
 from fenceline.log.errors import StorageError
 from fenceline.log.open_files import OpenFiles
-from fenceline.log.partition_log import WRITE_BYTES, PartitionLog
+from fenceline.log.partition_log import PartitionLog
+from fenceline.log.tail import WRITE_BYTES
 from fenceline.records.batch import TimestampType, iter_headers, read_header
 from fenceline.testing.sim_disk import SimDisk
 

@@ -12,7 +12,7 @@ from fenceline.config.node import NodeConfig
 from fenceline.controller.requests import BrokerHeartbeat, RegisterBroker, RegisterController
 from fenceline.ids import decode_uuid
 from fenceline.log.disk import Disk
-from fenceline.log.log_dir import read_meta
+from fenceline.log.meta_properties import read_meta
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
 from fenceline.node.controller_driver import ControllerDriver

@@ -12,7 +12,8 @@ from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
 from fenceline.ids import encode_uuid
 from fenceline.log.disk import OsDisk
-from fenceline.log.log_dir import LogDir, read_meta
+from fenceline.log.log_dir import LogDir
+from fenceline.log.meta_properties import read_meta
 from fenceline.metadata.features import fresh_levels
 from fenceline.node.format import (
     format_directory,

@@ -15,7 +15,7 @@ import pytest
 from fenceline.controller.requests import BrokerHeartbeat, CreateTopics, NewTopic
 from fenceline.ids import decode_uuid
 from fenceline.log.disk import OsDisk
-from fenceline.log.log_dir import read_meta
+from fenceline.log.meta_properties import read_meta
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import decode_record, encode_record

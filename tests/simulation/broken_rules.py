@@ -11,7 +11,7 @@ import pytest
 
 from fenceline.controller.controller import Controller
 from fenceline.errors import ErrorCode
-from fenceline.log import maintenance
+from fenceline.log import retention
 from fenceline.node import snapshot_files
 from fenceline.node.active_controller import ActiveController
 from fenceline.node.metadata_batches import control_batch
@@ -110,8 +110,8 @@ def _a_snapshot_ends_with_its_footer(patch: pytest.MonkeyPatch) -> None:
 
 @_breaks("controller", 0, "N48")
 def _the_log_starts_at_a_snapshot(patch: pytest.MonkeyPatch) -> None:
-    advance = maintenance.advance_log_start
-    patch.setattr(maintenance, "advance_log_start", lambda log, at: advance(log, min(at + 1, log.high_watermark)))
+    advance = retention.advance_log_start
+    patch.setattr(retention, "advance_log_start", lambda log, at: advance(log, min(at + 1, log.high_watermark)))
 
 
 # -- the controller ---------------------------------------------------------------------------------------------------

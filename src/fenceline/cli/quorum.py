@@ -120,7 +120,7 @@ def _local_controller(config: Path) -> tuple[int, UUID, list[Endpoint], str]:
     from fenceline.client.admin_quorum import Endpoint
     from fenceline.config.node import NodeConfig
     from fenceline.log.disk import OsDisk
-    from fenceline.log.log_dir import read_meta
+    from fenceline.log.meta_properties import read_meta
 
     node = NodeConfig.load(config, {}, os.environ)
     if not node.is_controller or not node.advertised_controller_listeners:

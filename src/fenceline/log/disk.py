@@ -360,11 +360,3 @@ def replace_file(disk: Disk, path: str, content: Buffer, *, durable: bool = True
     disk.rename(temporary, path)
     if durable:
         disk.fsync_dir(os.path.dirname(path))
-
-
-def fsync_path(disk: Disk, path: str) -> None:
-    fd = disk.open_read(path)
-    try:
-        disk.fsync(fd)
-    finally:
-        disk.close(fd)

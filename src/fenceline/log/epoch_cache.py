@@ -40,10 +40,6 @@ class EpochCache:
         return self._epochs[-1] if self._epochs else -1
 
     @property
-    def latest_start(self) -> int:
-        return self._starts[-1] if self._starts else -1
-
-    @property
     def earliest(self) -> tuple[int, int] | None:
         return (self._epochs[0], self._starts[0]) if self._epochs else None
 

@@ -12,15 +12,13 @@ here has been opened or was clean from before.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from fenceline.errors import OperatorError
-from fenceline.ids import METADATA_TOPIC, TopicPartition, decode_uuid
-from fenceline.log import maintenance
+from fenceline.ids import METADATA_TOPIC, TopicPartition
+from fenceline.log import saving
 from fenceline.log.checkpoints import (
     BadCheckpoint,
     read_offsets,
@@ -30,22 +28,24 @@ from fenceline.log.checkpoints import (
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file, replace_file
 from fenceline.log.errors import CorruptLog, StorageError
-from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.log.file_names import METADATA_FILE
+from fenceline.log.meta_properties import directory_id_of, read_meta
 from fenceline.log.open_files import OpenFiles
+from fenceline.log.partition_dir import (
+    DELETE_SUFFIX,
+    STRAY_SUFFIX,
+    RemovedPartition,
+    parse_partition_name,
+    put_away_name,
+)
 from fenceline.log.partition_log import PartitionLog
-from fenceline.log.recovery import METADATA_FILE
 
-META_FILE: Final = "meta.properties"
 LOCK_FILE: Final = ".lock"
 CLEAN_FILE: Final = ".kafka_cleanshutdown"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
-DELETE_SUFFIX: Final = "-delete"
-STRAY_SUFFIX: Final = "-stray"
 SYNC_ALL_FROM: Final = 32
-_NAME_LIMIT: Final = 255
-_PARTITION_NAME: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d+)")
 
 
 class ExistingPartition(NamedTuple):
@@ -53,17 +53,6 @@ class ExistingPartition(NamedTuple):
     topic_id: UUID | None
     """None when `partition.metadata` is missing or damaged."""
     path: str
-
-
-@dataclass(frozen=True, slots=True)
-class RemovedPartition:
-    """A partition directory that was renamed away; `delete()` removes it, in a thread. Raises OSError."""
-
-    path: str
-    disk: Disk
-
-    def delete(self) -> None:
-        _remove_tree(self.disk, self.path)
 
 
 class LogDir:
@@ -132,7 +121,7 @@ class LogDir:
             )
         log_dir = cls(disk, path, cluster_id=found_cluster, node_id=found_node, files=files)
         if "directory.id" in meta:
-            log_dir.directory_id = _directory_id(meta["directory.id"], path)
+            log_dir.directory_id = directory_id_of(meta["directory.id"], path)
         log_dir._take_lock()
         try:
             log_dir._read_state()
@@ -183,7 +172,7 @@ class LogDir:
     def partition(
         self, topic_partition: TopicPartition, topic_id: UUID | None, config: LogConfig, *, now_ms: int = 0
     ) -> PartitionLog:
-        """The log of a partition, opened if it is not. In a thread when `needs_recovery`. Raises CorruptLog."""
+        """The log of a partition, opened if it is not: after an unclean stop that reads batches. Raises CorruptLog."""
         log = self.open_logs.get(topic_partition)
         if log is not None:
             return log
@@ -226,14 +215,6 @@ class LogDir:
         )
         log.jitter_ms = self.jitter_ms
         return log
-
-    def needs_recovery(self, topic_partition: TopicPartition) -> bool:
-        """Whether opening has to check batches on the disk, so that it belongs into a thread."""
-        return (
-            not self.clean
-            and topic_partition not in self.open_logs
-            and self.disk.stat(self.partition_path(topic_partition)) is not None
-        )
 
     def partition_path(self, topic_partition: TopicPartition) -> str:
         return f"{self.path}/{topic_partition.topic}-{topic_partition.partition}"
@@ -295,8 +276,7 @@ class LogDir:
         for offsets in (self._recovery_points, self._log_starts, self._high_watermarks):
             offsets.pop(topic_partition, None)
         source = self.partition_path(topic_partition)
-        ending = f"-{topic_partition.partition}.{uuid4().hex}{suffix}"
-        target = f"{self.path}/{topic_partition.topic[: _NAME_LIMIT - len(ending)]}{ending}"
+        target = f"{self.path}/{put_away_name(topic_partition, suffix)}"
         try:
             self.disk.rename(source, target)
         except FileNotFoundError:
@@ -343,7 +323,7 @@ class LogDir:
     def close(self, clean: bool = True) -> None:
         """Flush and close everything; a clean close leaves the mark. For a thread. Raises StorageError afterwards."""
         failure: StorageError | None = None
-        dirty = [log for log in self.open_logs.values() if maintenance.is_dirty(log)]
+        dirty = [log for log in self.open_logs.values() if saving.is_dirty(log)]
         try:
             if clean and len(dirty) >= SYNC_ALL_FROM:
                 failure = self._save_together(dirty)
@@ -378,62 +358,15 @@ class LogDir:
         """Many logs at once: write them all, then one sync of the file system instead of several for each."""
         try:
             for log in dirty:
-                maintenance.save_all(log, durable=False)
+                saving.save_all(log, durable=False)
             self.disk.sync_all(self.path)
         except StorageError as error:
             return error
         except OSError as error:
             return StorageError.of(f"syncing {self.path}", error)
         for log in dirty:
-            maintenance.saved(log)
+            saving.saved(log)
         return None
-
-
-def read_meta(disk: Disk, path: str) -> Mapping[str, str]:
-    """`meta.properties` (F1). Raises OperatorError when the directory is not formatted or the file is damaged."""
-    content = read_file(disk, f"{path}/{META_FILE}")
-    if content is None:
-        raise OperatorError(
-            f"{path} is not formatted: it has no {META_FILE}",
-            "Run `fenceline format` with the cluster's id, or start without a configuration for a single node.",
-        )
-    pairs = (line.split("=", 1) for line in content.decode(errors="replace").splitlines() if "=" in line)
-    meta = {key.strip(): value.strip() for key, value in pairs if not key.lstrip().startswith("#")}
-    if meta.get("version") != "1" or not meta.get("node.id", "").isdigit() or not meta.get("cluster.id"):
-        raise OperatorError(
-            f"{path}/{META_FILE} is damaged: it needs version=1, cluster.id and node.id",
-            "Restore the file from a backup; its values are those of the other nodes' logs and configuration.",
-        )
-    return meta
-
-
-def _directory_id(text: str, path: str) -> UUID:
-    try:
-        return decode_uuid(text)
-    except ValueError:
-        raise OperatorError(
-            f"{path}/{META_FILE} is damaged: directory.id={text} is no id",
-            "Restore the file from a backup; the metadata log's voters name the id of this directory.",
-        ) from None
-
-
-def parse_partition_name(name: str) -> TopicPartition | None:
-    """The partition of a directory name; None for everything else, also for what is being deleted or stray."""
-    if name.startswith(EVIDENCE_DIR):
-        return None
-    found = _PARTITION_NAME.fullmatch(name)
-    return TopicPartition(found["topic"], int(found["partition"])) if found is not None else None
-
-
-def _remove_tree(disk: Disk, path: str) -> None:
-    for name in disk.listdir(path):
-        child = f"{path}/{name}"
-        found = disk.stat(child)
-        if found is not None and found.is_directory:
-            _remove_tree(disk, child)
-        else:
-            disk.unlink(child)
-    disk.rmdir(path)
 
 
 def _process_id() -> int:

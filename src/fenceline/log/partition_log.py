@@ -14,33 +14,28 @@ that is written; everything in memory belongs to bytes that were written whole.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.ids import TopicPartition
-from fenceline.log import maintenance, reading
-from fenceline.log.checkpoints import encode_partition_metadata
+from fenceline.log import retention, saving, truncation
 from fenceline.log.config import LogConfig
-from fenceline.log.disk import Disk, replace_file
-from fenceline.log.epoch_cache import EpochCache
-from fenceline.log.errors import StorageError
+from fenceline.log.disk import Disk
 from fenceline.log.flush import FlushWork
-from fenceline.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, AbortedTransaction
 from fenceline.log.open_files import OpenFiles
-from fenceline.log.producer_state import EndMarker, Origin, ProducerStates
-from fenceline.log.reading import FoundOffset, LogRead, NotResident, Request
-from fenceline.log.recovery import METADATA_FILE, RecoveryReport, apply_to_producers, load, read_end_marker
+from fenceline.log.producer_state import Origin
+from fenceline.log.readable_log import ReadableLog
+from fenceline.log.recovery import RecoveryReport, load
+from fenceline.log.replay import apply_to_producers, read_end_marker
+from fenceline.log.retention import RemovedSegment
 from fenceline.log.scan import Found
-from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
-from fenceline.log.tail import NOT_PLAIN, WRITE_BYTES, LogTail
-from fenceline.records.batch import BatchHeader, assign_in_place, check_crc, iter_headers, read_header
+from fenceline.log.tail import NOT_PLAIN
+from fenceline.log.truncation import Truncated
+from fenceline.records.batch import assign_in_place, check_crc, iter_headers, read_header
 from fenceline.records.validate import ZSTD_SINCE_VERSION, validate_produced
 
 NEWEST_PRODUCE_VERSION: Final = 13
-HINTS_KEPT: Final = 8
 
 
 class AppendInfo(NamedTuple):
@@ -55,29 +50,10 @@ class AppendInfo(NamedTuple):
     size_bytes: int
 
 
-class PartitionLog(LogTail):
+class PartitionLog(ReadableLog):
     """One thread of control. Methods that may wait for the disk say "for a thread"; only one of them at a time."""
 
-    segments: list[Segment]
-
-    __slots__ = (
-        "__weakref__",
-        "_bases",
-        "_files",
-        "_flushing",
-        "_high_watermark",
-        "_hints",
-        "_new_files",
-        "_unsaved",
-        "_unsaved_snapshots",
-        "directory",
-        "jitter_ms",
-        "last_flush_ms",
-        "recovery",
-        "recovery_point",
-        "topic_id",
-        "topic_partition",
-    )
+    __slots__ = ("__weakref__", "_high_watermark", "last_flush_ms", "recovery", "recovery_point")
 
     def __init__(
         self,
@@ -91,24 +67,20 @@ class PartitionLog(LogTail):
         log_start_offset: int = 0,
     ) -> None:
         """An empty log; `PartitionLog.open` reads what is on the disk."""
-        super().__init__(disk, config, EpochCache(), ProducerStates(), log_start_offset)
-        self._files = files
-        self.directory = directory
-        self.topic_partition = topic_partition
-        self.topic_id = topic_id
+        super().__init__(
+            disk,
+            directory,
+            topic_partition=topic_partition,
+            topic_id=topic_id,
+            config=config,
+            files=files,
+            log_start_offset=log_start_offset,
+        )
         self._high_watermark = log_start_offset
         self.recovery_point = log_start_offset
-        self._bases: list[int] = []
         self.recovery: RecoveryReport | None = None
         """What opening did; None for a log that was never written."""
         self.last_flush_ms = 0
-        self.jitter_ms: Callable[[int], int] | None = None
-        """Draws a segment's share of `segment.jitter.ms`; None: no jitter."""
-        self._flushing: FlushWork | None = None
-        self._hints: dict[int, tuple[Segment, int]] = {}
-        self._new_files = False
-        self._unsaved: list[Segment] = []
-        self._unsaved_snapshots: list[tuple[int, bytes]] = []
 
     @classmethod
     def open(
@@ -153,14 +125,7 @@ class PartitionLog(LogTail):
             now_ms=now_ms,
             only_torn=only_torn,
         )
-        log.segments = loaded.segments
-        log._bases = [segment.base_offset for segment in loaded.segments]
-        log._unsaved = [segment for segment in loaded.segments[:-1] if not segment.indexes_saved]
-        log.epochs = loaded.epochs
-        log.producers = loaded.producers
-        log.log_start_offset = loaded.log_start_offset
-        log.log_end_offset = loaded.log_end_offset
-        log.size_bytes = sum(segment.size_bytes for segment in loaded.segments)
+        log._adopt(loaded)
         log.recovery_point = loaded.log_end_offset if clean else min(recovery_point, loaded.log_end_offset)
         log.recovery_point = max(log.recovery_point, log.log_start_offset)
         log.recovery = loaded.report
@@ -194,10 +159,6 @@ class PartitionLog(LogTail):
     @property
     def latest_epoch(self) -> int:
         return self.epochs.latest_epoch
-
-    @property
-    def active_segment_base(self) -> int:
-        return self._bases[-1] if self._bases else self.log_end_offset
 
     @property
     def is_written(self) -> bool:
@@ -286,7 +247,7 @@ class PartitionLog(LogTail):
             content = records[position : position + header.size_bytes]
             header = read_header(content)
             if header.producer_id >= 0:
-                marker = self._marker(header, content)
+                marker = read_end_marker(header, content) if header.is_control else None
                 where = self.topic_partition
                 if marker is not None:
                     self.producers.check_marker(header, marker, where, next_offset, transaction_version)
@@ -354,209 +315,7 @@ class PartitionLog(LogTail):
         self.log_end_offset = last.next_offset
         self.size_bytes += size
 
-    @staticmethod
-    def _marker(header: BatchHeader, content: memoryview) -> EndMarker | None:
-        return read_end_marker(header, content) if header.is_control else None
-
-    def _write(self, payload: memoryview, base: int, last: int, newest_ms: int, now_ms: int) -> Segment:
-        """Write at the end of the segment that takes the batch. Raises StorageError with nothing changed."""
-        if self.offline is not None:
-            raise self.offline
-        size = payload.nbytes
-        try:
-            segment = self.segments[-1] if self.segments else None
-            if segment is None or self._roll_due(segment, size, last, newest_ms, now_ms):
-                segment = self._start_segment(base, now_ms)
-            fd = segment.fd if segment.fd >= 0 else self._files.open(segment)
-        except OSError as error:
-            raise StorageError.of(f"opening a segment of {self.topic_partition}", error) from error
-        segment.recently_used = True
-        try:
-            written = self._disk.write(fd, payload if size <= WRITE_BYTES else payload[:WRITE_BYTES])
-            while written < size:
-                written += self._disk.write(fd, payload[written : written + WRITE_BYTES])
-        except OSError as error:
-            raise self._write_failed(segment, error) from error
-        return segment
-
-    def _write_failed(self, segment: Segment, reason: OSError) -> StorageError:
-        """Cut back a partial write: bytes past `size_bytes` were never shown to anybody. Only here a file shrinks."""
-        try:
-            self._disk.truncate(segment.fd, segment.size_bytes)
-        except OSError as error:
-            self.offline = StorageError(
-                f"{segment.path} can not be cut back to {segment.size_bytes} bytes ({error.strerror}) after a failed "
-                f"write ({reason.strerror}): the partition takes no more records until the node is restarted",
-                error.errno or 0,
-            )
-        return StorageError.of(f"appending to {segment.path}", reason)
-
-    # -- segments -----------------------------------------------------------------------------------------------
-
-    def _roll_due(self, segment: Segment, size: int, last: int, newest_ms: int, now_ms: int) -> bool:
-        config = self.config
-        if segment.size_bytes > config.segment_bytes - size or last - segment.base_offset > MAX_RELATIVE_OFFSET:
-            return True
-        if segment.size_bytes == 0:
-            return False
-        first_ms = segment.first_timestamp_ms
-        waited_ms = newest_ms - first_ms if first_ms >= 0 else now_ms - segment.created_ms
-        if waited_ms > config.segment_ms - segment.jitter_ms:
-            return True
-        index, time_index = segment.index, segment.time_index
-        if index is None or time_index is None:
-            return False
-        limit = config.segment_index_bytes
-        return (
-            len(index.offsets) * OFFSET_ENTRY_BYTES > limit - OFFSET_ENTRY_BYTES
-            or len(time_index.offsets) * TIME_ENTRY_BYTES > limit - 2 * TIME_ENTRY_BYTES
-        )
-
-    def maybe_roll(self, now_ms: int) -> bool:
-        """Seal the active segment when it is older than `segment.ms` by the clock. Raises StorageError."""
-        if not self.segments or not self.segments[-1].size_bytes:
-            return False
-        segment = self.segments[-1]
-        if now_ms - segment.created_ms <= self.config.segment_ms - segment.jitter_ms:
-            return False
-        return self.roll(now_ms)
-
-    def roll(self, now_ms: int) -> bool:
-        """Start a new segment at the log end, unless the active one is empty. Raises StorageError."""
-        if not self.segments or not self.segments[-1].size_bytes:
-            return False
-        try:
-            self._start_segment(self.log_end_offset, now_ms)
-        except OSError as error:
-            raise StorageError.of(f"starting a segment of {self.topic_partition}", error) from error
-        return True
-
-    def _start_segment(self, base: int, now_ms: int) -> Segment:
-        if not self.segments:
-            self._make_directory()
-        segment = Segment(self._disk, self.directory, base, now_ms)
-        if self.jitter_ms is not None and self.config.segment_jitter_ms:
-            segment.jitter_ms = min(self.jitter_ms(self.config.segment_jitter_ms), self.config.segment_ms)
-        self._files.open(segment, create=True)
-        self._new_files = True
-        if self.segments:
-            previous = self.segments[-1]
-            previous.seal()
-            self._unsaved.append(previous)
-            self._unsaved_snapshots.append((self.log_end_offset, self.producers.encode()))
-        self.segments.append(segment)
-        self._bases.append(base)
-        return segment
-
-    def _make_directory(self) -> None:
-        self._disk.mkdir(self.directory)
-        path = f"{self.directory}/{METADATA_FILE}"
-        if self.topic_id is not None and self._disk.stat(path) is None:
-            replace_file(self._disk, path, encode_partition_metadata(self.topic_id), durable=False)
-
-    # -- read ---------------------------------------------------------------------------------------------------
-
-    def read(self, offset: int, max_bytes: int, *, end_offset_exclusive: int, at_least_one: bool = True) -> LogRead:
-        """Whole batches from the one that holds `offset`, none of them at or past `end_offset_exclusive`.
-
-        At most `max_bytes`, but the first batch in any case if `at_least_one`. Raises PeerError(OFFSET_OUT_OF_RANGE)
-        outside of log start..log end (E11), StorageError.
-        """
-        log_end = self.log_end_offset
-        if offset < self.log_start_offset or offset > log_end:
-            raise PeerError(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"Offset {offset} of {self.topic_partition} is outside of {self.log_start_offset}..{log_end}",
-            )
-        end = min(end_offset_exclusive, log_end)
-        if offset >= end:
-            return LogRead(offset)
-        number = self._segment_number(offset)
-        segment = self.segments[number]
-        if offset >= segment.next_offset and number + 1 < len(self.segments):
-            number += 1  # the batches between were compacted away
-            segment = self.segments[number]
-        hint = self._hints.get(offset)
-        position = hint[1] if hint is not None and hint[0] is segment else -1
-        request = Request(offset, end, max_bytes, at_least_one, position)
-        try:
-            records, stored, position, whole = reading.read_now(self._files, segment, request)
-        except NotResident:
-            pending = reading.loader(self._files, segment, request)
-            return LogRead(offset, position=position, segment_base_offset=segment.base_offset, loader=pending)
-        except OSError as error:
-            raise StorageError.of(f"reading {segment.path}", error) from error
-        if whole and end == segment.next_offset and segment is self.segments[-1]:
-            hints = self._hints
-            if len(hints) >= HINTS_KEPT and end not in hints:
-                del hints[next(iter(hints))]
-            hints[end] = (segment, position + len(records))
-        return LogRead(offset, records, position=position, segment_base_offset=segment.base_offset, payload=stored)
-
-    def readable_bytes(self, offset: int, end_offset_exclusive: int) -> int:
-        """About how many bytes a read between two offsets would find; exact at the log's end, never a disk access."""
-        end = min(end_offset_exclusive, self.log_end_offset)
-        if offset < self.log_start_offset or offset >= end:
-            return 0
-        low, high = self._segment_number(offset), self._segment_number(end)
-        total = self._estimate(self.segments[high], end) - self._estimate(self.segments[low], offset)
-        total += sum(segment.size_bytes for segment in self.segments[low:high])
-        return max(1, total)
-
-    def _estimate(self, segment: Segment, offset: int) -> int:
-        if offset >= segment.next_offset:
-            return segment.size_bytes
-        if offset == segment.last_batch_offset:
-            return segment.last_batch_position
-        hint = self._hints.get(offset)
-        if hint is not None and hint[0] is segment:
-            return hint[1]
-        return segment.index.floor(offset - segment.base_offset) if segment.index is not None else 0
-
-    def _segment_number(self, offset: int) -> int:
-        bases = self._bases
-        if offset >= bases[-1]:
-            return len(bases) - 1
-        return max(0, bisect_right(bases, offset) - 1)
-
-    def offset_for_timestamp(self, timestamp_ms: int, *, end_offset_exclusive: int | None = None) -> FoundOffset | None:
-        """First record at or after a time, below the end given (L22, L23). For a thread. Raises StorageError."""
-        end = self.log_end_offset if end_offset_exclusive is None else min(end_offset_exclusive, self.log_end_offset)
-        return reading.find_by_timestamp(self._disk, tuple(self.segments), timestamp_ms, self.log_start_offset, end)
-
-    def offset_of_max_timestamp(self, *, end_offset_exclusive: int | None = None) -> FoundOffset | None:
-        """The record with the largest timestamp; None when there is none below the end (L20). For a thread."""
-        end = self.log_end_offset if end_offset_exclusive is None else min(end_offset_exclusive, self.log_end_offset)
-        found = reading.find_max_timestamp(self._disk, tuple(self.segments), self.log_start_offset)
-        return found if found is not None and found.offset < end else None
-
-    def aborted_to_load(self, offset: int, end_offset_exclusive: int) -> list[Segment]:
-        """Segments of which `aborted_transactions` of the same offsets would wait for the disk."""
-        found: list[Segment] = []
-        for segment in self.segments[self._segment_number(offset) :] if self.segments else ():
-            if segment.aborted is None:
-                found.append(segment)
-            elif any(entry.last_stable_offset >= end_offset_exclusive for entry in segment.aborted):
-                break
-        return found
-
-    def aborted_transactions(self, offset: int, end_offset_exclusive: int) -> list[AbortedTransaction]:
-        """Aborted transactions that a read_committed reader of these offsets must know. Raises StorageError."""
-        found: list[AbortedTransaction] = []
-        if not self.segments:
-            return found
-        try:
-            for segment in self.segments[self._segment_number(offset) :]:
-                for entry in segment.aborted_transactions():
-                    if entry.last_offset >= offset and entry.first_offset < end_offset_exclusive:
-                        found.append(entry)
-                    if entry.last_stable_offset >= end_offset_exclusive:
-                        return found
-        except OSError as error:
-            raise StorageError.of(f"reading the aborted transactions of {self.topic_partition}", error) from error
-        return found
-
-    # -- upkeep: see maintenance.py -----------------------------------------------------------------------------
+    # -- upkeep: saving.py, retention.py, truncation.py ---------------------------------------------------------
 
     @property
     def unflushed_messages(self) -> int:
@@ -573,33 +332,33 @@ class PartitionLog(LogTail):
 
     def flush_work(self, now_ms: int = 0) -> FlushWork | None:
         """Work that makes everything up to the log end durable; None when nothing is to do or one is under way."""
-        return maintenance.flush_work(self, now_ms)
+        return saving.flush_work(self, now_ms)
 
     def advance_log_start(self, offset: int) -> bool:
         """Forget records below `offset` (DeleteRecords); segments go with the next retention. Whether it moved.
 
         Raises PeerError(OFFSET_OUT_OF_RANGE) above the high watermark.
         """
-        return maintenance.advance_log_start(self, offset)
+        return retention.advance_log_start(self, offset)
 
-    def enforce_retention(self, now_ms: int) -> list[maintenance.RemovedSegment]:
+    def enforce_retention(self, now_ms: int) -> list[RemovedSegment]:
         """Take out segments by log start, time and size, and forget idle producers. Raises StorageError.
 
         Files are only renamed here; `RemovedSegment.delete` unlinks them, in a thread.
         """
-        return maintenance.enforce_retention(self, now_ms)
+        return retention.enforce_retention(self, now_ms)
 
-    def truncate_to(self, offset: int) -> maintenance.Truncated:
+    def truncate_to(self, offset: int) -> Truncated:
         """Cut the log back to end at `offset`, keeping what was cut (E18, E19). For a thread. Raises StorageError."""
-        return maintenance.truncate_to(self, offset)
+        return truncation.truncate_to(self, offset)
 
-    def truncate_fully_and_start_at(self, offset: int) -> maintenance.Truncated:
+    def truncate_fully_and_start_at(self, offset: int) -> Truncated:
         """Empty the log; it goes on at `offset` (E19). For a thread. Raises StorageError."""
-        return maintenance.truncate_fully_and_start_at(self, offset)
+        return truncation.truncate_fully_and_start_at(self, offset)
 
     def close(self, clean: bool = True) -> None:
         """Flush everything if `clean`, let go of all files. For a thread. Raises StorageError when it can not."""
-        maintenance.close(self, clean)
+        saving.close(self, clean)
 
 
 def _too_large(size: int, segment_bytes: int) -> PeerError:

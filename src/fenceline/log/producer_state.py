@@ -204,11 +204,6 @@ class ProducerStates:
             return -1
         return min([*decided, *([next(iter(ongoing))] if ongoing else [])])
 
-    @property
-    def oldest_ongoing_offset(self) -> int:
-        """First offset of the oldest open transaction; -1: none is open."""
-        return next(iter(self._ongoing), -1)
-
     def high_watermark_moved(self, high_watermark: int) -> None:
         """Markers below the high watermark decide their transactions for readers too."""
         if self._unreplicated:

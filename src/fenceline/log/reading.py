@@ -1,6 +1,6 @@
 """Finds and reads batches of a log without ever waiting for the disk on the loop.
 
-Owns positions, sizes and residency of one read. Never changes the log but for its memory of where recent reads ended.
+Owns residency of one read, and where its bytes come from. Never changes the log.
 What is in the page cache comes back at once: slices of mapped windows from `MAP_FROM_BYTES` on, small copies below.
 What is not comes back as a `LogRead` that is not resident: its `load` does the whole look-up again in a thread, with a
 descriptor of its own, so that deletion and truncation meanwhile do it no harm (`design.md` section 4).
@@ -10,44 +10,27 @@ Who only passes records on takes what was just loaded as a `FileSlice`: nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
 from fenceline.errors import PeerError
-from fenceline.log.disk import PAGE_BYTES, Disk, FileSlice
+from fenceline.log.disk import PAGE_BYTES, FileSlice
 from fenceline.log.errors import StorageError
 from fenceline.log.index import OffsetIndex
 from fenceline.log.open_files import OpenFiles
-from fenceline.log.scan import BadBatch, scan
+from fenceline.log.positions import EMPTY, Extent, IndexLies, Read, extent_of, find, fit
+from fenceline.log.scan import BadBatch
 from fenceline.log.segment import Segment
-from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
-from fenceline.records.decode import decode_batch
 
 MAP_FROM_BYTES: Final = 64 << 10
-PEEK_BYTES: Final = 8 << 10
 AHEAD_BYTES: Final = 4 << 20
 """What a load begins to read behind what it was asked for."""
-EMPTY: Final = memoryview(b"")
-
 
 _T = TypeVar("_T")
 
 
 class NotResident(Exception):
     """The bytes are not in the page cache: a thread must fetch them."""
-
-
-class IndexLies(Exception):
-    """An index entry does not meet the batch that it names: the index must be made anew."""
-
-
-class FoundOffset(NamedTuple):
-    """Answer to a look-up by time; `leader_epoch` is the batch's, -1: none (`list_offsets.md L20`, `L22`)."""
-
-    offset: int
-    timestamp: int
-    leader_epoch: int
 
 
 class LogRead:
@@ -113,87 +96,6 @@ class LogRead:
         loader, self._loader = self._loader, None
         if loader is not None:
             loader.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The readable part of one segment, as it was when the read began."""
-
-    base_offset: int
-    next_offset: int
-    size_bytes: int
-    last_batch_offset: int
-    last_batch_position: int
-
-
-Read = Callable[[int, int], "memoryview | bytes | bytearray"]
-
-
-def headers_from(read: Read, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Headers of the batches from a boundary on, with their positions. `read(position, size)` may raise NotResident."""
-    chunk: memoryview = EMPTY
-    chunk_start = position
-    while position < end:
-        at = position - chunk_start
-        if at + BATCH_OVERHEAD > len(chunk):
-            chunk, chunk_start, at = memoryview(read(position, min(PEEK_BYTES, end - position))), position, 0
-        header = peek_header(chunk, at)
-        yield position, header
-        position += header.size_bytes
-
-
-def find(read: Read, index: OffsetIndex, extent: Extent, offset: int) -> int:
-    """Position of the first batch that ends at or after `offset`; the extent's end when there is none."""
-    if offset >= extent.next_offset:
-        return extent.size_bytes
-    if offset == extent.last_batch_offset:
-        return extent.last_batch_position
-    before, indexed = index.around(offset - extent.base_offset)
-    end = extent.size_bytes
-    if 0 <= indexed < end:
-        header = peek_header(memoryview(read(indexed, BATCH_OVERHEAD)))
-        if header.base_offset <= offset <= header.last_offset:
-            return indexed
-        end = indexed
-    for position, header in headers_from(read, before, end):
-        if header.last_offset >= offset:
-            if position == before and position > 0 and header.base_offset > offset:
-                break
-            return position
-    else:
-        if indexed < 0 or end == extent.size_bytes:
-            return extent.size_bytes
-        header = peek_header(memoryview(read(indexed, BATCH_OVERHEAD)))
-        if header.base_offset > offset and header.last_offset >= offset:
-            return indexed  # between two batches: compaction took the offset away
-    raise IndexLies
-
-
-def fit(read: Read, index: OffsetIndex, position: int, end: int, max_bytes: int, at_least_one: bool) -> int:
-    """How many bytes of whole batches from `position` fit; the first batch whole in any case if `at_least_one`."""
-    if end - position <= max_bytes:
-        return end - position
-    boundary = min(index.boundary_at_or_before(position + max_bytes), end)
-    if boundary > position:
-        return boundary - position
-    taken = 0
-    for _, header in headers_from(read, position, end):
-        if taken + header.size_bytes > max_bytes:
-            if taken == 0 and at_least_one:
-                return header.size_bytes
-            break
-        taken += header.size_bytes
-    return taken
-
-
-def extent_of(segment: Segment) -> Extent:
-    return Extent(
-        segment.base_offset,
-        segment.next_offset,
-        segment.size_bytes,
-        segment.last_batch_offset,
-        segment.last_batch_position,
-    )
 
 
 class Request(NamedTuple):
@@ -353,65 +255,3 @@ class _Loader:
 def loader(files: OpenFiles, segment: Segment, request: Request) -> _Loader:
     fd = segment.fd if segment.fd >= 0 else files.open(segment)
     return _Loader(files, segment, fd, request)
-
-
-# -- look-ups by time; all of them may wait for the disk and belong into a thread --------------------------------
-
-
-def find_by_timestamp(
-    disk: Disk, segments: Sequence[Segment], timestamp_ms: int, start_offset: int, end_offset: int
-) -> FoundOffset | None:
-    """First record at or after `timestamp_ms` within the offsets (L22, L23). Raises StorageError."""
-    for segment in segments:
-        if segment.next_offset <= start_offset or not segment.size_bytes:
-            continue
-        if segment.base_offset >= end_offset:
-            return None
-        try:
-            if segment.largest_timestamp_ms() < timestamp_ms:
-                continue
-            index, time_index = segment.indexes()
-            relative = max(time_index.floor(timestamp_ms), start_offset - segment.base_offset)
-            found = _first_record(disk, segment, index.floor(relative), timestamp_ms, start_offset)
-        except OSError as error:
-            raise StorageError.of(f"searching {segment.path}", error) from error
-        except BadBatch as error:
-            raise StorageError(f"{segment.path} is damaged at byte {error.position}: {error.reason}") from None
-        if found is not None:
-            return found if found.offset < end_offset else None
-    return None
-
-
-def _first_record(
-    disk: Disk, segment: Segment, position: int, timestamp_ms: int, start_offset: int
-) -> FoundOffset | None:
-    fd = disk.open_read(segment.path)
-    try:
-        batches = scan(disk, fd, position, segment.size_bytes, next_offset=segment.base_offset, crc_from_offset=None)
-        for found in batches:
-            header = found.header
-            if header.max_timestamp < timestamp_ms or header.last_offset < start_offset:
-                continue
-            content = memoryview(disk.pread(fd, header.size_bytes, found.position))
-            for record in decode_batch(content, header._replace(position=0)):
-                if record.timestamp >= timestamp_ms and record.offset >= start_offset:
-                    return FoundOffset(record.offset, record.timestamp, header.leader_epoch)
-    finally:
-        disk.close(fd)
-    return None
-
-
-def find_max_timestamp(disk: Disk, segments: Sequence[Segment], start_offset: int) -> FoundOffset | None:
-    """First record that has the largest timestamp of all (L20); None when no record has one. Raises StorageError."""
-    best: Segment | None = None
-    for segment in segments:
-        try:
-            if segment.size_bytes and segment.next_offset > start_offset:
-                segment.largest_timestamp_ms()
-                if segment.max_timestamp_ms >= 0 and (best is None or segment.max_timestamp_ms > best.max_timestamp_ms):
-                    best = segment
-        except OSError as error:
-            raise StorageError.of(f"searching {segment.path}", error) from error
-    if best is None:
-        return None
-    return find_by_timestamp(disk, [best], best.max_timestamp_ms, start_offset, best.next_offset)

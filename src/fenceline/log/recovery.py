@@ -23,23 +23,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fenceline.errors import PeerError
+from fenceline.log import producer_snapshots
 from fenceline.log.checkpoints import BadCheckpoint, read_epochs
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import CorruptLog
-from fenceline.log.index import AbortedTransaction, OffsetIndex, TimeIndex
+from fenceline.log.file_names import DELETED_SUFFIX, EPOCH_FILE, INDEX_SUFFIXES, LOG_SUFFIX, OFFSET_DIGITS, offset_in
+from fenceline.log.index import OffsetIndex, TimeIndex
 from fenceline.log.lost_and_found import keep_file, keep_tail
-from fenceline.log.producer_state import BadSnapshot, EndMarker, ProducerStates, decode_end_marker
-from fenceline.log.scan import BadBatch, Found, find_whole_batch, scan
-from fenceline.log.segment import DELETED_SUFFIX, INDEX_SUFFIXES, Segment, stem
-from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
-from fenceline.records.decode import decode_batch
+from fenceline.log.producer_state import BadSnapshot, ProducerStates
+from fenceline.log.replay import apply_to_producers
+from fenceline.log.scan import BadBatch, find_whole_batch, scan
+from fenceline.log.segment import Segment
+from fenceline.records.batch import BATCH_OVERHEAD, peek_header
 
-EPOCH_FILE: Final = "leader-epoch-checkpoint"
-METADATA_FILE: Final = "partition.metadata"
-SNAPSHOT_SUFFIX: Final = ".snapshot"
-_BASE_DIGITS: Final = 20
 _LOOK_BEHIND_BYTES: Final = 16 << 20
 
 
@@ -70,35 +68,6 @@ class Loaded:
     epochs: EpochCache
     producers: ProducerStates
     report: RecoveryReport
-
-
-def read_end_marker(header: BatchHeader, content: memoryview) -> EndMarker | None:
-    """The end marker of a control batch; None when it has another kind of control record, or none."""
-    records = decode_batch(content, header._replace(position=0))
-    if not records:
-        return None
-    return decode_end_marker(records[0].key, records[0].value, records[0].timestamp)
-
-
-def apply_to_producers(producers: ProducerStates, segment: Segment, found: Found) -> None:
-    """A batch that is in the log changes its producer's state and the segment's aborted transactions."""
-    header = found.header
-    if header.producer_id < 0:
-        return
-    if not header.is_control:
-        producers.record(header, header.base_offset)
-        return
-    marker = read_end_marker(header, found.content)
-    if marker is None:
-        return
-    completed = producers.record_marker(header, marker, header.base_offset)
-    if completed is not None and completed.aborted:
-        entry = AbortedTransaction(
-            completed.producer_id, completed.first_offset, completed.last_offset, completed.last_stable_offset
-        )
-        aborted = segment.aborted_transactions()
-        if entry not in aborted:
-            aborted.append(entry)
 
 
 def load(
@@ -171,7 +140,7 @@ class _Loader:
             end = log_start_offset
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(log_start_offset)
-        self._drop_snapshots_past(names, end)
+        producer_snapshots.drop(self._disk, self._directory, names, lambda at: at > end)
         if not self._clean:
             self._epochs.changed = True
         return Loaded(segments, log_start_offset, end, self._epochs, self._producers, self._report)
@@ -194,19 +163,17 @@ class _Loader:
                     self._disk.unlink(path)
             else:
                 kept.add(name)
-        for name in [name for name in kept if name.endswith(INDEX_SUFFIXES) and name[:_BASE_DIGITS].isdigit()]:
-            if name[:_BASE_DIGITS] + ".log" not in kept:
+        for name in [name for name in kept if name.endswith(INDEX_SUFFIXES) and name[:OFFSET_DIGITS].isdigit()]:
+            if name[:OFFSET_DIGITS] + LOG_SUFFIX not in kept:
                 kept.discard(name)
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.unlink(f"{self._directory}/{name}")
         return kept
 
     def _segments(self, names: set[str]) -> list[Segment]:
-        bases = sorted(
-            int(name[:_BASE_DIGITS]) for name in names if name.endswith(".log") and name[:_BASE_DIGITS].isdigit()
-        )
+        bases = (offset_in(name, LOG_SUFFIX) for name in names)
         segments: list[Segment] = []
-        for base in bases:
+        for base in sorted(base for base in bases if base is not None):
             segment = Segment(self._disk, self._directory, base, self._now_ms)
             found = self._disk.stat(segment.path)
             if found is None:
@@ -214,7 +181,7 @@ class _Loader:
             segment.size_bytes = found.size_bytes
             segment.created_ms = min(found.modified_ms, self._now_ms)
             segment.index = segment.time_index = None
-            segment.aborted = None if f"{base:0{_BASE_DIGITS}d}.txnindex" in names else []
+            segment.aborted = None if f"{base:0{OFFSET_DIGITS}d}.txnindex" in names else []
             segment.indexes_saved = True
             if segments:
                 segments[-1].next_offset = base
@@ -234,11 +201,10 @@ class _Loader:
 
     def _load_snapshot(self, names: set[str], log_start_offset: int) -> int:
         """Producer state from the newest good snapshot; returns the offset from which batches must be replayed."""
-        offsets = sorted((int(name[:_BASE_DIGITS]) for name in names if _is_snapshot(name)), reverse=True)
-        for offset in offsets:
+        for offset in producer_snapshots.offsets_in(names):
             if not self._clean and offset > self._recovery_point:
                 continue
-            content = read_file(self._disk, stem(self._directory, offset) + SNAPSHOT_SUFFIX)
+            content = read_file(self._disk, producer_snapshots.path_of(self._directory, offset))
             if content is None:
                 continue
             try:
@@ -248,12 +214,6 @@ class _Loader:
             self._producers.snapshot_offset = offset
             return max(offset, log_start_offset)
         return log_start_offset
-
-    def _drop_snapshots_past(self, names: set[str], end: int) -> None:
-        for name in [name for name in names if _is_snapshot(name)]:
-            if int(name[:_BASE_DIGITS]) > end:
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(f"{self._directory}/{name}")
 
     # -- batches ------------------------------------------------------------------------------------------------
 
@@ -417,10 +377,6 @@ class _Loader:
         segment.size_bytes = bad.position
         segment.sealed = False
         segment.indexes_saved = False
-
-
-def _is_snapshot(name: str) -> bool:
-    return name.endswith(SNAPSHOT_SUFFIX) and name[:_BASE_DIGITS].isdigit()
 
 
 def _restore_advice(what: str) -> str:

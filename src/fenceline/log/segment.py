@@ -1,6 +1,6 @@
 """One segment: its `.log` file, its sparse indexes, and what is known of its end.
 
-Owns names and bytes of a segment's files (`formats.md F4`) and the moment an index entry is due. Never decides when to
+Owns the bytes of a segment's files and the moment an index entry is due. Never decides when to
 roll, delete or recover. The indexes of a segment that is being written live in memory and reach the disk when it is
 sealed or closed; a crash before that costs a rebuild, never data.
 """
@@ -11,6 +11,7 @@ import contextlib
 from typing import Final
 
 from fenceline.log.disk import Disk, read_file, replace_file
+from fenceline.log.file_names import INDEX_SUFFIXES, LOG_SUFFIX, stem
 from fenceline.log.index import (
     TIME_ENTRY_BYTES,
     AbortedTransaction,
@@ -24,13 +25,6 @@ from fenceline.log.tail import SegmentTail
 
 MAX_RELATIVE_OFFSET: Final = (1 << 31) - 1
 SMALL_INDEX_BYTES: Final = 512
-INDEX_SUFFIXES: Final = (".index", ".timeindex", ".txnindex")
-DELETED_SUFFIX: Final = ".deleted"
-
-
-def stem(directory: str, base_offset: int) -> str:
-    """Path of a segment's files without their suffix: the base offset in 20 digits."""
-    return f"{directory}/{base_offset:020d}"
 
 
 class Segment(SegmentTail):
@@ -45,7 +39,7 @@ class Segment(SegmentTail):
     def __init__(self, disk: Disk, directory: str, base_offset: int, created_ms: int) -> None:
         super().__init__()
         self.disk = disk
-        self.path = stem(directory, base_offset) + ".log"
+        self.path = stem(directory, base_offset) + LOG_SUFFIX
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.created_ms = created_ms
@@ -56,7 +50,7 @@ class Segment(SegmentTail):
 
     @property
     def stem(self) -> str:
-        return self.path[: -len(".log")]
+        return self.path[: -len(LOG_SUFFIX)]
 
     def release(self) -> None:
         """Close the descriptor; indexes that are worth it go too, onto the disk if they are not there (OpenFiles)."""

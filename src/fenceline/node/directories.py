@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError, PeerError
 from fenceline.log.disk import Disk
-from fenceline.log.log_dir import HIGH_WATERMARKS, LOG_STARTS, META_FILE, RECOVERY_POINTS, LogDir
+from fenceline.log.log_dir import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, LogDir
+from fenceline.log.meta_properties import META_FILE
 from fenceline.node.format import format_if_new
 from fenceline.node.logs import Logger
 

@@ -21,7 +21,7 @@ from fenceline.config.properties import format_properties
 from fenceline.errors import OperatorError
 from fenceline.ids import decode_uuid, encode_uuid
 from fenceline.log.disk import Disk, OsDisk, read_file, replace_file
-from fenceline.log.log_dir import META_FILE
+from fenceline.log.meta_properties import META_FILE
 from fenceline.metadata.features import (
     KRAFT_VERSION,
     LATEST_METADATA_VERSION,

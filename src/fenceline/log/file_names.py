@@ -1,0 +1,27 @@
+"""Names of the files of one partition (`formats.md F4`).
+
+Owns what a name says: which segment, which offset. Never opens anything.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+EPOCH_FILE: Final = "leader-epoch-checkpoint"
+METADATA_FILE: Final = "partition.metadata"
+LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIXES: Final = (".index", ".timeindex", ".txnindex")
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+DELETED_SUFFIX: Final = ".deleted"
+OFFSET_DIGITS: Final = 20
+
+
+def stem(directory: str, offset: int) -> str:
+    """Path of the files of a segment, or of a producer snapshot, without their suffix: the offset in 20 digits."""
+    return f"{directory}/{offset:0{OFFSET_DIGITS}d}"
+
+
+def offset_in(name: str, suffix: str) -> int | None:
+    """The offset that a file is named after; None when it does not end so, or is named after no offset."""
+    digits = name[:OFFSET_DIGITS]
+    return int(digits) if name.endswith(suffix) and digits.isdigit() else None

@@ -1,0 +1,56 @@
+"""Directories of partitions in a log directory: their names, and how they go away.
+
+Owns the names that Apache Kafka gives them. Never decides which partitions ought to be there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from uuid import uuid4
+
+from fenceline.ids import TopicPartition
+from fenceline.log.disk import Disk
+from fenceline.log.lost_and_found import EVIDENCE_DIR
+
+DELETE_SUFFIX: Final = "-delete"
+STRAY_SUFFIX: Final = "-stray"
+_NAME_LIMIT: Final = 255
+_PARTITION_NAME: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedPartition:
+    """A partition directory that was renamed away; `delete()` removes it, in a thread. Raises OSError."""
+
+    path: str
+    disk: Disk
+
+    def delete(self) -> None:
+        _remove_tree(self.disk, self.path)
+
+
+def parse_partition_name(name: str) -> TopicPartition | None:
+    """The partition of a directory name; None for everything else, also for what is being deleted or stray."""
+    if name.startswith(EVIDENCE_DIR):
+        return None
+    found = _PARTITION_NAME.fullmatch(name)
+    return TopicPartition(found["topic"], int(found["partition"])) if found is not None else None
+
+
+def put_away_name(topic_partition: TopicPartition, suffix: str) -> str:
+    """A name of its own for a partition's directory that is being deleted, or is stray."""
+    ending = f"-{topic_partition.partition}.{uuid4().hex}{suffix}"
+    return topic_partition.topic[: _NAME_LIMIT - len(ending)] + ending
+
+
+def _remove_tree(disk: Disk, path: str) -> None:
+    for name in disk.listdir(path):
+        child = f"{path}/{name}"
+        found = disk.stat(child)
+        if found is not None and found.is_directory:
+            _remove_tree(disk, child)
+        else:
+            disk.unlink(child)
+    disk.rmdir(path)

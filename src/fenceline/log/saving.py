@@ -1,0 +1,164 @@
+"""What of a log is safe on the disk: flushes while it runs, and everything at its close.
+
+Owns what a flush must bring to the disk (`flush.FlushWork` does it) and what the log remembers of it. Works on the
+private parts of a `PartitionLog` and on nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from fenceline.log import producer_snapshots
+from fenceline.log.checkpoints import encode_epochs
+from fenceline.log.disk import replace_file
+from fenceline.log.errors import StorageError
+from fenceline.log.file_names import EPOCH_FILE
+from fenceline.log.flush import FlushWork
+
+if TYPE_CHECKING:
+    from fenceline.log.partition_log import PartitionLog
+
+
+def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
+    end = log.log_end_offset
+    if log._flushing is not None or not log.segments:
+        return None
+    if end == log.recovery_point and not log.epochs.changed and not log._unsaved and not log._new_files:
+        return None
+    disk, files = log._disk, log._files
+    first = max(0, bisect_left(log._bases, log.recovery_point + 1) - 1)
+    descriptors: list[int] = []
+    try:
+        for segment in log.segments[first:]:
+            fd = segment.fd if segment.fd >= 0 else files.open(segment)
+            descriptors.append(disk.duplicate(fd))
+    except OSError as error:
+        for fd in descriptors:
+            disk.close(fd)
+        raise StorageError.of(f"flushing {log.topic_partition}", error) from error
+    snapshots = list(log._unsaved_snapshots)
+    derived = [(producer_snapshots.path_of(log.directory, offset), content) for offset, content in snapshots]
+    if log.epochs.changed:
+        derived.append((f"{log.directory}/{EPOCH_FILE}", encode_epochs(log.epochs.entries)))
+    work = FlushWork(
+        disk=disk,
+        up_to_offset=end,
+        descriptors=descriptors,
+        sealed=list(log._unsaved),
+        snapshots=snapshots,
+        files=derived,
+        directories=[log.directory, log.directory.rpartition("/")[0]] if log._new_files else [],
+        on_done=lambda work: _flushed(log, work),
+        on_failed=lambda work, error: _flush_failed(log, work, error),
+        epochs_too=log.epochs.changed,
+    )
+    log._flushing = work
+    log._new_files = False
+    log.epochs.changed = False
+    log._unsaved, log._unsaved_snapshots = [], []
+    log.last_flush_ms = now_ms
+    return work
+
+
+def _flushed(log: PartitionLog, work: FlushWork) -> None:
+    log._flushing = None
+    log.recovery_point = max(log.recovery_point, work.up_to_offset)
+    if work.snapshots:
+        _drop_old_snapshots(log)
+
+
+def _flush_failed(log: PartitionLog, work: FlushWork, error: StorageError) -> None:
+    _take_back(log, work)
+    if not (error.disk_full and work.batches_safe):
+        # A failed fsync may have dropped the pages: going on would acknowledge what the disk does not hold.
+        log.offline = StorageError(
+            f"{log.topic_partition} takes no more records: {error.message}. Check the disk, then restart the node",
+            error.errno,
+        )
+
+
+def _take_back(log: PartitionLog, work: FlushWork) -> None:
+    """What a flush did not bring to the disk is due again."""
+    log._flushing = None
+    log._unsaved = [segment for segment in work.sealed if segment in log.segments] + log._unsaved
+    log._unsaved_snapshots = work.snapshots + log._unsaved_snapshots
+    log.epochs.changed = log.epochs.changed or work.epochs_too
+    log._new_files = log._new_files or bool(work.directories)
+
+
+def stop_flush(log: PartitionLog) -> None:
+    work = log._flushing
+    if work is not None:
+        work.abandon()
+        _take_back(log, work)
+
+
+def _drop_old_snapshots(log: PartitionLog) -> None:
+    """Snapshots below the log start describe nothing that could be replayed."""
+    disk, directory, start = log._disk, log.directory, log.log_start_offset
+    with contextlib.suppress(OSError):
+        producer_snapshots.drop(disk, directory, disk.listdir(directory), lambda at: at < start)
+
+
+# -- close ------------------------------------------------------------------------------------------------------------
+
+
+def is_dirty(log: PartitionLog) -> bool:
+    """Whether a clean close of this log has something to write."""
+    if not log.segments or log.offline is not None:
+        return False
+    return (
+        log.recovery_point != log.log_end_offset
+        or log.epochs.changed
+        or log._flushing is not None
+        or bool(log._unsaved or log._unsaved_snapshots)
+        or not log.segments[-1].indexes_saved
+        or log.producers.snapshot_offset != log.log_end_offset > log.log_start_offset
+    )
+
+
+def close(log: PartitionLog, clean: bool) -> None:
+    """After a clean close the directory is as Kafka leaves one: indexes, epochs and a producer snapshot at the end."""
+    try:
+        if clean and is_dirty(log):
+            save_all(log, durable=True)
+            saved(log)
+    finally:
+        log._hints.clear()
+        for segment in log.segments:
+            log._files.close(segment)
+
+
+def save_all(log: PartitionLog, *, durable: bool) -> None:
+    """Everything that only memory or the page cache holds, on the loop's state as it is now. Raises StorageError."""
+    disk = log._disk
+    try:
+        stop_flush(log)
+        if durable:
+            work = flush_work(log, log.last_flush_ms)
+            if work is not None:
+                work.run()
+        for segment in log.segments:
+            if not segment.indexes_saved and (segment.sealed or segment is log.segments[-1]):
+                segment.save_indexes(durable=durable)
+        for offset, content in log._unsaved_snapshots:
+            replace_file(disk, producer_snapshots.path_of(log.directory, offset), content, durable=durable)
+        if log.producers.snapshot_offset != log.log_end_offset > log.log_start_offset:
+            path = producer_snapshots.path_of(log.directory, log.log_end_offset)
+            replace_file(disk, path, log.producers.encode(), durable=durable)
+        if log.epochs.changed:
+            epochs = encode_epochs(log.epochs.entries)
+            replace_file(disk, f"{log.directory}/{EPOCH_FILE}", epochs, durable=durable)
+    except OSError as error:
+        raise StorageError.of(f"closing {log.topic_partition}", error) from error
+
+
+def saved(log: PartitionLog) -> None:
+    """What `save_all` wrote is durable now."""
+    log.producers.snapshot_offset = log.log_end_offset
+    log.epochs.changed = False
+    log._unsaved, log._unsaved_snapshots = [], []
+    log._new_files = False
+    log.recovery_point = log.log_end_offset

@@ -1,0 +1,197 @@
+"""A log as files: the directory, its segments one behind the other, and the write at the end of the last one.
+
+Owns when a segment is full, how the next one begins, and what of it is not on the disk yet. Never looks into a batch.
+A log without records has no directory and no open file.
+
+Invariants: segments lie one behind the other and the last one is the only one that is written; everything in memory
+belongs to bytes that were written whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from uuid import UUID
+
+from fenceline.ids import TopicPartition
+from fenceline.log.checkpoints import encode_partition_metadata
+from fenceline.log.config import LogConfig
+from fenceline.log.disk import Disk, replace_file
+from fenceline.log.epoch_cache import EpochCache
+from fenceline.log.errors import StorageError
+from fenceline.log.file_names import METADATA_FILE
+from fenceline.log.flush import FlushWork
+from fenceline.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES
+from fenceline.log.open_files import OpenFiles
+from fenceline.log.producer_state import ProducerStates
+from fenceline.log.recovery import Loaded
+from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
+from fenceline.log.tail import WRITE_BYTES, LogTail
+
+
+class SegmentedLog(LogTail):
+    """See `partition_log.PartitionLog`, the only one that is made."""
+
+    segments: list[Segment]
+
+    __slots__ = (
+        "_bases",
+        "_files",
+        "_flushing",
+        "_hints",
+        "_new_files",
+        "_unsaved",
+        "_unsaved_snapshots",
+        "directory",
+        "jitter_ms",
+        "topic_id",
+        "topic_partition",
+    )
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        *,
+        topic_partition: TopicPartition,
+        topic_id: UUID | None,
+        config: LogConfig,
+        files: OpenFiles,
+        log_start_offset: int,
+    ) -> None:
+        super().__init__(disk, config, EpochCache(), ProducerStates(), log_start_offset)
+        self._files = files
+        self.directory = directory
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.jitter_ms: Callable[[int], int] | None = None
+        """Draws a segment's share of `segment.jitter.ms`; None: no jitter."""
+        self._bases: list[int] = []
+        """Of the segments, for bisecting."""
+        self._unsaved: list[Segment] = []
+        """Sealed segments whose indexes are not on the disk."""
+        self._unsaved_snapshots: list[tuple[int, bytes]] = []
+        self._new_files = False
+        """Whether the directory has entries that were not synced."""
+        self._flushing: FlushWork | None = None
+        self._hints: dict[int, tuple[Segment, int]] = {}
+        """Where recent reads ended: offset to segment and position. Forgotten when segments go."""
+
+    @property
+    def active_segment_base(self) -> int:
+        return self._bases[-1] if self._bases else self.log_end_offset
+
+    def _adopt(self, loaded: Loaded) -> None:
+        """Take what was found on the disk for the whole log."""
+        self.segments = loaded.segments
+        self._bases = [segment.base_offset for segment in loaded.segments]
+        self._unsaved = [segment for segment in loaded.segments[:-1] if not segment.indexes_saved]
+        self.epochs = loaded.epochs
+        self.producers = loaded.producers
+        self.log_start_offset = loaded.log_start_offset
+        self.log_end_offset = loaded.log_end_offset
+        self.size_bytes = sum(segment.size_bytes for segment in loaded.segments)
+
+    def _segment_number(self, offset: int) -> int:
+        bases = self._bases
+        if offset >= bases[-1]:
+            return len(bases) - 1
+        return max(0, bisect_right(bases, offset) - 1)
+
+    # -- rolling ------------------------------------------------------------------------------------------------
+
+    def _roll_due(self, segment: Segment, size: int, last: int, newest_ms: int, now_ms: int) -> bool:
+        config = self.config
+        if segment.size_bytes > config.segment_bytes - size or last - segment.base_offset > MAX_RELATIVE_OFFSET:
+            return True
+        if segment.size_bytes == 0:
+            return False
+        first_ms = segment.first_timestamp_ms
+        waited_ms = newest_ms - first_ms if first_ms >= 0 else now_ms - segment.created_ms
+        if waited_ms > config.segment_ms - segment.jitter_ms:
+            return True
+        index, time_index = segment.index, segment.time_index
+        if index is None or time_index is None:
+            return False
+        limit = config.segment_index_bytes
+        return (
+            len(index.offsets) * OFFSET_ENTRY_BYTES > limit - OFFSET_ENTRY_BYTES
+            or len(time_index.offsets) * TIME_ENTRY_BYTES > limit - 2 * TIME_ENTRY_BYTES
+        )
+
+    def maybe_roll(self, now_ms: int) -> bool:
+        """Seal the active segment when it is older than `segment.ms` by the clock. Raises StorageError."""
+        if not self.segments or not self.segments[-1].size_bytes:
+            return False
+        segment = self.segments[-1]
+        if now_ms - segment.created_ms <= self.config.segment_ms - segment.jitter_ms:
+            return False
+        return self.roll(now_ms)
+
+    def roll(self, now_ms: int) -> bool:
+        """Start a new segment at the log end, unless the active one is empty. Raises StorageError."""
+        if not self.segments or not self.segments[-1].size_bytes:
+            return False
+        try:
+            self._start_segment(self.log_end_offset, now_ms)
+        except OSError as error:
+            raise StorageError.of(f"starting a segment of {self.topic_partition}", error) from error
+        return True
+
+    def _start_segment(self, base: int, now_ms: int) -> Segment:
+        if not self.segments:
+            self._make_directory()
+        segment = Segment(self._disk, self.directory, base, now_ms)
+        if self.jitter_ms is not None and self.config.segment_jitter_ms:
+            segment.jitter_ms = min(self.jitter_ms(self.config.segment_jitter_ms), self.config.segment_ms)
+        self._files.open(segment, create=True)
+        self._new_files = True
+        if self.segments:
+            previous = self.segments[-1]
+            previous.seal()
+            self._unsaved.append(previous)
+            self._unsaved_snapshots.append((self.log_end_offset, self.producers.encode()))
+        self.segments.append(segment)
+        self._bases.append(base)
+        return segment
+
+    def _make_directory(self) -> None:
+        self._disk.mkdir(self.directory)
+        path = f"{self.directory}/{METADATA_FILE}"
+        if self.topic_id is not None and self._disk.stat(path) is None:
+            replace_file(self._disk, path, encode_partition_metadata(self.topic_id), durable=False)
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def _write(self, payload: memoryview, base: int, last: int, newest_ms: int, now_ms: int) -> Segment:
+        """Write at the end of the segment that takes the batch. Raises StorageError with nothing changed."""
+        if self.offline is not None:
+            raise self.offline
+        size = payload.nbytes
+        try:
+            segment = self.segments[-1] if self.segments else None
+            if segment is None or self._roll_due(segment, size, last, newest_ms, now_ms):
+                segment = self._start_segment(base, now_ms)
+            fd = segment.fd if segment.fd >= 0 else self._files.open(segment)
+        except OSError as error:
+            raise StorageError.of(f"opening a segment of {self.topic_partition}", error) from error
+        segment.recently_used = True
+        try:
+            written = self._disk.write(fd, payload if size <= WRITE_BYTES else payload[:WRITE_BYTES])
+            while written < size:
+                written += self._disk.write(fd, payload[written : written + WRITE_BYTES])
+        except OSError as error:
+            raise self._write_failed(segment, error) from error
+        return segment
+
+    def _write_failed(self, segment: Segment, reason: OSError) -> StorageError:
+        """Cut back a partial write: bytes past `size_bytes` were never shown to anybody. Only here a file shrinks."""
+        try:
+            self._disk.truncate(segment.fd, segment.size_bytes)
+        except OSError as error:
+            self.offline = StorageError(
+                f"{segment.path} can not be cut back to {segment.size_bytes} bytes ({error.strerror}) after a failed "
+                f"write ({reason.strerror}): the partition takes no more records until the node is restarted",
+                error.errno or 0,
+            )
+        return StorageError.of(f"appending to {segment.path}", reason)

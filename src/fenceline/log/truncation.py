@@ -1,0 +1,163 @@
+"""The end of a log goes back: to an offset, or to nothing. What is cut moves to `lost+found` (design.md section 3).
+
+Owns the order in which files change, so that a crash between any two steps leaves a log that opens and no byte gone.
+Never decides that a log must be cut, and never says what was lost by it: it tells offsets, bytes and where they are.
+Works on the private parts of a `PartitionLog` and on nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from fenceline.log import producer_snapshots, saving
+from fenceline.log.checkpoints import encode_epochs
+from fenceline.log.disk import replace_file
+from fenceline.log.errors import CorruptLog, StorageError
+from fenceline.log.file_names import EPOCH_FILE
+from fenceline.log.lost_and_found import copy_range, keep_file, keep_link
+from fenceline.log.positions import extent_of, find
+from fenceline.log.recovery import load
+from fenceline.log.segment import Segment
+
+if TYPE_CHECKING:
+    from fenceline.log.partition_log import PartitionLog
+
+_KEPT_SUFFIX: Final = ".kept.tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """What a truncation cut: offsets [from, to), bytes of `.log` files, and where these bytes are now."""
+
+    from_offset: int
+    to_offset: int
+    size_bytes: int
+    evidence: tuple[str, ...]
+
+
+def truncate_to(log: PartitionLog, offset: int) -> Truncated:
+    if offset >= log.log_end_offset:
+        end = log.log_end_offset
+        log.epochs.truncate_from_end(end)  # E18: an epoch that started here but wrote nothing
+        return Truncated(end, end, 0, ())
+    if not log.segments or offset <= log.segments[0].base_offset:
+        return truncate_fully_and_start_at(log, offset)
+    try:
+        return _truncate(log, offset)
+    except OSError as error:
+        log.offline = StorageError(
+            f"truncating {log.topic_partition} to {offset} failed: {error.strerror}; restart the node"
+        )
+        raise log.offline from error
+    except CorruptLog as error:
+        log.offline = StorageError(f"{log.topic_partition} can not be opened after truncation: {error.message}")
+        raise log.offline from error
+
+
+def _truncate(log: PartitionLog, offset: int) -> Truncated:
+    disk, directory, end = log._disk, log.directory, log.log_end_offset
+    _forget_files(log)
+    number = bisect_left(log._bases, offset + 1) - 1
+    if log._bases[number] == offset and number > 0:
+        number -= 1  # the cut falls between two segments: the one before stays whole
+        position = log.segments[number].size_bytes
+    else:
+        position = _position_of(log, log.segments[number], offset)
+    kept = log.segments[number]
+    cut_bytes = kept.size_bytes - position
+    evidence: list[str] = []
+    for segment in reversed(log.segments[number + 1 :]):
+        cut_bytes += segment.size_bytes
+        evidence[:0] = keep_file(disk, directory, segment.path)
+        segment.delete_index_files()
+    if position < kept.size_bytes:
+        copy = kept.path + _KEPT_SUFFIX
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(copy)
+        copy_range(disk, kept.path, copy, 0, position)
+        evidence[:0] = keep_link(disk, directory, kept.path)
+        kept.delete_index_files()
+        disk.rename(copy, kept.path)
+    elif log._bases[number] != log.active_segment_base:
+        kept.delete_index_files()
+    producer_snapshots.drop(disk, directory, disk.listdir(directory), lambda at: at > offset)
+    log.epochs.truncate_from_end(offset)
+    replace_file(disk, f"{directory}/{EPOCH_FILE}", encode_epochs(log.epochs.entries))
+    log.epochs.changed = False
+    disk.fsync_dir(directory)
+    log.log_start_offset = min(log.log_start_offset, offset)
+    _reload(log, offset)
+    return Truncated(log.log_end_offset, end, cut_bytes, tuple(evidence))
+
+
+def _position_of(log: PartitionLog, segment: Segment, offset: int) -> int:
+    index, _ = segment.indexes()
+    fd = log._disk.open_read(segment.path)
+    try:
+        return find(lambda position, size: log._disk.pread(fd, size, position), index, extent_of(segment), offset)
+    finally:
+        log._disk.close(fd)
+
+
+def truncate_fully_and_start_at(log: PartitionLog, offset: int) -> Truncated:
+    start, end = log.log_start_offset, log.log_end_offset
+    evidence: list[str] = []
+    cut_bytes = log.size_bytes
+    written = log.is_written
+    try:
+        _forget_files(log)
+        for segment in reversed(log.segments):
+            evidence[:0] = keep_file(log._disk, log.directory, segment.path)
+            segment.delete_index_files()
+        if written:
+            producer_snapshots.drop(log._disk, log.directory, log._disk.listdir(log.directory), lambda _: True)
+            replace_file(log._disk, f"{log.directory}/{EPOCH_FILE}", encode_epochs(()))
+    except OSError as error:
+        log.offline = StorageError(f"emptying {log.topic_partition} failed: {error.strerror}; restart the node")
+        raise log.offline from error
+    log.segments, log._bases = [], []
+    log.epochs.clear()
+    log.epochs.changed = False
+    log.producers.clear()
+    log.size_bytes = 0
+    log.log_start_offset = log.log_end_offset = log.recovery_point = offset
+    log.advance_high_watermark(offset)
+    if written:
+        # An empty segment: its name remembers where the log goes on.
+        try:
+            log._start_segment(offset, log.last_flush_ms)
+            log._disk.fsync_dir(log.directory)
+        except OSError as error:
+            raise StorageError.of(f"emptying {log.topic_partition}", error) from error
+    return Truncated(start, end, cut_bytes, tuple(evidence))
+
+
+def _forget_files(log: PartitionLog) -> None:
+    """No descriptor, window or hint of the old files may be used any more; a flush under way counts for nothing."""
+    saving.stop_flush(log)
+    log._hints.clear()
+    log._unsaved, log._unsaved_snapshots = [], []
+    for segment in log.segments:
+        log._files.close(segment)
+
+
+def _reload(log: PartitionLog, offset: int) -> None:
+    """Memory anew from the files that are left; everything in them is whole."""
+    high_watermark = log.high_watermark
+    recovery_point = min(log.recovery_point, offset)
+    loaded = load(
+        log._disk,
+        log.directory,
+        config=log.config,
+        recovery_point=recovery_point,
+        clean=False,
+        log_start_offset=log.log_start_offset,
+        now_ms=log.last_flush_ms,
+    )
+    log._adopt(loaded)
+    log._new_files = True
+    log.recovery_point = max(min(recovery_point, loaded.log_end_offset), loaded.log_start_offset)
+    log.advance_high_watermark(high_watermark)
