@@ -1,7 +1,9 @@
 """Which partitions a broker is in sync in, eligible for, or leads; which have no leader, or not the preferred one.
 
 Owns indexes over the image, so that a decision costs what it touches and not what the cluster holds (design.md
-section 8). Built from an image on first use, kept current by deltas from then on.
+section 8). Built from an image on first use, kept current by deltas from then on. The partitions of a topic that a
+broker has are the bits of one number: what a new controller builds before its first decision is small, and nothing
+that the garbage collector has to walk.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from fenceline.ids import NO_LEADER
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
 
-_Partitions: TypeAlias = dict[UUID, set[int]]
+_Partitions: TypeAlias = dict[UUID, int]
+"""By topic id; bit i is set for partition i. No topic has no bit set."""
 _NOTHING: Final[_Partitions] = {}
 
 
@@ -59,10 +62,6 @@ class ReplicaIndex:
     def leaderless(self) -> Iterator[tuple[UUID, int]]:
         return _pairs(self._leaderless)
 
-    def leaderless_in(self, topic_id: UUID) -> Iterator[tuple[UUID, int]]:
-        indexes = self._leaderless.get(topic_id)
-        return iter(()) if indexes is None else _pairs({topic_id: indexes})
-
     def leaderless_of(self, broker_id: int) -> Iterator[tuple[UUID, int]]:
         """Partitions without a leader that have a replica on the broker."""
         return _pairs(self._leaderless_of.get(broker_id, _NOTHING))
@@ -93,30 +92,29 @@ class ReplicaIndex:
             yield self._elr[broker]
 
     def _add_topic(self, topic: TopicImage) -> None:
-        """As `_add` does with each partition, at a third of the cost: an id is hashed once a broker."""
-        isr: dict[int, set[int]] = {}
-        for index, partition in enumerate(topic.partitions):
+        """As `_add` does with each partition, at a fraction of the cost: an id is hashed once a broker."""
+        isr: dict[int, int] = {}
+        bit = 1
+        for partition in topic.partitions:
             for broker in partition.isr:
-                held = isr.get(broker)
-                if held is None:
-                    isr[broker] = {index}
-                else:
-                    held.add(index)
+                isr[broker] = isr.get(broker, 0) | bit
             leader = partition.leader
             if leader != NO_LEADER:
                 self._leads[leader] += 1
-            for place in self._places(partition):
-                place.setdefault(topic.id, set()).add(index)
+            if partition.replicas[:1] != (leader,) or partition.elr or partition.adding or partition.removing:
+                for place in self._places(partition):
+                    place[topic.id] = place.get(topic.id, 0) | bit
+            bit <<= 1
         for broker, held in isr.items():
             self._isr[broker][topic.id] = held
 
     def _add(self, topic_id: UUID, index: int, partition: PartitionImage) -> None:
         for broker in partition.isr:
-            self._isr[broker].setdefault(topic_id, set()).add(index)
+            _insert(self._isr[broker], topic_id, index)
         if partition.leader != NO_LEADER:
             self._leads[partition.leader] += 1
         for place in self._places(partition):
-            place.setdefault(topic_id, set()).add(index)
+            _insert(place, topic_id, index)
 
     def _remove(self, topic_id: UUID, index: int, partition: PartitionImage) -> None:
         for broker in partition.isr:
@@ -128,12 +126,25 @@ class ReplicaIndex:
 
 
 def _pairs(partitions: _Partitions) -> Iterator[tuple[UUID, int]]:
-    return ((topic_id, index) for topic_id in list(partitions) for index in sorted(partitions[topic_id]))
+    """As they were when the iteration came to their topic; a change meanwhile does not disturb it."""
+    return ((topic_id, index) for topic_id in list(partitions) for index in _bits(partitions.get(topic_id, 0)))
+
+
+def _bits(number: int) -> Iterator[int]:
+    digits = bin(number)[:1:-1]  # the lowest first
+    index = digits.find("1")
+    while index >= 0:
+        yield index
+        index = digits.find("1", index + 1)
+
+
+def _insert(partitions: _Partitions, topic_id: UUID, index: int) -> None:
+    partitions[topic_id] = partitions.get(topic_id, 0) | 1 << index
 
 
 def _discard(partitions: _Partitions, topic_id: UUID, index: int) -> None:
-    indexes = partitions.get(topic_id)
-    if indexes is not None:
-        indexes.discard(index)
-        if not indexes:
-            del partitions[topic_id]
+    left = partitions.get(topic_id, 0) & ~(1 << index)
+    if left:
+        partitions[topic_id] = left
+    else:
+        partitions.pop(topic_id, None)

@@ -2,7 +2,8 @@
 
 Owns the table from a request of `fenceline.controller` to fields, and from the answer's entity back. Pure.
 
-Rules: controller.md C11-C20, C21, C36, C41; since_4_0.md K4, K22-K25.
+Rules: controller.md C11-C20, C21, C36, C41, C47 (what an answer lacks is asked again by who asked); recovery.md V4,
+V16-V25, V30; since_4_0.md K4, K22-K25, K27.
 """
 
 from __future__ import annotations
@@ -10,6 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from fenceline.controller.partition_requests import (
+    AlteredPartition,
+    AlterPartition,
+    AlterPartitionAnswer,
+    IsrChange,
+)
 from fenceline.controller.requests import (
     AllocateProducerIds,
     AlterConfigs,
@@ -31,12 +38,13 @@ from fenceline.controller.requests import (
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.features import Levels
-from fenceline.metadata.image import Endpoint
+from fenceline.metadata.image import Endpoint, LeaderRecoveryState
 from fenceline.wire.apis import ApiKey
 
 Fields = dict[str, Any]
 _OF_THE_TOPIC: Final = 1
 """`config_source` of what was given with the topic."""
+_RECOVERY_STATES: Final = frozenset(map(int, LeaderRecoveryState))
 
 
 class RemoteRequest(NamedTuple):
@@ -61,10 +69,13 @@ def _check(entity: Any) -> None:
 
 
 def _error(entity: Any) -> PeerError:
-    code = entity.error_code
-    known = code if isinstance(code, ErrorCode) else ErrorCode.UNKNOWN_SERVER_ERROR
+    known = _known(entity.error_code)
     message = getattr(entity, "error_message", None)
     return PeerError(known, message or f"The controller answers {known.name}.")
+
+
+def _known(code: Any) -> ErrorCode:
+    return code if isinstance(code, ErrorCode) else ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 def _listeners(endpoints: Sequence[Endpoint]) -> list[Fields]:
@@ -141,6 +152,54 @@ def _allocate(request: AllocateProducerIds, version: int) -> Fields:
 def _allocated(request: AllocateProducerIds, entity: Any) -> ProducerIdBlock:
     _check(entity)
     return ProducerIdBlock(entity.producer_id_start, entity.producer_id_len)
+
+
+def _alter_partition(request: AlterPartition, version: int) -> Fields:
+    """In the form of both versions: v3 tells the members' broker epochs (KIP-903)."""
+
+    def change(each: IsrChange) -> Fields:
+        return {
+            "partition_index": each.index,
+            "leader_epoch": each.leader_epoch,
+            "new_isr": [member.broker_id for member in each.new_isr],
+            "new_isr_with_epochs": [member._asdict() for member in each.new_isr],
+            "leader_recovery_state": each.leader_recovery_state,
+            "partition_epoch": each.partition_epoch,
+        }
+
+    return {
+        "broker_id": request.broker_id,
+        "broker_epoch": request.broker_epoch,
+        "topics": [{"topic_id": topic, "partitions": [change(each) for each in all]} for topic, all in request.topics],
+    }
+
+
+def _altered_partitions(request: AlterPartition, entity: Any) -> AlterPartitionAnswer:
+    """As the controller orders it; a partition that it leaves out is missing here, too (C47)."""
+    _check(entity)
+    return AlterPartitionAnswer(
+        tuple(
+            (topic.topic_id or ZERO_UUID, tuple(_altered_partition(each) for each in topic.partitions))
+            for topic in entity.topics
+        )
+    )
+
+
+def _altered_partition(each: Any) -> AlteredPartition:
+    code = _known(each.error_code)
+    if not code and each.leader_recovery_state not in _RECOVERY_STATES:
+        code = ErrorCode.UNKNOWN_SERVER_ERROR  # V30
+    if code:
+        return AlteredPartition(each.partition_index, code)
+    return AlteredPartition(
+        each.partition_index,
+        ErrorCode.NONE,
+        each.leader_id,
+        each.leader_epoch,
+        tuple(each.isr),
+        each.leader_recovery_state,
+        each.partition_epoch,
+    )
 
 
 def _create_topics(request: CreateTopics, version: int) -> Fields:
@@ -230,6 +289,7 @@ MAPPINGS: Final[Mapping[type[Any], RemoteRequest]] = {
         ApiKey.CONTROLLER_REGISTRATION, 0, 0, "registration", 5.0, _register_controller, _controller_registered
     ),
     AllocateProducerIds: RemoteRequest(ApiKey.ALLOCATE_PRODUCER_IDS, 0, 0, "ids", 10.0, _allocate, _allocated),
+    AlterPartition: RemoteRequest(ApiKey.ALTER_PARTITION, 2, 3, "isr", 10.0, _alter_partition, _altered_partitions),
     CreateTopics: RemoteRequest(ApiKey.CREATE_TOPICS, 7, 7, "clients", 30.0, _create_topics, _created, wrapped=True),
     IncrementalAlterConfigs: RemoteRequest(
         ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, 1, "clients", 30.0, _incremental, _altered, wrapped=True

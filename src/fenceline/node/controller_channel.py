@@ -1,13 +1,13 @@
 """The way from a broker to the active controller, wherever that is.
 
 Owns finding it (the quorum of this node knows who leads), the connections to it, and asking again while there is none:
-a request waits for the next leader until its time is up. Heartbeats, block requests and what clients want have a
-connection each, so that none waits behind another. Decides nothing.
+a request waits for the next leader until its time is up. Heartbeats, block requests, changes of ISRs and what clients
+want have a connection each, so that none waits behind another. Decides nothing.
 
 A request whose connection breaks is asked again, as Kafka's brokers do: it may have been done already, and the answer
 then says so (TOPIC_ALREADY_EXISTS).
 
-Rules: controller.md C11-C20, C41; since_4_0.md K4, K30 (this channel negotiates versions).
+Rules: controller.md C11-C20, C41, C47; since_4_0.md K4, K30 (this channel negotiates versions).
 """
 
 from __future__ import annotations

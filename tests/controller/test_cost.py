@@ -1,0 +1,144 @@
+"""What a decision costs: what it changes, never what the cluster holds (design.md section 8).
+
+Cost is counted, not timed: lines of this package that run while a request is decided and taken into memory. A cluster
+of ten times as many partitions, none of which the request is about, must not run one line more for each of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+from uuid import UUID
+
+import pytest
+
+from fenceline.controller.partition_requests import (
+    AlterPartition,
+    AlterPartitionReassignments,
+    BalanceLeaders,
+    ElectUncleanLeaders,
+    IsrChange,
+    IsrMember,
+    ListPartitionReassignments,
+    Reassignment,
+)
+from fenceline.controller.requests import (
+    BrokerHeartbeat,
+    ConfigChange,
+    ConfigOperation,
+    CreateTopics,
+    FenceStaleBroker,
+    IncrementalAlterConfigs,
+    NewTopic,
+    RegisterBroker,
+    Request,
+    UnregisterBroker,
+)
+from fenceline.metadata.features import SUPPORTED
+from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint
+
+from .helpers import CLUSTER, Cluster
+
+FEW, MANY = 20, 200
+"""Topics that have nothing to do with the request."""
+SLACK: Final = 15
+"""Lines; a scan of the others would run at least `MANY - FEW` more."""
+
+
+def _lines_of(cluster: Cluster, request: Request) -> int:
+    """Lines that run in this package for the request's decision and its records."""
+    count = 0
+
+    def line(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return line
+
+    def call(frame: FrameType, event: str, argument: Any) -> Any:
+        return line if "/fenceline/" in frame.f_code.co_filename else None
+
+    controller = cluster.controller
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        decision = controller.decide(request, cluster.now_ms, cluster.rng)
+        if decision.records:
+            controller.replay(decision.records, controller.next_offset + len(decision.records) - 1, 1)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def _cluster(others: int) -> Cluster:
+    """Brokers 1 and 2 have three partitions; 3, 4 and 5 have as many as there are."""
+    cluster = Cluster(5)
+    cluster.create("mine", (1, 2), (2, 1), (1, 2))
+    for number in range(others):
+        cluster.create(f"other-{number}", (3, 4, 5), (4, 5, 3))
+    cluster.ask(BalanceLeaders())  # an index is built once, by the first who needs it
+    cluster.ask(CreateTopics((NewTopic("warm_up", 1, 1),), validate_only=True))
+    return cluster
+
+
+def _stale(cluster: Cluster) -> Request:
+    cluster.now_ms = 9000
+    for broker in (2, 3, 4, 5):
+        cluster.heartbeat(broker)
+    return FenceStaleBroker()
+
+
+def _back(cluster: Cluster) -> Request:
+    cluster.heartbeat(1, want_fence=True)
+    return BrokerHeartbeat(1, cluster.epochs[1], cluster.controller.next_offset)
+
+
+def _new_incarnation(cluster: Cluster) -> Request:
+    cluster.now_ms = 9000
+    return RegisterBroker(
+        1, CLUSTER, UUID(int=1), (Endpoint("PLAINTEXT", "h", 1, 0),), SUPPORTED, None, (UUID(int=10_001),)
+    )
+
+
+def _shrink(cluster: Cluster) -> Request:
+    change = IsrChange(0, 0, 0, (IsrMember(1),))
+    return AlterPartition(1, cluster.epochs[1], ((cluster.image.topics_by_name["mine"].id, (change,)),))
+
+
+def _heartbeat(cluster: Cluster, **more: Any) -> Request:
+    return BrokerHeartbeat(1, cluster.epochs[1], cluster.controller.next_offset, **more)
+
+
+def _config(key: str, value: str, topic: str = "mine") -> Callable[[Cluster], Request]:
+    change = ConfigChange(key, ConfigOperation.SET, value)
+    kind = ConfigResourceType.TOPIC if topic else ConfigResourceType.BROKER
+    return lambda cluster: IncrementalAlterConfigs(((ConfigResource(kind, topic), (change,)),))
+
+
+REQUESTS: Final[dict[str, Callable[[Cluster], Request]]] = {
+    "a heartbeat": _heartbeat,
+    "fencing": lambda cluster: _heartbeat(cluster, want_fence=True),
+    "a session that ends": _stale,
+    "unfencing": _back,
+    "controlled shutdown": lambda cluster: _heartbeat(cluster, want_shut_down=True),
+    "a directory that fails": lambda cluster: _heartbeat(cluster, offline_log_dirs=(UUID(int=10_001),)),
+    "a new incarnation": _new_incarnation,
+    "unregistering": lambda cluster: UnregisterBroker(1),
+    "an ISR that shrinks": _shrink,
+    "a move": lambda cluster: AlterPartitionReassignments((("mine", (Reassignment(0, (3, 4)),)),)),
+    "listing moves": lambda cluster: ListPartitionReassignments(),
+    "balancing leaders": lambda cluster: BalanceLeaders(),
+    "unclean elections": lambda cluster: ElectUncleanLeaders(),
+    "a topic's config": _config("retention.ms", "1"),
+    "a topic's min.insync.replicas": _config("min.insync.replicas", "2"),
+    "unclean elections for all": _config("unclean.leader.election.enable", "true", ""),
+    "a new topic": lambda cluster: CreateTopics((NewTopic("new", assignments=((0, (1, 2)),)),)),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_what_the_others_hold_costs_nothing(name: str) -> None:
+    few, many = _cluster(FEW), _cluster(MANY)
+    lines = [_lines_of(cluster, REQUESTS[name](cluster)) for cluster in (few, many)]
+    assert abs(lines[1] - lines[0]) <= SLACK, lines
