@@ -11,12 +11,8 @@ from fenceline.controller.requests import FenceStaleBroker, RegisterBroker, Unre
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import Endpoint, LeaderRecoveryState
-from fenceline.metadata.records import (
-    BrokerRegistrationChangeRecord,
-    PartitionChangeRecord,
-    RegisterBrokerRecord,
-    UnregisterBrokerRecord,
-)
+from fenceline.metadata.node_records import BrokerRegistrationChangeRecord, RegisterBrokerRecord, UnregisterBrokerRecord
+from fenceline.metadata.records import PartitionChangeRecord
 
 from .helpers import CLUSTER, Cluster
 

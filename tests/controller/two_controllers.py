@@ -35,13 +35,12 @@ from fenceline.controller.requests import (
     UpdateFeatures,
 )
 from fenceline.errors import PeerError
+from fenceline.metadata.node_records import RegisterBrokerRecord, RegisterControllerRecord
 from fenceline.metadata.records import (
     BeginTransactionRecord,
     EndTransactionRecord,
     NoOpRecord,
     PartitionChangeRecord,
-    RegisterBrokerRecord,
-    RegisterControllerRecord,
     TopicRecord,
     decode_record,
 )

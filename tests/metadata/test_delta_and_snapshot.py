@@ -11,22 +11,20 @@ from fenceline.errors import InternalError
 from fenceline.metadata.changes import difference
 from fenceline.metadata.delta import MetadataDelta, apply
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
+from fenceline.metadata.node_records import BrokerRegistrationChangeRecord, RegisterBrokerRecord
 from fenceline.metadata.records import (
-    BrokerRegistrationChangeRecord,
-    ClientQuotaRecord,
     ConfigRecord,
-    EntityData,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
     ProducerIdsRecord,
-    RegisterBrokerRecord,
     RemoveTopicRecord,
     TopicRecord,
     decode_record,
     encode_record,
 )
+from fenceline.metadata.security_records import ClientQuotaRecord, EntityData
 from fenceline.metadata.snapshot import image_of, image_records
 
 

@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fenceline.metadata.node_records import BrokerRegistrationChangeRecord, RegisterBrokerRecord
 from fenceline.metadata.records import (
     API_KEYS,
     BeginTransactionRecord,
-    BrokerRegistrationChangeRecord,
     FeatureLevelRecord,
     MetadataRecord,
     NoOpRecord,
     PartitionChangeRecord,
     PartitionRecord,
-    RegisterBrokerRecord,
     UnknownRecord,
     api_key_of,
     decode_record,

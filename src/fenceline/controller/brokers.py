@@ -18,7 +18,8 @@ from fenceline.controller.partition_changes import PartitionChanges
 from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, Done
 from fenceline.controller.state import ControllerState, Decision
 from fenceline.metadata.image import BrokerImage
-from fenceline.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord
+from fenceline.metadata.node_records import BrokerRegistrationChangeRecord
+from fenceline.metadata.records import MetadataRecord
 
 _FENCE: Final = 1
 _UNFENCE: Final = -1

@@ -21,7 +21,8 @@ from fenceline.controller.state import ControllerState, Decision
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import MV_CORDONED_LOG_DIRS, MV_DIRECTORIES
 from fenceline.metadata.image import BrokerImage
-from fenceline.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord
+from fenceline.metadata.node_records import BrokerRegistrationChangeRecord
+from fenceline.metadata.records import MetadataRecord
 
 
 def assign_replicas_to_dirs(state: ControllerState, request: AssignReplicasToDirs) -> Decision:

@@ -31,16 +31,16 @@ from fenceline.metadata.features import (
     Levels,
 )
 from fenceline.metadata.image import BrokerImage
-from fenceline.metadata.records import (
+from fenceline.metadata.node_records import (
     BrokerEndpoint,
     BrokerFeature,
     ControllerEndpoint,
     ControllerFeature,
-    MetadataRecord,
     RegisterBrokerRecord,
     RegisterControllerRecord,
     UnregisterBrokerRecord,
 )
+from fenceline.metadata.records import MetadataRecord
 
 _RESERVED_DIRECTORIES: Final = 100
 

@@ -31,36 +31,40 @@ from fenceline.metadata.image import (
     MetadataImage,
     QuotaEntity,
 )
+from fenceline.metadata.node_records import (
+    BrokerRegistrationChangeRecord,
+    FenceBrokerRecord,
+    RegisterBrokerRecord,
+    RegisterControllerRecord,
+    UnfenceBrokerRecord,
+    UnregisterBrokerRecord,
+)
 from fenceline.metadata.partition_values import PARTITION_PREFIX
 from fenceline.metadata.records import (
     AbortTransactionRecord,
-    AccessControlEntryRecord,
     BeginTransactionRecord,
-    BrokerRegistrationChangeRecord,
     ClearElrRecord,
-    ClientQuotaRecord,
     ConfigRecord,
-    DelegationTokenRecord,
     EndTransactionRecord,
     FeatureLevelRecord,
-    FenceBrokerRecord,
     MetadataRecord,
     NoOpRecord,
     PartitionChangeRecord,
     PartitionRecord,
     ProducerIdsRecord,
-    RegisterBrokerRecord,
-    RegisterControllerRecord,
-    RemoveAccessControlEntryRecord,
-    RemoveDelegationTokenRecord,
     RemoveTopicRecord,
-    RemoveUserScramCredentialRecord,
     TopicRecord,
-    UnfenceBrokerRecord,
-    UnregisterBrokerRecord,
-    UserScramCredentialRecord,
     ZkMigrationStateRecord,
     decode_record,
+)
+from fenceline.metadata.security_records import (
+    AccessControlEntryRecord,
+    ClientQuotaRecord,
+    DelegationTokenRecord,
+    RemoveAccessControlEntryRecord,
+    RemoveDelegationTokenRecord,
+    RemoveUserScramCredentialRecord,
+    UserScramCredentialRecord,
 )
 from fenceline.metadata.topics_delta import TopicsDelta
 

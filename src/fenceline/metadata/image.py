@@ -23,7 +23,7 @@ from fenceline.ids import NO_LEADER, ZERO_UUID
 from fenceline.metadata.features import ELR_VERSION, METADATA_VERSION, Levels
 
 if TYPE_CHECKING:
-    from fenceline.metadata.records import (
+    from fenceline.metadata.security_records import (
         AccessControlEntryRecord,
         DelegationTokenRecord,
         UserScramCredentialRecord,

@@ -1,7 +1,8 @@
 """The records of the metadata log and of its snapshots, and their encoded form.
 
-Owns one frozen dataclass a record, its schema, and which record version is written at which metadata.version. Knows
-nothing of what a record means: that is `metadata.delta`.
+Owns one frozen dataclass a record with its schema (those of brokers and controllers are in `node_records`, those of
+users and clients in `security_records`), and which record version is written at which metadata.version. Knows nothing
+of what a record means: that is `metadata.delta`.
 
 A value on the log: frame version 1, api key and record version as unsigned varints, then the fields, all flexible
 (`formats.md F6`, `controller.md C5`). Keys are null. Record versions follow `since_4_0.md K3`.
@@ -18,53 +19,24 @@ from uuid import UUID
 from fenceline.errors import OperatorError
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata import features
+from fenceline.metadata.node_records import (
+    BrokerRegistrationChangeRecord,
+    FenceBrokerRecord,
+    RegisterBrokerRecord,
+    RegisterControllerRecord,
+    UnfenceBrokerRecord,
+    UnregisterBrokerRecord,
+)
+from fenceline.metadata.security_records import (
+    AccessControlEntryRecord,
+    ClientQuotaRecord,
+    DelegationTokenRecord,
+    RemoveAccessControlEntryRecord,
+    RemoveDelegationTokenRecord,
+    RemoveUserScramCredentialRecord,
+    UserScramCredentialRecord,
+)
 from fenceline.wire.message import MessageCodec, codec, kafka
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerEndpoint:
-    """A listener of a broker."""
-
-    name: str = kafka("string", versions="0+", default="")
-    host: str = kafka("string", versions="0+", default="")
-    port: int = kafka("uint16", versions="0+", default=0)
-    security_protocol: int = kafka("int16", versions="0+", default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerFeature:
-    """Levels that a broker supports."""
-
-    name: str = kafka("string", versions="0+", default="")
-    min_supported_version: int = kafka("int16", versions="0+", default=0)
-    max_supported_version: int = kafka("int16", versions="0+", default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterBrokerRecord:
-    """A broker's new registration; replaces the one before (C12)."""
-
-    broker_id: int = kafka("int32", versions="0+", default=0)
-    is_migrating_zk_broker: bool = kafka("bool", versions="2+", default=False)
-    incarnation_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
-    broker_epoch: int = kafka("int64", versions="0+", default=0)
-    end_points: tuple[BrokerEndpoint, ...] = kafka("[]BrokerEndpoint", versions="0+", default=())
-    features: tuple[BrokerFeature, ...] = kafka("[]BrokerFeature", versions="0+", default=())
-    rack: str | None = kafka("string", versions="0+", nullable="0+", default=None)
-    fenced: bool = kafka("bool", versions="0+", default=True)
-    in_controlled_shutdown: bool = kafka("bool", versions="1+", default=False)
-    log_dirs: tuple[UUID, ...] = kafka("[]uuid", versions="3+", tag=0, tagged_versions="3+", default=())
-    cordoned_log_dirs: tuple[UUID, ...] | None = kafka(
-        "[]uuid", versions="4+", tag=1, tagged_versions="4+", nullable="4+", default=None
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class UnregisterBrokerRecord:
-    """The broker is gone for good (C19)."""
-
-    broker_id: int = kafka("int32", versions="0+", default=0)
-    broker_epoch: int = kafka("int64", versions="0+", default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,51 +112,10 @@ class PartitionChangeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class FenceBrokerRecord:
-    """Before metadata.version 6; read, never written."""
-
-    id: int = kafka("int32", versions="0+", default=0)
-    epoch: int = kafka("int64", versions="0+", default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class UnfenceBrokerRecord:
-    """Before metadata.version 6; read, never written."""
-
-    id: int = kafka("int32", versions="0+", default=0)
-    epoch: int = kafka("int64", versions="0+", default=0)
-
-
-@dataclass(frozen=True, slots=True)
 class RemoveTopicRecord:
     """Drops a topic, its partitions and configs (C25)."""
 
     topic_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
-
-
-@dataclass(frozen=True, slots=True)
-class DelegationTokenRecord:
-    """A delegation token."""
-
-    owner: str = kafka("string", versions="0+", default="")
-    requester: str = kafka("string", versions="0+", default="")
-    renewers: tuple[str, ...] = kafka("[]string", versions="0+", default=())
-    issue_timestamp: int = kafka("int64", versions="0+", default=0)
-    max_timestamp: int = kafka("int64", versions="0+", default=0)
-    expiration_timestamp: int = kafka("int64", versions="0+", default=0)
-    token_id: str = kafka("string", versions="0+", default="")
-
-
-@dataclass(frozen=True, slots=True)
-class UserScramCredentialRecord:
-    """A user's SCRAM credential (C43)."""
-
-    name: str = kafka("string", versions="0+", default="")
-    mechanism: int = kafka("int8", versions="0+", default=0)
-    salt: bytes = kafka("bytes", versions="0+", default=b"")
-    stored_key: bytes = kafka("bytes", versions="0+", default=b"")
-    server_key: bytes = kafka("bytes", versions="0+", default=b"")
-    iterations: int = kafka("int32", versions="0+", default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,24 +124,6 @@ class FeatureLevelRecord:
 
     name: str = kafka("string", versions="0+", default="")
     feature_level: int = kafka("int16", versions="0+", default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class EntityData:
-    """One part of a quota's entity; a null name is the default."""
-
-    entity_type: str = kafka("string", versions="0+", default="")
-    entity_name: str | None = kafka("string", versions="0+", nullable="0+", default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class ClientQuotaRecord:
-    """One quota of one entity (C44)."""
-
-    entity: tuple[EntityData, ...] = kafka("[]EntityData", versions="0+", default=())
-    key: str = kafka("string", versions="0+", default="")
-    value: float = kafka("float64", versions="0+", default=0.0)
-    remove: bool = kafka("bool", versions="0+", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,41 +136,6 @@ class ProducerIdsRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerRegistrationChangeRecord:
-    """`fenced`: 1 fences, -1 unfences; `in_controlled_shutdown`: 1 sets it; empty `log_dirs` means unchanged."""
-
-    broker_id: int = kafka("int32", versions="0+", default=0)
-    broker_epoch: int = kafka("int64", versions="0+", default=0)
-    fenced: int = kafka("int8", versions="0+", tag=0, tagged_versions="0+", default=0)
-    in_controlled_shutdown: int = kafka("int8", versions="1+", tag=1, tagged_versions="1+", default=0)
-    log_dirs: tuple[UUID, ...] = kafka("[]uuid", versions="2+", tag=2, tagged_versions="2+", default=())
-    cordoned_log_dirs: tuple[UUID, ...] | None = kafka(
-        "[]uuid", versions="3+", tag=3, tagged_versions="3+", nullable="3+", default=None
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class AccessControlEntryRecord:
-    """An ACL (C42)."""
-
-    id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
-    resource_type: int = kafka("int8", versions="0+", default=0)
-    resource_name: str = kafka("string", versions="0+", default="")
-    pattern_type: int = kafka("int8", versions="0+", default=0)
-    principal: str = kafka("string", versions="0+", default="")
-    host: str = kafka("string", versions="0+", default="")
-    operation: int = kafka("int8", versions="0+", default=0)
-    permission_type: int = kafka("int8", versions="0+", default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveAccessControlEntryRecord:
-    """Removes an ACL."""
-
-    id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
-
-
-@dataclass(frozen=True, slots=True)
 class NoOpRecord:
     """Keeps the log moving (C7)."""
 
@@ -267,14 +145,6 @@ class ZkMigrationStateRecord:
     """Left of ZooKeeper times; read, never written (K20)."""
 
     zk_migration_state: int = kafka("int8", versions="0+", default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveUserScramCredentialRecord:
-    """Removes a SCRAM credential."""
-
-    name: str = kafka("string", versions="0+", default="")
-    mechanism: int = kafka("int8", versions="0+", default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,43 +164,6 @@ class AbortTransactionRecord:
     """Drops the open transaction."""
 
     reason: str | None = kafka("string", versions="0+", tag=0, tagged_versions="0+", nullable="0+", default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveDelegationTokenRecord:
-    """Removes a delegation token."""
-
-    token_id: str = kafka("string", versions="0+", default="")
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerEndpoint:
-    """A listener of a controller."""
-
-    name: str = kafka("string", versions="0+", default="")
-    host: str = kafka("string", versions="0+", default="")
-    port: int = kafka("uint16", versions="0+", default=0)
-    security_protocol: int = kafka("int16", versions="0+", default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerFeature:
-    """Levels that a controller supports."""
-
-    name: str = kafka("string", versions="0+", default="")
-    min_supported_version: int = kafka("int16", versions="0+", default=0)
-    max_supported_version: int = kafka("int16", versions="0+", default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterControllerRecord:
-    """A controller's registration."""
-
-    controller_id: int = kafka("int32", versions="0+", default=0)
-    incarnation_id: UUID = kafka("uuid", versions="0+", default=ZERO_UUID)
-    zk_migration_ready: bool = kafka("bool", versions="0+", default=False)
-    end_points: tuple[ControllerEndpoint, ...] = kafka("[]ControllerEndpoint", versions="0+", default=())
-    features: tuple[ControllerFeature, ...] = kafka("[]ControllerFeature", versions="0+", default=())
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,23 +14,24 @@ from typing import Final
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.features import METADATA_VERSION, Levels
 from fenceline.metadata.image import EMPTY_IMAGE, BrokerImage, ControllerImage, MetadataImage
-from fenceline.metadata.partition_values import PartitionEncoder, partition_record
-from fenceline.metadata.records import (
+from fenceline.metadata.node_records import (
     BrokerEndpoint,
     BrokerFeature,
-    ClientQuotaRecord,
-    ConfigRecord,
     ControllerEndpoint,
     ControllerFeature,
-    EntityData,
+    RegisterBrokerRecord,
+    RegisterControllerRecord,
+)
+from fenceline.metadata.partition_values import PartitionEncoder, partition_record
+from fenceline.metadata.records import (
+    ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
     ProducerIdsRecord,
-    RegisterBrokerRecord,
-    RegisterControllerRecord,
     TopicRecord,
     encode_record,
 )
+from fenceline.metadata.security_records import ClientQuotaRecord, EntityData
 
 RECORDS_PER_BATCH: Final = 1024
 """N6."""
