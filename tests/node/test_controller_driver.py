@@ -24,7 +24,7 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.log.disk import Disk, OsDisk
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage
-from fenceline.node import quorum_driver
+from fenceline.node import quorum_log_work
 from fenceline.node.controller_driver import ControllerDriver
 from fenceline.node.logs import Logger
 from fenceline.node.metadata_log import MetadataLog
@@ -232,7 +232,7 @@ def test_a_disk_that_has_no_room_for_a_new_segment_refuses_and_heals(told: list[
 
 
 def test_a_flush_that_can_not_begin_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quorum_driver, "_RETRY_S", 0.0)
+    monkeypatch.setattr(quorum_log_work, "_RETRY_S", 0.0)
 
     async def story() -> None:
         disk = sim()

@@ -1,8 +1,9 @@
 """What a node finds when it opens its metadata log: its settings, its log, and who votes.
 
-Owns the refusals of a start that would continue somebody else's log. Never writes.
+Owns the refusals of a start that would continue somebody else's log, and what becomes of a log whose beginning is in a
+damaged snapshot only: where others vote, it begins anew and is fetched (`docs/decisions/010`).
 
-Rules: raft.md Q10-Q12, Q38, Q39; snapshots.md N1-N10, N40; since_4_0.md K13, K19.
+Rules: raft.md Q10-Q12, Q38, Q39; snapshots.md N1-N10, N40; since_4_0.md K13, K19; gaps.md G24.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from fenceline.config.node import NodeConfig
 from fenceline.controller.state import ControllerSettings
 from fenceline.errors import OperatorError
 from fenceline.log.disk import Disk
+from fenceline.node import snapshot_files
 from fenceline.node.format import controller_endpoint
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_replay import Replayed
 from fenceline.node.quorum_log import QuorumLog
+from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.settings import Address, QuorumSettings
@@ -89,18 +92,20 @@ def open_controller(
 
     `endpoint` is where this controller is reached, with the port that it really has; None: as configured.
     """
-    log = MetadataLog.open(
-        disk,
-        directory,
-        now_ms=now_ms,
-        segment_bytes=config.get_int("metadata.log.segment.bytes"),
-        segment_ms=config.get_int("metadata.log.segment.ms"),
-    )
     endpoints = (endpoint or controller_endpoint(config),) if "controller" in config.process_roles else ()
     local = Voter(node_id, directory_id, endpoints, _KRAFT_LEVELS)
     static = _static_voters(config, local)
-    # With one voter everything that is in the log is committed: it is read once, image and all.
-    replayed = log.replay_committed() if len(static) > 1 else log.replay()
+    try:
+        log, replayed = _read_log(config, disk, directory, now_ms, static)
+    except SnapshotDamaged as damage:
+        # Another look: some disks are wrong only now and then.
+        try:
+            log, replayed = _read_log(config, disk, directory, now_ms, static)
+        except SnapshotDamaged:
+            if not _others_have_it(config, disk, damage.path, local, static):
+                raise
+            MetadataLog.begin_anew(disk, directory, damage, now_ms=now_ms)
+            log, replayed = _read_log(config, disk, directory, now_ms, static)
     voters = replayed.voters or static
     is_alone = [voter.voter_id for voter in voters] == [local.voter_id] and bool(endpoints)
     if is_alone and replayed.kraft_version >= 1 and voters[0].voter_directory_id != local.voter_directory_id:
@@ -117,6 +122,50 @@ def open_controller(
 
 
 def _static_voters(config: NodeConfig, local: Voter) -> tuple[Voter, ...]:
+def _check_directory(directory: str, replayed: Replayed, local: Voter) -> None:
+    """A directory keeps its id for life: who votes with it is the node that it belongs to."""
+    for voter in replayed.voters if replayed.kraft_version >= 1 else ():
+        if voter.voter_directory_id == local.voter_directory_id and voter.voter_id != local.voter_id:
+            raise OperatorError(
+                f"The directory {directory} is that of voter {voter.voter_id}, this is node {local.voter_id}.",
+                "Directories were swapped or copied between nodes, and meta.properties was changed. Give each node its"
+                f" own directory back; in meta.properties of this one, node.id is {voter.voter_id}.",
+            )
+
+
+def _read_log(
+    config: NodeConfig, disk: Disk, directory: str, now_ms: int, static: tuple[Voter, ...]
+) -> tuple[MetadataLog, Replayed]:
+    """Raises SnapshotDamaged where only a damaged snapshot holds what the log stands on; OperatorError."""
+    log = MetadataLog.open(
+        disk,
+        directory,
+        now_ms=now_ms,
+        segment_bytes=config.get_int("metadata.log.segment.bytes"),
+        segment_ms=config.get_int("metadata.log.segment.ms"),
+    )
+    try:
+        # With one voter everything that is in the log is committed: it is read once, image and all.
+        return log, log.replay_committed() if len(static) > 1 else log.replay()
+    except SnapshotDamaged:
+        log.partition_log.close(clean=False)
+        raise
+
+
+def _others_have_it(
+    config: NodeConfig, disk: Disk, snapshot_path: str, local: Voter, static: tuple[Voter, ...]
+) -> bool:
+    """Whether there are other voters to fetch the metadata from: by the configuration, unless what can be read of the
+    damaged snapshot says that this node voted alone."""
+    named = {voter.voter_id for voter in snapshot_files.voters_of_damaged(disk, snapshot_path)}
+    if named == {local.voter_id}:
+        return False
+    if any(voter.voter_id != local.voter_id for voter in static):
+        return True
+    own = {(endpoint.host, endpoint.port) for endpoint in local.endpoints}
+    return any((server.host, server.port) not in own for server in config.quorum_bootstrap_servers)
+
+
     """Of `controller.quorum.voters` (Q39). A controller that is told of nobody else votes alone."""
     if config.quorum_voters:
         name = config.controller_listener_names[0] if config.controller_listener_names else "CONTROLLER"

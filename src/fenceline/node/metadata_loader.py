@@ -118,7 +118,7 @@ class MetadataLoader:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        if self._is_busy or self.applied_offset >= self._committed_offset:
+        if self._is_busy or self.applied_offset >= self._committed_offset or self._log.is_changing:
             return
         generation = self._generation
         try:

@@ -10,7 +10,10 @@ where there is neither is the operator asked (gaps.md G24).
 A full disk: the batches of a flush are what counts. Where they are safe, and only what can be made anew from them
 (indexes, epochs, producer snapshots) finds no room, the flush has succeeded, and the rest is due with the next one.
 
-Rules: formats.md F3-F5; raft.md Q11, Q12; snapshots.md N1-N10, N15, N16, N18-N21, N43-N47; gaps.md G24.
+A start that read past a snapshot's end moves the log's start back to where its first segment begins: it is nowhere
+written down (G31). What lies between it and the oldest snapshot is there, and of use to nobody.
+
+Rules: formats.md F3-F5; raft.md Q11, Q12; snapshots.md N1-N10, N15, N16, N18-N21, N43-N47; gaps.md G24, G31, G41.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.flush import FlushWork
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
-from fenceline.node import snapshot_files
+from fenceline.node import promised_end, snapshot_files
 from fenceline.node.logs import Logger
 from fenceline.node.metadata_replay import NO_SNAPSHOT, Replay, Replayed
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.election_state import FILE_NAME, ElectionState, decode_election, encode_election
-from fenceline.quorum.log_view import LogEnd, SnapshotId
+from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId
 from fenceline.records.batch import check_crc, iter_headers
 from fenceline.wire.errors import MalformedRequest
 
@@ -44,7 +47,44 @@ DIRECTORY_NAME: Final = f"{METADATA_TOPIC}-0"
 MAX_BATCH_BYTES: Final = 8 << 20
 _READ_BYTES: Final = 8 << 20
 
-log = Logger("metadata")
+_log = Logger("metadata")
+
+
+def _open_log(
+    disk: Disk,
+    directory: str,
+    newest: SnapshotId,
+    now_ms: int,
+    segment_bytes: int = 1 << 30,
+    segment_ms: int = 604_800_000,
+) -> PartitionLog:
+    """Raises OperatorError, StorageError."""
+    config = LogConfig(
+        segment_bytes=segment_bytes,
+        segment_ms=segment_ms,
+        retention_bytes=-1,
+        retention_ms=-1,
+        max_message_bytes=MAX_BATCH_BYTES,
+    )
+    try:
+        return PartitionLog.open(
+            disk,
+            directory,
+            topic_partition=METADATA_PARTITION,
+            topic_id=METADATA_TOPIC_ID,
+            config=config,
+            recovery_point=newest.end_offset,  # a snapshot stands only for what was flushed (N15)
+            now_ms=now_ms,
+            only_torn=True,
+        )
+    except CorruptLog as error:
+        raise OperatorError(
+            f"The metadata log is damaged: {error.message}",
+            "The node does not start, because the topics that are described behind this place would be gone."
+            f" Restore {error.path} from a backup. Where there is none, cutting the file there"
+            f" (truncate -s {error.position} {error.path}) goes on with what lies before it: the partitions of"
+            " topics that are unknown then are set aside as -stray, not deleted.",
+        ) from error
 
 
 class LogFlush:
@@ -86,6 +126,10 @@ class MetadataLog:
         self._disk = disk
         self.directory = directory
         self._log = log
+        self.is_changing = False
+        """A thread cuts the log, or lets it begin anew: who reads it waits until more is said to be committed."""
+        self.promised = promised_end.read(disk, directory)
+        """What was acknowledged before the log had to begin anew and is not here again, else `NOTHING` (G24)."""
         self.snapshots = snapshots
         """Ids on the disk, oldest first; (0, 0) among them where the directory was formatted with voters."""
 
@@ -99,33 +143,8 @@ class MetadataLog:
             disk.mkdir(directory)
             disk.fsync_dir(log_dir)
         snapshots = snapshot_files.find_snapshots(disk, directory)
-        config = LogConfig(
-            segment_bytes=segment_bytes,
-            segment_ms=segment_ms,
-            retention_bytes=-1,
-            retention_ms=-1,
-            max_message_bytes=MAX_BATCH_BYTES,
-        )
         newest = snapshots[-1] if snapshots else NO_SNAPSHOT
-        try:
-            log = PartitionLog.open(
-                disk,
-                directory,
-                topic_partition=METADATA_PARTITION,
-                topic_id=METADATA_TOPIC_ID,
-                config=config,
-                recovery_point=newest.end_offset,  # a snapshot stands only for what was flushed (N15)
-                now_ms=now_ms,
-                only_torn=True,
-            )
-        except CorruptLog as error:
-            raise OperatorError(
-                f"The metadata log is damaged: {error.message}",
-                "The node does not start, because the topics that are described behind this place would be gone."
-                f" Restore {error.path} from a backup. Where there is none, cutting the file there"
-                f" (truncate -s {error.position} {error.path}) goes on with what lies before it: the partitions of"
-                " topics that are unknown then are set aside as -stray, not deleted.",
-            ) from error
+        log = _open_log(disk, directory, newest, now_ms, segment_bytes, segment_ms)
         if log.log_start_offset > 0 and newest.end_offset < log.log_start_offset:
             raise OperatorError(
                 f"{directory} begins at offset {log.log_start_offset} and no snapshot stands for what was before.",
@@ -137,7 +156,44 @@ class MetadataLog:
         opened._forget_unreachable()
         log.advance_high_watermark(opened.newest_snapshot.end_offset)
         opened._make_durable()
+        if opened.promised != NOTHING and opened.end >= opened.promised:
+            opened.promised = NOTHING
+            opened.forget_promise()
         return opened
+
+    @classmethod
+    def begin_anew(cls, disk: Disk, log_dir: str, damage: SnapshotDamaged, *, now_ms: int) -> None:
+        """Give up a log whose beginning only a damaged snapshot knew: `open` finds an empty one then, and other voters
+        have all of it (G24). What is given up is kept in `lost+found`; what this node has acknowledged of it is written
+        down first, so that it votes for nobody who lacks that (`promised_end`).
+
+        A crash at any moment leaves a directory of which `open` or the reading of its snapshot says the same again.
+        Raises OperatorError, StorageError, OSError.
+        """
+        directory = f"{log_dir}/{DIRECTORY_NAME}"
+        snapshots = snapshot_files.find_snapshots(disk, directory)
+        partition_log = _open_log(disk, directory, snapshots[-1] if snapshots else NO_SNAPSHOT, now_ms)
+        log = cls(disk, directory, partition_log, snapshots)
+        promised = max(log.promised, log.end)
+        promised_end.write(disk, directory, promised)
+        partition_log.truncate_fully_and_start_at(0)
+        log.close()
+        kept = [snapshot_files.set_aside(disk, log.path_of(snapshot)) for snapshot in snapshots]
+        _log.error(
+            "metadata log begins anew: its only snapshot is damaged",
+            path=directory,
+            reason=damage.reason,
+            kept=", ".join(kept),
+            acknowledged_offset=promised.offset,
+            acknowledged_epoch=promised.epoch,
+            advice="Everything is fetched from the other controllers; until then this one can not lead and votes only"
+            " for who has all that it had. Check the disk. Where no other controller has the metadata, stop this one,"
+            " and restore the files from here and from lost+found.",
+        )
+
+    def forget_promise(self) -> None:
+        """For a thread. What is not forgotten by a crash is found kept at the next start."""
+        promised_end.forget(self._disk, self.directory)
 
     def _make_durable(self) -> None:
         """What a process that was killed had written is in the files, but perhaps not on the disk: from the start on
@@ -178,7 +234,7 @@ class MetadataLog:
             raise error  # in an empty log nothing else would name the voters
         self.snapshots.remove(snapshot)
         kept = snapshot_files.set_aside(self._disk, error.path)
-        log.error(
+        _log.error(
             "damaged metadata snapshot set aside",
             path=kept,
             reason=error.reason,

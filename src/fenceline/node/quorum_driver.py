@@ -1,37 +1,39 @@
 """One node of the quorum at work: its duties done on the disk, the clock and the network.
 
-Owns the order of duties (`fenceline.quorum.duties`): all of one call before the next call, in their order. Flushes and
-work on snapshot files run in a thread. Decides nothing: what the quorum says is handed on as `QuorumEvents`.
+Owns the order of duties (`fenceline.quorum.duties`): all of one call before the next call, in their order. The disk is
+`quorum_log_work`'s, in threads: where the duties that follow must not be seen before (an election that is remembered, a
+cut, a snapshot that replaces the log), they and all other calls wait, and the event loop goes on. Until then this node
+has said nothing of what it waits for. Decides nothing: what the quorum says is handed on as `QuorumEvents`.
 
 Everything that is not this process comes in by constructor: the log with its disk, the clock, the executor, and `Dial`
 for connections; a simulation gives its own and runs this driver as it is.
 
-A failed flush leaves the disk in an unknown state, and a log that lacks what was committed can not be mended here:
-then `failed` is told, and the node ends. A disk that is full when a flush is to begin is tried again.
+What the disk holds after a failure is not certain, and a log that lacks what was committed can not be mended here: then
+`gave_up` is told, and the node ends.
 
-Rules: raft.md Q2, Q10, Q28, Q29, Q36; snapshots.md N24-N36; since_4_0.md K14; gaps.md G24, G35.
+Rules: raft.md Q2, Q10, Q23, Q29, Q35; snapshots.md N24-N36.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.log.disk import Disk
-from fenceline.log.errors import StorageError
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
-from fenceline.node.fetched_batches import whole_batches
 from fenceline.node.logs import Logger
-from fenceline.node.metadata_batches import control_batch
-from fenceline.node.metadata_log import METADATA_PARTITION, MetadataLog
+from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.metadata_replay import Replayed
 from fenceline.node.quorum_log import QuorumLog
+from fenceline.node.quorum_log_work import QuorumLogWork
 from fenceline.node.quorum_serving import QuorumServing
 from fenceline.node.storage_trouble import StorageTrouble
-from fenceline.quorum.control_records import ControlRecord
 from fenceline.quorum.duties import (
     AdvanceHighWatermark,
     Answer,
@@ -62,10 +64,10 @@ if TYPE_CHECKING:
     from fenceline.node.quorum_peers import QuorumPeers
     from fenceline.node.snapshot_downloads import SnapshotDownloads
 
+T = TypeVar("T")
+
 log = Logger("quorum")
 
-_RETRY_S: Final = 0.1
-"""Between two attempts to begin a flush."""
 _REPEAT_MS: Final = 10_000
 """Between two lines that say the same."""
 _CLOSE_CHECK_S: Final = 0.01
@@ -112,28 +114,33 @@ class QuorumDriver:
     ) -> None:
         self._disk = disk
         self._log = log
-        self._view = view
         self._quorum = quorum
         self._clock = clock
         self._executor = executor
         self._events = events
-        self._trouble = trouble
         self._peers: QuorumPeers | None = None
         self._downloads: SnapshotDownloads | None = None
-        self._calls: list[Callable[[Quorum, int], list[Duty]]] = []
+        self._calls: deque[Callable[[Quorum, int], list[Duty]]] = deque()
+        self._duties: deque[Duty] = deque()
+        """Of the last call, as far as they are not done."""
         self._is_calling = False
-        self._is_starting = False
-        """Until the node runs there is nobody to wait for: what is appended is flushed here and now."""
+        self._waits_for: asyncio.Future[Any] | None = None
+        """The disk is at work on a duty; those behind it, and all calls, wait."""
         self._has_ended = False
         self._tick: asyncio.TimerHandle | None = None
         self._serving = QuorumServing(disk, log, executor, self._end)
-        self._generation = 0
-        """Changes when the log is cut: a flush that began before says nothing of what was written after."""
-        self._flush_is_running = False
+        self._work = QuorumLogWork(
+            disk=disk,
+            log=log,
+            view=view,
+            clock=clock,
+            executor=executor,
+            trouble=trouble,
+            call=self.call,
+            failed=self._end,
+        )
         self._said: dict[str, int] = {}
         """What the quorum said lately, and when."""
-        self._is_behind = False
-        """A full disk has put off the indexes of the log; the operator knows."""
 
     @property
     def quorum(self) -> Quorum:
@@ -159,21 +166,27 @@ class QuorumDriver:
     def start(self, recorded: ElectionState | None) -> None:
         """Boot the quorum (Q10); the only voter leads when this returns. Until `started`, what is appended is flushed
         at once (blocks). Raises StorageError, OSError."""
-        self._is_starting = True
+        self._work.is_starting = True
         self.call(lambda quorum, now: quorum.start(now, recorded))
 
     def started(self) -> None:
         """From here on nothing waits for the disk."""
-        self._is_starting = False
+        self._work.is_starting = False
 
     @property
     def is_starting(self) -> bool:
         """Whether what is appended is flushed before anything else happens."""
-        return self._is_starting
+        return self._work.is_starting
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something must be durable before what the quorum says of itself counts."""
+        return self._waits_for is not None
 
     def end(self) -> None:
         """The node can not go on, and its quorum neither."""
         self._has_ended = True
+        self._work.has_ended = True
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
@@ -185,17 +198,15 @@ class QuorumDriver:
             while not self._quorum.has_closed and not self._has_ended:
                 await asyncio.sleep(_CLOSE_CHECK_S)
                 self.call(lambda quorum, now: quorum.tick(now))
-        self._has_ended = True
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
+        self.end()
         self._serving.close(_stops())
         if self._peers is not None:
             await self._peers.close()
         if self._downloads is not None:
             await self._downloads.finish()
-        while self._flush_is_running:  # noqa: ASYNC110
-            await asyncio.sleep(_CLOSE_CHECK_S)
+        await self._work.finish()
+        if self._waits_for is not None:
+            await asyncio.wait([self._waits_for])
 
     # -- for the node --------------------------------------------------------------------------------------------------
 
@@ -215,13 +226,16 @@ class QuorumDriver:
         Raises PeerError(6) when this node does not lead `epoch` (Q35), StorageError with the log unchanged.
         """
         self._quorum.check_leads(epoch)
+        assert not self.is_waiting, "a leader waits for the disk only before it says that it leads"
         base_offset = self._log.append(batches, epoch, self._clock.now_ms())
-        self.flush()
+        self._work.flush()
         self.call(lambda quorum, now: quorum.appended(now))
         return base_offset
 
     def finalize_kraft_version(self, version: int) -> None:
         """UpdateFeatures of kraft.version (K15). Raises PeerError."""
+        if self.is_waiting:
+            raise PeerError(ErrorCode.NOT_CONTROLLER, "This node is no longer the active controller.")
         refused: list[PeerError] = []
 
         def finalize(quorum: Quorum, now_ms: int) -> list[Duty]:
@@ -240,47 +254,65 @@ class QuorumDriver:
         self.call(lambda quorum, now: quorum.resign(now))
 
     def call(self, do: Callable[[Quorum, int], list[Duty]]) -> None:
-        """One call of the quorum and its duties, then the calls that report them."""
+        """One call of the quorum and its duties, then the calls that report them; later, where the disk is at work."""
         if self._has_ended:
             return
         self._calls.append(do)
-        if self._is_calling:
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._is_calling or self._waits_for is not None:
             return
         self._is_calling = True
         try:
-            while self._calls:
-                duties = self._calls.pop(0)(self._quorum, self._clock.monotonic_ms())
-                for position, duty in enumerate(duties):
-                    if isinstance(duty, PersistElection) and isinstance(
-                        duties[position + 1] if position + 1 < len(duties) else None, PersistElection
-                    ):
-                        continue  # nobody has seen what this one says
-                    self._perform(duty)
+            while self._waits_for is None and not self._has_ended and (self._duties or self._calls):
+                if self._duties:
+                    self._perform(self._duties.popleft())
+                else:
+                    self._duties.extend(self._calls.popleft()(self._quorum, self._clock.monotonic_ms()))
         except Exception as error:
             self._calls.clear()
-            if self._is_starting:
+            self._duties.clear()
+            if self.is_starting:
                 raise
             self._end(error)
         finally:
             self._is_calling = False
-        self._arm()
+        if self._waits_for is None:
+            self._arm()
+
+    def _wait_for(self, work: Awaitable[T], then: Callable[[T], None]) -> None:
+        """Nothing else is done before `work` has ended; then `then`."""
+
+        def ended(done: asyncio.Future[T]) -> None:
+            self._waits_for = None
+            if done.cancelled():
+                return
+            try:
+                result = done.result()
+                if self._has_ended:
+                    return
+                then(result)
+            except Exception as error:
+                self._end(error)
+                return
+            self._go_on()
+
+        self._waits_for = asyncio.ensure_future(work)
+        self._waits_for.add_done_callback(ended)
 
     # -- duties --------------------------------------------------------------------------------------------------------
 
     def _perform(self, duty: Duty) -> None:
         match duty:
-            case PersistElection(state):
-                voters = tuple(voter.voter_id for voter in self._quorum.voters)
-                self._log.write_election(state, self._quorum.kraft_version, voters)
+            case PersistElection():
+                self._persist(duty.state)
             case AppendControlBatch(epoch, records):
-                self._append_control(epoch, records)
+                self._work.append_control(epoch, records)
             case AppendFetched():
-                self._append_fetched(duty)
+                self._work.append_fetched(duty)
             case Truncate(end_offset):
-                self._generation += 1
-                self._log.partition_log.truncate_to(end_offset)
-                self._view.truncated(end_offset)
-                self.call(lambda quorum, now: quorum.truncated(now))
+                self._wait_for(self._work.alone(partial(self._work.cut, end_offset)), lambda _: self._cut(end_offset))
             case Send():
                 if self._peers is None:
                     raise InternalError(f"a quorum of one has nobody for {duty}")
@@ -301,9 +333,43 @@ class QuorumDriver:
             case BeginDownload() | WritePiece() | VerifyAndFreeze() | DropDownload():
                 self._download().perform(duty)
             case LoadSnapshot(snapshot_id):
-                self._load(snapshot_id)
+                known = self._download().found(snapshot_id)
+                load = self._work.alone(partial(self._work.load, snapshot_id, known))
+                self._wait_for(load, partial(self._loaded, snapshot_id))
             case Log(level, text, advice):
                 self._say(level, text, advice)
+
+    def _persist(self, state: ElectionState) -> None:
+        """Durable before what follows (Q2)."""
+        if self._duties and isinstance(self._duties[0], PersistElection):
+            return  # nobody has seen what this one says
+        voters = tuple(voter.voter_id for voter in self._quorum.voters)
+        write = partial(self._log.write_election, state, self._quorum.kraft_version, voters)
+        if self.is_starting:
+            write()
+            return
+
+        self._wait_for(asyncio.get_running_loop().run_in_executor(self._executor(), write), lambda _: None)
+
+    def _cut(self, end_offset: int) -> None:
+        self._work.was_cut(end_offset)
+        self._events.committed(self._quorum.high_watermark or 0)  # whoever reads the log has waited
+
+    def _loaded(self, snapshot_id: SnapshotId, loaded: Replayed | str) -> None:
+        if isinstance(loaded, str):
+            self._work.was_not_loaded(snapshot_id, loaded)
+            self._events.committed(self._quorum.high_watermark or 0)
+            return
+        self._work.was_loaded(snapshot_id, loaded)
+        self._events.loaded(snapshot_id, loaded.image)
+        self.call(lambda quorum, now: quorum.snapshot_loaded(now))
+
+    def _download(self) -> SnapshotDownloads:
+        if self._downloads is None:
+            from fenceline.node.snapshot_downloads import SnapshotDownloads
+
+            self._downloads = SnapshotDownloads(self._disk, self._log, self._executor, self.call)
+        return self._downloads
 
     def _say(self, level: Level, text: str, advice: str) -> None:
         """Trouble that lasts is tried again many times a second, and told now and then."""
@@ -346,135 +412,8 @@ class QuorumDriver:
         """Nothing more is done or said: what the disk holds is not certain, or this node contradicts the others."""
         if self._has_ended:
             return
-        self._has_ended = True
+        self.end()
         self._events.gave_up(error)
-
-    # -- the log -------------------------------------------------------------------------------------------------------
-
-    def _append_control(self, epoch: int, records: tuple[ControlRecord, ...]) -> None:
-        now_ms = self._clock.now_ms()
-        try:
-            base_offset = self._log.append(control_batch(records, now_ms), epoch, now_ms)
-        except StorageError as error:
-            if self._is_starting:
-                raise
-            self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
-            reason = error.message
-            self.call(lambda quorum, now: quorum.append_failed(now, reason))
-            return
-        self._view.control_appended(base_offset, records)
-        self.flush()
-        self.call(lambda quorum, now: quorum.appended(now))
-
-    def _append_fetched(self, duty: AppendFetched) -> None:
-        records = memoryview(bytearray(memoryview(duty.records)))  # type: ignore[arg-type]
-        good, controls, reason = whole_batches(records, duty.base_offset, self._view.end.epoch, duty.leader_epoch)
-        if good:
-            try:
-                self._log.partition_log.append_as_follower(records[:good], now_ms=self._clock.now_ms())
-            except StorageError as error:
-                self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
-                good, reason = 0, error.message
-        if not good:
-            self.call(lambda quorum, now: quorum.append_failed(now, reason))
-            return
-        for base_offset, found in controls:
-            self._view.control_appended(base_offset, found)
-        if duty.flush:
-            self.flush()
-        self.call(lambda quorum, now: quorum.appended(now))
-
-    def flush(self) -> None:
-        """Make durable what was appended, in a thread; one flush at a time, and none is forgotten."""
-        if self._flush_is_running:
-            return
-        end_offset, generation = self._log.end_offset, self._generation
-        try:
-            flush = self._log.begin_flush()
-            if flush is not None and self._is_starting:
-                try:
-                    flush()
-                except StorageError as error:
-                    flush.end(error)
-                    raise
-                self._tell_put_off(flush.end(None))
-        except StorageError as error:
-            if self._is_starting:
-                raise
-            # Nothing was asked of the disk yet, so nothing is uncertain: those who wait go on waiting.
-            self._trouble.refused(METADATA_PARTITION, end_offset, error)
-            self._flush_is_running = True
-            asyncio.get_running_loop().call_later(_RETRY_S, self._flush_again)
-            return
-        if flush is None or self._is_starting:
-            self._flushed(end_offset)
-            return
-        self._flush_is_running = True
-
-        def ended(done: asyncio.Future[None]) -> None:
-            self._flush_is_running = False
-            error = done.exception()
-            if error is None or isinstance(error, StorageError):
-                self._tell_put_off(flush.end(error))
-            if error is not None:
-                self._end(error)
-                return
-            if generation == self._generation:
-                self._flushed(end_offset)
-            if self._log.end_offset > self._view.flushed.offset and not self._has_ended:
-                self.flush()
-
-        asyncio.get_running_loop().run_in_executor(self._executor(), flush).add_done_callback(ended)
-
-    def _flush_again(self) -> None:
-        self._flush_is_running = False
-        if not self._has_ended:
-            self.flush()
-
-    def _flushed(self, end_offset: int) -> None:
-        self._view.flushed_to(end_offset)
-        self.call(lambda quorum, now: quorum.flushed(now))
-
-    def _tell_put_off(self, error: StorageError | None) -> None:
-        if error is not None and not self._is_behind:
-            log.warning(
-                "metadata log without its indexes",
-                reason=error.message,
-                advice="Make room on the disk. Nothing is lost: they are written as soon as there is room.",
-            )
-        self._is_behind = error is not None
-
-    # -- snapshots -----------------------------------------------------------------------------------------------------
-
-    def _download(self) -> SnapshotDownloads:
-        if self._downloads is None:
-            from fenceline.node.snapshot_downloads import SnapshotDownloads
-
-            self._downloads = SnapshotDownloads(self._disk, self._log, self._executor, self.call)
-        return self._downloads
-
-    def _load(self, snapshot_id: SnapshotId) -> None:
-        """N35, N36. The image was read while the file was looked through."""
-        replayed = self._download().take(snapshot_id)
-        self._generation += 1
-        self._log.partition_log.truncate_fully_and_start_at(snapshot_id.end_offset)
-        gone = [each for each in self._log.snapshots if each.end_offset < snapshot_id.end_offset]
-        self._log.snapshots[:] = [each for each in self._log.snapshots if each not in gone]
-        self._view.snapshot_loaded(snapshot_id, replayed.kraft_version, replayed.voters)
-        self._events.loaded(snapshot_id, replayed.image)
-        paths = [f"{self._log.directory}/{each.file_name}" for each in gone]
-        if paths:
-            asyncio.get_running_loop().run_in_executor(self._executor(), self._unlink, paths)
-        self.call(lambda quorum, now: quorum.snapshot_loaded(now))
-
-    def _unlink(self, paths: list[str]) -> None:
-        for path in paths:
-            try:
-                self._disk.unlink(path)
-            except OSError as error:
-                log.warning(
-                    "old metadata not deleted", path=path, reason=str(error), advice="It may be deleted by hand."
-                )
 
 
 def _stops() -> PeerError:

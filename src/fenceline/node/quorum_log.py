@@ -83,6 +83,10 @@ class QuorumLog:
     @property
     def earliest_snapshot(self) -> SnapshotId | None:
         return self._log.snapshots[0] if self._log.snapshots else None
+    @property
+    def promised(self) -> LogEnd:
+        return self._log.promised
+
 
     @property
     def latest_snapshot(self) -> SnapshotId | None:

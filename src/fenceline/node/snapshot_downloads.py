@@ -76,12 +76,10 @@ class SnapshotDownloads:
             case _:
                 pass
 
-    def take(self, snapshot_id: SnapshotId) -> Replayed:
-        """What a frozen snapshot holds; from memory where it was just downloaded. Raises OperatorError."""
+    def found(self, snapshot_id: SnapshotId) -> Replayed | None:
+        """What the file holds that was looked through last, where it was this one; once."""
         found, self._found = self._found, None
-        if found is not None and found[0] == snapshot_id:
-            return found[1]
-        return read_image(self._disk, f"{self._log.directory}/{snapshot_id.file_name}", snapshot_id)
+        return found[1] if found is not None and found[0] == snapshot_id else None
 
     async def finish(self) -> None:
         """Wait for the file work that is under way."""

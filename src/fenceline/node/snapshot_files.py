@@ -159,6 +159,18 @@ def timestamp_of(disk: Disk, path: str) -> int | None:
     return None
 
 
+def voters_of_damaged(disk: Disk, path: str) -> tuple[Voter, ...]:
+    """Who votes by the first batch of a file, as far as that can be read. Raises OSError."""
+    voters: tuple[Voter, ...] = ()
+    with contextlib.suppress(SnapshotDamaged):
+        for records, header in _batches(disk, path):
+            for control in _controls(path, records, header) if header.is_control else []:
+                if isinstance(control, KRaftVoters):
+                    voters = control.voters
+            break
+    return voters
+
+
 def _batches(disk: Disk, path: str) -> Iterator[tuple[memoryview, BatchHeader]]:
     """Whole batches with a good CRC. Raises SnapshotDamaged, also for a vanished file."""
     try:

@@ -3,7 +3,8 @@
 Owns every change of role (`become`), so that what must be durable is ordered before anything else (Q2), and every
 advance of the high watermark. The parts add duties to `duties`; nobody takes one back.
 
-Rules: raft.md Q2-Q4, Q7-Q9, Q13-Q15, Q39, Q40; since_4_0.md K7, K10; gaps.md G36.
+Rules: raft.md Q2-Q4, Q7-Q9, Q13-Q15, Q39, Q40; since_4_0.md K7, K10; gaps.md G24, G36, G38 (the high watermark here is
+the one source: the log's own follows by a duty).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fenceline.ids import ZERO_UUID
 from fenceline.quorum.control_records import Voter, VoterEndpoint
 from fenceline.quorum.duties import AdvanceHighWatermark, Duty, Level, Log, Peer, PersistElection
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import LogView
+from fenceline.quorum.log_view import NOTHING, LogView
 from fenceline.quorum.messages import NOBODY, NodeEndpoint, ReplicaKey, RequestMessage
 from fenceline.quorum.outbox import Outbox
 from fenceline.quorum.roles import (
@@ -99,7 +100,9 @@ class Core:
     @property
     def may_stand(self) -> bool:
         """A voter, or one whose removal may never be committed: without it, those who must commit that might not be
-        able to (its log may be the longest)."""
+        able to (its log may be the longest). Never one that lacks what it has acknowledged (G24)."""
+        if self.log.promised != NOTHING:
+            return False
         if self.is_voter:
             return True
         newest = self.voters
@@ -199,11 +202,17 @@ class Core:
         return voter is not None and bool(voter.endpoints)
 
     def adopt(self, epoch: int, leader_id: int, endpoints: tuple[NodeEndpoint, ...] = ()) -> None:
-        """Somebody says that `leader_id` (-1 unknown) leads `epoch` (Q3, Q7, Q15)."""
+        """Somebody says that `leader_id` (-1 unknown) leads `epoch` (Q3, Q7, Q15). A second leader of one epoch, which
+        ends a node of Kafka's (Q8), is told and not heard (G36)."""
         if epoch < self.epoch:
             return
         if leader_id == self.me and not (epoch == self.epoch and self.leader_id == self.me):
-            self.say(Level.ERROR, f"A peer says that this node leads epoch {epoch}, which it does not know.")
+            self.say(
+                Level.ERROR,
+                f"Others say that node {self.me} leads epoch {epoch}; this process does not.",
+                f"Another process seems to run with node.id={self.me}: stop one of them and give it an id and a directory"
+                " of its own. A copy of a directory must never run.",
+            )
             leader_id = NOBODY
         if leader_id not in (NOBODY, self.me):
             self._learn(leader_id, epoch, endpoints)

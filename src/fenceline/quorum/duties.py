@@ -5,10 +5,10 @@ own, once the list is done:
 
 | Duty | Is done when the list goes on | Reported by |
 |---|---|---|
-| PersistElection | durable | - |
+| PersistElection | durable; all calls wait | - |
 | AppendControlBatch, AppendFetched | appended; a flush is under way | `appended`, then `flushed` (or `append_failed`) |
-| Truncate | the log ends there | `truncated` |
-| LoadSnapshot | log and image begin anew at the snapshot | `snapshot_loaded` |
+| Truncate | the log ends there; all calls wait | `truncated` |
+| LoadSnapshot | log and image begin anew at the snapshot; all calls wait | `snapshot_loaded` or `snapshot_not_loaded` |
 | BeginDownload | handed over | `download_begun` |
 | WritePiece | handed over | `piece_written` or `download_failed` |
 | VerifyAndFreeze | handed over | `snapshot_frozen` or `download_failed` |

@@ -8,7 +8,7 @@ Better than Kafka, on the same wire: a vote or pre-vote that can not be won any 
 time instead of a whole election timeout (Q20 against K9); a receiver that is not the voter who was meant stays in its
 epoch (G34); a follower whose leader has resigned, or refuses connections, says yes to a pre-vote.
 
-Rules: raft.md Q5, Q6, Q10, Q16-Q20; since_4_0.md K7-K9; gaps.md G34.
+Rules: raft.md Q5, Q6, Q10, Q16-Q20, Q60; since_4_0.md K7-K9; gaps.md G24, G34, G39.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Elections:
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self) -> None:
-        """Become Prospective: would a majority elect this node? (K7)"""
+        """Become Prospective: would a majority elect this node? (Q60, K7)"""
         core = self._core
         state = core.persisted
         if isinstance(core.role, Resigned):
@@ -179,7 +179,8 @@ class Elections:
     # -- voting ------------------------------------------------------------------------------------------------------
 
     def vote(self, request: VoteRequest) -> VoteResponse:
-        """Q16, Q17, K8, K9. The answer leaves only after what it promises is durable."""
+        """Q16, Q17, K8, K9. The answer leaves only after what it promises is durable. Who asks need not be a voter, nor
+        need this node be one: voter sets may differ in time (Q19; wasteful at worst, G39)."""
         core = self._core
         if core.wrong_cluster(request.cluster_id):
             return VoteResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
@@ -202,8 +203,11 @@ class Elections:
         return ErrorCode.NONE
 
     def _is_behind(self, request: VoteRequest) -> bool:
-        """Q17, Q18: whether the one who asks lacks something of this log."""
-        return LogEnd(request.last_offset_epoch, request.last_offset) < self._core.log.end
+        """Q17, Q18: whether the one who asks lacks something of this log, or of what it was before it had to begin anew
+        (G24): a vote must not go to one who lacks what this node has acknowledged. A download under way counts for
+        nothing (N37)."""
+        own = max(self._core.log.end, self._core.log.promised)
+        return LogEnd(request.last_offset_epoch, request.last_offset) < own
 
     def _would_elect(self, request: VoteRequest) -> bool:
         if self._is_behind(request) or isinstance(self._core.role, Leader):

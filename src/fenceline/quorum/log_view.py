@@ -21,6 +21,9 @@ class LogEnd(NamedTuple):
     offset: int
 
 
+NOTHING: Final = LogEnd(0, 0)
+
+
 class EpochEnd(NamedTuple):
     """An epoch and where it ends, exclusive. (-1, -1) = undefined."""
 
@@ -71,6 +74,12 @@ class LogView(Protocol):
     @property
     def flushed(self) -> LogEnd:
         """The part of `end` that no crash can take. At boot everything is flushed."""
+        ...
+
+    @property
+    def promised(self) -> LogEnd:
+        """What this node has told others that it has, and lacks since its log had to begin anew (G24); `NOTHING` where
+        it lacks nothing."""
         ...
 
     @property

@@ -338,6 +338,18 @@ class Quorum:
         self._log_changed()
         return self._end()
 
+    def snapshot_not_loaded(self, now_ms: int, snapshot_id: SnapshotId, reason: str) -> list[Duty]:
+        """A LoadSnapshot found the file damaged: it is gone, the log is as it was (G24)."""
+        core = self._begin(now_ms)
+        core.log_is_changing = False
+        core.say(
+            Level.WARNING,
+            f"The snapshot {snapshot_id.file_name} is damaged and set aside: {reason}",
+            "It is fetched anew. Check the disk.",
+        )
+        self._following.back_off()
+        return self._end()
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _begin(self, now_ms: int) -> Core:

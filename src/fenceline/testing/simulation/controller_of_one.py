@@ -118,6 +118,8 @@ class DriverView:
 
     def has_changed(self) -> bool:
         driver = self._driver
+        if driver.driver.is_waiting:
+            return False  # what the quorum says of itself is true once it is durable, and nobody has heard of it yet
         quorum, log = driver.quorum, driver.log
         looked_at = (
             quorum.role,
