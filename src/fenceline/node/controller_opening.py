@@ -113,6 +113,7 @@ def open_controller(
             f"The metadata log in {directory} was written under another directory id.",
             "It was copied from another directory: use that one, or copy its meta.properties too.",
         )
+    _check_directory(directory, replayed, local)
     _check_voters(config, voters, local, is_alone)
     if not is_alone and len(static) <= 1:
         replayed = log.replay_committed()
@@ -121,7 +122,6 @@ def open_controller(
     return OpenedController(log, view, Quorum(local, view, settings, rng), replayed, is_alone)
 
 
-def _static_voters(config: NodeConfig, local: Voter) -> tuple[Voter, ...]:
 def _check_directory(directory: str, replayed: Replayed, local: Voter) -> None:
     """A directory keeps its id for life: who votes with it is the node that it belongs to."""
     for voter in replayed.voters if replayed.kraft_version >= 1 else ():
@@ -166,6 +166,7 @@ def _others_have_it(
     return any((server.host, server.port) not in own for server in config.quorum_bootstrap_servers)
 
 
+def _static_voters(config: NodeConfig, local: Voter) -> tuple[Voter, ...]:
     """Of `controller.quorum.voters` (Q39). A controller that is told of nobody else votes alone."""
     if config.quorum_voters:
         name = config.controller_listener_names[0] if config.controller_listener_names else "CONTROLLER"
