@@ -57,6 +57,7 @@ class Three:
                     "controller.listener.names": "CONTROLLER",
                     "controller.quorum.bootstrap.servers": ",".join(f"127.0.0.1:{port}" for port in ports),
                     "log.dirs": str(root / str(number)),
+                    "broker.session.timeout.ms": "600000",  # brokers that are not there do not beat
                 },
                 {},
             )

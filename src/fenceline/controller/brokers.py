@@ -151,7 +151,7 @@ def fence_stale_broker(state: ControllerState, now_ms: int) -> Decision:
     """C17: fence one broker whose session has ended. More may wait: ask again while it writes records."""
     for broker_id in state.sessions.expired(now_ms):
         silent = state.image.brokers.get(broker_id)
-        state.sessions.drop(broker_id)
+        state.sessions.expire(broker_id)
         if silent is not None and not silent.fenced:
             return Decision(fence(state, silent), Done(), atomic=False)
     return Decision((), Done(), atomic=False)

@@ -31,11 +31,13 @@ class Session:
 class Sessions:
     """Sessions by broker id."""
 
-    __slots__ = ("_sessions", "_timeout_ms")
+    __slots__ = ("_sessions", "_timeout_ms", "expired_count")
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self._sessions: dict[int, Session] = {}
+        self.expired_count = 0
+        """Sessions that were ended because nothing was heard."""
 
     def get(self, broker_id: int) -> Session | None:
         return self._sessions.get(broker_id)
@@ -61,6 +63,11 @@ class Sessions:
 
     def drop(self, broker_id: int) -> None:
         self._sessions.pop(broker_id, None)
+
+    def expire(self, broker_id: int) -> None:
+        """Its time is up."""
+        if self._sessions.pop(broker_id, None) is not None:
+            self.expired_count += 1
 
     def is_alive(self, broker_id: int, broker_epoch: int, now_ms: int) -> bool:
         """K24: a heartbeat of that epoch came within the session timeout. A registration alone does not count."""

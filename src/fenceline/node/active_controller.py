@@ -29,6 +29,7 @@ from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.log.errors import StorageError
 from fenceline.metadata.records import AbortTransactionRecord
 from fenceline.node.controller_flight import Flight, Waiting, decide_all
+from fenceline.node.controller_metrics import ControllerMetrics
 from fenceline.node.controller_timers import ControllerTimers
 from fenceline.node.metadata_batches import record_batch
 from fenceline.node.metadata_log import METADATA_PARTITION
@@ -81,6 +82,7 @@ class ActiveController:
         self.own_broker_epoch = -1
         """Of the broker of this process; -1 until it is registered, with whichever controller."""
         self.timers = ControllerTimers(self, self._controller.state, config, clock)
+        self.metrics = ControllerMetrics()
 
     @property
     def node_id(self) -> int:
@@ -94,6 +96,17 @@ class ActiveController:
     @property
     def is_active(self) -> bool:
         return self.epoch >= 0
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests that are not answered yet."""
+        flight = self._flight
+        return len(self._queue) + (len(flight.everybody) if flight is not None else 0)
+
+    @property
+    def expired_session_count(self) -> int:
+        """Brokers that fell silent while this node led, since its start."""
+        return self._controller.state.sessions.expired_count
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -109,12 +122,14 @@ class ActiveController:
         state.voter_ids = frozenset(voter.voter_id for voter in quorum.voters)
         self._controller.activate(loader.image, self._log.end_offset, self._clock.monotonic_ms(), dead=dead)
         self.epoch = epoch
+        self.metrics.terms += 1
         if loader.transaction_is_open:
             self._write(AbortTransactionRecord("The controller that began the transaction has ended."))
         if not loader.image.metadata_version:
-            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[Any] = loop.create_future()
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._queue.insert(0, Waiting(WriteBootstrapRecords(tuple(bootstrap.items())), answer))
+            self._queue.insert(0, Waiting(WriteBootstrapRecords(tuple(bootstrap.items())), answer, loop.time()))
         self.timers.start()
         self.schedule()
 
@@ -150,11 +165,12 @@ class ActiveController:
         Fails with PeerError: what the controller says of a request that fails as a whole, 41 when it is not active or
         no longer, 56 when the disk takes no more. Cancelling the future does not take back what is decided already.
         """
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
         if not self.is_active:
             answer.set_exception(_not_active())
             return answer
-        self._queue.append(Waiting(request, answer))
+        self._queue.append(Waiting(request, answer, loop.time()))
         self.schedule()
         return answer
 
@@ -171,8 +187,13 @@ class ActiveController:
         if self._flight is not None or not self.is_active:
             return
         queue, self._queue = self._queue, []
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        for waiting in queue:
+            self.metrics.queued.observe(began_s - waiting.asked_s)
         try:
             self._send_off(self._decide(queue))
+            self.metrics.turns.observe(clock() - began_s)
         except StorageError as error:
             self._trouble.refused(METADATA_PARTITION, self._log.end_offset, error)
             self._revert(queue, error)
@@ -203,6 +224,7 @@ class ActiveController:
             self._land()
             return
         self._flight = flight
+        flight.sent_s = asyncio.get_running_loop().time()
         try:
             base_offset = self._driver.append(flight.content, self.epoch)
         except BaseException:
@@ -258,6 +280,7 @@ class ActiveController:
         for waiting in flight.kraft_versions:
             asyncio.get_running_loop().call_soon(self._finalize_kraft_version, *waiting)
         if flight.content:
+            self.metrics.commits.observe(asyncio.get_running_loop().time() - flight.sent_s)
             self._published(len(flight.content))
 
     def _finalize_kraft_version(self, answer: asyncio.Future[Any], value: Any, version: int) -> None:

@@ -25,7 +25,7 @@ from fenceline.config.effective import effective_topic_config
 from fenceline.config.listeners import Listener
 from fenceline.config.node import NodeConfig
 from fenceline.controller.requests import CreatedTopic, CreateTopics, NewTopic, Outcome
-from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.disk import OsDisk
@@ -35,7 +35,6 @@ from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.clock import Clock, SystemClock
-from fenceline.node.controller_driver import ControllerDriver
 from fenceline.node.controller_node import run_until
 from fenceline.node.directories import open_directories, starting
 from fenceline.node.fetching import Fetching
@@ -45,7 +44,7 @@ from fenceline.node.handlers.producers import ProducerIds
 from fenceline.node.logs import Logger
 from fenceline.node.maintenance import Maintenance
 from fenceline.node.metadata_log import METADATA_PARTITION
-from fenceline.node.metrics import NodeMetrics
+from fenceline.node.metrics import MetricsEndpoint, NodeCollector, NodeMetrics, open_endpoint
 from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicLog, new_offsets_topic
 from fenceline.node.producing import Producing
 from fenceline.node.quorum_node import QuorumNode
@@ -81,7 +80,7 @@ class Broker:
         self.disk_threads = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self.endpoints: tuple[Listener, ...] = ()
         """What clients are told, with the ports that the listeners really got."""
-        self._metrics_server: tuple[object, object] | None = None
+        self.metrics_endpoint: MetricsEndpoint | None = None
         self.quorum: QuorumNode | None = None
         self._metadata_dir: LogDir | None = None
         """Holds the lock of `metadata.log.dir` where that is a directory of its own."""
@@ -110,11 +109,6 @@ class Broker:
     @property
     def finalized_features_epoch(self) -> int:
         return self.image.offset
-
-    @property
-    def partition_count(self) -> int:
-        """Partitions of all topics."""
-        return self.controller.partition_count
 
     @property
     def offline_partition_count(self) -> int:
@@ -193,18 +187,16 @@ class Broker:
         self.log_dirs: list[LogDir] = [log_dir]
         if directories.metadata_is_apart:
             self._metadata_dir = directories.metadata
-        assert directories.metadata.directory_id is not None, "looked at when it was opened"
-        self.controller = ControllerDriver(
-            config=config,
-            disk=disk,
-            directory=config.metadata_log_dir,
-            cluster_id=log_dir.cluster_id,
-            node_id=self.node_id,
-            directory_id=directories.metadata.directory_id,
+        self.quorum = QuorumNode(
+            config,
+            directories,
+            disk,
+            features=self.supported_features,
             clock=self.clock,
             rng=self.rng,
             trouble=self.storage_trouble,
         )
+        self.controller = self.quorum.controller
         self.partitions = Replicas(
             self.node_id, self.log_dirs, lambda: self.controller.image, self.topic_config, self.clock, self.delete_later
         )
@@ -223,7 +215,6 @@ class Broker:
         self.lifecycle = BrokerLifecycle(
             self.node_id, self.controller, heartbeat_s=config.get_int("broker.heartbeat.interval.ms") / 1000
         )
-        self.quorum = QuorumNode(config, self.controller, cluster_id=self.cluster_id, features=self.supported_features)
         await self.quorum.start(self.disk_threads)
         tell_recovery(self.controller.log.partition_log)
         self._started.append("controller")
@@ -249,7 +240,9 @@ class Broker:
         self.maintenance.start()
         self._started.append("maintenance")
         await self.server.start_serving()
-        self._open_metrics()
+        if config.get_int("fenceline.metrics.port") >= 0:
+            collectors = [NodeCollector(self, self.metrics), *self.quorum.collectors()]
+            self.metrics_endpoint = open_endpoint(config, collectors)
 
     async def run_until(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the node can not go on (the failure is raised)."""
@@ -260,8 +253,8 @@ class Broker:
         if "server" in self._started:
             await self.server.close()
             self.flushes.close()
-        if self._metrics_server is not None:
-            self._metrics_server[0].shutdown()  # type: ignore[attr-defined]
+        if self.metrics_endpoint is not None:
+            self.metrics_endpoint.close()
         if "maintenance" in self._started:
             await self.maintenance.stop()
         if "controller" in self._started:
@@ -356,18 +349,3 @@ class Broker:
     def _on_image(self, image: MetadataImage, delta: Delta) -> None:
         self.partitions.apply(delta)
         self._coordinators.follow(image, delta)
-
-    def _open_metrics(self) -> None:
-        port = self.config.get_int("fenceline.metrics.port")
-        if port < 0:
-            return
-        from fenceline.node.metrics import serve
-
-        host = self.config.get_str("fenceline.metrics.host") or ""
-        try:
-            self._metrics_server = serve(self, self.metrics, host, port)
-        except OSError as error:
-            raise OperatorError(
-                f"The metrics endpoint can not be opened on {host or '*'}:{port}: {error.strerror}",
-                "Choose another fenceline.metrics.port, or take the key out.",
-            ) from error

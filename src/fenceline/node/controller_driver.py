@@ -182,6 +182,11 @@ class ControllerDriver:
     def log(self) -> MetadataLog:
         return self._opened.log
 
+    @property
+    def snapshots(self) -> Snapshots | None:
+        """None before the node runs."""
+        return self._snapshots
+
     def wall_time_ms(self, monotonic_ms: int) -> int:
         """The time of day at a moment of the monotonic clock."""
         return self._clock.now_ms() - (self._clock.monotonic_ms() - monotonic_ms)

@@ -23,10 +23,11 @@ from fenceline.rng import Rng
 
 
 class Waiting(NamedTuple):
-    """A request, and where its answer goes."""
+    """A request, where its answer goes, and when it came by the loop's clock."""
 
     request: Request
     answer: asyncio.Future[Any]
+    asked_s: float
 
 
 @dataclass(slots=True)
@@ -39,6 +40,8 @@ class Flight:
     images: list[tuple[MetadataImage, Delta]] = field(default_factory=list)
     answers: list[tuple[asyncio.Future[Any], Any]] = field(default_factory=list)
     """What to answer; an exception is raised where the answer is awaited."""
+    sent_s: float = 0.0
+    """When it was appended, by the loop's clock."""
     kraft_versions: list[tuple[asyncio.Future[Any], Any, int]] = field(default_factory=list)
     """Answers that wait until the quorum has finalized a level of kraft.version (K15)."""
 
@@ -54,7 +57,7 @@ def decide_all(
     """Decide in order; a request that fails as a whole (PeerError) fails alone. `Controller.reset` takes it back."""
     flight = Flight(controller.next_offset, controller.next_offset)
     batches = DecisionBatches(now_ms)
-    for request, answer in queue:
+    for request, answer, _ in queue:
         try:
             decision = controller.decide(request, monotonic_ms, rng)
         except PeerError as error:

@@ -1,4 +1,4 @@
-"""A node that is a controller only: the metadata log and the controllers' listener, no clients.
+"""A node that is a controller only: the metadata log, the controllers' listener, metrics, no clients.
 
 The composition root for `process.roles=controller`; `fenceline.node.broker` is that of all others.
 """
@@ -18,6 +18,7 @@ from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.controller_driver import ControllerDriver
 from fenceline.node.directories import Directories, open_directories, starting
 from fenceline.node.logs import Logger
+from fenceline.node.metrics import MetricsEndpoint, open_endpoint
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.storage_trouble import StorageTrouble
 
@@ -38,6 +39,7 @@ class ControllerNode:
         self.controller: ControllerDriver
         self._directories: Directories | None = None
         self._quorum: QuorumNode | None = None
+        self.metrics_endpoint: MetricsEndpoint | None = None
 
     @property
     def ready_line(self) -> str:
@@ -57,20 +59,19 @@ class ControllerNode:
     async def _start(self) -> None:
         config, disk = self.config, OsDisk()
         self._directories = directories = open_directories(config, disk)
-        assert directories.metadata.directory_id is not None, "looked at when it was opened"
-        self.controller = ControllerDriver(
-            config=config,
-            disk=disk,
-            directory=config.metadata_log_dir,
-            cluster_id=directories.data.cluster_id,
-            node_id=self.node_id,
-            directory_id=directories.metadata.directory_id,
+        self._quorum = quorum = QuorumNode(
+            config,
+            directories,
+            disk,
+            features=SUPPORTED,
             clock=self.clock,
             rng=self.rng,
             trouble=StorageTrouble(self.clock),
         )
-        self._quorum = QuorumNode(config, self.controller, cluster_id=directories.data.cluster_id, features=SUPPORTED)
-        await self._quorum.start(self.disk_threads)
+        self.controller = quorum.controller
+        await quorum.start(self.disk_threads)
+        if config.get_int("fenceline.metrics.port") >= 0:
+            self.metrics_endpoint = open_endpoint(config, quorum.collectors())
 
     async def run_until(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set, or until the node can not go on (the failure is raised)."""
@@ -78,6 +79,8 @@ class ControllerNode:
 
     async def stop(self) -> None:
         """Stop cleanly; what was not started is left out."""
+        if self.metrics_endpoint is not None:
+            self.metrics_endpoint.close()
         if self._quorum is not None:
             try:
                 await self._quorum.stop()

@@ -1,16 +1,19 @@
 """The node's counters: plain integers on the hot path, given a Prometheus face only when somebody scrapes.
 
-Names are documented in `docs/metrics.md`. Never does I/O itself.
+Owns the counters of a server and the endpoint that shows them beside whatever else a node collects. Names are
+documented in `docs/metrics.md`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from fenceline.errors import OperatorError
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
+    from fenceline.config.node import NodeConfig
     from fenceline.node.broker import Broker
     from fenceline.node.load_budget import LoadBudget
     from fenceline.node.load_pace import LoadPace
@@ -75,11 +78,7 @@ class NodeCollector:
 
         metrics = self._metrics
         budget, pace = metrics.load_budget, metrics.load_pace
-        requests = CounterMetricFamily("fenceline_requests", "Requests received, by API", labels=["api"])
-        for key, count in sorted(metrics.requests.items()):
-            name = ApiKey(key).name.lower() if key in ApiKey._value2member_map_ else str(key)
-            requests.add_metric([name], count)
-        yield requests
+        yield requests_by_api("fenceline_requests", "Requests received, by API", metrics)
         for name, help_text, value in (
             ("fenceline_received_bytes", "Bytes received from clients", metrics.received_bytes),
             ("fenceline_produced_bytes", "Bytes of records appended", metrics.produced_bytes),
@@ -108,18 +107,51 @@ class NodeCollector:
                 "Fetches that wait for fenceline.fetch.load.max.bytes",
                 budget.waiting_count if budget is not None else 0,
             ),
-            ("fenceline_partitions", "Partitions of all topics", self._broker.partition_count),
             ("fenceline_offline_partitions", "Partitions that can not be served", self._broker.offline_partition_count),
-            ("fenceline_metadata_offset", "Last metadata offset applied", self._broker.image.offset),
         ):
             yield GaugeMetricFamily(name, help_text, value=value)
 
 
-def serve(broker: Broker, metrics: NodeMetrics, host: str, port: int) -> Any:
-    """Open the Prometheus endpoint in its own thread; the returned pair (server, thread) is for `shutdown`."""
+def requests_by_api(name: str, help_text: str, metrics: NodeMetrics) -> Any:
+    """The requests of one server."""
+    from prometheus_client.core import CounterMetricFamily
+
+    requests = CounterMetricFamily(name, help_text, labels=["api"])
+    for key, count in sorted(metrics.requests.items()):
+        requests.add_metric([ApiKey(key).name.lower() if key in ApiKey._value2member_map_ else str(key)], count)
+    return requests
+
+
+class MetricsEndpoint:
+    """An HTTP server in a thread of its own."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    @property
+    def port(self) -> int:
+        port: int = self._server.server_port
+        return port
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def open_endpoint(config: NodeConfig, collectors: Iterable[Any]) -> MetricsEndpoint:
+    """Where `fenceline.metrics.port` asks for it. Raises OperatorError when the address can not be had."""
     from prometheus_client import start_http_server
     from prometheus_client.registry import CollectorRegistry
 
+    host, port = config.get_str("fenceline.metrics.host") or "", config.get_int("fenceline.metrics.port")
     registry = CollectorRegistry()
-    registry.register(NodeCollector(broker, metrics))
-    return start_http_server(port, addr=host, registry=registry)
+    for collector in collectors:
+        registry.register(collector)
+    try:
+        server, _ = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise OperatorError(
+            f"The metrics endpoint can not be opened on {host or '*'}:{port}: {error.strerror}",
+            "Choose another fenceline.metrics.port, or take the key out.",
+        ) from error
+    return MetricsEndpoint(server)

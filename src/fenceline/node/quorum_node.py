@@ -1,53 +1,79 @@
 """What every node of a cluster has, whatever its roles: its metadata, the controllers' listener where it is a
 controller, the way to the active controller.
 
-Owns their order: bind, read the log, boot the quorum, serve, register; the other way round at the end. A node that
-nobody else can reach has the metadata only, and pays for nothing else.
+Owns how they are made and their order: bind, read the log, boot the quorum, serve, register; the other way round at the
+end. A node that nobody else can reach has the metadata only, and pays for nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 from fenceline.metadata.features import Levels
+from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.metrics import NodeMetrics
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from fenceline.config.node import NodeConfig
+    from fenceline.log.disk import Disk
+    from fenceline.node.clock import Clock
     from fenceline.node.controller_channel import ControllerChannel
-    from fenceline.node.controller_driver import ControllerDriver
     from fenceline.node.controller_listener import ControllerListener
     from fenceline.node.controller_registration import ControllerRegistration
+    from fenceline.node.directories import Directories
+    from fenceline.node.storage_trouble import StorageTrouble
 
 
 class QuorumNode:
     """See the module."""
 
     def __init__(
-        self, config: NodeConfig, controller: ControllerDriver, *, cluster_id: str, features: Mapping[str, Levels]
+        self,
+        config: NodeConfig,
+        directories: Directories,
+        disk: Disk,
+        *,
+        features: Mapping[str, Levels],
+        clock: Clock,
+        rng: Random,
+        trouble: StorageTrouble,
     ) -> None:
+        assert directories.metadata.directory_id is not None, "looked at when it was opened"
         self._config = config
-        self._controller = controller
-        self._cluster_id = cluster_id
+        self._cluster_id = directories.data.cluster_id
         self._features = features
+        self.controller = ControllerDriver(
+            config=config,
+            disk=disk,
+            directory=config.metadata_log_dir,
+            cluster_id=self._cluster_id,
+            node_id=config.node_id,
+            directory_id=directories.metadata.directory_id,
+            clock=clock,
+            rng=rng,
+            trouble=trouble,
+        )
+        self.metrics = NodeMetrics()
+        """Of the controllers' listener."""
         self._registration: ControllerRegistration | None = None
         self.listener: ControllerListener | None = None
         self.channel: ControllerChannel | None = None
 
     async def start(self, disk_threads: Executor) -> None:
         """Until the quorum runs; where this node votes alone, it leads when this returns. Raises OperatorError."""
-        config, controller = self._config, self._controller
+        config, controller = self._config, self.controller
         if config.is_controller and config.controller_listeners:
             from fenceline.node.controller_listener import ControllerListener
-            from fenceline.node.metrics import NodeMetrics
 
             self.listener = ControllerListener(
                 config=config,
                 cluster_id=self._cluster_id,
                 controller=controller,
-                metrics=NodeMetrics(),
+                metrics=self.metrics,
                 disk_threads=disk_threads,
             )
             await self.listener.bind()
@@ -69,6 +95,15 @@ class QuorumNode:
             )
             self._registration.start()
 
+    def collectors(self) -> list[Any]:
+        """What this part of a node shows to Prometheus. On the loop, once it has started."""
+        from fenceline.node.controller_metrics import ControllerCollector, MetadataCollector
+
+        found: list[Any] = [MetadataCollector(self.controller)]
+        if self._config.is_controller:
+            found.append(ControllerCollector(self.controller, self.metrics))
+        return found
+
     async def stop(self) -> None:
         """Raises PeerError, OSError where the log can not be closed cleanly."""
         if self._registration is not None:
@@ -76,7 +111,7 @@ class QuorumNode:
         if self.channel is not None:
             self.channel.close()
         try:
-            await self._controller.stop()
+            await self.controller.stop()
         finally:
             if self.listener is not None:
                 await self.listener.close()

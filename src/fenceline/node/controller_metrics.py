@@ -1,0 +1,232 @@
+"""What a controller counts, and the Prometheus face of a node's metadata. Names are documented in `docs/metrics.md`.
+
+Owns counters of the active controller (plain numbers, always on), counts of the cluster that follow the image by its
+deltas (only where somebody scrapes), and the collectors that read both at scrape time, in the scraper's thread. Never
+decides, and never walks all partitions once it has begun.
+
+Elections are counted where an image changes, on every controller alike: a leader from the eligible replicas, and one
+from outside of ISR and eligible replicas, which may have lost records (`recovery.md V15`; also where the partition was
+RECOVERING before, which Kafka does not count).
+
+Rules: recovery.md V15; since_4_0.md K17, K27; snapshots.md N54.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.controller.brokers import BrokerState, state_of
+from fenceline.ids import NO_LEADER
+from fenceline.metadata.changes import difference
+from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState
+
+if TYPE_CHECKING:
+    from fenceline.metadata.changes import Delta
+    from fenceline.metadata.image import MetadataImage, PartitionImage
+    from fenceline.node.controller_driver import ControllerDriver
+    from fenceline.node.metrics import NodeMetrics
+
+_BOUNDS_S: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class Durations:
+    """How long something took, as a histogram of seconds."""
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_BOUNDS_S) + 1)
+        """By bound, the last one of what took longer than all of them."""
+        self.total_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(_BOUNDS_S, seconds)] += 1
+        self.total_s += seconds
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def family(self, name: str, help_text: str) -> Any:
+        from prometheus_client.core import HistogramMetricFamily
+
+        buckets, seen = [], 0
+        for bound, count in zip((*map(str, _BOUNDS_S), "+Inf"), self.counts, strict=True):
+            seen += count
+            buckets.append((bound, seen))
+        return HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=self.total_s)
+
+
+class ControllerMetrics:
+    """Counters of one node's controller, from its start on."""
+
+    __slots__ = ("commits", "queued", "terms", "turns")
+
+    def __init__(self) -> None:
+        self.terms = 0
+        """How often this node became the active controller."""
+        self.queued = Durations()
+        """From a request to its decision."""
+        self.turns = Durations()
+        """Deciding and appending what was queued: the event loop does nothing else."""
+        self.commits = Durations()
+        """From an append until it is committed."""
+
+
+class ClusterCounts:
+    """What a controller's image holds, counted by what changes in it."""
+
+    def __init__(self, image: MetadataImage) -> None:
+        self.leaderless = 0
+        self.not_preferred = 0
+        """Led by another than the preferred replica, or by nobody."""
+        self.recovering = 0
+        self.reassigning = 0
+        self.eligible_elections = 0
+        self.unclean_elections = 0
+        self.brokers: Mapping[BrokerState, int] = {}
+        self.follow(image, difference(EMPTY_IMAGE, image))
+
+    def follow(self, image: MetadataImage, delta: Delta) -> None:
+        for topic in delta.deleted_topics:
+            for partition in topic.partitions:
+                self._count(partition, -1)
+        for topic in delta.created_topics:
+            for partition in topic.partitions:
+                self._count(partition, 1)
+        for change in delta.changed_partitions:
+            if change.before is not None:
+                self._count(change.before, -1)
+                self._count_election(change.before, change.after)
+            self._count(change.after, 1)
+        if delta.changed_brokers:
+            self.brokers = Counter(map(state_of, image.brokers.values()))
+
+    def _count(self, partition: PartitionImage, sign: int) -> None:
+        if partition.leader != partition.preferred_leader:
+            self.not_preferred += sign
+            if partition.leader == NO_LEADER:
+                self.leaderless += sign
+        if partition.leader_recovery_state is LeaderRecoveryState.RECOVERING:
+            self.recovering += sign
+        if partition.adding or partition.removing:
+            self.reassigning += sign
+
+    def _count_election(self, before: PartitionImage, after: PartitionImage) -> None:
+        if after.leader in (before.leader, NO_LEADER) or after.leader in before.isr:
+            return
+        if after.leader in before.elr:
+            self.eligible_elections += 1
+        elif after.leader_recovery_state is LeaderRecoveryState.RECOVERING:
+            self.unclean_elections += 1
+
+
+class MetadataCollector:
+    """The metadata of a node, whatever its roles: its image, its log, its quorum."""
+
+    def __init__(self, controller: ControllerDriver) -> None:
+        self._controller = controller
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        controller = self._controller
+        image, quorum, log = controller.image, controller.quorum, controller.log
+        for name, help_text, value in (
+            ("fenceline_topics", "Topics", len(image.topics_by_id)),
+            ("fenceline_partitions", "Partitions of all topics", controller.partition_count),
+            ("fenceline_metadata_offset", "Last metadata offset applied", image.offset),
+            ("fenceline_metadata_high_watermark", "End of what is committed", controller.high_watermark),
+            ("fenceline_metadata_log_start_offset", "Where the metadata log begins", log.start_offset),
+            ("fenceline_metadata_log_end_offset", "Where the metadata log ends", log.end_offset),
+            ("fenceline_quorum_epoch", "Epoch of the quorum", quorum.epoch),
+            ("fenceline_quorum_leader_id", "Who leads the quorum, -1: nobody is known", quorum.leader_id),
+            ("fenceline_quorum_voters", "Voters of the quorum", len(quorum.voters)),
+        ):
+            yield GaugeMetricFamily(name, help_text, value=value)
+        role = GaugeMetricFamily("fenceline_quorum_role", "What this node is in the quorum", labels=["role"])
+        name = type(quorum.role).__name__.lower()
+        role.add_metric(["observer" if name == "follower" and not quorum.is_voter else name], 1)
+        yield role
+        yield from self._newest_snapshot()
+        snapshots = controller.snapshots
+        for name, help_text, value in (
+            ("fenceline_metadata_snapshots", "Snapshots written", snapshots.generated_count if snapshots else 0),
+            (
+                "fenceline_metadata_snapshot_failures",
+                "Snapshots that could not be written",
+                snapshots.failed_count if snapshots else 0,
+            ),
+        ):
+            yield CounterMetricFamily(name, help_text, value=value)
+
+    def _newest_snapshot(self) -> Iterator[Any]:
+        """Nothing where there is none, or where it goes while one looks."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        log = self._controller.log
+        newest = log.newest_snapshot
+        try:
+            file = os.stat(log.path_of(newest))
+        except OSError:
+            return
+        for name, help_text, value in (
+            ("fenceline_metadata_snapshot_end_offset", "End of the newest snapshot", newest.end_offset),
+            ("fenceline_metadata_snapshot_bytes", "Size of the newest snapshot", file.st_size),
+            (
+                "fenceline_metadata_snapshot_age_seconds",
+                "Seconds since the newest snapshot was written",
+                max(0.0, time.time() - file.st_mtime),
+            ),
+        ):
+            yield GaugeMetricFamily(name, help_text, value=value)
+
+
+class ControllerCollector:
+    """What only controllers have: their listener, their queue, and the state of the cluster."""
+
+    def __init__(self, controller: ControllerDriver, listener: NodeMetrics) -> None:
+        """On the loop. `listener` counts what came through the controllers' listener."""
+        self._controller = controller
+        self._listener = listener
+        self._counts = ClusterCounts(controller.image)
+        controller.subscribe(self._counts.follow)
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        from fenceline.node.metrics import requests_by_api
+
+        counts, active, listener = self._counts, self._controller.active, self._listener
+        metrics = active.metrics
+        yield requests_by_api("fenceline_controller_requests", "Requests to the controllers' listener", listener)
+        brokers = GaugeMetricFamily("fenceline_brokers", "Registered brokers, by state", labels=["state"])
+        for state in (BrokerState.UNFENCED, BrokerState.FENCED, BrokerState.CONTROLLED_SHUTDOWN):
+            brokers.add_metric([state.name.lower()], counts.brokers.get(state, 0))
+        yield brokers
+        for name, help_text, value in (
+            ("fenceline_controller_active", "1 where this node is the active controller", int(active.is_active)),
+            ("fenceline_controller_waiting_requests", "Requests not answered yet", active.waiting_count),
+            ("fenceline_controller_connections", "Open connections of the listener", listener.connections),
+            ("fenceline_leaderless_partitions", "Partitions that nobody leads", counts.leaderless),
+            ("fenceline_not_preferred_leaders", "Partitions not led by the preferred replica", counts.not_preferred),
+            ("fenceline_recovering_partitions", "Partitions whose leader may lack records", counts.recovering),
+            ("fenceline_reassigning_partitions", "Partitions on the move", counts.reassigning),
+        ):
+            yield GaugeMetricFamily(name, help_text, value=value)
+        for name, help_text, value in (
+            ("fenceline_controller_terms", "Times this node became the active controller", metrics.terms),
+            ("fenceline_controller_received_bytes", "Bytes received by the listener", listener.received_bytes),
+            ("fenceline_broker_sessions_expired", "Brokers that fell silent", active.expired_session_count),
+            ("fenceline_eligible_elections", "Leaders from the eligible replicas", counts.eligible_elections),
+            ("fenceline_unclean_elections", "Leaders that may lack records", counts.unclean_elections),
+        ):
+            yield CounterMetricFamily(name, help_text, value=value)
+        yield metrics.queued.family("fenceline_controller_queue_seconds", "From a request to its decision")
+        yield metrics.turns.family("fenceline_controller_turn_seconds", "Deciding and appending what was queued")
+        yield metrics.commits.family("fenceline_controller_commit_seconds", "From an append until it is committed")
