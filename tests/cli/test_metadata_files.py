@@ -23,7 +23,6 @@ from fenceline.metadata.records import (
     ConfigRecord,
     DelegationTokenRecord,
     EndTransactionRecord,
-    EntityData,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionChangeRecord,
@@ -36,6 +35,7 @@ from fenceline.metadata.records import (
     UserScramCredentialRecord,
     encode_record,
 )
+from fenceline.metadata.security_records import EntityData
 from fenceline.node.metadata_batches import SnapshotBatches, control_batch
 from fenceline.quorum.control_records import KRaftVersion, KRaftVoters, Voter, leader_change
 from fenceline.quorum.log_view import SnapshotId
