@@ -8,7 +8,6 @@ import platform
 import statistics
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -131,16 +130,6 @@ def cpu_of(pid: int) -> Iterator[Callable[[], float]]:
     """CPU seconds that the process used since the block was entered."""
     before = cpu_seconds(pid)
     yield lambda: cpu_seconds(pid) - before
-
-
-def wait_until(condition: Callable[[], bool], *, timeout_s: float, step_s: float = 0.005) -> float:
-    """Seconds until the condition holds. Raises TimeoutError."""
-    started = time.perf_counter()
-    while not condition():
-        if time.perf_counter() - started > timeout_s:
-            raise TimeoutError(f"not within {timeout_s} s")
-        time.sleep(step_s)
-    return time.perf_counter() - started
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.clusters import CONTROLLER, LISTENER, SIDES, ClusterUnderTest, NodeUnderTest, Side, wait_for
+from benchmarks.clusters import SIDES, ClusterUnderTest, Side, wait_for
 from benchmarks.harness import Figures, resident_mb, scratch
 from benchmarks.snapshots import image_of
 from fenceline.client.config import ClientConfig
@@ -28,6 +28,7 @@ from fenceline.node.format import parse_initial_controllers
 from fenceline.node.metadata_batches import SnapshotBatches
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.quorum.log_view import SnapshotId
+from fenceline.testing.mixed_cluster import CONTROLLER, LISTENER, MixedNode
 from fenceline.wire.apis import ApiKey
 
 KILLS: Final = int(os.environ.get("BENCH_KILLS", "20"))
@@ -46,13 +47,13 @@ RETRY_S: Final = 0.02
 def run(figures: Figures, repeats: int) -> None:
     with scratch() as root:
         with ClusterUnderTest("fenceline", root / "first") as cluster:
-            cluster.start()
+            cluster.start_voters()
         for attempt in range(repeats):
             for side in SIDES:
                 fresh_cluster(figures, side, root / f"fresh-{attempt}-{side}")
         for side in SIDES:
             with ClusterUnderTest(side, root / f"failover-{side}") as cluster:
-                cluster.start()
+                cluster.start_voters()
                 one_by_one(figures, cluster)
                 killed(figures, cluster)
                 frozen(figures, cluster)
@@ -78,7 +79,7 @@ def run(figures: Figures, repeats: int) -> None:
 def fresh_cluster(figures: Figures, side: Side, root: Path) -> None:
     """Start, memory at rest, and many partitions at once."""
     with ClusterUnderTest(side, root) as cluster:
-        figures.add("three nodes, spawn to all registered and unfenced", side, cluster.start(), "s")
+        figures.add("three nodes, spawn to all registered and unfenced", side, cluster.start_voters(), "s")
         time.sleep(IDLE_S)
         figures.add("resident memory of the three, idle", side, sum(resident_mb(n.pid) for n in cluster.nodes), "MB")
         pss = sum(psutil.Process(n.pid).memory_full_info().pss for n in cluster.nodes) / 1e6
@@ -122,12 +123,12 @@ def killed(figures: Figures, cluster: ClusterUnderTest) -> None:
         staying.remove(leader)
         through = staying[0]
         wait_for(partial(through.knows, [through.node_id]), f"{cluster.side}'s node {through.node_id} serves")
-        took_s = _failover(through, f"killed-{number}", partial(leader.signal, signal.SIGKILL))
+        took_s = _failover(through, f"killed-{number}", partial(leader.send_signal, signal.SIGKILL))
         leader.kill()
         figures.add("failover, active controller killed", cluster.side, took_s, "s")
         # Who was killed last is asked last: its broker waits for its old session to end.
         staying.append(leader)
-        leader.spawn()
+        leader.start()
         wait_for(leader.listens, f"{cluster.side}'s node {leader.node_id} is back")
 
 
@@ -139,36 +140,23 @@ def frozen(figures: Figures, cluster: ClusterUnderTest) -> None:
         leader = cluster.leader()
         other = next(node for node in cluster.nodes if node is not leader)
         try:
-            took_s = _failover(other, f"frozen-{number}", partial(leader.signal, signal.SIGSTOP))
+            took_s = _failover(other, f"frozen-{number}", partial(leader.send_signal, signal.SIGSTOP))
         finally:
-            leader.signal(signal.SIGCONT)
+            leader.send_signal(signal.SIGCONT)
         figures.add("failover, active controller frozen", cluster.side, took_s, "s")
         cluster.wait_complete()
 
 
 def joined(figures: Figures, side: Side, root: Path, size: int) -> None:
     """A fourth controller gets the image of three others."""
-
-    def prepare(cluster: ClusterUnderTest) -> None:
-        if not size:
-            return
-        image = image_of(size)
-        voters = parse_initial_controllers(cluster.initial_controllers, LISTENER)
-        now_ms = time.time_ns() // 1_000_000
-        for node in cluster.voters:
-            log = MetadataLog.open(OsDisk(), str(node.data), now_ms=now_ms)
-            batches = SnapshotBatches(
-                image, now_ms=now_ms, last_log_timestamp_ms=now_ms, kraft_version=1, voters=voters
-            )
-            log.write_snapshot(SnapshotId(image.offset + 1, image.epoch), batches)
-            log.close()
-
-    with ClusterUnderTest(side, root, roles=CONTROLLER, joining=1, prepare=prepare) as cluster:
-        cluster.start()
+    with ClusterUnderTest(side, root, roles=CONTROLLER, joining=1) as cluster:
+        if size:
+            give_snapshots(cluster, size)
+        cluster.start_voters()
         cluster.wait_caught_up()
         late = cluster.nodes[-1]
         started = time.perf_counter()
-        late.spawn()
+        late.start()
 
         async def loaded() -> None:
             while True:
@@ -185,10 +173,22 @@ def joined(figures: Figures, side: Side, root: Path, size: int) -> None:
         figures.add(f"a fourth controller joined, {size:,} partitions", side, time.perf_counter() - started, "s")
 
 
+def give_snapshots(cluster: ClusterUnderTest, size: int) -> None:
+    """The same image of so many partitions in each voter's directory, before any of them starts."""
+    image = image_of(size)
+    voters = parse_initial_controllers(cluster.initial_controllers, LISTENER)
+    now_ms = time.time_ns() // 1_000_000
+    for node in cluster.voters:
+        log = MetadataLog.open(OsDisk(), str(node.log_dir), now_ms=now_ms)
+        batches = SnapshotBatches(image, now_ms=now_ms, last_log_timestamp_ms=now_ms, kraft_version=1, voters=voters)
+        log.write_snapshot(SnapshotId(image.offset + 1, image.epoch), batches)
+        log.close()
+
+
 # --- the client -------------------------------------------------------------------------------------------------------
 
 
-def _failover(through: NodeUnderTest, topic: str, strike: Callable[[], Any]) -> float:
+def _failover(through: MixedNode, topic: str, strike: Callable[[], Any]) -> float:
     async def measure(connection: Connection) -> float:
         await _create(connection, [_topic(f"before-{topic}", 1)])
         started = time.perf_counter()
@@ -199,7 +199,7 @@ def _failover(through: NodeUnderTest, topic: str, strike: Callable[[], Any]) -> 
     return _through(through, measure)
 
 
-def _through(node: NodeUnderTest, work: Callable[[Connection], Coroutine[Any, Any, float]]) -> float:
+def _through(node: MixedNode, work: Callable[[Connection], Coroutine[Any, Any, float]]) -> float:
     async def connected() -> float:
         connection = await _connect(node)
         try:
@@ -210,7 +210,7 @@ def _through(node: NodeUnderTest, work: Callable[[Connection], Coroutine[Any, An
     return asyncio.run(connected())
 
 
-async def _connect(node: NodeUnderTest, *, at_controller: bool = False) -> Connection:
+async def _connect(node: MixedNode, *, at_controller: bool = False) -> Connection:
     port = node.controller_port if at_controller else node.port
     config = ClientConfig.parse("admin", f"127.0.0.1:{port}", {"request.timeout.ms": int(ANSWER_S * 1000)})
     return await open_connection("127.0.0.1", port, config, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
 import time
 
 from benchmarks.harness import STARTERS, Figures, resident_mb, scratch
@@ -17,7 +18,7 @@ def metadata_request() -> bytes:
     return struct.pack(">i", len(body)) + body
 
 
-def first_answer_s(port: int, process: object, *, timeout_s: float = 60) -> float:
+def first_answer_s(port: int, *, timeout_s: float = 60) -> float:
     """Seconds until a Metadata request is answered on `port`."""
     started = time.perf_counter()
     while time.perf_counter() - started < timeout_s:
@@ -33,8 +34,6 @@ def first_answer_s(port: int, process: object, *, timeout_s: float = 60) -> floa
 
 
 def run(figures: Figures, repeats: int) -> None:
-    import subprocess
-
     figure = "spawn to first Metadata answer"
     with scratch() as directory:
         for side in STARTERS:
@@ -56,7 +55,7 @@ def run(figures: Figures, repeats: int) -> None:
                 started = time.perf_counter()
                 process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 try:
-                    first_answer_s(port, process)
+                    first_answer_s(port)
                     if attempt:
                         figures.add(figure, side, time.perf_counter() - started, "s")
                 finally:

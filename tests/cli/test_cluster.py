@@ -21,8 +21,11 @@ from typer.testing import CliRunner
 from fenceline.cli.app import app
 from fenceline.cli.cluster import _Foreground
 from fenceline.testing import reaper
+from fenceline.testing.waiting import eventually
 from tests.support.processes import is_alive
-from tests.testing.echo_peer import DEADLINE_S, need_cuts, wait_until
+from tests.testing.echo_peer import need_cuts
+
+DEADLINE_S = 60
 
 
 class Up:
@@ -220,7 +223,7 @@ def test_nodes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         assert is_alive(pid)
         running.process.kill()
         running.wait()
-    wait_until(lambda: not is_alive(pid), "the node outlives its supervisor")
+    eventually(lambda: not is_alive(pid), "the node ends with its supervisor")
     with Up(tmp_path) as again:
         assert "is ready" in again.said.get(timeout=DEADLINE_S)
 

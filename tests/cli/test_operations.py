@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +14,9 @@ from fenceline.cli.app import app
 from fenceline.ids import encode_uuid
 from fenceline.testing.apache_kafka import small_kafka
 from fenceline.testing.local_cluster import LocalCluster
-from tests.conftest import need_apache_kafka
+from fenceline.testing.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
-WAIT_S = 60
 
 
 class Target(NamedTuple):
@@ -58,7 +56,6 @@ def fenceline_target(local: LocalCluster) -> Target:
 
 @pytest.fixture(scope="module")
 def kafka_target() -> Iterator[Target]:
-    need_apache_kafka()
     with small_kafka() as kafka:
         controller = f"127.0.0.1:{kafka.controller_port}"
         yield Target(f"127.0.0.1:{kafka.port}", controller, {1: _meta(kafka.log_dir)["directory.id"]})
@@ -73,13 +70,6 @@ def target(request: pytest.FixtureRequest) -> Target:
 def _meta(directory: Path) -> dict[str, str]:
     lines = (directory / "meta.properties").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line)
-
-
-def eventually(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not look():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
 
 
 # --- both ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import pytest
 from fenceline.client.admin import Admin, NewTopic
 from fenceline.testing.apache_kafka import small_kafka
 from fenceline.testing.node import EmbeddedNode
-from tests.conftest import need_apache_kafka
 
 _SETTINGS = {
     "offsets.topic.num.partitions": "4",
@@ -25,7 +24,6 @@ _numbers = itertools.count()
 @pytest.fixture(scope="package")
 def kafka_bootstrap() -> Iterator[str]:
     """Apache Kafka, started once for all tests that use it."""
-    need_apache_kafka()
     with small_kafka(overrides={**_SETTINGS, "transaction.state.log.num.partitions": "2"}) as broker:
         yield broker.bootstrap
 

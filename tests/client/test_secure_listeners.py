@@ -22,7 +22,7 @@ from fenceline.client.reader import RangeReader
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.testing.apache_kafka import small_kafka
-from tests.conftest import need_apache_kafka, unavailable
+from tests.conftest import unavailable
 
 pytestmark = pytest.mark.kafka
 
@@ -35,7 +35,6 @@ class Secured(NamedTuple):
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """A broker whose only listener is SASL_SSL; user "anna" has a password for PLAIN and for SCRAM."""
-    need_apache_kafka()
     if shutil.which("openssl") is None:
         unavailable("the openssl command is missing")
     folder = tmp_path_factory.mktemp("tls")

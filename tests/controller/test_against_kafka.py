@@ -31,10 +31,9 @@ from fenceline.controller.requests import (
 from fenceline.errors import PeerError
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.image import ConfigResource, ConfigResourceType
-from fenceline.testing.apache_kafka import ApacheKafka, why_unavailable
+from fenceline.testing.apache_kafka import ApacheKafka
 from fenceline.wire import entities, frame
 from fenceline.wire.apis import ApiKey
-from tests.conftest import unavailable
 
 from .helpers import Cluster
 
@@ -344,8 +343,6 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[Kafka]:
-    if (reason := why_unavailable()) is not None:
-        unavailable(reason)
     with ApacheKafka(heap="512m") as broker:
         connection = Kafka(broker.port)
         yield connection

@@ -37,7 +37,6 @@ from fenceline.controller.requests import (
 )
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint, LeaderRecoveryState
-from tests.conftest import need_apache_kafka
 
 from .helpers import CLUSTER, Cluster
 from .two_controllers import Here, Side, There
@@ -388,7 +387,6 @@ class Both(NamedTuple):
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[Both]:
-    need_apache_kafka()
     with There() as there:
         yield Both(Here(Cluster(0, session_timeout_ms=3_600_000, node_id=100)), there)
 
@@ -410,7 +408,6 @@ def test_the_same_answer_and_the_same_records(script: str, number: int, both: Bo
 
 def test_killed_and_stopped_brokers() -> None:
     """K22-K24 with real time on Kafka's side: a crash, a new incarnation, a clean stop, another incarnation."""
-    need_apache_kafka()
     session_ms = 8000
     with There(session_timeout_ms=session_ms) as there:
         here = Here(Cluster(0, session_timeout_ms=session_ms, node_id=100))

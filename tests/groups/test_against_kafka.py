@@ -14,7 +14,6 @@ from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
 from fenceline.records.decode import decode_all
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
-from tests.conftest import need_apache_kafka
 from tests.groups.peers import HandlerPeer, Session, SocketPeer
 from tests.groups.scripts import SCRIPTS, Script, what_is_stored
 
@@ -24,7 +23,6 @@ PARTITIONS = 3
 
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[ApacheKafka]:
-    need_apache_kafka()
     with small_kafka() as node:
         asyncio.run(_prepare(node))
         yield node

@@ -21,14 +21,13 @@ from fenceline.log.producer_state import Origin
 from fenceline.records.batch import Codec
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_batch
-from fenceline.testing.apache_kafka import QUICK_START, java_command, run_tool, small_kafka, why_unavailable
+from fenceline.testing.apache_kafka import QUICK_START, java_command, run_tool, small_kafka
 
 from .helpers import batch, open_log, read_all
 
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())),
 ]
 
 DUMP = "org.apache.kafka.tools.DumpLogSegments"

@@ -22,8 +22,7 @@ from fenceline.metadata.records import decode_record, encode_record
 from fenceline.metadata.snapshot import image_records
 from fenceline.node.metadata_log import DIRECTORY_NAME, MetadataLog
 from fenceline.records.decode import decode_all
-from fenceline.testing.apache_kafka import run_tool, small_kafka, why_unavailable
-from tests.conftest import unavailable
+from fenceline.testing.apache_kafka import run_tool, small_kafka
 from tests.metadata.helpers import batches_in
 
 from .controller_helpers import driver, join, prepare
@@ -34,9 +33,6 @@ pytestmark = pytest.mark.kafka
 @pytest.fixture(scope="module")
 def kafka_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data directory of an Apache Kafka that lived: topics, configs, features, quotas, producer ids, two starts."""
-    reason = why_unavailable()
-    if reason is not None:
-        unavailable(reason)
     from confluent_kafka import Producer
     from confluent_kafka.admin import (
         AdminClient,
@@ -195,8 +191,6 @@ def _kinds(dump: str) -> list[str]:
 
 def test_the_first_log_of_a_cluster_is_kafkas_record_by_record(tmp_path: Path) -> None:
     """K20: the same kinds and versions in the same order, the same bytes where nothing depends on the machine."""
-    if (reason := why_unavailable()) is not None:
-        unavailable(reason)
     ours_dir = tmp_path / "ours"
     ours_dir.mkdir()
     prepare(OsDisk(), str(ours_dir))
@@ -230,8 +224,6 @@ def test_the_first_log_of_a_cluster_is_kafkas_record_by_record(tmp_path: Path) -
 
 
 def test_kafkas_tools_read_our_log_and_our_snapshots(tmp_path: Path) -> None:
-    if (reason := why_unavailable()) is not None:
-        unavailable(reason)
     prepare(OsDisk(), str(tmp_path))
     overrides = {"metadata.log.max.record.bytes.between.snapshots": "3000"}
 
@@ -258,8 +250,6 @@ def test_kafkas_tools_read_our_log_and_our_snapshots(tmp_path: Path) -> None:
 
 
 def test_kafka_starts_on_a_directory_that_lived_here(tmp_path: Path) -> None:
-    if (reason := why_unavailable()) is not None:
-        unavailable(reason)
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
 

@@ -14,21 +14,21 @@ from fenceline.client.async_admin import NewTopic
 from fenceline.client.consumer import Consumer
 from fenceline.client.producer import Producer
 from fenceline.errors import FencelineError, PeerError
-
-from .quorum_processes import Process, Processes, eventually
+from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
+from fenceline.testing.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
 ALTERED = ("topic", "altered")
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    with Processes(tmp_path_factory.mktemp("three"), ["broker,controller"] * 3) as cluster:
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MixedCluster]:
+    with MixedCluster(tmp_path_factory.mktemp("three"), ["broker,controller"] * 3) as cluster:
         cluster.wait_ready()
         yield cluster
 
 
-def create(node: Process, topic: str) -> None:
+def create(node: MixedNode, topic: str) -> None:
     """Through `node`, with the patience of a client that meets an election."""
 
     def attempt() -> bool:
@@ -43,12 +43,12 @@ def create(node: Process, topic: str) -> None:
     eventually(attempt)
 
 
-def topics(node: Process) -> set[str]:
+def topics(node: MixedNode) -> set[str]:
     with Admin(node.bootstrap) as admin:
         return set(admin.metadata().topics)
 
 
-def test_topics_are_created_through_any_node_and_all_agree(three: Processes) -> None:
+def test_topics_are_created_through_any_node_and_all_agree(three: MixedCluster) -> None:
     for node in three.nodes:
         create(node, f"through-{node.node_id}")
     wanted = {f"through-{node.node_id}" for node in three.nodes}
@@ -56,7 +56,7 @@ def test_topics_are_created_through_any_node_and_all_agree(three: Processes) -> 
         eventually(lambda node=node: wanted <= topics(node))
 
 
-def test_what_the_controller_refuses_is_refused_through_any_node(three: Processes) -> None:
+def test_what_the_controller_refuses_is_refused_through_any_node(three: MixedCluster) -> None:
     create(three.nodes[0], "there")
     for node in three.nodes:
         with Admin(node.bootstrap) as admin, pytest.raises(PeerError) as refused:
@@ -64,14 +64,14 @@ def test_what_the_controller_refuses_is_refused_through_any_node(three: Processe
         assert "exists" in str(refused.value)
 
 
-def test_replicas_that_nobody_would_fill_are_refused(three: Processes) -> None:
+def test_replicas_that_nobody_would_fill_are_refused(three: MixedCluster) -> None:
     for node in three.nodes:
         with Admin(node.bootstrap) as admin, pytest.raises(PeerError) as refused:
             admin.create_topics([NewTopic("replicated", 1, 3)])
         assert "do not replicate" in str(refused.value)
 
 
-def test_groups_work_on_any_node(three: Processes) -> None:
+def test_groups_work_on_any_node(three: MixedCluster) -> None:
     """The offsets topic is created on first use, handed on like any other."""
     create(three.nodes[0], "read")
     with Producer(three.nodes[0].bootstrap) as producer:
@@ -90,7 +90,7 @@ def test_groups_work_on_any_node(three: Processes) -> None:
         consumer.commit()
 
 
-def test_configs_are_altered_through_any_node(three: Processes) -> None:
+def test_configs_are_altered_through_any_node(three: MixedCluster) -> None:
     create(three.nodes[0], "altered")
     for node in three.nodes:
         value = str(1000 * node.node_id)
@@ -98,14 +98,14 @@ def test_configs_are_altered_through_any_node(three: Processes) -> None:
             admin.alter_configs({ALTERED: {"retention.ms": value}})
         for other in three.nodes:
 
-            def told(other: Process = other, value: str = value) -> bool:
+            def told(other: MixedNode = other, value: str = value) -> bool:
                 with Admin(other.bootstrap) as admin:
                     return admin.describe_configs([ALTERED])[ALTERED]["retention.ms"].value == value
 
             eventually(told)
 
 
-def test_every_log_ends_up_the_same(three: Processes) -> None:
+def test_every_log_ends_up_the_same(three: MixedCluster) -> None:
     """DescribeQuorum: all voters have everything."""
 
     def look() -> bool:
@@ -116,7 +116,7 @@ def test_every_log_ends_up_the_same(three: Processes) -> None:
     eventually(look)
 
 
-def test_a_killed_leader_is_followed_by_another_and_comes_back(three: Processes) -> None:
+def test_a_killed_leader_is_followed_by_another_and_comes_back(three: MixedCluster) -> None:
     for turn in range(2):
         old = three.leader()
         epoch = old.describe_quorum().leader_epoch
@@ -132,7 +132,7 @@ def test_a_killed_leader_is_followed_by_another_and_comes_back(three: Processes)
         eventually(lambda old=old, wanted=wanted: wanted <= topics(old))
 
 
-def test_a_frozen_leader_is_followed_by_another_and_follows_it(three: Processes) -> None:
+def test_a_frozen_leader_is_followed_by_another_and_follows_it(three: MixedCluster) -> None:
     """It is silent, so its followers wait for the fetch timeout; who asked it is not kept waiting longer."""
     old = three.leader()
     os.kill(old.pid, signal.SIGSTOP)
@@ -146,14 +146,14 @@ def test_a_frozen_leader_is_followed_by_another_and_follows_it(three: Processes)
     eventually(lambda: new.describe_quorum().high_watermark == old_end(new, old))
 
 
-def old_end(leader: Process, node: Process) -> int:
+def old_end(leader: MixedNode, node: MixedNode) -> int:
     described = leader.describe_quorum()
     found: int = next(each.log_end_offset for each in described.current_voters if each.replica_id == node.node_id)
     return found
 
 
 def test_without_a_majority_topics_can_not_be_changed_but_records_are_served(tmp_path: Path) -> None:
-    with Processes(tmp_path, ["broker,controller"] * 3) as cluster:
+    with MixedCluster(tmp_path, ["broker,controller"] * 3) as cluster:
         cluster.wait_ready()
         node = cluster.node(1)
         with Admin(node.bootstrap) as admin:
@@ -173,7 +173,7 @@ def test_without_a_majority_topics_can_not_be_changed_but_records_are_served(tmp
 
 def test_controllers_and_brokers_apart(tmp_path: Path) -> None:
     kinds = ["controller", "controller", "controller", "broker"]
-    with Processes(tmp_path, kinds) as cluster:
+    with MixedCluster(tmp_path, kinds) as cluster:
         cluster.wait_ready()
         broker = cluster.node(4)
         create(broker, "first")
@@ -188,7 +188,7 @@ def test_controllers_and_brokers_apart(tmp_path: Path) -> None:
 def test_a_controller_joins_by_itself(tmp_path: Path) -> None:
     """K16, K39: one that was formatted without initial controllers is caught up, then a voter."""
     settings = {"controller.quorum.auto.join.enable": "true"}
-    with Processes(tmp_path, ["broker,controller"] * 3, voters=1, settings=settings) as cluster:
+    with MixedCluster(tmp_path, ["broker,controller"] * 3, voters=1, settings=settings) as cluster:
         cluster.wait_ready()
         create(cluster.node(2), "t")
 
@@ -208,11 +208,11 @@ SMALL_SNAPSHOTS = {
 """A node that comes late gets a snapshot, in several pieces, and then what follows it."""
 
 
-def check_late_controller(cluster: Processes, broker: Process) -> None:
+def check_late_controller(cluster: MixedCluster, broker: MixedNode) -> None:
     """Node 2 comes when there is a snapshot: it catches up by it and becomes a voter, and leads when it is alone."""
     leader = cluster.node(1)
 
-    def snapshots(node: Process) -> list[int]:
+    def snapshots(node: MixedNode) -> list[int]:
         names = (node.log_dir / "__cluster_metadata-0").glob("*.checkpoint")
         return sorted(int(path.name.split("-")[0]) for path in names)
 
@@ -237,7 +237,7 @@ def check_late_controller(cluster: Processes, broker: Process) -> None:
 
 def test_a_controller_that_comes_late_catches_up_by_a_snapshot(tmp_path: Path) -> None:
     kinds = ["controller", "controller", "broker"]
-    with Processes(tmp_path, kinds, voters=1, late=[2], settings=SMALL_SNAPSHOTS) as cluster:
+    with MixedCluster(tmp_path, kinds, voters=1, late=[2], settings=SMALL_SNAPSHOTS) as cluster:
         cluster.wait_ready()
         check_late_controller(cluster, cluster.node(3))
         eventually(lambda: {"before-29", "after"} <= topics(cluster.node(3)))
@@ -245,7 +245,7 @@ def test_a_controller_that_comes_late_catches_up_by_a_snapshot(tmp_path: Path) -
 
 def test_static_voters(tmp_path: Path) -> None:
     """Q39: kraft.version 0, no directory ids."""
-    with Processes(tmp_path, ["controller"] * 3 + ["broker"], static=True) as cluster:
+    with MixedCluster(tmp_path, ["controller"] * 3 + ["broker"], static=True) as cluster:
         cluster.wait_ready()
         broker = cluster.node(4)
         create(broker, "first")

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fenceline.node.metadata_log import DIRECTORY_NAME
-from fenceline.testing.apache_kafka import run_tool, why_unavailable
-from tests.conftest import unavailable
+from fenceline.testing.apache_kafka import run_tool
+from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
+from fenceline.testing.waiting import eventually
 
-from .quorum_processes import Process, Processes, eventually
 from .test_quorum_processes import SMALL_SNAPSHOTS, check_late_controller, create, topics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _kafka_is_here() -> Iterator[None]:
-    reason = why_unavailable()
-    if reason is not None:
-        unavailable(reason)
-    return
-
-
-def describe_status(node: Process) -> dict[str, str]:
+def describe_status(node: MixedNode) -> dict[str, str]:
     """What Kafka's own tool tells, asked through a broker."""
     told = run_tool(
         "org.apache.kafka.tools.MetadataQuorumCommand", "--bootstrap-server", node.bootstrap, "describe", "--status"
@@ -33,19 +24,19 @@ def describe_status(node: Process) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in told.splitlines())}
 
 
-def metadata_bytes(node: Process) -> bytes:
+def metadata_bytes(node: MixedNode) -> bytes:
     """The metadata log from offset 0 on, as it lies on the disk."""
     return b"".join(path.read_bytes() for path in sorted((node.log_dir / DIRECTORY_NAME).glob("*.log")))
 
 
-def kill_in_turn(cluster: Processes, broker: Process, turns: int) -> set[str]:
+def kill_in_turn(cluster: MixedCluster, broker: MixedNode, turns: int) -> set[str]:
     """Kill whoever leads while topics are created; the kinds of those who led afterwards."""
     kinds = set()
     for turn in range(turns):
         old = cluster.leader()
         old.kill()
         new = cluster.leader(but=old.node_id)
-        kinds.add("kafka" if new.is_kafka else "fenceline")
+        kinds.add(new.kind)
         create(broker, f"turn-{turn}")
         old.start()
         old.wait_ready()
@@ -58,7 +49,7 @@ def kill_in_turn(cluster: Processes, broker: Process, turns: int) -> set[str]:
     return kinds
 
 
-def check_logs(controllers: list[Process]) -> None:
+def check_logs(controllers: list[MixedNode]) -> None:
     """Stop all controllers; what they hold of the log is the same, byte for byte."""
     for node in controllers:
         node.stop()
@@ -70,7 +61,7 @@ def check_logs(controllers: list[Process]) -> None:
 
 
 def test_fenceline_controllers_with_brokers_of_both(tmp_path: Path) -> None:
-    with Processes(tmp_path, ["controller", "controller", "controller", "kafka:broker", "broker"]) as cluster:
+    with MixedCluster(tmp_path, ["controller", "controller", "controller", "kafka:broker", "broker"]) as cluster:
         cluster.wait_ready()
         kafka, ours = cluster.node(4), cluster.node(5)
         create(kafka, "through-kafka")
@@ -93,7 +84,7 @@ def test_fenceline_controllers_with_brokers_of_both(tmp_path: Path) -> None:
 
 
 def test_kafka_controllers_with_a_fenceline_broker(tmp_path: Path) -> None:
-    with Processes(tmp_path, ["kafka:controller"] * 3 + ["broker"]) as cluster:
+    with MixedCluster(tmp_path, ["kafka:controller"] * 3 + ["broker"]) as cluster:
         cluster.wait_ready()
         broker = cluster.node(4)
         create(broker, "first")
@@ -110,7 +101,7 @@ def test_kafka_controllers_with_a_fenceline_broker(tmp_path: Path) -> None:
     "kinds", [["controller"] * 2 + ["kafka:controller"], ["controller"] + ["kafka:controller"] * 2]
 )
 def test_one_voter_set_of_both(tmp_path: Path, kinds: list[str]) -> None:
-    with Processes(tmp_path, [*kinds, "broker"]) as cluster:
+    with MixedCluster(tmp_path, [*kinds, "broker"]) as cluster:
         cluster.wait_ready()
         kill_in_turn(cluster, cluster.node(4), 3)
         cluster.node(4).stop()
@@ -119,13 +110,13 @@ def test_one_voter_set_of_both(tmp_path: Path, kinds: list[str]) -> None:
 
 @pytest.mark.parametrize("kinds", [["controller", "kafka:controller"], ["kafka:controller", "controller"]])
 def test_snapshots_are_fetched_from_the_other_kind(tmp_path: Path, kinds: list[str]) -> None:
-    with Processes(tmp_path, [*kinds, "broker"], voters=1, late=[2], settings=SMALL_SNAPSHOTS) as cluster:
+    with MixedCluster(tmp_path, [*kinds, "broker"], voters=1, late=[2], settings=SMALL_SNAPSHOTS) as cluster:
         cluster.wait_ready()
         check_late_controller(cluster, cluster.node(3))
 
 
 def test_static_voters_of_both(tmp_path: Path) -> None:
-    with Processes(tmp_path, ["controller", "controller", "kafka:controller", "broker"], static=True) as cluster:
+    with MixedCluster(tmp_path, ["controller", "controller", "kafka:controller", "broker"], static=True) as cluster:
         cluster.wait_ready()
         kill_in_turn(cluster, cluster.node(4), 2)
         cluster.node(4).stop()

@@ -20,7 +20,6 @@ from fenceline.records.build import BatchBuilder, Record, build_batch
 from fenceline.records.decode import decode_all, decode_batch
 from fenceline.records.errors import RecordsError
 from fenceline.testing.apache_kafka import ApacheKafka, run_tool, small_kafka
-from tests.conftest import need_apache_kafka
 
 from .raw_produce import RawProducer
 
@@ -132,7 +131,6 @@ def test_other_parsers_read_it(parser: type, rows: list[tuple[int, bytes | None,
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[ApacheKafka]:
-    need_apache_kafka()
     with small_kafka() as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         names = [f"{side}-{name}" for side in ("theirs", "ours", "java") for name in CODECS]

@@ -9,7 +9,6 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
-from tests.conftest import need_apache_kafka
 
 from .produce_cases import CASES, MAX_MESSAGE_BYTES, TOPICS, Case
 from .raw_produce import RawProducer
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[ApacheKafka]:
-    need_apache_kafka()
     with small_kafka() as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         topics = [

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from fenceline.testing.node import NodeFailed
+from fenceline.testing.waiting import eventually
 from tests.scenarios.faults import STORAGE_ERROR, connection_to, create, fetch, listed, produce, values
 from tests.support.faulty_node import FaultyNode
 
@@ -18,13 +18,6 @@ from tests.support.faulty_node import FaultyNode
 def node(tmp_path: Path) -> Iterator[FaultyNode]:
     with FaultyNode(data_dir=tmp_path, overrides={"offsets.topic.num.partitions": "1"}) as running:
         yield running
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
 
 
 def test_full_disk_refuses_producers_and_serves_consumers_and_heals(node: FaultyNode) -> None:
@@ -43,7 +36,7 @@ def test_full_disk_refuses_producers_and_serves_consumers_and_heals(node: Faulty
         healed = produce(connection, "t", b"after")
         assert (healed.error_code, healed.base_offset) == (0, 5)
     assert values(node, "t") == [*kept, b"after"]
-    wait_for(lambda: "records are taken again" in node.errors)
+    eventually(lambda: "records are taken again" in node.errors)
     assert node.errors.count("records refused") == 1, "one line, however many refusals"
     assert '"partition": "t-0"' in node.errors
     assert "Traceback" not in node.errors
@@ -89,7 +82,7 @@ def test_librdkafka_delivers_everything_once_the_disk_has_room(node: FaultyNode)
     for number in range(1, 200):
         producer.produce("t", str(number).encode(), on_delivery=on_delivery)
         producer.poll(0)
-    wait_for(lambda: producer.poll(0.02) >= 0 and "records refused" in node.errors)
+    eventually(lambda: producer.poll(0.02) >= 0 and "records refused" in node.errors)
     assert len(delivered) == 1
     node.heal("full")
     assert producer.flush(60) == 0
@@ -171,7 +164,7 @@ def test_a_failed_fsync_of_the_metadata_log_stops_the_node(node: FaultyNode) -> 
         produce(connection, "t", b"kept")
         node.set("broken-sync")
         assert create(connection, "u") != 0
-    wait_for(lambda: "The metadata log could not be made durable" in node.errors)
+    eventually(lambda: "The metadata log could not be made durable" in node.errors)
     assert "Traceback" not in node.errors
     node.kill()
     node.heal("broken-sync")
@@ -187,7 +180,7 @@ def test_a_failed_fsync_takes_one_partition_offline(tmp_path: Path) -> None:
         produce(connection, "other", b"x")
         node.set("broken-sync")
         assert produce(connection, "flushed", b"x").error_code == STORAGE_ERROR
-        wait_for(lambda: "partition offline" in node.errors)
+        eventually(lambda: "partition offline" in node.errors)
         assert produce(connection, "flushed", b"y").error_code == STORAGE_ERROR
         assert fetch(connection, "flushed", {0: 0})[0][0] == STORAGE_ERROR
         assert produce(connection, "other", b"y").error_code == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import psutil
@@ -13,6 +13,7 @@ import pytest
 
 from fenceline.records.build import build_batch
 from fenceline.testing.node import EmbeddedNode
+from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import write_request
 from fenceline.wire.frame import encode_request_frame
@@ -53,13 +54,6 @@ def is_closed(connection: socket.socket, within_s: float = 60) -> bool:
         return connection.recv(1) == b""
     except ConnectionResetError:
         return True
-
-
-def wait_for(what: Callable[[], bool], within_s: float = 60) -> None:
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("size", "each_bytes"), [(19_500, 60_000), (900_000, MB)], ids=["copied", "mapped"])
@@ -106,8 +100,8 @@ def test_more_than_max_connections() -> None:
             with many_sockets(node, 1) as (refused,):
                 assert is_closed(refused)
             assert all(map(is_answered, peers))
-        wait_for(lambda: "too many connections (max.connections)" in node.errors)
-        wait_for(lambda: can_connect(node))
+        eventually(lambda: "too many connections (max.connections)" in node.errors)
+        eventually(lambda: can_connect(node))
 
 
 def can_connect(node: EmbeddedNode) -> bool:
@@ -147,7 +141,7 @@ def test_idle_connections_are_closed_and_busy_ones_stay() -> None:
             except ConnectionResetError:
                 return True
 
-        wait_for(idle_is_gone)
+        eventually(idle_is_gone)
         keep_busy()
 
 
@@ -156,7 +150,7 @@ def test_a_request_larger_than_allowed() -> None:
         with many_sockets(node, 1) as (peer,):
             peer.sendall(struct.pack(">i", 100_001) + b"x" * 10)
             assert is_closed(peer)
-        wait_for(lambda: "socket.request.max.bytes" in node.errors)
+        eventually(lambda: "socket.request.max.bytes" in node.errors)
         assert can_connect(node)
 
 
@@ -210,7 +204,7 @@ def test_requests_that_wait_for_each_other_are_all_served() -> None:
         left = [memoryview(frame)[:half] for _ in peers]
         send_as_it_goes(peers, left)
         left = [memoryview(frame)[half - len(rest) :] for rest in left]
-        wait_for(lambda: send_as_it_goes(peers, left))
+        eventually(lambda: send_as_it_goes(peers, left))
         for peer in peers:
             peer.settimeout(60)
             receive_frame(peer)
@@ -247,5 +241,5 @@ def test_peers_that_vanish_in_the_middle_leave_nothing() -> None:
                     # Reset instead of a goodbye.
                     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             assert produce(connection, "t", b"x").error_code == 0
-            wait_for(lambda: len(psutil.Process(node.pid).net_connections()) <= 3)
+            eventually(lambda: len(psutil.Process(node.pid).net_connections()) <= 3)
         assert "Traceback" not in node.errors

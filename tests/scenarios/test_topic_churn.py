@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from confluent_kafka import KafkaError, Message, Producer
 
 from fenceline.testing.node import EmbeddedNode
+from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.frame import encode_request_frame
 from tests.scenarios.faults import connection_to, create, delete, fetch, fetch_body, produce, receive_exactly, values
-from tests.scenarios.test_hostile_clients import many_sockets, wait_for
+from tests.scenarios.test_hostile_clients import many_sockets
 
 EXPECTED = {0, 3, 6, 100}
 """What a client of a topic that comes and goes is told: nothing wrong, unknown, not leader, unknown id."""
@@ -59,10 +60,10 @@ def test_deleted_and_created_again_under_load() -> None:
             for _ in range(3):
                 assert produce(connection, "t", value).error_code == 0
             if not life:
-                wait_for(lambda: 0 in produced and 0 in fetched)
+                eventually(lambda: 0 in produced and 0 in fetched)
             assert delete(connection, "t") == 0
             if not life:
-                wait_for(lambda: 3 in produced)
+                eventually(lambda: 3 in produced)
         assert create(connection, "t") == 0
         assert produce(connection, "t", value).error_code == 0
         assert produced <= EXPECTED, produced
@@ -88,7 +89,7 @@ def test_records_of_a_deleted_topic_stay_readable_while_they_are_sent() -> None:
         assert delete(connection, "t") == 0
         assert create(connection, "t") == 0
         assert produce(connection, "t", b"new").error_code == 0
-        wait_for(lambda: not any("-delete" in each.name for each in node.log_dir.iterdir()))
+        eventually(lambda: not any("-delete" in each.name for each in node.log_dir.iterdir()))
         received = receive_exactly(slow, size)
         assert received.count(content) == size // len(content)
     assert node.errors == ""

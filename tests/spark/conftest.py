@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fenceline.testing.apache_kafka import DEFAULT_JARS, small_kafka
-from tests.conftest import need_apache_kafka, need_java
+from tests.conftest import need_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,8 +97,6 @@ class Broker:
 
 @pytest.fixture(scope="package")
 def apache_kafka() -> Iterator[Broker]:
-
-    need_apache_kafka()
     with small_kafka() as kafka:
         yield Broker("kafka", kafka.bootstrap)
 

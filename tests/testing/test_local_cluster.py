@@ -20,8 +20,9 @@ from fenceline.errors import OperatorError
 from fenceline.testing.local_cluster import LocalCluster, NodeEnded
 from fenceline.testing.local_cluster_control import ask
 from fenceline.testing.local_cluster_probe import known_brokers
+from fenceline.testing.waiting import eventually
 from tests.support.processes import is_alive
-from tests.testing.echo_peer import need_cuts, wait_until
+from tests.testing.echo_peer import need_cuts
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +177,7 @@ def test_stopped_while_it_starts(tmp_path: Path) -> None:
 
     starting = threading.Thread(target=start)
     starting.start()
-    wait_until(lambda: (tmp_path / "node-1" / "pid").exists() or not starting.is_alive(), "no process was started")
+    eventually(lambda: (tmp_path / "node-1" / "pid").exists() or not starting.is_alive(), "a process is started")
     cluster.close()
     starting.join(60)
     assert not starting.is_alive()
@@ -209,9 +210,9 @@ def test_nodes_end_with_a_process_that_is_killed(tmp_path: Path, has_folder: boo
         pid, root = owner.stdout.readline().split()
         assert is_alive(int(pid))
         owner.kill()
-    wait_until(lambda: not is_alive(int(pid)), "the node outlives its supervisor")
+    eventually(lambda: not is_alive(int(pid)), "the node ends with its supervisor")
     if has_folder:
         with LocalCluster(data_dir=tmp_path) as again:
             assert again.status_of(1).state == "running"
     else:
-        wait_until(lambda: not Path(root).exists(), "a temporary folder is left")
+        eventually(lambda: not Path(root).exists(), "the temporary folder is gone")

@@ -10,15 +10,9 @@ import pytest
 from fenceline.testing import socket_cuts
 from fenceline.testing.local_cluster_cuts import Cut, NetworkCuts, outbound_address
 from fenceline.testing.socket_cuts import CutsUnavailable
-from tests.testing.echo_peer import (
-    ESTABLISHED,
-    LOST_AFTER_RETRANSMITS,
-    SYN_SENT,
-    Connection,
-    Peer,
-    need_cuts,
-    wait_until,
-)
+from fenceline.testing.waiting import eventually
+from tests.testing.echo_peer import LOST_AFTER_RETRANSMITS, Connection, Peer, need_cuts
+from tests.testing.echo_process import ESTABLISHED, SYN_SENT
 
 
 class Cluster:
@@ -143,7 +137,7 @@ def test_a_connection_that_is_accepted_during_a_cut(cluster: Cluster) -> None:
             sent += 1
         return bool(asking.look()["retransmits"] >= LOST_AFTER_RETRANSMITS)
 
-    wait_until(nothing_arrives, "a connection of an isolated node is open")
+    eventually(nothing_arrives, "connections of an isolated node are closed")
     cluster.cuts.heal(1)
     serving.wait_heard("x" * sent)
 
@@ -164,7 +158,7 @@ def test_a_node_that_is_started_again_stays_cut_off(cluster: Cluster) -> None:
                 hanging.append(cluster.client.dial(again))
             return bool(hanging[-1].look()["retransmits"] >= LOST_AFTER_RETRANSMITS)
 
-        wait_until(hangs, "a node is reached that was cut off before it was started")
+        eventually(hangs, "a node that was cut off before it was started is not reached")
         cluster.cuts.heal(1)
         hanging[-1].wait_state(ESTABLISHED)
 

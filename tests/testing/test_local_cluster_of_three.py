@@ -10,9 +10,10 @@ import pytest
 from fenceline.errors import ErrorCode
 from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.local_cluster_probe import known_brokers
+from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 from tests.support.raw import ConnectionClosed, RawConnection
-from tests.testing.echo_peer import need_cuts, wait_until
+from tests.testing.echo_peer import need_cuts
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def create_topic(port: int, name: str) -> None:
             return False
         return answer.topics[0].error_code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
 
-    wait_until(created, f"{name} could not be created")
+    eventually(created, f"{name} is created")
 
 
 def knows_topic(port: int, name: str) -> bool:
@@ -69,7 +70,7 @@ def test_killed_and_restarted(cluster: LocalCluster, node: int) -> None:
     name = f"without-killed-{node}"
     create_topic(ports(cluster)[other(node)], name)
     cluster.restart(node)
-    wait_until(lambda: knows_topic(ports(cluster)[node], name), "what the others decided is not known")
+    eventually(lambda: knows_topic(ports(cluster)[node], name), "what the others decided is known")
 
 
 @pytest.mark.parametrize("node", [1, 2, 3])
@@ -80,7 +81,7 @@ def test_cut_off_and_healed(cluster: LocalCluster, node: int) -> None:
     name = f"without-isolated-{node}"
     create_topic(ports(cluster)[other(node)], name)
     cluster.heal(node)
-    wait_until(lambda: knows_topic(ports(cluster)[node], name), "what the others decided is not known")
+    eventually(lambda: knows_topic(ports(cluster)[node], name), "what the others decided is known")
 
 
 def test_nobody_decides_alone(cluster: LocalCluster) -> None:
@@ -90,7 +91,7 @@ def test_nobody_decides_alone(cluster: LocalCluster) -> None:
     create_topic(ports(cluster)[2], "two-of-three")
     assert not knows_topic(ports(cluster)[1], "two-of-three")
     cluster.heal(1)
-    wait_until(lambda: knows_topic(ports(cluster)[1], "two-of-three"), "what the others decided is not known")
+    eventually(lambda: knows_topic(ports(cluster)[1], "two-of-three"), "what the others decided is known")
 
 
 def test_all_stop_cleanly_and_go_on(cluster: LocalCluster) -> None:
@@ -100,7 +101,7 @@ def test_all_stop_cleanly_and_go_on(cluster: LocalCluster) -> None:
     cluster.start()
     assert cluster.cluster_id == cluster_id
     for port in ports(cluster).values():
-        wait_until(lambda port=port: knows_topic(port, "kept"), "a topic is gone")
+        eventually(lambda port=port: knows_topic(port, "kept"), "a topic is kept")
 
 
 def test_controllers_of_their_own(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_controllers_of_their_own(tmp_path: Path) -> None:
         assert [status.roles for status in cluster.status()] == [("broker",), ("broker",), ("controller",)]
         assert [known_brokers(port, timeout_s=30) for port in ports(cluster).values()] == [{1, 2}] * 2
         create_topic(ports(cluster)[1], "shared")
-        wait_until(lambda: knows_topic(ports(cluster)[2], "shared"), "a topic is not known everywhere")
+        eventually(lambda: knows_topic(ports(cluster)[2], "shared"), "a topic is known everywhere")
         cluster.restart(3)
         create_topic(ports(cluster)[2], "after")
         assert set(cluster.stop().values()) == {0}

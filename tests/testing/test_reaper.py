@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from fenceline.testing import reaper
+from fenceline.testing.waiting import eventually
 
 _ROOT = Path(__file__).parents[2]
 _NODE = """
@@ -40,13 +40,6 @@ reaper.watch_process(victim.pid)
 print(victim.pid, victim.stdout.readline().decode().strip(), flush=True)
 """
 _WAIT = "\nimport time\ntime.sleep(600)\n"
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
 
 
 def is_gone(pid: int) -> bool:
@@ -97,9 +90,9 @@ def start() -> Iterator[Callable[..., Started]]:
 
 def assert_no_node(words: list[str]) -> None:
     pid, port, root = int(words[0]), int(words[1]), Path(words[2])
-    wait_for(lambda: is_gone(pid))
-    wait_for(lambda: not can_connect(port))  # a thread of a process that is gone may live on for a moment
-    wait_for(lambda: not root.exists())
+    eventually(lambda: is_gone(pid))
+    eventually(lambda: not can_connect(port))  # a thread of a process that is gone may live on for a moment
+    eventually(lambda: not root.exists())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -132,7 +125,7 @@ def test_a_whole_group_of_processes_goes(start: Callable[..., Started]) -> None:
     program = start("-c", _GROUP + _WAIT)
     program.end_by(signal.SIGKILL)
     for pid in map(int, program.words):
-        wait_for(lambda pid=pid: is_gone(pid))  # type: ignore[misc]
+        eventually(lambda pid=pid: is_gone(pid))  # type: ignore[misc]
 
 
 def test_what_was_forgotten_stays(tmp_path: Path, start: Callable[..., Started]) -> None:
@@ -150,7 +143,7 @@ def test_what_was_forgotten_stays(tmp_path: Path, start: Callable[..., Started])
             "print('ready', flush=True)" + _WAIT,
         )
         program.end_by(signal.SIGKILL)
-        wait_for(lambda: not gone.exists())
+        eventually(lambda: not gone.exists())
         assert sleeper.poll() is None
         assert kept.exists()
     finally:

@@ -11,7 +11,8 @@ import pytest
 
 from fenceline.testing import socket_cuts
 from fenceline.testing.socket_cuts import UNTOUCHED, CutsUnavailable, Treatment, sockets_of
-from tests.testing.echo_peer import ESTABLISHED, SYN_SENT, Peer, need_cuts
+from tests.testing.echo_peer import Peer, need_cuts
+from tests.testing.echo_process import ESTABLISHED, SYN_SENT
 
 
 @pytest.fixture

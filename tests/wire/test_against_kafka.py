@@ -17,12 +17,11 @@ from fenceline.ids import ZERO_UUID
 from fenceline.metadata import records as metadata_records
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
-from fenceline.testing.apache_kafka import ApacheKafka, small_kafka, why_unavailable
+from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.wire import entities, fetch, frame, produce
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.message import MessageCodec, codec, kafka
 from fenceline.wire.primitives import Buffer, Reader
-from tests.conftest import unavailable
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -82,8 +81,6 @@ class Peer:
 
 @pytest.fixture(scope="module")
 def kafka_node() -> Iterator[ApacheKafka]:
-    if (reason := why_unavailable()) is not None:
-        unavailable(reason)
     with small_kafka(overrides={"num.partitions": "2", "offsets.topic.num.partitions": "1"}) as started:
         yield started
 

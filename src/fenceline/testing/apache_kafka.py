@@ -1,8 +1,4 @@
-"""A real Apache Kafka node as a child process, to compare with and to test against.
-
-Owns the process and its data directory; both go also when the process that started it is killed (`reaper.py`). Never
-used by the server.
-"""
+"""A real Apache Kafka node as a child process, to compare with and to test against. Never used by the server."""
 
 from __future__ import annotations
 
@@ -11,13 +7,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from fenceline.testing import reaper
+from fenceline.testing.child_processes import ChildProcesses
 
 KAFKA_VERSION = "4.3.1"
 QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
@@ -102,11 +97,10 @@ def _write_log_config(jars: Path) -> None:
         )
 
 
-class ApacheKafka:
-    """One combined broker and controller. Use as a context manager.
+class ApacheKafka(ChildProcesses):
+    """One combined broker and controller. `data_dir` is kept when given.
 
-    `data_dir` is kept when given, else a temporary folder that goes with the process. `jvm_options` are in place of the
-    collector that Kafka's own start script asks for.
+    `jvm_options` are in place of the collector that Kafka's own start script asks for.
     """
 
     def __init__(
@@ -120,15 +114,12 @@ class ApacheKafka:
         jvm_options: Sequence[str] = ("-XX:+UseG1GC",),
     ) -> None:
         self._jars = jars
-        self._own_dir = Path(tempfile.mkdtemp(prefix="apache-kafka-")) if data_dir is None else None
-        self.root = data_dir or self._own_dir or Path()
+        super().__init__(data_dir, prefix="apache-kafka-")
         self.log_dir = self.root / "data"
         self.port = port or free_port()
         self.controller_port = free_port()
         self._heap = heap
         self._jvm_options = jvm_options
-        if self._own_dir is not None:
-            reaper.watch_folder(self._own_dir)
         self._overrides = dict(overrides or {})
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -140,19 +131,6 @@ class ApacheKafka:
     def pid(self) -> int:
         assert self._process is not None, "not started"
         return self._process.pid
-
-    def __enter__(self) -> ApacheKafka:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self, *, wait_s: float = 200) -> None:
         """Format the directory when it is new, spawn the process and wait until its port answers."""
@@ -215,11 +193,8 @@ class ApacheKafka:
             self._process.wait()
             self._ended()
 
-    def close(self) -> None:
+    def _end(self) -> None:
         self.kill()
-        if self._own_dir is not None:
-            shutil.rmtree(self._own_dir, ignore_errors=True)
-            reaper.forget_folder(self._own_dir)
 
     def _ended(self) -> None:
         if self._process is not None:

@@ -1,33 +1,27 @@
-"""A Fenceline node as a child process, for tests, benchmarks and the demo.
-
-Owns the process and, where none was given, its data directory; both go when the node is closed, and also when the
-process that started it is killed (`reaper.py`).
-"""
+"""A Fenceline node as a child process, for tests, benchmarks and the demo."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from fenceline.testing import reaper
+from fenceline.testing.child_processes import ChildProcesses
 
 
 class NodeFailed(RuntimeError):
     """The process ended before it was ready, or did not become ready in time; carries what it printed."""
 
 
-class EmbeddedNode:
-    """One node in a process of its own. Use as a context manager.
+class EmbeddedNode(ChildProcesses):
+    """One node in a process of its own. `data_dir` is kept when given.
 
-    `data_dir` is kept when given. `port` 0 takes a free one, and the same one again at a restart.
+    `port` 0 takes a free one, and the same one again at a restart.
     """
 
     def __init__(
@@ -39,10 +33,7 @@ class EmbeddedNode:
         environment: Mapping[str, str] | None = None,
         log_level: str = "warning",
     ) -> None:
-        self._own_dir = Path(tempfile.mkdtemp(prefix="fenceline-")) if data_dir is None else None
-        if self._own_dir is not None:
-            reaper.watch_folder(self._own_dir)
-        self.root = data_dir or self._own_dir or Path()
+        super().__init__(data_dir, prefix="fenceline-")
         self.port = port
         self._overrides = dict(overrides or {})
         self._environment = dict(environment or {})
@@ -50,19 +41,6 @@ class EmbeddedNode:
         self._process: subprocess.Popen[str] | None = None
         self._errors: list[str] = []
         self._reader: threading.Thread | None = None
-
-    def __enter__(self) -> EmbeddedNode:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def bootstrap(self) -> str:
@@ -133,23 +111,20 @@ class EmbeddedNode:
 
     def wait(self, *, wait_s: float = 30) -> int:
         """Wait until the process has ended by itself; its exit code."""
-        return self._end(None, wait_s)
+        return self._wait_ended(None, wait_s)
 
     def stop(self, *, wait_s: float = 30) -> int:
         """Stop cleanly (SIGTERM); the exit code. The data directory stays."""
-        return self._end(signal.SIGTERM, wait_s)
+        return self._wait_ended(signal.SIGTERM, wait_s)
 
     def kill(self) -> None:
         """kill -9; the data directory stays as it is."""
-        self._end(signal.SIGKILL, 30)
+        self._wait_ended(signal.SIGKILL, 30)
 
-    def close(self) -> None:
+    def _end(self) -> None:
         self.kill()
-        if self._own_dir is not None:
-            shutil.rmtree(self._own_dir, ignore_errors=True)
-            reaper.forget_folder(self._own_dir)
 
-    def _end(self, number: signal.Signals | None, wait_s: float) -> int:
+    def _wait_ended(self, number: signal.Signals | None, wait_s: float) -> int:
         process, self._process = self._process, None
         if process is None:
             return 0

@@ -1,0 +1,308 @@
+"""Clusters of real processes on one machine, with the same properties: Fenceline nodes, Apache Kafka nodes, or both.
+
+Owns the nodes' folders and processes. Nothing is waited for unless it is asked for, so that all can be timed from
+outside. Where Fenceline alone is wanted, with cuts and a command line, there is `local_cluster.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from fenceline.config.properties import format_properties
+from fenceline.ids import encode_uuid
+from fenceline.node.format import format_directory, parse_initial_controllers
+from fenceline.node.peer_connection import open_peer
+from fenceline.testing import reaper
+from fenceline.testing.apache_kafka import free_port, java_command, run_tool
+from fenceline.testing.child_processes import ChildProcesses
+from fenceline.testing.local_cluster_probe import known_brokers
+from fenceline.testing.waiting import eventually
+from fenceline.wire.apis import ApiKey
+
+CLUSTER_ID: Final = "AAAAAAAAQACAAAAAAAAAAA"
+BROKER: Final = "broker"
+CONTROLLER: Final = "controller"
+COMBINED: Final = f"{BROKER},{CONTROLLER}"
+LISTENER: Final = "CONTROLLER"
+READY_WAIT_S: Final = 200.0
+STOP_WAIT_S: Final = 120.0
+_READY_LINE: Final = "Fenceline is ready"
+_LAST_CHARACTERS: Final = 4000
+
+
+class MixedNode:
+    """One node of either kind: its folder, ports and process."""
+
+    def __init__(self, cluster: MixedCluster, node_id: int, roles: Sequence[str], *, is_kafka: bool) -> None:
+        self.node_id = node_id
+        self.roles = tuple(roles)
+        self.is_kafka = is_kafka
+        self.port, self.controller_port = free_port(), free_port()
+        self.directory_id = encode_uuid(uuid4())
+        self.root = cluster.root / f"node-{node_id}"
+        self.log_dir = self.root / "data"
+        self.properties_file = self.root / "server.properties"
+        self._cluster = cluster
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def kind(self) -> str:
+        return "kafka" if self.is_kafka else "fenceline"
+
+    @property
+    def is_controller(self) -> bool:
+        return CONTROLLER in self.roles
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def controller(self) -> str:
+        """Its controllers' listener."""
+        return f"127.0.0.1:{self.controller_port}"
+
+    @property
+    def output(self) -> str:
+        """What it wrote since it was started last."""
+        return (self.root / "output").read_text(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was not started"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    # --- its life -------------------------------------------------------------------------------------------------
+
+    def write_properties(self) -> None:
+        listeners = []
+        if BROKER in self.roles:
+            listeners.append(f"PLAINTEXT://{self.bootstrap}")
+        if self.is_controller:
+            listeners.append(f"{LISTENER}://{self.controller}")
+        settings = {
+            "node.id": str(self.node_id),
+            "process.roles": ",".join(self.roles),
+            "listeners": ",".join(listeners),
+            "controller.listener.names": LISTENER,
+            "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,{LISTENER}:PLAINTEXT",
+            **self._cluster.quorum_settings,
+            "log.dirs": str(self.log_dir),
+            "offsets.topic.replication.factor": "1",
+            **self._cluster.settings,
+        }
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.properties_file.write_text(format_properties(settings))
+
+    def format(self) -> None:
+        """Make its directory part of the cluster."""
+        self.write_properties()
+        controllers = self._cluster.initial_controllers
+        votes = f"{self.node_id}@" in controllers
+        if not self.is_kafka:
+            voters = parse_initial_controllers(controllers, LISTENER) if votes else ()
+            format_directory([self.log_dir], cluster_id=CLUSTER_ID, node_id=self.node_id, voters=voters)
+            return
+        how = ["--initial-controllers", controllers] if votes else []
+        if self.is_controller and not votes and controllers:
+            how = ["--no-initial-controllers"]
+        path = str(self.properties_file)
+        run_tool("kafka.tools.StorageTool", "format", "--cluster-id", CLUSTER_ID, "--config", path, *how)
+
+    def start(self) -> None:
+        """Spawn it; nobody waits for it."""
+        self.write_properties()
+        path = str(self.properties_file)
+        if self.is_kafka:
+            command = java_command("kafka.Kafka", path, heap=self._cluster.heap)
+        else:
+            command = [sys.executable, "-m", "fenceline", "start", "--config", path, *self._cluster.options]
+        with (self.root / "output").open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=output,
+                env=self._cluster.environment,
+                # Ctrl-C in a test run goes to the tests, which then end the node themselves.
+                start_new_session=True,
+            )
+        reaper.watch_process(self._process.pid)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "it was not started"
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9; does nothing where it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._ended(STOP_WAIT_S)
+
+    def stop(self, *, wait_s: float = STOP_WAIT_S) -> int:
+        """SIGTERM; its exit code."""
+        self.send_signal(signal.SIGTERM)
+        return self._ended(wait_s)
+
+    def _ended(self, wait_s: float) -> int:
+        assert self._process is not None
+        code = self._process.wait(wait_s)
+        reaper.forget_process(self._process.pid)
+        self._process = None
+        return code
+
+    # --- what it says ---------------------------------------------------------------------------------------------
+
+    def wait_ready(self) -> None:
+        """Until its ready line is there (Fenceline), or its port takes connections (Kafka)."""
+        if self.is_kafka:
+            eventually(self._accepts, f"Kafka's node {self.node_id} is ready", wait_s=READY_WAIT_S)
+        else:
+            eventually(self._says_ready, f"node {self.node_id} is ready", wait_s=READY_WAIT_S)
+
+    def listens(self) -> bool:
+        """Whether its controllers' listener takes connections."""
+        try:
+            socket.create_connection(("127.0.0.1", self.controller_port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def knows(self, brokers: Iterable[int]) -> bool:
+        """Whether its metadata names all of them: registered and not fenced. Raises RuntimeError when it has ended."""
+        self._check_running()
+        return set(brokers) <= known_brokers(self.port, timeout_s=5)
+
+    def describe_quorum(self) -> Any:
+        """The metadata partition of its DescribeQuorum answer, asked at its controllers' listener. Raises OSError."""
+
+        async def ask() -> Any:
+            connection = await open_peer("127.0.0.1", self.controller_port, client_id="test")
+            try:
+                topic = {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
+                answer = await connection.call(ApiKey.DESCRIBE_QUORUM, 2, {"topics": [topic]}, 10)
+                return answer.topics[0].partitions[0]
+            finally:
+                connection.close()
+
+        return asyncio.run(ask())
+
+    def _says_ready(self) -> bool:
+        ready = _READY_LINE in self.output
+        if not ready:
+            self._check_running()
+        return ready
+
+    def _accepts(self) -> bool:
+        self._check_running()
+        port = self.port if BROKER in self.roles else self.controller_port
+
+        async def look() -> bool:
+            (await open_peer("127.0.0.1", port, client_id="test")).close()
+            return True
+
+        return asyncio.run(look())
+
+    def _check_running(self) -> None:
+        if not self.is_running:
+            raise RuntimeError(f"{self.kind}'s node {self.node_id} has ended:\n{self.output[-_LAST_CHARACTERS:]}")
+
+
+class MixedCluster(ChildProcesses):
+    """`kinds` says of each node, ids from 1 on: its roles, with `kafka:` before them for Apache Kafka.
+
+    Only the first `voters` controllers begin the quorum, all without it; nodes of `late` are formatted and not started.
+    `static` voters are those of `controller.quorum.voters`, with kraft.version 0. `heap` is of each of Kafka's JVMs,
+    `options` are of each `fenceline start`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        kinds: Sequence[str],
+        *,
+        voters: int | None = None,
+        late: Iterable[int] = (),
+        static: bool = False,
+        settings: Mapping[str, str] | None = None,
+        heap: str = "512m",
+        options: Sequence[str] = ("--log-format", "json"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(root, prefix="mixed-cluster-")
+        self._late = frozenset(late)
+        self.settings = dict(settings or {})
+        self.heap, self.options, self.environment = heap, tuple(options), environment
+        self.nodes: list[MixedNode] = []
+        for node_id, kind in enumerate(kinds, 1):
+            roles = kind.removeprefix("kafka:").split(",")
+            self.nodes.append(MixedNode(self, node_id, roles, is_kafka=kind.startswith("kafka:")))
+        controllers = [each for each in self.nodes if each.is_controller]
+        self.voters = controllers[:voters]
+        if static:
+            named = ",".join(f"{each.node_id}@{each.controller}" for each in controllers)
+            self.initial_controllers = ""
+            self.quorum_settings = {"controller.quorum.voters": named}
+        else:
+            self.initial_controllers = ",".join(
+                f"{each.node_id}@{each.controller}:{each.directory_id}" for each in self.voters
+            )
+            servers = ",".join(each.controller for each in controllers)
+            self.quorum_settings = {"controller.quorum.bootstrap.servers": servers}
+
+    def start(self) -> None:
+        """Format all nodes and spawn those that are not late."""
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(MixedNode.format, self.nodes))
+        for node in self.nodes:
+            if node.node_id not in self._late:
+                node.start()
+
+    def _end(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def node(self, node_id: int) -> MixedNode:
+        return self.nodes[node_id - 1]
+
+    def wait_ready(self) -> None:
+        """Until all nodes that are not late are ready."""
+        for node in self.nodes:
+            if node.node_id not in self._late:
+                node.wait_ready()
+
+    def wait_complete(self) -> None:
+        """Until every broker that runs knows all brokers that run."""
+        brokers = [node for node in self.nodes if BROKER in node.roles and node.is_running]
+        ids = [node.node_id for node in brokers]
+        for node in brokers:
+            eventually(partial(node.knows, ids), f"{node.kind}'s node {node.node_id} knows {ids}", wait_s=READY_WAIT_S)
+
+    def leader(self, *, but: int = -1) -> MixedNode:
+        """Who leads the quorum and says so itself; waits for it."""
+
+        def look() -> MixedNode | None:
+            for node in self.nodes:
+                if node.is_running and node.is_controller and node.node_id != but:
+                    try:
+                        described = node.describe_quorum()
+                    except OSError:
+                        continue
+                    if described.error_code == 0 and described.leader_id == node.node_id:
+                        return node
+            return None
+
+        return eventually(look, "a leader")
