@@ -209,7 +209,7 @@ class Fetches:
                 self._end(parked.token)
 
     def next_deadline_ms(self) -> int | None:
-        return min((each.deadline_ms for each in self._parked.values()), default=None)
+        return min([each.deadline_ms for each in self._parked.values()]) if self._parked else None
 
     # -- FetchSnapshot -----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ Rules: raft.md Q9, Q21-Q23, Q31-Q34; since_4_0.md K7, K11, K17.
 from __future__ import annotations
 
 from fenceline.errors import ErrorCode, InternalError, PeerError
-from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVoters, leader_change
+from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVoters, Voter, leader_change
 from fenceline.quorum.core import Core
 from fenceline.quorum.duties import AppendControlBatch, Lead, Level, StopLeading
 from fenceline.quorum.messages import (
@@ -134,7 +134,7 @@ class Leading:
         core = self._core
         assert self.replicas is not None, "a leader has them"
         for voter in core.others():
-            if core.now_ms < self._announce_at_ms(voter.voter_id):
+            if core.now_ms < self._announce_at_ms(voter):
                 continue
             peer = core.peer(voter)
             if peer is None or not core.outbox.may_send(core.now_ms, peer, BeginQuorumEpochRequest):
@@ -152,13 +152,12 @@ class Leading:
                 ),
             )
 
-    def _announce_at_ms(self, voter_id: int) -> int:
+    def _announce_at_ms(self, voter: Voter) -> int:
         core = self._core
-        voter = core.voters.of(voter_id)
-        replica = None if voter is None or self.replicas is None else self.replicas.of_voter(core.voters, voter)
+        replica = None if self.replicas is None else self.replicas.of_voter(core.voters, voter)
         fetched_ms = None if replica is None else replica.last_fetch_ms
         after_fetch = core.now_ms if fetched_ms is None else fetched_ms + core.settings.begin_quorum_ms
-        return max(self._begin_at_ms.get(voter_id, core.now_ms), after_fetch)
+        return max(self._begin_at_ms.get(voter.voter_id, core.now_ms), after_fetch)
 
     def _say_goodbye(self) -> None:
         """Q9, Q22: until each has answered."""
@@ -179,9 +178,12 @@ class Leading:
         self._told.add(node_id)
 
     def next_deadline_ms(self) -> int | None:
-        if not isinstance(self._core.role, Leader):
+        core = self._core
+        if not isinstance(core.role, Leader):
             return None
-        times = [self._announce_at_ms(voter.voter_id) for voter in self._core.others()]
-        times = [at_ms for at_ms in times if at_ms > self._core.now_ms]
-        lost_at_ms = self.majority_lost_at_ms()
-        return min([*times, *([] if lost_at_ms is None else [lost_at_ms])], default=None)
+        earliest_ms = self.majority_lost_at_ms()
+        for voter in core.others():
+            at_ms = self._announce_at_ms(voter)
+            if at_ms > core.now_ms and (earliest_ms is None or at_ms < earliest_ms):
+                earliest_ms = at_ms
+        return earliest_ms

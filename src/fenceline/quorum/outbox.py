@@ -68,7 +68,10 @@ class Outbox:
 
     def has(self, kind: type[RequestMessage]) -> bool:
         """Whether a request of this kind is on its way to anybody."""
-        return any(each is kind for _, each in self._slots)
+        for _, each in self._slots:  # noqa: SIM110 - asked after every step of a quorum
+            if each is kind:
+                return True
+        return False
 
     def put_off(self, node_id: int, kind: type[RequestMessage], until_ms: int) -> None:
         self._not_before[node_id, kind] = until_ms
@@ -116,6 +119,8 @@ class Outbox:
     def next_deadline_ms(self, now_ms: int) -> int | None:
         """When a request expires, or a slot or an address that waits may be used again."""
         times = [each.deadline_ms for each in self._in_flight.values()]
-        times += [at for slot, at in self._not_before.items() if at > now_ms and slot not in self._slots]
-        times += [at for at in self._rests.values() if at > now_ms]
-        return min(times, default=None)
+        if self._not_before:
+            times += [at for slot, at in self._not_before.items() if at > now_ms and slot not in self._slots]
+        if self._rests:
+            times += [at for at in self._rests.values() if at > now_ms]
+        return min(times) if times else None

@@ -86,6 +86,8 @@ class SimDisk:
         self._now_ms = now_ms
         self._entries: dict[str, dict[str, _File]] = {"/": {}}
         self._safe_entries: dict[str, dict[str, _File]] = {"/": {}}
+        self.safe_version = 0
+        """Changes when another set of files may be safe."""
         self._directories: set[str] = {"/"}
         self._changes: list[_Change] = []
         self._descriptors: dict[int, _File] = {}
@@ -114,7 +116,7 @@ class SimDisk:
         """What the file holds now, for who checks a simulation: past every fault. None where there is no file."""
         directory, name = path.rsplit("/", 1)
         file = self._entries.get(directory or "/", {}).get(name)
-        return bytes(file.content[start:end]) if file is not None else None
+        return bytes(memoryview(file.content)[start:end]) if file is not None else None
 
     def safe(self, directory: str) -> dict[str, bytes]:
         """By name, what no loss of power can take from the directory's files."""
@@ -127,7 +129,7 @@ class SimDisk:
     def safe_content(self, directory: str, name: str) -> bytes:
         """What no loss of power can take from one of them."""
         file = self._safe_entries[directory][name]
-        return file.safe[: min(file.safe_sizes, default=None)]
+        return file.safe[: min(file.safe_sizes)] if file.safe_sizes else file.safe
 
     def crash(self) -> None:
         """Power off and on: descriptors are gone, what was not synced is kept or lost by chance."""
@@ -145,6 +147,7 @@ class SimDisk:
             _apply(entries, change)
         self._entries = {directory: dict(entries.get(directory, {})) for directory in self._directories}
         self._safe_entries = {directory: dict(names) for directory, names in self._entries.items()}
+        self.safe_version += 1
         self._changes.clear()
         seen: set[int] = set()
         for names in self._entries.values():
@@ -216,7 +219,7 @@ class SimDisk:
 
     def pread(self, fd: int, size_bytes: int, position: int, /) -> bytes:
         self._meet("read", self._paths[fd])
-        return bytes(self._descriptors[fd].content[position : position + size_bytes])
+        return bytes(memoryview(self._descriptors[fd].content)[position : position + size_bytes])
 
     def pread_resident(self, fd: int, size_bytes: int, position: int) -> bytes | bytearray | None:
         if not self.resident():
@@ -252,12 +255,14 @@ class SimDisk:
             ),
             default=-1,
         )
+        self.safe_version += 1
         for change in self._changes[: last + 1]:
             _apply(self._safe_entries, change)
         del self._changes[: last + 1]
 
     def sync_all(self, path: str) -> None:
         self._meet("fsync", path)
+        self.safe_version += 1
         for change in self._changes:
             _apply(self._safe_entries, change)
         self._changes.clear()
@@ -278,6 +283,7 @@ class SimDisk:
 
     def _rename_directory(self, source: str, target: str) -> None:
         """Kept by every crash: what a lost rename of a directory does is covered by the one before it."""
+        self.safe_version += 1
         for directory in sorted(self._directories):
             if directory == source or directory.startswith(source + "/"):
                 moved = target + directory[len(source) :]
@@ -322,6 +328,7 @@ class SimDisk:
         if self.listdir(path):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._directories.discard(path)
+        self.safe_version += 1
         self._entries.pop(path, None)
         self._safe_entries.pop(path, None)
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import fields
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Final
 
 from fenceline.errors import OperatorError, PeerError
@@ -96,6 +98,9 @@ def _told(batch: StoredBatch) -> str:
     return f"{batch.base_offset}..{batch.next_offset - 1} of epoch {batch.epoch}"
 
 
+_parts: Final = attrgetter(*(each.name for each in fields(MetadataImage)))
+"""Of an image, all its fields."""
+
 _NEVER: Final = NodeState(-1, -1, False, 0, 0, 0, (), (), -1)
 
 
@@ -117,6 +122,7 @@ class Invariants:
         self._durable_epoch: dict[int, int] = {}
         self._voter_sets: list[frozenset[tuple[int, str]]] = []
         self._majorities = Majorities(world)
+        self._same_images = SameImages()
         world.on_end.append(self._life_ended)
 
     def _life_ended(self, process: Process) -> None:
@@ -130,9 +136,10 @@ class Invariants:
     def look(self, process: Process) -> None:
         """After a step of this node. Raises InvariantBroken."""
         view = process.view
-        if view is None or not view.has_changed() or view.has_failed:
-            return
-        state = view.state()
+        if view is not None and view.has_changed() and not view.has_failed:
+            self._look(process, view, view.state())
+
+    def _look(self, process: Process, view: NodeView, state: NodeState) -> None:
         before = self._last.get(process.node_id, _NEVER)
         if state == before:
             return
@@ -257,7 +264,7 @@ class Invariants:
                 f"{where}: published the image at {state.image_offset}, {self.committed.end} is committed (G35)"
             )
         expected = self.committed.image_at(state.image_offset)
-        if expected is not None and not same_state(image, expected):
+        if expected is not None and not self._same_images.are_equal(image, expected):
             raise InvariantBroken(f"{where}: the image at {state.image_offset} is not what the log says (C1)")
 
     def _snapshots_are_whole(self, process: Process, view: NodeView, state: NodeState, before: NodeState) -> None:
@@ -305,15 +312,29 @@ def _offsets(state: NodeState, before: NodeState, where: str) -> None:
         raise InvariantBroken(
             f"{where}: the high watermark {state.high_watermark} lies behind the log's end {state.log_end} (N49)"
         )
+    if state.log_start <= 0:
+        return
     starts_anew = before is _NEVER or state.log_start == before.log_start
-    fits = (end >= state.log_start if starts_anew else end == state.log_start for end, _ in state.snapshots)
-    if state.log_start > 0 and not any(fits):
+    if not any(end >= state.log_start if starts_anew else end == state.log_start for end, _ in state.snapshots):
         raise InvariantBroken(f"{where}: the log starts at {state.log_start} and no snapshot stands for that (N48)")
 
 
-def same_state(one: MetadataImage, other: MetadataImage) -> bool:
-    """Whether two images at the same offset say the same."""
-    return one == other
+class SameImages:
+    """Compares images field by field, and each pair of fields once: images never change, and share what did not."""
+
+    def __init__(self) -> None:
+        self._equal: dict[tuple[int, int], tuple[object, object]] = {}
+        """By the ids of two objects that are equal; holds them, so that no other gets their ids."""
+
+    def are_equal(self, one: MetadataImage, other: MetadataImage) -> bool:
+        """Whether two images say the same."""
+        for mine, theirs in zip(_parts(one), _parts(other), strict=True):
+            if mine is theirs or (id(mine), id(theirs)) in self._equal:
+                continue
+            if mine != theirs:
+                return False
+            self._equal[id(mine), id(theirs)] = (mine, theirs)
+        return True
 
 
 def image_checksum(image: MetadataImage) -> str:
@@ -339,7 +360,5 @@ def snapshot_checksum(content: bytes) -> str:
 
 
 def _checksum(values: Iterable[bytes]) -> str:
-    whole = blake2b(digest_size=8)
-    for value in sorted(values):
-        whole.update(len(value).to_bytes(4, "big") + value)
-    return whole.hexdigest()
+    told = b"".join([len(value).to_bytes(4, "big") + value for value in sorted(values)])
+    return blake2b(told, digest_size=8).hexdigest()

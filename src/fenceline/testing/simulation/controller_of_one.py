@@ -106,10 +106,12 @@ class DriverView:
 
     def __init__(self, driver: ControllerDriver, disk: SimDisk) -> None:
         self._driver = driver
+        self._quorum = driver.quorum
+        self._log = driver.log
         self._disk = disk
         self._batches = StoredBatches(disk)
         self._voters: tuple[tuple[int, str], ...] = ()
-        self._voters_of = (-1, -1)
+        self._voters_of: tuple[Voter, ...] = ()
         self._looked_at: tuple[object, ...] = ()
 
     @property
@@ -117,18 +119,17 @@ class DriverView:
         return self._driver.has_failed
 
     def has_changed(self) -> bool:
-        driver = self._driver
-        if driver.driver.is_waiting:
+        if self._driver.driver.is_waiting:
             return False  # what the quorum says of itself is true once it is durable, and nobody has heard of it yet
-        quorum, log = driver.quorum, driver.log
+        quorum, log = self._quorum, self._log
         looked_at = (
             quorum.role,
             quorum.in_touch,
-            driver.high_watermark,
+            quorum.high_watermark,
             log.start_offset,
             log.end_offset,
             len(log.snapshots),
-            driver.image.offset,
+            self._driver.image.offset,
         )
         if looked_at == self._looked_at:
             return False
@@ -136,11 +137,11 @@ class DriverView:
         return True
 
     def state(self) -> NodeState:
-        driver = self._driver
-        quorum, log = driver.quorum, driver.log
-        if self._voters_of != (quorum.epoch, log.end_offset):
-            self._voters_of = (quorum.epoch, log.end_offset)
-            self._voters = tuple(sorted((voter.voter_id, str(voter.voter_directory_id)) for voter in quorum.voters))
+        driver, quorum, log = self._driver, self._quorum, self._log
+        voters = quorum.voters
+        if voters is not self._voters_of:
+            self._voters_of = voters
+            self._voters = tuple(sorted((voter.voter_id, str(voter.voter_directory_id)) for voter in voters))
         return NodeState(
             quorum.epoch,
             quorum.leader_id,

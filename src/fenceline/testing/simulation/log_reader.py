@@ -18,13 +18,14 @@ from fenceline.testing.simulation.world import StoredBatch
 class _Read:
     """A segment up to a position."""
 
-    __slots__ = ("batches", "position", "segment", "starts")
+    __slots__ = ("batches", "ends", "position", "segment", "starts")
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.position = 0
         self.batches: list[StoredBatch] = []
         self.starts: list[int] = []
+        self.ends: list[int] = []
 
 
 class StoredBatches:
@@ -38,24 +39,31 @@ class StoredBatches:
     def between(self, segments: Sequence[Segment], start: int, end: int) -> list[StoredBatch]:
         """From the batch that holds `start`, or the first behind it, to the last that begins below `end`."""
         found: list[StoredBatch] = []
-        first = max(0, bisect_right(segments, start, key=lambda segment: segment.base_offset) - 1)
-        for segment in segments[first:]:
+        if not segments:
+            return found
+        first = len(segments) - 1
+        if segments[first].base_offset > start:
+            first = max(0, bisect_right(segments, start, key=lambda segment: segment.base_offset) - 1)
+        for at in range(first, len(segments)):
+            segment = segments[at]
             if segment.base_offset >= end:
                 break
             read = self._read(segment)
-            low = bisect_left(read.batches, start + 1, key=lambda batch: batch.next_offset)
-            found += read.batches[low : bisect_left(read.starts, end)]
+            found += read.batches[bisect_right(read.ends, start) : bisect_left(read.starts, end)]
         return found
 
     def _read(self, segment: Segment) -> _Read:
         read = self._reads.get(segment.base_offset)
-        if read is None or read.segment is not segment or read.position > segment.size_bytes:
+        size_bytes = segment.size_bytes
+        if read is None or read.segment is not segment or read.position > size_bytes:
             read = self._reads[segment.base_offset] = _Read(segment)
-        if read.position < segment.size_bytes:
-            content = self._disk.peek(segment.path, read.position, segment.size_bytes) or b""
-            for header in iter_headers(memoryview(content)):
+        if read.position < size_bytes:
+            content = self._disk.peek(segment.path, read.position, size_bytes) or b""
+            for header in iter_headers(content):
+                base_offset, next_offset = header.base_offset, header.next_offset
                 batch = content[header.position : header.end_position]
-                read.batches.append(StoredBatch(header.base_offset, header.next_offset, header.leader_epoch, batch))
-                read.starts.append(header.base_offset)
+                read.batches.append(StoredBatch(base_offset, next_offset, header.leader_epoch, batch))
+                read.starts.append(base_offset)
+                read.ends.append(next_offset)
             read.position += len(content)
         return read

@@ -8,6 +8,7 @@ Rules: raft.md Q52; since_4_0.md K7, K8 (what the pre-vote is for).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
@@ -26,6 +27,7 @@ class Majorities:
         self._states: dict[int, tuple[NodeState, float]] = {}
         """By node: its state, and since when (s) it has led this epoch or followed its leader in touch."""
         self._newest_epoch = -1
+        self._files: dict[int, _Files] = {}
 
     def ended(self, process: Process) -> None:
         self._states.pop(process.node_id, None)
@@ -68,7 +70,31 @@ class Majorities:
         if process is None:
             return False
         disk = process.disk
-        names = disk.safe_names(directory)
-        if any(name.endswith(".log") and batch.content in disk.safe_content(directory, name) for name in names):
+        files = self._files.get(node_id)
+        if files is None or files.version != disk.safe_version:
+            files = self._files[node_id] = _Files(disk.safe_version, disk.safe_names(directory))
+        likely = bisect_right(files.logs, f"{batch.base_offset:020}.log") - 1
+        if likely >= 0 and batch.content in disk.safe_content(directory, files.logs[likely]):
             return True
-        return any(name.endswith(".checkpoint") and int(name[:20]) >= batch.next_offset for name in names)
+        if any(batch.content in disk.safe_content(directory, name) for name in files.logs):
+            return True
+        return files.newest_snapshot >= batch.next_offset
+
+
+class _Files:
+    """The names of a disk's safe files that hold records, as long as no other files become safe."""
+
+    __slots__ = ("logs", "newest_snapshot", "version")
+
+    def __init__(self, version: int, names: Iterable[str]) -> None:
+        self.version = version
+        self.logs: list[str] = []
+        """Ascending."""
+        self.newest_snapshot = -1
+        """The highest end offset."""
+        for name in names:
+            if name.endswith(".log"):
+                self.logs.append(name)
+            elif name.endswith(".checkpoint"):
+                self.newest_snapshot = max(self.newest_snapshot, int(name[:20]))
+        self.logs.sort()

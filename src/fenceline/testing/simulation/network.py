@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any, Final
 
 from fenceline.testing.simulation.loop import SimLoop
-from fenceline.testing.simulation.scheduler import ENDED, Scheduler
+from fenceline.testing.simulation.scheduler import ENDED, Scheduler, SimHandle
 from fenceline.testing.simulation.trace import Trace
 
 Frame = Any
@@ -86,6 +87,7 @@ class Network:
         self._connections: dict[int, Connection] = {}
         self._next_id = 0
         self._loop = SimLoop(scheduler, "network")
+        self._context = copy_context()
         self.delivered = 0
         self.dropped = 0
 
@@ -176,7 +178,7 @@ class Network:
             return
         self.delivered += 1
         self._tell(f"{source}>{destination} {what}")
-        self._loop.call_later(self.delay_s(), deliver)
+        self.deliver_at(self._scheduler.now_s + self.delay_s(), deliver)
 
     # -- requests without a connection ---------------------------------------------------------------------------------
 
@@ -265,11 +267,17 @@ class Network:
     def forget(self, connection_id: int) -> None:
         self._connections.pop(connection_id, None)
 
+    def forget_all(self) -> None:
+        """Nothing will ever arrive."""
+        self._servers.clear()
+        self._connections.clear()
+        self._held.clear()
+
     def is_dark(self, node_id: int) -> bool:
         return node_id in self._dark
 
     def deliver_at(self, when_s: float, deliver: Callable[[], None]) -> None:
-        self._loop.call_later(when_s - self._scheduler.now_s, deliver)
+        self._scheduler.at(when_s, SimHandle(self._loop, deliver, (), self._context, when_s))
 
     @property
     def now_s(self) -> float:
@@ -343,19 +351,19 @@ class Connection:
     def send(self, source: int, destination: int, deliver: Callable[[], None], what: str) -> None:
         """Bring one thing to the other end, in order. Into a partition: when it has healed."""
         network = self._network
-
-        def arrive() -> None:
-            if not self.is_open:
-                return
-            if network.is_cut(source, destination):
-                network.hold(source, destination, arrive)
-            elif not network.is_dark(destination):
-                deliver()
-
         at_s = max(self._free_at_s[destination] + _APART_S, network.now_s + network.delay_s())
         self._free_at_s[destination] = at_s
         network.tell(f"{source}>{destination} #{self._id} {what}")
-        network.deliver_at(at_s, arrive)
+        network.deliver_at(at_s, partial(self._arrive, source, destination, deliver))
+
+    def _arrive(self, source: int, destination: int, deliver: Callable[[], None]) -> None:
+        network = self._network
+        if not self.is_open:
+            return
+        if network.is_cut(source, destination):
+            network.hold(source, destination, partial(self._arrive, source, destination, deliver))
+        elif not network.is_dark(destination):
+            deliver()
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
@@ -444,18 +452,17 @@ class Connection:
         network = self._network
         network.forget(self._id)
         network.tell(f"{self.source}>{self.destination} #{self._id} cut: {reason}")
-        if ended == self.source:
+        if ended != self.source:
+            network.deliver_at(network.now_s + network.delay_s(), partial(self._hear_of_cut, reason))
+
+    def _hear_of_cut(self, reason: str) -> None:
+        network = self._network
+        if network.is_cut(self.destination, self.source):
+            network.hold(self.destination, self.source, partial(self._hear_of_cut, reason))
             return
-
-        def tell() -> None:
-            if network.is_cut(self.destination, self.source):
-                network.hold(self.destination, self.source, tell)
-                return
-            if self._on_lost is not None:
-                self._loop.call_soon(self._on_lost)
-            self._break(Lost(f"the connection to {self.destination} was lost: {reason}"))
-
-        network.deliver_at(network.now_s + network.delay_s(), tell)
+        if self._on_lost is not None:
+            self._loop.call_soon(self._on_lost)
+        self._break(Lost(f"the connection to {self.destination} was lost: {reason}"))
 
     def fall_silent(self, dead: int) -> None:
         """One machine lost power: nobody is told."""

@@ -126,6 +126,12 @@ class Scheduler:
             heapify(self._timers)
             self._cancelled_timers = 0
 
+    def forget(self) -> None:
+        """Nothing will ever run here."""
+        self.watcher = None
+        self._ready.clear()
+        self._timers.clear()
+
     def fail(self, error: BaseException) -> None:
         """End the run with this error; the first one counts."""
         if self._failure is None:

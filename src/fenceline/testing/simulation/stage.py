@@ -109,14 +109,23 @@ def play(
     sink: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Play one seed of a story, or of `all` in turn. Never raises for what the simulated code does."""
-    story = story_of(seed, story)
-    options = options_of(seed, story, overrides)
-    outcome = Outcome(seed, story, options)
     began = time.process_time()
-    world = World(seed, options, sink=sink)
-    invariants = Invariants(world)
     had_gc = gc.isenabled()
     gc.disable()  # when cycles are collected, and their finalizers run, is not the seed's to say
+    try:
+        outcome = _played(seed, story_of(seed, story), overrides or {}, sink)
+    finally:  # the world has gone: a collector that came sooner would look through all of it
+        if had_gc:
+            gc.enable()
+    outcome.cpu_s = time.process_time() - began
+    return outcome
+
+
+def _played(seed: int, story: str, overrides: Mapping[str, str], sink: Callable[[str], None] | None) -> Outcome:
+    options = options_of(seed, story, overrides)
+    outcome = Outcome(seed, story, options)
+    world = World(seed, options, sink=sink)
+    invariants = Invariants(world)
     try:
         with LogSink(world):
             _play(world, STORIES[story][0](world, invariants), invariants, outcome)
@@ -130,8 +139,6 @@ def play(
     finally:
         with LogSink(world):
             world.close()
-        if had_gc:
-            gc.enable()
     outcome.digest = world.trace.digest
     outcome.events = world.trace.count
     outcome.steps = world.scheduler.steps
@@ -139,7 +146,6 @@ def play(
     outcome.changes = invariants.changes
     outcome.committed = len(invariants.committed)
     outcome.last_lines = world.trace.last_lines if outcome.failure else []
-    outcome.cpu_s = time.process_time() - began
     return outcome
 
 

@@ -287,7 +287,8 @@ class World:
             listener(process)
 
     def close(self) -> None:
-        """Let go of everything, in order."""
+        """Let go of everything, in order. Nothing points back to the world then, so that it goes without a search for
+        cycles."""
         for process in self.processes.values():
             if process.loop is not None:
                 process.loop.kill()
@@ -296,6 +297,10 @@ class World:
         for loop in [*self.buried, self.loop]:
             loop.bury()
         self.buried.clear()
+        self.scheduler.forget()
+        self.network.forget_all()
+        self.processes.clear()
+        self.on_end.clear()
 
 
 class LogSink:
