@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 
 from fenceline.config.listeners import SECURITY_PROTOCOLS, Listener
 from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, RegisterBroker
-from fenceline.errors import ErrorCode, PeerError
+from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.metadata.features import Levels
 from fenceline.metadata.image import Endpoint
 from fenceline.node.logs import Logger
@@ -38,8 +38,10 @@ _AGAIN_S: Final = 0.2
 _SOON_S: Final = 0.05
 _LOOK_S: Final = 0.1
 """Between two looks whether the other controllers are there, while a broker waits to be let go."""
-_TOLD_EACH: Final = 50
+_TOLD_EACH: Final = 300
 """Attempts to register between two lines for the operator."""
+_TOLD_FIRST: Final = 50
+"""Whoever had this id before, and was killed, is forgotten by then."""
 _PASSES: Final = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION})
 """What another attempt can mend: nobody leads yet, or the broker that had this id before is not known to be dead."""
 
@@ -86,7 +88,12 @@ class BrokerLifecycle:
             log_dirs=log_dirs,
             previous_broker_epoch=previous_broker_epoch,
         )
-        await self._register()
+        try:
+            await self._register()
+        except PeerError as error:
+            if self._is_alone or self._controller.has_failed:
+                raise
+            raise self._refused(error) from error
         if not self._is_alone:
             self._beats = asyncio.ensure_future(self._stay_fenced())
             while not self._is_known:
@@ -108,15 +115,39 @@ class BrokerLifecycle:
                 if self._is_alone or error.code not in _PASSES or self._controller.has_failed:
                     raise
                 attempts += 1
-                if attempts % _TOLD_EACH == 0:
-                    log.warning(
-                        "broker not registered yet",
-                        reason=error.message or error.code.name,
-                        advice="It is tried again. A majority of the controllers must run and be reached from here.",
-                    )
+                if attempts % _TOLD_EACH == _TOLD_FIRST:
+                    self._tell_waiting(error)
                 await asyncio.sleep(_AGAIN_S)
         self.broker_epoch = answer.broker_epoch
         self._controller.active.own_broker_epoch = self.broker_epoch
+
+    def _tell_waiting(self, error: PeerError) -> None:
+        reason = error.message or error.code.name
+        advice = "It is tried again. A majority of the controllers must run and be reached from here."
+        if error.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION:
+            reason = f"broker {self._node_id} is registered by another process, which still sends heartbeats"
+            advice = (
+                f"If another node runs with node.id={self._node_id}, stop this one and give it an id and a directory of"
+                " its own. If it was an earlier life of this node, it is forgotten within broker.session.timeout.ms,"
+                " and this one goes on by itself."
+            )
+        log.warning("broker not registered yet", reason=reason, advice=advice)
+
+    def _refused(self, error: PeerError) -> OperatorError:
+        advice = "Correct what the controller names, then start this broker again."
+        if error.code is ErrorCode.INCONSISTENT_CLUSTER_ID:
+            advice = (
+                "This broker's directory or the address of its controllers is another cluster's: compare cluster.id in"
+                " meta.properties, and check controller.quorum.bootstrap.servers and controller.quorum.voters."
+            )
+        elif error.code is ErrorCode.UNSUPPORTED_VERSION:
+            advice = (
+                "Release and feature levels of this broker and the controllers must fit (`fenceline features list`),"
+                " and controller.quorum.bootstrap.servers and controller.quorum.voters must name controllers'"
+                " listeners, not brokers'."
+            )
+        reason = error.message or error.code.name
+        return OperatorError(f"Broker {self._node_id} can not be registered: {reason}", advice)
 
     async def _stay_fenced(self) -> None:
         """The broker lives and is not ready."""

@@ -48,6 +48,7 @@ from fenceline.quorum.quorum import Quorum
 if TYPE_CHECKING:
     from fenceline.node.controller_opening import OpenedController
     from fenceline.node.peer_connection import Dial
+    from fenceline.node.quorum_watch import QuorumWatch
 
 _RESIGN_MS: Final = 1000
 """How long a leader that stops waits for another one."""
@@ -99,6 +100,7 @@ class ControllerDriver:
         self._connect = connect
         self._failed: asyncio.Future[None] | None = None
         self._snapshots: Snapshots | None = None
+        self._watch: QuorumWatch | None = None
         self._opened: OpenedController
         self._driver: QuorumDriver
         self._loader: MetadataLoader
@@ -288,6 +290,7 @@ class ControllerDriver:
         """Second half: boot the quorum."""
         opened = self._opened
         if not opened.is_alone or self._config.can_reach_others:
+            self._begin_watch()
             self._driver.connect(self._peers)
         if opened.is_alone:
             self._dead = frozenset((self._node_id,))
@@ -305,6 +308,20 @@ class ControllerDriver:
         self._snapshots.replayed(opened.replayed.log_record_count, lambda: self._loader.image, self.quorum)
         self._driver.started()
 
+    def _begin_watch(self) -> None:
+        from fenceline.node.quorum_watch import QuorumWatch
+
+        self._watch = QuorumWatch(
+            self.quorum,
+            self._opened.view,
+            self._clock,
+            node_id=self._node_id,
+            directory_id=self._directory_id,
+            is_controller=self._config.is_controller,
+            joins=self._config.get_bool("controller.quorum.auto.join.enable"),
+        )
+        self._watch.start()
+
     def _peers(self, answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> Any:
         from fenceline.node.peer_connection import dial_from
         from fenceline.node.quorum_peers import QuorumPeers
@@ -315,12 +332,15 @@ class ControllerDriver:
             answered=answered,
             unanswered=unanswered,
             connect=self._connect or dial_from(self._config.get_str("fenceline.outbound.address") or ""),
+            watch=self._watch,
         )
 
     async def stop(self) -> None:
         """Answer what is queued, stop leading, close the log."""
         if self._stopped:
             return
+        if self._watch is not None:
+            self._watch.close()
         if self._is_open:
             await while_others_are_there(self.channel, self._active.finish(), self._driver.resign)
         self._stopped = True

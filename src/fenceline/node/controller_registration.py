@@ -1,6 +1,8 @@
 """This controller as the cluster knows it: where it is found, and which features it supports (KIP-919).
 
-Owns the registration of one controller's life. It is asked for until this node's own image shows it.
+Owns the registration of one controller's life. It is asked for until this node's own image shows it. Where another
+process registers under the same id, both would take it from each other for ever, a record each time: then it is said,
+and asked for less and less often.
 
 Rules: since_4_0.md K20, K27 (a feature is raised only when every voter is registered), K38.
 """
@@ -11,18 +13,22 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from fenceline.config.listeners import SECURITY_PROTOCOLS, Listener
 from fenceline.controller.requests import RegisterController
 from fenceline.errors import PeerError
 from fenceline.metadata.features import Levels
 from fenceline.metadata.image import Endpoint
+from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
     from fenceline.node.controller_driver import ControllerDriver
 
+log = Logger("controller")
+
 _AGAIN_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 60.0
 _FIRST_METADATA_VERSION: Final = 15
 """3.7-IV0: older ones have no such record."""
 
@@ -45,6 +51,9 @@ class ControllerRegistration:
             features,
         )
         self._task: asyncio.Task[None] | None = None
+        self._was_known = False
+        self._losses = 0
+        """How often another process has taken the id."""
 
     def start(self) -> None:
         self._task = asyncio.ensure_future(self._run())
@@ -55,19 +64,43 @@ class ControllerRegistration:
             await asyncio.gather(self._task, return_exceptions=True)
 
     @property
+    def _known_incarnation(self) -> UUID | None:
+        known = self._controller.image.controllers.get(self._node_id)
+        return known.incarnation_id if known is not None else None
+
+    @property
     def _is_wanted(self) -> bool:
-        image = self._controller.image
-        if image.metadata_version < _FIRST_METADATA_VERSION:
+        if self._controller.image.metadata_version < _FIRST_METADATA_VERSION:
             return False
-        known = image.controllers.get(self._node_id)
-        return known is None or known.incarnation_id != self._request.incarnation_id
+        return self._known_incarnation != self._request.incarnation_id
 
     async def _run(self) -> None:
         while True:
             changed = self._controller.next_change()
             if self._is_wanted:
+                if self._was_known:
+                    self._was_known = False
+                    self._losses += 1
+                    await self._give_way()
+                    continue
                 with contextlib.suppress(PeerError):
                     await self._controller.submit(self._request)
                 await asyncio.wait((changed,), timeout=_AGAIN_S)
             else:
+                self._was_known = self._request.incarnation_id == self._known_incarnation
                 await asyncio.wait((changed,))
+
+    async def _give_way(self) -> None:
+        """The first time it may have been a request of an earlier life that came late."""
+        if self._losses == 1:
+            return
+        pause_s = min(2.0 ** (self._losses - 2), _LONGEST_PAUSE_S)
+        known = self._controller.image.controllers.get(self._node_id)
+        log.error(
+            "another process registers as this controller",
+            node=self._node_id,
+            other=", ".join(f"{each.host}:{each.port}" for each in known.endpoints) if known is not None else "",
+            advice=f"Two processes run with node.id={self._node_id}. Stop one of them and give it an id and a directory"
+            " of its own. Where the directory was copied both have one vote: stop the copy at once.",
+        )
+        await asyncio.sleep(pause_s)

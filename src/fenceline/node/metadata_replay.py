@@ -32,6 +32,7 @@ from fenceline.quorum.control_records import (
     ControlRecord,
     KRaftVersion,
     KRaftVoters,
+    LeaderChange,
     SnapshotFooter,
     SnapshotHeader,
     Voter,
@@ -68,6 +69,8 @@ class Replayed:
     """C6: the writer died inside of a metadata transaction."""
     last_timestamp_ms: int
     snapshot: SnapshotId
+    leader_change: LeaderChange | None
+    """The last one: who led, and which voters it counted."""
 
 
 @contextmanager
@@ -133,6 +136,7 @@ class Replay:
         self._voters: tuple[Voter, ...] = ()
         self._history = VoterHistory()
         self._kraft_version = 0
+        self._leader_change: LeaderChange | None = None
         self._is_log = False
         self._record_count = 0
         self._log_record_count = 0
@@ -179,6 +183,7 @@ class Replay:
             self._transactions.is_open,
             self._last_timestamp_ms,
             self.snapshot,
+            self._leader_change,
         )
 
     def _batch(self, records: memoryview, header: BatchHeader) -> list[ControlRecord]:
@@ -203,6 +208,8 @@ class Replay:
 
     def _control(self, control: ControlRecord, offset: int) -> None:
         match control:
+            case LeaderChange():
+                self._leader_change = control
             case KRaftVersion():
                 self._kraft_version = control.k_raft_version
             case KRaftVoters():

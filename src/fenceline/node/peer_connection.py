@@ -74,6 +74,7 @@ class PeerConnection(asyncio.Protocol):
         self._received = bytearray()
         self._pending: deque[_Pending] = deque()
         self._next_correlation_id = 0
+        self._why_lost = f"the connection to {peer} broke"
 
     @property
     def is_open(self) -> bool:
@@ -139,6 +140,7 @@ class PeerConnection(asyncio.Protocol):
         while end - position >= 4:
             size = int.from_bytes(received[position : position + 4], "big", signed=True)
             if not 4 <= size <= _MAX_ANSWER_BYTES or not self._pending:
+                self._why_lost = f"{self.peer} answers with what is nothing of Kafka's protocol"
                 self.close()
                 return
             if end - position - 4 < size:
@@ -164,7 +166,7 @@ class PeerConnection(asyncio.Protocol):
         while self._pending:
             answer = self._pending.popleft().answer
             if not answer.done():
-                answer.set_exception(ConnectionLost(f"the connection to {self.peer} broke"))
+                answer.set_exception(ConnectionLost(self._why_lost))
 
 
 async def open_peer(host: str, port: int, *, client_id: str, connect: Dial = dial) -> PeerConnection:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fenceline.node.metadata_log import MetadataLog
-from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVoters, Voter
+from fenceline.quorum.control_records import ControlRecord, KRaftVersion, KRaftVoters, LeaderChange, Voter
 from fenceline.quorum.log_view import EpochEnd, LogEnd, SnapshotId, VotersAt
 from fenceline.quorum.voter_set import VoterHistory
 
@@ -18,11 +18,19 @@ from fenceline.quorum.voter_set import VoterHistory
 class QuorumLog:
     """See the module. What is there at the start is durable."""
 
-    def __init__(self, log: MetadataLog, history: VoterHistory, kraft_version: int) -> None:
+    def __init__(
+        self,
+        log: MetadataLog,
+        history: VoterHistory,
+        kraft_version: int,
+        leader_change: LeaderChange | None = None,
+    ) -> None:
         self._log = log
         self._history = history
         self._kraft_version = kraft_version
         self._flushed_offset = log.end_offset
+        self.leader_change = leader_change
+        """The newest beginning of an epoch that is known: who led, and which voters it counted."""
 
     # -- told by the driver ------------------------------------------------------------------------------------------
 
@@ -33,7 +41,9 @@ class QuorumLog:
     def control_appended(self, base_offset: int, records: Sequence[ControlRecord | None]) -> None:
         """A control batch was appended whose first record is at `base_offset`; None stands for an unknown kind."""
         for offset, record in enumerate(records, base_offset):
-            if isinstance(record, KRaftVersion):
+            if isinstance(record, LeaderChange):
+                self.leader_change = record
+            elif isinstance(record, KRaftVersion):
                 self._kraft_version = record.k_raft_version
             elif isinstance(record, KRaftVoters):
                 self._history.add(VotersAt(offset, self._kraft_version, record.voters))
@@ -74,6 +84,10 @@ class QuorumLog:
         return LogEnd(epoch, self._flushed_offset)
 
     @property
+    def promised(self) -> LogEnd:
+        return self._log.promised
+
+    @property
     def start_offset(self) -> int:
         return self._log.start_offset
 
@@ -83,10 +97,6 @@ class QuorumLog:
     @property
     def earliest_snapshot(self) -> SnapshotId | None:
         return self._log.snapshots[0] if self._log.snapshots else None
-    @property
-    def promised(self) -> LogEnd:
-        return self._log.promised
-
 
     @property
     def latest_snapshot(self) -> SnapshotId | None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fenceline.node.logs import Logger
 from fenceline.node.peer_connection import ConnectionLost, Dial, PeerConnection, dial, learn_versions, open_peer
 from fenceline.node.quorum_wire import API_OF, read_answer, read_api_versions, request_fields, unsupported, version_for
-from fenceline.quorum.duties import Send
+from fenceline.quorum.duties import Peer, Send
 from fenceline.quorum.messages import (
     ApiVersionsRequest,
     FetchRequest,
@@ -24,7 +24,11 @@ from fenceline.quorum.messages import (
     ResponseMessage,
 )
 from fenceline.wire import entities
+from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
+
+if TYPE_CHECKING:
+    from fenceline.node.quorum_watch import QuorumWatch
 
 log = Logger("quorum")
 
@@ -46,7 +50,10 @@ class QuorumPeers:
         answered: Callable[[int, ResponseMessage], None],
         unanswered: Callable[[int, bool], None],
         connect: Dial = dial,
+        watch: QuorumWatch | None = None,
     ) -> None:
+        """`watch` hears which addresses do not answer, and why."""
+        self._watch = watch
         self._client_id = f"quorum-{node_id}"
         self._timeout_s = request_timeout_ms / 1000 + _PATIENCE_S
         self._answered = answered
@@ -84,9 +91,13 @@ class QuorumPeers:
                 log.warning("answer not understood", peer=f"{peer.host}:{peer.port}", reason=str(error))
                 self._drop(route)
             if not self._is_closed:
+                if self._watch is not None:
+                    self._watch.missed(*_told(peer, error))
                 self._unanswered(duty.request_id, isinstance(error, ConnectionRefusedError))
         else:
             if not self._is_closed:
+                if self._watch is not None:
+                    self._watch.reached(f"{peer.host}:{peer.port}")
                 self._answered(duty.request_id, answer)
 
     async def _connection(self, route: Route) -> PeerConnection:
@@ -94,9 +105,16 @@ class QuorumPeers:
         if task is not None and task.done() and (task.cancelled() or task.exception() or not task.result().is_open):
             task = None
         if task is None:
-            opening = open_peer(route[0], route[1], client_id=self._client_id, connect=self._connect)
+            opening = self._open(route[0], route[1])
             task = self._connections[route] = asyncio.get_running_loop().create_task(opening)
         return await asyncio.shield(task)
+
+    async def _open(self, host: str, port: int) -> PeerConnection:
+        connection = await open_peer(host, port, client_id=self._client_id, connect=self._connect)
+        if ApiKey.VOTE not in connection.versions:
+            connection.close()
+            raise ConnectionLost(f"{connection.peer} is no controllers' listener, but one of a broker")
+        return connection
 
     def _drop(self, route: Route) -> None:
         task = self._connections.pop(route, None)
@@ -119,3 +137,12 @@ class QuorumPeers:
             connection.close()
             raise ConnectionLost(f"{connection.peer} is silent") from None
         return read_answer(key, entities.read_response(key, version, answer))
+
+
+def _told(peer: Peer, error: Exception) -> tuple[str, str]:
+    """The address of `peer`, and why it gave no answer, for an operator."""
+    address = f"{peer.host}:{peer.port}"
+    if isinstance(error, ConnectionRefusedError):
+        return address, f"nobody listens on {address}"
+    told = str(error) or type(error).__name__
+    return address, told if address in told else f"{address}: {told}"

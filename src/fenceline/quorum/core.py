@@ -210,7 +210,7 @@ class Core:
             self.say(
                 Level.ERROR,
                 f"Others say that node {self.me} leads epoch {epoch}; this process does not.",
-                f"Another process seems to run with node.id={self.me}: stop one of them and give it an id and a directory"
+                f"Another process runs with node.id={self.me}: stop one of them and give it an id and a directory"
                 " of its own. A copy of a directory must never run.",
             )
             leader_id = NOBODY

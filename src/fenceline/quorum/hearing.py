@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from fenceline.errors import ErrorCode
+from fenceline.ids import encode_uuid
 from fenceline.quorum.control_records import VoterEndpoint
 from fenceline.quorum.core import Core
 from fenceline.quorum.download import Download
@@ -115,6 +116,8 @@ class Hearing:
         if error is not ErrorCode.NONE:
             if error is ErrorCode.INVALID_REQUEST:
                 core.say(Level.ERROR, f"Node {sent.peer.node_id} calls this an invalid request: {sent.message}")
+            elif error is ErrorCode.INVALID_VOTER_KEY:
+                self._is_somebody_else(sent)
             self._not_now(sent)
             return
         match sent.message, response:
@@ -140,15 +143,31 @@ class Hearing:
             self._following.back_off()
 
     def _refused_as_a_whole(self, sent: InFlight, error: ErrorCode) -> None:
-        advice = ""
+        advice, reason = "", error.name
         if error is ErrorCode.INCONSISTENT_CLUSTER_ID:
-            advice = "That address belongs to another cluster: check controller.quorum.voters and bootstrap.servers."
+            reason += f", this node is of cluster {self._core.settings.cluster_id}"
+            advice = (
+                "That address belongs to another cluster, or this node's directory does: compare cluster.id in"
+                " meta.properties of both, and check controller.quorum.voters and controller.quorum.bootstrap.servers."
+            )
         self._core.say(
-            Level.WARNING,
-            f"Node {sent.peer.node_id} at {sent.peer.host}:{sent.peer.port} refuses this node's requests: {error.name}",
-            advice,
+            Level.WARNING, f"{sent.peer.host}:{sent.peer.port} refuses this node's requests: {reason}", advice
         )
         self._not_now(sent, 10)
+
+    def _is_somebody_else(self, sent: InFlight) -> None:
+        """Q16, Q21: who is asked there is not who was meant, by its id or its directory."""
+        core, peer = self._core, sent.peer
+        voter = core.voters.of(peer.node_id)
+        directory = ""
+        if voter is not None and not core.voters.names_no_directory(voter):
+            directory = f" with directory id {encode_uuid(voter.voter_directory_id)}"
+        core.say(
+            Level.WARNING,
+            f"The node at {peer.host}:{peer.port} is not voter {peer.node_id}{directory}, as it should be.",
+            "Addresses may be swapped (controller.quorum.voters), or two nodes' directories, or the disk was replaced:"
+            " then `fenceline quorum remove` the old voter and `fenceline quorum add` the new one.",
+        )
 
     def _not_now(self, sent: InFlight, times: int = 1) -> None:
         """An answer that is of no use: ask again a little later."""
