@@ -1,0 +1,183 @@
+"""What an operator must know of a quorum that does not do what it should, as seen from one node.
+
+Owns three things to say: that nobody leads, and which addresses could not be reached and why; that a controller is no
+voter, or its id votes with another directory; that static voters are not the same on all nodes. Each is said when it
+has lasted, once, and once a minute where it lasts. Decides nothing, and looks at the quorum from outside.
+
+Rules: raft.md Q38, Q39, Q45; gaps.md G34.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+from uuid import UUID
+
+from fenceline.ids import encode_uuid
+from fenceline.node.clock import Clock
+from fenceline.node.logs import Logger
+from fenceline.node.quorum_log import QuorumLog
+from fenceline.quorum.control_records import LeaderChange
+from fenceline.quorum.quorum import Quorum
+from fenceline.quorum.roles import Follower
+
+log = Logger("quorum")
+
+_LOOK_S: Final = 1.0
+_LASTS_MS: Final = 5_000
+"""Elections and restarts are over by then."""
+_JOIN_MS: Final = 30_000
+"""A controller that joins by itself is a voter by then."""
+_REPEAT_MS: Final = 60_000
+_MAX_ADDRESSES: Final = 20
+
+_LEADERLESS_ADVICE: Final = (
+    "A majority of the voters must run, reach each other and this node. Until then topics, configs and brokers can not"
+    " be changed and no broker can register; brokers that serve go on. Nothing is lost, and no restart is needed."
+)
+_UNFOUND_ADVICE: Final = (
+    "controller.quorum.bootstrap.servers (or controller.quorum.voters) must name the controllers' listeners, not"
+    " brokers', and a majority of the controllers must run. It is tried again."
+)
+
+
+class QuorumWatch:
+    """See the module. All methods belong to the loop."""
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        view: QuorumLog,
+        clock: Clock,
+        *,
+        node_id: int,
+        directory_id: UUID,
+        is_controller: bool,
+        joins: bool,
+    ) -> None:
+        """`joins`: this controller is to become a voter by itself."""
+        self._quorum = quorum
+        self._view = view
+        self._compared: LeaderChange | None = None
+        self._clock = clock
+        self._node_id = node_id
+        self._directory_id = directory_id
+        self._is_controller = is_controller
+        self._joins = joins
+        self._unreached: dict[str, str] = {}
+        self._leaderless_since_ms: int | None = None
+        self._told_at_ms: int | None = None
+        """When it was last said that nobody leads."""
+        self._outside_since_ms: int | None = None
+        self._outside_told: dict[str, Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look by itself until `close`."""
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._go_on)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def missed(self, address: str, reason: str) -> None:
+        """A request to `address` was not answered."""
+        if address in self._unreached or len(self._unreached) < _MAX_ADDRESSES:
+            self._unreached[address] = reason
+
+    def reached(self, address: str) -> None:
+        if self._unreached:
+            self._unreached.pop(address, None)
+
+    def look(self) -> None:
+        """Say what has lasted."""
+        now_ms = self._clock.monotonic_ms()
+        if self._quorum.is_leader or isinstance(self._quorum.role, Follower):
+            self._is_led(now_ms)
+        else:
+            self._is_leaderless(now_ms)
+        self._compare_voters()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        self.look()
+        self.start()
+
+    def _is_led(self, now_ms: int) -> None:
+        quorum, since_ms = self._quorum, self._leaderless_since_ms
+        if self._told_at_ms is not None and since_ms is not None:
+            log.warning(
+                "the quorum has a leader again",
+                leader=quorum.leader_id,
+                epoch=quorum.epoch,
+                without_s=(now_ms - since_ms) // 1000,
+            )
+        self._leaderless_since_ms = self._told_at_ms = None
+        outside = self._outside()
+        if outside is None:
+            self._outside_since_ms = self._outside_told = None
+            return
+        if self._outside_since_ms is None:
+            self._outside_since_ms = now_ms
+        patience_ms = _JOIN_MS if self._joins else _LASTS_MS
+        if outside != self._outside_told and now_ms - self._outside_since_ms >= patience_ms:
+            self._outside_told = outside
+            log.warning("this controller is no voter", **outside)
+
+    def _is_leaderless(self, now_ms: int) -> None:
+        if self._leaderless_since_ms is None:
+            self._leaderless_since_ms = now_ms
+        lasted_ms = now_ms - self._leaderless_since_ms
+        if lasted_ms < _LASTS_MS or (self._told_at_ms is not None and now_ms - self._told_at_ms < _REPEAT_MS):
+            return
+        self._told_at_ms = now_ms
+        voters = [voter.voter_id for voter in self._quorum.voters]
+        fields: dict[str, Any] = {"voters": voters, "epoch": self._quorum.epoch, "for_s": lasted_ms // 1000}
+        if self._unreached:
+            fields["unreached"] = "; ".join(self._unreached.values())
+        outside = self._outside() or {}
+        advice = outside.get("advice") or (_LEADERLESS_ADVICE if voters else _UNFOUND_ADVICE)
+        log.warning("nobody leads the quorum", **{**fields, **outside, "advice": advice})
+
+    def _compare_voters(self) -> None:
+        """Each leader writes down which voters it counts. With static voters that is what its configuration says."""
+        change = self._view.leader_change
+        if change is None or change is self._compared:
+            return
+        self._compared = change
+        own = [voter.voter_id for voter in self._quorum.voters]
+        theirs = sorted(voter.voter_id for voter in change.voters)
+        if self._quorum.kraft_version == 0 and own and own != theirs:
+            log.error(
+                "voters differ between nodes",
+                here=own,
+                leader=change.leader_id,
+                there=theirs,
+                advice="controller.quorum.voters must name the same controllers on every node, else two majorities may"
+                " decide against each other. Correct it and restart the nodes that have it wrong.",
+            )
+
+    def _outside(self) -> dict[str, Any] | None:
+        """Why this controller does not vote; None: it does, or it is none, or nothing is known yet."""
+        quorum = self._quorum
+        if not self._is_controller or not quorum.voters or quorum.is_voter:
+            return None
+        own, me = encode_uuid(self._directory_id), self._node_id
+        fields: dict[str, Any] = {"node": me, "directory": own, "voters": [each.voter_id for each in quorum.voters]}
+        registered = quorum.voter_set.of(me)
+        if registered is None:
+            advice = (
+                "It was not added yet, or it was removed. The others decide without it; `fenceline quorum add --config"
+                " FILE` on this machine makes it a voter. If it is not to be one, stop it."
+            )
+            return {**fields, "advice": advice}
+        theirs = encode_uuid(registered.voter_directory_id)
+        return {
+            **fields,
+            "registered": theirs,
+            "advice": f"Voter {me} is known with another directory. If its disk was replaced: `fenceline quorum remove"
+            f" {me} --directory-id {theirs}`, then `fenceline quorum add --config FILE` on this machine. If another"
+            f" process runs as node {me}, stop one of them and give it an id of its own.",
+        }
