@@ -117,7 +117,7 @@ def open_controller(
     _check_voters(config, voters, local, is_alone)
     if not is_alone and len(static) <= 1:
         replayed = log.replay_committed()
-    view = QuorumLog(log, replayed.voter_history, replayed.kraft_version)
+    view = QuorumLog(log, replayed.voter_history, replayed.kraft_version, replayed.leader_change)
     settings = quorum_settings(config, cluster_id, static)
     return OpenedController(log, view, Quorum(local, view, settings, rng), replayed, is_alone)
 

@@ -127,7 +127,9 @@ class QuorumDriver:
         self._waits_for: asyncio.Future[Any] | None = None
         """The disk is at work on a duty; those behind it, and all calls, wait."""
         self._has_ended = False
-        self._tick: asyncio.TimerHandle | None = None
+        self._tick: asyncio.Handle | None = None
+        self._tick_at_s = 0.0
+        """In time of the loop. What uvloop gives for a time that has come meanwhile does not know it."""
         self._serving = QuorumServing(disk, log, executor, self._end)
         self._work = QuorumLogWork(
             disk=disk,
@@ -395,9 +397,10 @@ class QuorumDriver:
         loop, tick = asyncio.get_running_loop(), self._tick
         at_s = loop.time() + max(deadline_ms - self._clock.monotonic_ms(), 0) / 1000 + 0.001
         if tick is not None:
-            if tick.when() <= at_s:
+            if self._tick_at_s <= at_s:
                 return
             tick.cancel()
+        self._tick_at_s = at_s
         self._tick = loop.call_at(at_s, self._time_passes)
 
     def _time_passes(self) -> None:
