@@ -8,13 +8,13 @@ from uuid import UUID
 
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
+from fenceline.metadata.node_records import RegisterBrokerRecord
 from fenceline.metadata.records import (
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionRecord,
     ProducerIdsRecord,
-    RegisterBrokerRecord,
     TopicRecord,
 )
 from fenceline.node.metadata_batches import SnapshotBatches, control_batch, record_batch
@@ -86,7 +86,7 @@ class History:
     def snapshot(self) -> SnapshotId:
         """Of what is there now, frozen and registered."""
         snapshot = SnapshotId(self.image.offset + 1, EPOCH)
-        timestamp_ms = self.log.timestamp_at_end_of(self.image.offset, EPOCH)
+        timestamp_ms = self.log.timestamp_at_end_of(self.image.offset, EPOCH)()
         assert timestamp_ms is not None
         self.log.write_snapshot(snapshot, snapshot_of(self.image, timestamp_ms))
         self.log.snapshot_written(snapshot)

@@ -200,6 +200,8 @@ def test_large_states_become_many_batches(history: History) -> None:
 class Quorum:
     """What a snapshot asks of the quorum."""
 
+    slowest_fetch_offset: int | None = None
+
     def voters_before(self, end_offset: int) -> Any:
         assert end_offset > 0
         return 1, VOTERS
@@ -324,11 +326,11 @@ def test_only_of_committed_ends_of_batches(history: History) -> None:
     """§ When to Snapshot; N15, N53: not inside of a batch, past the high watermark or of another epoch."""
     log = history.log
     end = log.end_offset
-    assert log.timestamp_at_end_of(end - 1, EPOCH) is not None
-    assert log.timestamp_at_end_of(end - 2, EPOCH) is None
-    assert log.timestamp_at_end_of(end - 1, EPOCH + 1) is None
+    assert log.timestamp_at_end_of(end - 1, EPOCH)() is not None
+    assert log.timestamp_at_end_of(end - 2, EPOCH)() is None
+    assert log.timestamp_at_end_of(end - 1, EPOCH + 1)() is None
     log.append(record_batch([FeatureLevelRecord("group.version", 1)], 30, 1), EPOCH, 1)
-    assert log.timestamp_at_end_of(end, EPOCH) is None
+    assert log.timestamp_at_end_of(end, EPOCH)() is None
 
 
 def test_it_stores_the_voters_of_its_own_end(history: History) -> None:
@@ -600,15 +602,13 @@ def test_snapshots_below_the_start_are_removed_at_boot(disk: SimDisk) -> None:
 
 def _everything(seed: int) -> MetadataImage:
     from fenceline.metadata.delta import apply
-    from fenceline.metadata.records import (
+    from fenceline.metadata.node_records import RegisterBrokerRecord, RegisterControllerRecord
+    from fenceline.metadata.records import ConfigRecord, ProducerIdsRecord
+    from fenceline.metadata.security_records import (
         AccessControlEntryRecord,
         ClientQuotaRecord,
-        ConfigRecord,
         DelegationTokenRecord,
         EntityData,
-        ProducerIdsRecord,
-        RegisterBrokerRecord,
-        RegisterControllerRecord,
         UserScramCredentialRecord,
     )
 

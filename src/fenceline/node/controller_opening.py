@@ -106,6 +106,7 @@ def open_controller(
                 raise
             MetadataLog.begin_anew(disk, directory, damage, now_ms=now_ms)
             log, replayed = _read_log(config, disk, directory, now_ms, static)
+    log.cluster_id = cluster_id
     voters = replayed.voters or static
     is_alone = [voter.voter_id for voter in voters] == [local.voter_id] and bool(endpoints)
     if is_alone and replayed.kraft_version >= 1 and voters[0].voter_directory_id != local.voter_directory_id:

@@ -13,11 +13,12 @@ A full disk: the batches of a flush are what counts. Where they are safe, and on
 A start that read past a snapshot's end moves the log's start back to where its first segment begins: it is nowhere
 written down (G31). What lies between it and the oldest snapshot is there, and of use to nobody.
 
-Rules: formats.md F3-F5; raft.md Q11, Q12; snapshots.md N1-N10, N15, N16, N18-N21, N43-N47; gaps.md G24, G31, G41.
+Rules: formats.md F3-F5; raft.md Q11, Q12; snapshots.md N1-N10, N15, N16, N18-N22, N43-N47; gaps.md G24, G30, G31, G41.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -126,6 +127,8 @@ class MetadataLog:
         self._disk = disk
         self.directory = directory
         self._log = log
+        self.cluster_id = ""
+        """Whose elections these are, where the opener knows (G41)."""
         self.is_changing = False
         """A thread cuts the log, or lets it begin anew: who reads it waits until more is said to be committed."""
         self.promised = promised_end.read(disk, directory)
@@ -283,11 +286,12 @@ class MetadataLog:
         """Raises OperatorError on a broken file (Q12)."""
         path = f"{self.directory}/{FILE_NAME}"
         content = read_file(self._disk, path)
-        return None if content is None else decode_election(content, path)
+        return None if content is None else decode_election(content, path, self.cluster_id)
 
     def write_election(self, state: ElectionState, kraft_version: int, voter_ids: tuple[int, ...]) -> None:
         """Durable when it returns (Q12)."""
-        replace_file(self._disk, f"{self.directory}/{FILE_NAME}", encode_election(state, kraft_version, voter_ids))
+        content = encode_election(state, kraft_version, voter_ids, self.cluster_id)
+        replace_file(self._disk, f"{self.directory}/{FILE_NAME}", content)
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
@@ -400,17 +404,21 @@ class MetadataLog:
                 "The disk may be failing: check it. With other voters alive, format this node anew.",
             ) from error
 
-    def timestamp_at_end_of(self, image_offset: int, epoch: int) -> int | None:
-        """Append time in ms of the batch whose last record is at `image_offset`; None where no batch of `epoch` ends
-        there (N14, N15). Reads at most one batch. Raises OperatorError where that is damaged."""
+    def timestamp_at_end_of(self, image_offset: int, epoch: int) -> Callable[[], int | None]:
+        """What finds, in a thread, the append time in ms of the batch that ends with `image_offset`; None where no
+        committed batch of `epoch` ends there (N14, N15). It reads one batch, and raises OperatorError where that is
+        damaged, StorageError. Raises StorageError."""
         if not self.start_offset <= image_offset < self._log.high_watermark:
-            return None
+            return lambda: None
         read = self._log.read(image_offset, 1, end_offset_exclusive=image_offset + 1)
-        records = read.records if read.resident else read.load()
-        for header in self._checked(records):
-            if header.last_offset == image_offset:
-                return header.max_timestamp if header.leader_epoch == epoch else None
-        return None
+
+        def find() -> int | None:
+            for header in self._checked(read.records if read.resident else read.load()):
+                if header.last_offset == image_offset:
+                    return header.max_timestamp if header.leader_epoch == epoch else None
+            return None
+
+        return find
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
@@ -421,8 +429,17 @@ class MetadataLog:
         """
         return snapshot_files.write_snapshot(self._disk, self.path_of(snapshot), batches)
 
-    def snapshot_written(self, snapshot: SnapshotId) -> None:
-        self.snapshots.append(snapshot)
+    def snapshot_written(self, snapshot: SnapshotId) -> bool:
+        """Register what is frozen. False: the log begins behind it by now, and the file may go (N15)."""
+        if snapshot.end_offset < self.start_offset:
+            return False
+        if snapshot not in self.snapshots:
+            insort(self.snapshots, snapshot, key=snapshot_files.age)
+        return True
+
+    def delete_snapshot(self, snapshot: SnapshotId) -> None:
+        """Of the disk; for a thread. Raises OSError."""
+        snapshot_files.unlink_marked(self._disk, self.path_of(snapshot))
 
     def snapshot_sizes(self, snapshots: Sequence[SnapshotId]) -> dict[SnapshotId, int]:
         """Bytes of snapshot files, for a thread. Raises OSError."""
@@ -442,21 +459,27 @@ class MetadataLog:
         *,
         timestamps: Mapping[SnapshotId, int] | None = None,
         max_age_ms: int = -1,
+        wanted_offset: int | None = None,
     ) -> list[Callable[[], None]]:
         """N18-N20: while there are two, the oldest snapshot goes and the log starts at the next one: as long as log and
-        snapshots have more than `max_bytes`, then as long as it is older than `max_age_ms`. Below 0 is no limit.
+        snapshots have more than `max_bytes`, then as long as it is older than `max_age_ms`. Below 0 is no limit. What
+        somebody still fetches, from `wanted_offset` on, stays until there are twice as many bytes (G30).
 
         `sizes` in bytes, `timestamps` as `snapshot_timestamps` gives them. Files are marked at once (N21); gives back
         what deletes them, for a thread; these raise OSError. Raises StorageError.
         """
         deletions: list[Callable[[], None]] = []
 
+        def is_wanted() -> bool:
+            return wanted_offset is not None and wanted_offset < self.snapshots[1].end_offset
+
         def is_too_large() -> bool:
-            return 0 <= max_bytes < self._log.size_bytes + sum(sizes.get(each, 0) for each in self.snapshots)
+            size_bytes = self._log.size_bytes + sum(sizes.get(each, 0) for each in self.snapshots)
+            return 0 <= max_bytes * (2 if is_wanted() else 1) < size_bytes
 
         def is_too_old() -> bool:
             written_ms = (timestamps or {}).get(self.snapshots[0])
-            return max_age_ms >= 0 and written_ms is not None and now_ms - written_ms > max_age_ms
+            return max_age_ms >= 0 and written_ms is not None and now_ms - written_ms > max_age_ms and not is_wanted()
 
         for is_due in (is_too_large, is_too_old):
             while len(self.snapshots) >= 2 and self.snapshots[1].end_offset <= self._log.high_watermark and is_due():

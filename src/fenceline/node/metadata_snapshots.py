@@ -7,9 +7,13 @@ and tried again at the next limit.
 
 Old snapshots go once a minute and after each new one: while log and snapshots outgrow `metadata.max.retention.bytes`,
 or the oldest is older than `metadata.max.retention.ms`. The newest always stays. Files are deleted a minute after they
-got their other name, so that whoever reads one reads it to its end.
+got their other name, so that whoever reads one reads it to its end. A leader keeps what a live replica is still
+fetching, for ten minutes at most, and until there are twice as many bytes as there should be.
 
-Rules: snapshots.md N11-N16, N18-N21; gaps.md G23, G32.
+Of KIP-630 `metadata.snapshot.min.changed_records.ratio` is known and off, `metadata.start.offset.lag.time.max.ms` is
+those ten minutes; Kafka has neither (N13).
+
+Rules: snapshots.md N11-N16, N18-N22; gaps.md G23, G30, G32.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from fenceline.config.node import NodeConfig
@@ -40,6 +45,8 @@ _QUIET_S: Final = 10.0
 """How long a node is left alone after its start."""
 _CLEANING_S: Final = 60.0
 """N18."""
+_LAG_MS: Final = 600_000
+"""How long a replica that lags keeps the leader from cleaning (G30)."""
 _RATIO: Final = "metadata.snapshot.min.changed_records.ratio"
 
 
@@ -86,7 +93,7 @@ class Snapshots:
         self._since_offset = log.newest_snapshot.end_offset
         self._record_count = 0
         """Of the newest snapshot; 0 when it is not known."""
-        self._running: asyncio.Future[_Written] | None = None
+        self._running: asyncio.Future[_Written | None] | None = None
         self._looking: asyncio.Future[dict[SnapshotId, _File]] | None = None
         self._kept: dict[SnapshotId, _File | None] = {}
         """What was found out of the snapshots on the disk; files do not change."""
@@ -95,6 +102,9 @@ class Snapshots:
         self._later: asyncio.TimerHandle | None = None
         self._cleaning: asyncio.TimerHandle | None = None
         self._is_finished = False
+        self._quorum: Quorum | None = None
+        self._held_since_ms: int | None = None
+        """Since when a replica of this leader lags behind the place where the log would start next."""
         self.generated_count = 0
         """Snapshots that were written since the start."""
         self.failed_count = 0
@@ -104,6 +114,7 @@ class Snapshots:
 
     def replayed(self, log_record_count: int, current: Callable[[], MetadataImage], quorum: Quorum) -> None:
         """The node has started and had to read this many records from the log. `current` gives the committed image."""
+        self._quorum = quorum
         loop = asyncio.get_running_loop()
         if log_record_count > _REPLAYED_RECORDS:
             self._later = loop.call_later(_QUIET_S, lambda: self._begin(current(), quorum))
@@ -150,40 +161,48 @@ class Snapshots:
 
     def _begin(self, image: MetadataImage, quorum: Quorum) -> None:
         snapshot = SnapshotId(image.offset + 1, image.epoch)
-        if self._running is not None or self._is_finished or snapshot in self._log.snapshots:
+        if self._running is not None or self._is_finished or snapshot in self._log.snapshots or self._log.is_changing:
             return
         try:
-            timestamp_ms = self._log.timestamp_at_end_of(image.offset, image.epoch)
+            timestamp = self._log.timestamp_at_end_of(image.offset, image.epoch)
         except (OSError, StorageError) as error:
             self._failed(snapshot, error)
             return
-        if timestamp_ms is None:
-            return  # N14, N15: not the end of a committed batch; a later image will be
-        self._bytes = 0
-        self._since_ms = self._clock.monotonic_ms()
+        counted = self._bytes, self._since_ms
+        self._bytes, self._since_ms = 0, self._clock.monotonic_ms()
         kraft_version, voters = quorum.voters_before(snapshot.end_offset)
-        batches = SnapshotBatches(
-            image,
-            now_ms=self._clock.now_ms(),
-            last_log_timestamp_ms=timestamp_ms,
-            kraft_version=kraft_version,
-            voters=voters,
-        )
+        now_ms = self._clock.now_ms()
 
-        def write() -> _Written:
+        def write() -> _Written | None:
+            timestamp_ms = timestamp()
+            if timestamp_ms is None:
+                return None
+            batches = SnapshotBatches(
+                image,
+                now_ms=now_ms,
+                last_log_timestamp_ms=timestamp_ms,
+                kraft_version=kraft_version,
+                voters=voters,
+            )
             size_bytes = self._log.write_snapshot(snapshot, batches)
             return _Written(batches.record_count, size_bytes)
 
-        def written(done: asyncio.Future[_Written]) -> None:
+        def written(done: asyncio.Future[_Written | None]) -> None:
             self._running = None
             if (error := done.exception()) is not None:
                 self._failed(snapshot, error)
                 return
+            found = done.result()
+            if found is None:  # N14, N15: not the end of a committed batch; a later image will be
+                self._bytes, self._since_ms = self._bytes + counted[0], counted[1]
+                return
+            if not self._log.snapshot_written(snapshot):  # the leader's has overtaken it
+                self._delete([partial(self._log.delete_snapshot, snapshot)])
+                return
             self.generated_count += 1
-            self.newest_size_bytes = done.result().size_bytes
-            self._record_count = done.result().record_count
+            self.newest_size_bytes = found.size_bytes
+            self._record_count = found.record_count
             self._since_offset = snapshot.end_offset
-            self._log.snapshot_written(snapshot)
             self._clean()
 
         self._running = asyncio.get_running_loop().run_in_executor(self._executor, write)
@@ -224,12 +243,23 @@ class Snapshots:
             self._looking = None
             if (error := done.exception()) is not None:
                 _tell_not_deleted(str(error))
-            elif not self._is_finished:
+            elif not self._is_finished and not self._log.is_changing:
                 kept.update(done.result())
                 self._forget_oldest({each: file for each, file in kept.items() if file is not None})
 
         self._looking = asyncio.get_running_loop().run_in_executor(self._executor, look)
         self._looking.add_done_callback(looked)
+
+    def _wanted_offset(self) -> int | None:
+        """G30: what a live replica of this leader fetches next, unless it has been waited for for too long."""
+        wanted = None if self._quorum is None else self._quorum.slowest_fetch_offset
+        if wanted is None or wanted >= self._log.snapshots[1].end_offset:
+            self._held_since_ms = None
+            return wanted
+        now_ms = self._clock.monotonic_ms()
+        if self._held_since_ms is None:
+            self._held_since_ms = now_ms
+        return wanted if now_ms - self._held_since_ms < _LAG_MS else None
 
     def _forget_oldest(self, kept: Mapping[SnapshotId, _File]) -> None:
         try:
@@ -239,6 +269,7 @@ class Snapshots:
                 self._clock.now_ms(),
                 timestamps={each: file.timestamp_ms for each, file in kept.items() if file.timestamp_ms is not None},
                 max_age_ms=self._retention_ms,
+                wanted_offset=self._wanted_offset(),
             )
         except StorageError as error:
             _tell_not_deleted(error.message)

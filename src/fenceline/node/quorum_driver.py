@@ -27,11 +27,11 @@ from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.log.disk import Disk
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
-from fenceline.node.logs import Logger
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_replay import Replayed
 from fenceline.node.quorum_log import QuorumLog
 from fenceline.node.quorum_log_work import QuorumLogWork
+from fenceline.node.quorum_sayings import Sayings
 from fenceline.node.quorum_serving import QuorumServing
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.duties import (
@@ -43,7 +43,6 @@ from fenceline.quorum.duties import (
     DropDownload,
     Duty,
     Lead,
-    Level,
     LoadSnapshot,
     Log,
     PersistElection,
@@ -66,10 +65,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log = Logger("quorum")
 
-_REPEAT_MS: Final = 10_000
-"""Between two lines that say the same."""
 _CLOSE_CHECK_S: Final = 0.01
 
 
@@ -141,8 +137,7 @@ class QuorumDriver:
             call=self.call,
             failed=self._end,
         )
-        self._said: dict[str, int] = {}
-        """What the quorum said lately, and when."""
+        self._sayings = Sayings(clock)
 
     @property
     def quorum(self) -> Quorum:
@@ -338,8 +333,8 @@ class QuorumDriver:
                 known = self._download().found(snapshot_id)
                 load = self._work.alone(partial(self._work.load, snapshot_id, known))
                 self._wait_for(load, partial(self._loaded, snapshot_id))
-            case Log(level, text, advice):
-                self._say(level, text, advice)
+            case Log():
+                self._sayings.say(duty)
 
     def _persist(self, state: ElectionState) -> None:
         """Durable before what follows (Q2)."""
@@ -372,22 +367,6 @@ class QuorumDriver:
 
             self._downloads = SnapshotDownloads(self._disk, self._log, self._executor, self.call)
         return self._downloads
-
-    def _say(self, level: Level, text: str, advice: str) -> None:
-        """Trouble that lasts is tried again many times a second, and told now and then."""
-        now_ms = self._clock.monotonic_ms()
-        if now_ms - self._said.get(text, -_REPEAT_MS) < _REPEAT_MS:
-            return
-        self._said = {each: at_ms for each, at_ms in self._said.items() if now_ms - at_ms < _REPEAT_MS}
-        self._said[text] = now_ms
-        fields: dict[str, Any] = {"advice": advice} if advice else {}
-        match level:
-            case Level.ERROR:
-                log.error(text, **fields)
-            case Level.WARNING:
-                log.warning(text, **fields)
-            case Level.INFO:
-                log.info(text, **fields)
 
     def _arm(self) -> None:
         """A timer that is early stays: most deadlines move on before they come, and it is set anew then."""

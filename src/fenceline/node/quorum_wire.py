@@ -1,6 +1,7 @@
 """What the quorum's nodes say to each other, as Kafka's requests and responses.
 
-Owns which API and which version carries a message; the fields are `quorum_wire_requests`' and `quorum_wire_answers'`.
+Owns which API and which version carries a message; the fields are those of `quorum_wire_requests`,
+`quorum_wire_answers` and `quorum_wire_heard`.
 Pure: no I/O, nothing is decided here. What a version lacks is left out.
 
 Rules: raft.md Q13, Q14, Q37; snapshots.md N28-N30; since_4_0.md K4, K8, K12.
@@ -15,9 +16,9 @@ from fenceline.node.quorum_versions import VERSIONS as VERSIONS
 from fenceline.node.quorum_wire_answers import WallTime as WallTime
 from fenceline.node.quorum_wire_answers import answer_fields as answer_fields
 from fenceline.node.quorum_wire_answers import closing as closing
-from fenceline.node.quorum_wire_answers import read_answer as read_answer
-from fenceline.node.quorum_wire_answers import read_api_versions as read_api_versions
 from fenceline.node.quorum_wire_answers import unsupported as unsupported
+from fenceline.node.quorum_wire_heard import read_answer as read_answer
+from fenceline.node.quorum_wire_heard import read_api_versions as read_api_versions
 from fenceline.node.quorum_wire_requests import WrongShape as WrongShape
 from fenceline.node.quorum_wire_requests import read_request as read_request
 from fenceline.node.quorum_wire_requests import request_fields as request_fields

@@ -96,10 +96,11 @@ def download_name(snapshot_id: SnapshotId, source: int) -> str:
 def find_snapshots(disk: Disk, directory: str) -> list[SnapshotId]:
     """Frozen snapshots by name, oldest first (N1). Raises OSError."""
     found = [snapshot for name in disk.listdir(directory) if (snapshot := snapshot_of(name)) is not None]
-    return sorted(found, key=_age)
+    return sorted(found, key=age)
 
 
-def _age(snapshot: SnapshotId) -> tuple[int, int]:
+def age(snapshot: SnapshotId) -> tuple[int, int]:
+    """Ascending from the oldest (N1)."""
     return snapshot.epoch, snapshot.end_offset
 
 
@@ -109,7 +110,7 @@ def remove_leftovers(disk: Disk, directory: str) -> None:
     A download that can go on stays: the newest one, if it is newer than every snapshot. Raises OSError.
     """
     names = disk.listdir(directory)
-    newest = max((_age(each) for name in names if (each := snapshot_of(name)) is not None), default=(-1, -1))
+    newest = max((age(each) for name in names if (each := snapshot_of(name)) is not None), default=(-1, -1))
     downloads = [(int(found[2]), int(found[1]), name) for name in names if (found := _DOWNLOAD.fullmatch(name))]
     kept = max((each for each in downloads if each[:2] > newest), default=None)
     for name in names:

@@ -2,7 +2,8 @@
 
 Owns the text of that file. Writing it safely (temporary file, fsync, rename) is the driver's business.
 
-Rules: raft.md Q11, Q12; since_4_0.md K10 (leader and vote may be set together; data_version 1 with kraft.version 1).
+Rules: raft.md Q11, Q12; since_4_0.md K10 (leader and vote may be set together; data_version 1 with kraft.version 1);
+gaps.md G41 (the cluster id is written where there is a field for it, and compared).
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class ElectionState:
         return self if self.epoch >= epoch else ElectionState(epoch)
 
 
-def encode_election(state: ElectionState, kraft_version: int, voter_ids: tuple[int, ...] = ()) -> bytes:
+def encode_election(
+    state: ElectionState, kraft_version: int, voter_ids: tuple[int, ...] = (), cluster_id: str = ""
+) -> bytes:
     """The file's content in the form of the kraft.version known at that moment."""
     if kraft_version >= 1:
         fields: dict[str, object] = {
@@ -45,7 +48,7 @@ def encode_election(state: ElectionState, kraft_version: int, voter_ids: tuple[i
         }
     else:
         fields = {
-            "clusterId": "",
+            "clusterId": cluster_id,
             "leaderId": state.leader_id,
             "leaderEpoch": state.epoch,
             "votedId": state.voted_id,
@@ -56,8 +59,9 @@ def encode_election(state: ElectionState, kraft_version: int, voter_ids: tuple[i
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def decode_election(content: bytes, path: str) -> ElectionState:
-    """Inverse of `encode_election`, either form. Raises OperatorError on anything else (Q12)."""
+def decode_election(content: bytes, path: str, cluster_id: str = "") -> ElectionState:
+    """Inverse of `encode_election`, either form. Raises OperatorError on anything else (Q12), and where the file names
+    another cluster (G41; an empty id, as Kafka writes it, is not compared)."""
     try:
         fields = json.loads(content)
         version = int(fields["data_version"])
@@ -65,6 +69,12 @@ def decode_election(content: bytes, path: str) -> ElectionState:
             raise OperatorError(
                 f"{path} has data_version {version}; this release knows 0 and 1.",
                 "The directory was written by a newer release: start that one.",
+            )
+        written_id = str(fields.get("clusterId") or "")
+        if cluster_id and written_id not in ("", cluster_id):
+            raise OperatorError(
+                f"{path} is of cluster {written_id}; this node is of cluster {cluster_id}.",
+                "A directory or a file was copied between clusters: use this node's own, or format a new one.",
             )
         return ElectionState(
             int(fields["leaderEpoch"]),

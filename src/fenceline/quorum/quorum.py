@@ -145,6 +145,15 @@ class Quorum:
         return self._core.voters.kraft_version
 
     @property
+    def slowest_fetch_offset(self) -> int | None:
+        """What the replica that is furthest behind fetches next, of those that this leader hears (G30); 0 for one that
+        takes a snapshot. None where there is none, or this node does not lead."""
+        replicas = self._leading.replicas
+        if replicas is None:
+            return None
+        return replicas.slowest_offset(self._core.now_ms - self._core.settings.check_quorum_ms)
+
+    @property
     def has_closed(self) -> bool:
         """After `shutdown`: nothing more is owed to the others (Q23)."""
         core = self._core

@@ -2,7 +2,7 @@
 
 Owns nothing else: pure arithmetic over fetches. A replica counts as a voter while the newest voter set has its key.
 
-Rules: raft.md Q22, Q26, Q27, Q32, Q34, Q37; epochs.md E32.
+Rules: raft.md Q22, Q26, Q27, Q32, Q34, Q37; epochs.md E32; gaps.md G30.
 """
 
 from __future__ import annotations
@@ -118,6 +118,12 @@ class Replicas:
 
         return tuple(ReplicaKey(voter.voter_id, voter.voter_directory_id) for voter in sorted(others, key=end))
 
+    def slowest_offset(self, since_ms: int) -> int | None:
+        """The least end offset of the replicas that were heard since then; 0 for one that has told none. None: nobody
+        was heard."""
+        heard = [each for each in self._all.values() if each.contact_ms is not None and each.contact_ms >= since_ms]
+        return min((each.end_offset or 0 for each in heard), default=None)
+
     def forget_observers(self, voters: VoterSet, before_ms: int) -> None:
         for key, replica in list(self._all.items()):
             if not voters.has(key) and (replica.contact_ms or 0) < before_ms:
@@ -125,12 +131,12 @@ class Replicas:
                 self._by_voter.clear()
 
     def describe_voters(self, voters: VoterSet, own_end: int, now_ms: int) -> tuple[ReplicaState, ...]:
-        """Q37. The leader's own: no fetch, caught up now."""
+        """Q37. The leader's own: fetched and caught up now, as Kafka tells it."""
         states: list[ReplicaState] = []
         for voter in voters.voters:
             directory = voter.voter_directory_id
             if voter.voter_id == self._me:
-                states.append(ReplicaState(voter.voter_id, directory, own_end, None, now_ms))
+                states.append(ReplicaState(voter.voter_id, directory, own_end, now_ms, now_ms))
             else:
                 states.append(_state(voter.voter_id, directory, self.of_voter(voters, voter)))
         return tuple(states)

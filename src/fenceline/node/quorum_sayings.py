@@ -1,0 +1,41 @@
+"""What the quorum has to say to the operator, told now and then.
+
+Owns how often the same is said: trouble that lasts is tried again many times a second.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fenceline.node.clock import Clock
+from fenceline.node.logs import Logger
+from fenceline.quorum.duties import Level, Log
+
+log = Logger("quorum")
+
+_REPEAT_MS: Final = 60_000
+"""Between two lines that say the same."""
+
+
+class Sayings:
+    """See the module."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._said: dict[str, int] = {}
+        """What was said lately, and when."""
+
+    def say(self, duty: Log) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._said.get(duty.text, -_REPEAT_MS) < _REPEAT_MS:
+            return
+        self._said = {each: at_ms for each, at_ms in self._said.items() if now_ms - at_ms < _REPEAT_MS}
+        self._said[duty.text] = now_ms
+        fields: dict[str, Any] = {"advice": duty.advice} if duty.advice else {}
+        match duty.level:
+            case Level.ERROR:
+                log.error(duty.text, **fields)
+            case Level.WARNING:
+                log.warning(duty.text, **fields)
+            case Level.INFO:
+                log.info(duty.text, **fields)

@@ -1,0 +1,105 @@
+"""Votes of nodes that lost something, of strangers and of observers; how long elections take.
+
+Rules: raft.md Q3, Q4, Q10, Q18, Q19; snapshots.md N37; gaps.md G24, G39.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from fenceline.quorum.election_state import ElectionState
+from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId, VotersAt
+from fenceline.quorum.messages import VoteRequest
+from fenceline.quorum.quorum import Quorum
+from fenceline.quorum.roles import Follower, Unattached
+from fenceline.quorum.settings import QuorumSettings
+from tests.quorum.machine import Machine
+from tests.quorum.memory_log import MemoryLog, voter
+from tests.quorum.test_elections import _follower, _vote
+
+
+def test_who_lost_its_log_votes_only_for_who_has_what_it_acknowledged() -> None:
+    """G24: what it told others may have been counted, so that nobody without it may lead; it never stands itself."""
+    machine = Machine(election=ElectionState(3), history=())
+    machine.log.promised = LogEnd(2, 8)
+    assert not machine.ask(_vote(4, last_offset_epoch=2, last_offset=7)).vote_granted
+    assert not machine.ask(_vote(4, last_offset_epoch=1, last_offset=90, pre_vote=True)).vote_granted
+    assert machine.ask(_vote(4, last_offset_epoch=2, last_offset=8, pre_vote=True)).vote_granted
+    assert machine.ask(_vote(4, last_offset_epoch=2, last_offset=8)).vote_granted
+    for _ in range(20):
+        machine.pass_time(1000)
+        assert isinstance(machine.quorum.role, Unattached | Follower)
+        assert machine.sent(VoteRequest) == {}
+
+
+def test_who_has_it_again_stands_like_everybody() -> None:
+    """G24."""
+    machine = Machine(election=ElectionState(3, leader_id=2), history=(2, 2))
+    machine.log.promised = LogEnd(2, 2)
+    machine.pass_time(2500)
+    assert machine.sent(VoteRequest) == {}
+    machine.log.promised = NOTHING
+    machine.pass_time(2500)
+    assert machine.sent(VoteRequest)
+
+
+def test_own_candidacy_of_before_does_not_go_on_without_the_log() -> None:
+    """Q10, G24."""
+    log = MemoryLog(VotersAt(-1, 1, tuple(voter(each) for each in (1, 2, 3))))
+    log.promised = LogEnd(2, 8)
+    me = voter(1)
+    quorum = Quorum(me, log, QuorumSettings("c"), Random(1))
+    quorum.start(0, ElectionState(5, voted_id=1, voted_directory_id=me.voter_directory_id))
+    assert isinstance(quorum.role, Unattached)
+
+
+@pytest.mark.parametrize("member", [False, True])
+def test_whoever_is_asked_may_vote_for_whoever_asks(member: bool) -> None:
+    """Q19, G39: voter sets may differ in time, so neither needs to stand in this node's."""
+    machine = Machine(me=1, voters=(1, 2, 3) if member else (2, 3), election=ElectionState(3))
+    stranger = _vote(4, replica_id=9, replica_directory_id=voter(9).voter_directory_id)
+    assert machine.ask(stranger).vote_granted
+
+
+def test_election_timeouts_are_drawn_from_one_to_two() -> None:
+    """Q4: T + rand[0, T); a follower has the fetch timeout, and none of them an observer."""
+    drawn: set[int] = set()
+    for seed in range(200):
+        machine = Machine(election=ElectionState(3))
+        machine.quorum._core.rng = Random(seed)
+        machine.ask(_vote(4))
+        at_ms = machine.quorum._core.timeout_at_ms
+        assert at_ms is not None
+        drawn.add(at_ms)
+    assert 1000 <= min(drawn) < 1100
+    assert 1900 < max(drawn) < 2000
+    assert _follower().quorum._core.timeout_at_ms == 2000
+    observer = Machine(me=9, election=ElectionState(3))
+    assert observer.quorum._core.timeout_at_ms is None
+
+
+def test_a_higher_epoch_keeps_the_time_of_an_election_that_is_left() -> None:
+    """Q3: from Candidate, Prospective and Unattached; a follower or leader draws a new one."""
+    machine = Machine()
+    machine.to_prospective()
+    left = machine.quorum._core.timeout_at_ms
+    machine.ask(_vote(7, last_offset_epoch=0, last_offset=0, pre_vote=True))
+    assert (machine.quorum.epoch, machine.quorum._core.timeout_at_ms) == (7, left)
+    machine = _follower()
+    machine.now_ms = 1500
+    machine.ask(_vote(7, pre_vote=True))
+    assert machine.quorum._core.timeout_at_ms is not None
+    assert machine.quorum._core.timeout_at_ms >= 2500
+
+
+def test_a_download_under_way_counts_for_nothing_in_a_vote_and_a_loaded_one_counts() -> None:
+    """Q18, N37: what an empty log stands on is its snapshot."""
+    machine = Machine(election=ElectionState(3), history=(1, 1))
+    ask = _vote(4, last_offset_epoch=2, last_offset=3, pre_vote=True)
+    machine.log.snapshots[SnapshotId(40, 2)] = b'{"chain": "x", "voters": null}'
+    assert machine.ask(ask).vote_granted, "it is not the log's yet"
+    machine.log.load_snapshot(SnapshotId(40, 2))
+    assert machine.log.end == (2, 40)
+    assert not machine.ask(ask).vote_granted
