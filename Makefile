@@ -45,10 +45,14 @@ $(JARS)/.complete: tools/kafka/pom.xml tools/kafka/connector.xml
 demo: setup java  ## the flights pipeline: node, Spark stream, Delta tables, report
 	@$(BIN)/fenceline demo
 
+SIMULATION := $(BIN)/python -m fenceline.testing.simulation all
+
 test: setup java  ## all tests (those against real Kafka need Maven)
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
 	@# Three workers on two cores: who waits for a JVM or for a process leaves its core to the others.
 	@$(BIN)/python -m pytest -n 3
+	@echo "2,000 seeds of simulated quorums and controllers ..."
+	@$(SIMULATION) --seeds 0..2000 --workers 2 --progress 500
 	@echo "The same logs and data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
 
@@ -66,12 +70,12 @@ $(SPARK43)/.locked: requirements.lock requirements-spark43.lock | $(BIN)/uv
 SEEDS ?= 0..2000
 
 simulate: setup  ## 2,000 seeds of simulated quorums and controllers (SEEDS=A..B for others)
-	@$(BIN)/python -m fenceline.testing.simulation all --seeds $(SEEDS) --workers 2
+	@$(SIMULATION) --seeds $(SEEDS) --workers 2 --progress 100
 
 soak: setup java  ## long kill loops and fuzzing, then new simulated seeds until stopped
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
 	@$(BIN)/python -m pytest -m soak --timeout=0
-	@$(BIN)/python -m fenceline.testing.simulation all --seeds $$(date +%s).. --stop --workers 2
+	@$(SIMULATION) --seeds $$(date +%s).. --stop --workers 2 --progress 1000
 
 bench: setup java jars  ## measure beside Apache Kafka; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fenceline.node.controller_driver import ControllerDriver
+from fenceline.testing import reaper
 from fenceline.testing.simulation import controller_of_one
-from fenceline.testing.simulation.__main__ import _outcomes, main
+from fenceline.testing.simulation.__main__ import main
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.stage import STORIES, options_of, play
 from fenceline.testing.simulation.trace import Trace
+from fenceline.testing.simulation.workers import outcomes
 
 SEED = 15
 
@@ -95,6 +99,26 @@ def test_a_failure_is_reported_with_its_seed(
 def test_many_seeds_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     short = {"safety_s": "0.1", "clients": "1", "nodes": "1", "observers": "0"}
     arguments = ["--seeds", "10..14", "--workers", "2", "--option", "safety_s=1", "--option", "clients=1"]
-    assert main(arguments) == 0
-    assert "4 seeds, 0 failed" in capsys.readouterr().out
-    assert [outcome.seed for outcome in _outcomes(range(5, 75), "quorum", short, 2)] == list(range(5, 75))
+    assert main([*arguments, "--progress", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n4 seeds, 0 failed; " in shown
+    assert [line.partition(",")[0] for line in shown.splitlines()[:2]] == ["2 seeds", "4 seeds"]
+    assert [outcome.seed for outcome in outcomes(range(5, 75), "quorum", short, 2)] == list(range(5, 75))
+
+
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGKILL])
+def test_workers_end_with_who_started_them(ends: signal.Signals) -> None:
+    """Ctrl-C, or a kill, in the midst of seeds."""
+    command = [sys.executable, "-m", "fenceline.testing.simulation", "--seeds", "0..1000000", "--progress", "1"]
+    with subprocess.Popen([*command, "--workers", "2"], stdout=subprocess.PIPE, text=True) as process:
+        reaper.watch_process(process.pid)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("1 seeds, 0 failed"), "the workers run"
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(ends)
+        shown, _ = process.communicate(timeout=60)
+        reaper.forget_process(process.pid)
+    assert process.returncode == (130 if ends == signal.SIGINT else -signal.SIGKILL)
+    assert ("seeds, 0 failed; " in shown) == (ends == signal.SIGINT)
+    assert len(started) >= 2
+    assert psutil.wait_procs(started, timeout=60)[1] == []

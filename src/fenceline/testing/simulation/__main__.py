@@ -1,6 +1,6 @@
 """Play seeds from the command line: `python -m fenceline.testing.simulation [STORY] --seed N | --seeds A..B`.
 
-Owns arguments, processes and what is printed. The exit code is 1 when a seed failed.
+Owns arguments and what is printed. The exit code is 1 when a seed failed, and 130 when Ctrl-C came before the last one.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from itertools import count, islice
-from multiprocessing import get_context
+from collections.abc import Iterable
+from contextlib import closing
+from itertools import count
 
-from fenceline.testing.simulation.stage import ALL, STORIES, Outcome, play
+from fenceline.testing.simulation.stage import ALL, STORIES, play
+from fenceline.testing.simulation.workers import outcomes
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -27,6 +26,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--option", action="append", default=[], metavar="K=V", help="set an option by hand")
     parser.add_argument("--workers", type=int, default=1, help="processes that play seeds")
     parser.add_argument("--limit-s", type=float, default=0, help="end after this many seconds, in order")
+    parser.add_argument("--progress", type=int, default=0, metavar="N", help="print a line after each N seeds")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     return parser.parse_args(argv)
 
@@ -34,17 +34,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def _range(text: str) -> Iterable[int]:
     first, _, last = text.partition("..")
     return range(int(first), int(last)) if last else count(int(first))
-
-
-def _outcomes(seeds: Iterable[int], story: str, overrides: dict[str, str], workers: int) -> Iterator[Outcome]:
-    one = partial(play, story=story, overrides=overrides)
-    if workers <= 1:
-        yield from map(one, seeds)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        waiting = iter(seeds)
-        while batch := list(islice(waiting, 32 * workers)):
-            yield from pool.map(one, batch, chunksize=4)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,33 +61,37 @@ def _one(seed: int, story: str, overrides: dict[str, str], *, trace: bool) -> in
 
 def _many(seeds: Iterable[int], arguments: argparse.Namespace, overrides: dict[str, str]) -> int:
     began = time.monotonic()
-    played = failed = 0
+    played = failed = code = 0
     cpu_s = virtual_s = 0.0
     struck: dict[str, int] = {}
     try:
-        for outcome in _outcomes(seeds, arguments.story, overrides, arguments.workers):
-            played += 1
-            cpu_s += outcome.cpu_s
-            virtual_s += outcome.virtual_s
-            for kind, times in outcome.struck.items():
-                struck[kind] = struck.get(kind, 0) + times
-            if outcome.failure is not None:
-                failed += 1
-                print(outcome.report(), flush=True)
-                if arguments.stop:
+        with closing(outcomes(seeds, arguments.story, overrides, arguments.workers)) as found:
+            for outcome in found:
+                played += 1
+                cpu_s += outcome.cpu_s
+                virtual_s += outcome.virtual_s
+                for kind, times in outcome.struck.items():
+                    struck[kind] = struck.get(kind, 0) + times
+                if outcome.failure is not None:
+                    failed += 1
+                    print(outcome.report(), flush=True)
+                    if arguments.stop:
+                        break
+                if arguments.progress and played % arguments.progress == 0:
+                    print(f"{played} seeds, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
+                if 0 < arguments.limit_s < time.monotonic() - began:
                     break
-            if 0 < arguments.limit_s < time.monotonic() - began:
-                break
     except KeyboardInterrupt:
-        pass
+        code = 130 if isinstance(seeds, range) else 0
     took_s = time.monotonic() - began
     faults = ", ".join(f"{kind} {times}" for kind, times in sorted(struck.items()))
     print(
-        f"{played} seeds, {failed} failed; {played / took_s:.1f} seeds/s with {arguments.workers} worker(s),"
-        f" {cpu_s / max(played, 1):.3f} CPU s a seed; {virtual_s:.0f} virtual s in {cpu_s:.1f} CPU s"
-        f" ({virtual_s / max(cpu_s, 1e-9):.0f}x)\nfaults: {faults}"
+        f"{played} seeds, {failed} failed; {took_s:.0f} s, {played / took_s:.1f} seeds/s with {arguments.workers}"
+        f" worker(s), {cpu_s / max(played, 1):.3f} CPU s a seed; {virtual_s:.0f} virtual s in {cpu_s:.1f} CPU s"
+        f" ({virtual_s / max(cpu_s, 1e-9):.0f}x)\nfaults: {faults}",
+        flush=True,
     )
-    return failed > 0
+    return 1 if failed else code
 
 
 if __name__ == "__main__":
