@@ -57,9 +57,20 @@ def test_want_fence_keeps_it_fenced() -> None:
         ({"features": {**SUPPORTED, "metadata.version": Levels(7, 29)}}, ErrorCode.UNSUPPORTED_VERSION),
         ({"features": {"metadata.version": Levels(7, 30)}}, ErrorCode.UNSUPPORTED_VERSION),
         ({"features": {}}, ErrorCode.INVALID_REGISTRATION),
+        *(
+            (change, ErrorCode.INVALID_REQUEST)
+            for change in (
+                {"broker_id": -1},
+                {"endpoints": (Endpoint("PLAINTEXT", "h", 1, 4),)},
+                {"endpoints": (Endpoint("PLAINTEXT", "h", 1, -1),)},
+                {"features": {**SUPPORTED, "other": Levels(2, 1)}},
+                {"features": {**SUPPORTED, "other": Levels(-1, 1)}},
+            )
+        ),
     ],
 )
 def test_registrations_that_are_refused(change: dict[str, object], code: ErrorCode) -> None:
+    """C11; C4: Kafka fails over what no record may hold, and takes a negative id."""
     cluster = Cluster(1)
     good: dict[str, object] = {
         "broker_id": 2,

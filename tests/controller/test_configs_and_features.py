@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -20,7 +21,7 @@ from fenceline.controller.requests import (
 )
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import SUPPORTED, Levels, fresh_levels
-from fenceline.metadata.image import ConfigResource, ConfigResourceType
+from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint
 from fenceline.metadata.records import ClearElrRecord, ConfigRecord, FeatureLevelRecord, ProducerIdsRecord
 
 from .helpers import Cluster
@@ -224,6 +225,24 @@ def test_controllers_register_from_3_7_on() -> None:
     with pytest.raises(PeerError) as error:
         cluster.ask(RegisterController(8, UUID(int=8), (), SUPPORTED))
     assert error.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"controller_id": -1},
+        {"endpoints": (Endpoint("CONTROLLER", "h", 1, 9),)},
+        {"features": {"metadata.version": Levels(30, 7)}},
+    ],
+)
+def test_controllers_tell_what_a_record_may_hold(change: dict[str, Any]) -> None:
+    """C4: Kafka's controller fails over it."""
+    cluster = Cluster(0)
+    good = {"controller_id": 8, "incarnation_id": UUID(int=8), "endpoints": (), "features": SUPPORTED}
+    with pytest.raises(PeerError) as error:
+        cluster.ask(RegisterController(**{**good, **change}))
+    assert error.value.code is ErrorCode.INVALID_REQUEST
+    assert not cluster.image.controllers
 
 
 def test_this_nodes_dynamic_configs_count_for_topics() -> None:

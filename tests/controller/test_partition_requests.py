@@ -31,7 +31,13 @@ from fenceline.controller.requests import (
     UnregisterBroker,
 )
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.metadata.image import ConfigResource, ConfigResourceType, LeaderRecoveryState
+from fenceline.metadata.image import (
+    LOST_DIRECTORY,
+    UNASSIGNED_DIRECTORY,
+    ConfigResource,
+    ConfigResourceType,
+    LeaderRecoveryState,
+)
 from fenceline.metadata.records import ConfigRecord, PartitionChangeRecord
 
 from .helpers import Cluster
@@ -324,6 +330,15 @@ def test_a_failed_directory_takes_its_leaders_away() -> None:
     assert cluster.records == []
     assert _assign(cluster, 2, FIRST, other) is ErrorCode.NONE
     assert cluster.partition("other").leader == 1, "that directory is not there any more"
+
+
+def test_a_replica_that_is_in_no_directory_is_online() -> None:
+    """C20: a broker may say that it holds a replica nowhere yet; one that it has lost is offline."""
+    cluster, topic = _with_two_directories()
+    assert _assign(cluster, 2, UNASSIGNED_DIRECTORY, topic) is ErrorCode.NONE
+    assert (cluster.partition("t").leader, cluster.partition("t").isr) == (2, (2, 1))
+    assert _assign(cluster, 2, LOST_DIRECTORY, topic) is ErrorCode.NONE
+    assert (cluster.partition("t").leader, cluster.partition("t").isr) == (1, (1,))
 
 
 def test_a_broker_without_a_directory_is_fenced() -> None:

@@ -162,6 +162,10 @@ class There(Side):
         )
         self._seen = 0
 
+    @property
+    def port(self) -> int:
+        return self._process.port
+
     def __enter__(self) -> There:
         self._process.start()
         deadline = time.monotonic() + 60

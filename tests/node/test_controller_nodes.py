@@ -25,9 +25,11 @@ from fenceline.testing.apache_kafka import free_port
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request
 from fenceline.wire.frame import encode_request_header, parse_response_header
+from fenceline.wire.principal import ANONYMOUS, encode_principal
 
 CLUSTER = "AAAAAAAAQACAAAAAAAAAAA"
 OTHER_CLUSTER = "AAAAAAAAQACAAAAAAAAAAQ"
+SOMEBODY = encode_principal(ANONYMOUS)
 WAIT_S = 30.0
 
 pytestmark = pytest.mark.timeout(180)
@@ -209,7 +211,7 @@ def test_an_envelope_is_answered_by_the_active_controller_only(tmp_path: Path) -
             inner = encode_request_header(ApiKey.CREATE_TOPICS, 7, 5, "c") + write_request(
                 ApiKey.CREATE_TOPICS, 7, fields
             )
-            envelope = {"request_data": inner, "request_principal": b"", "client_host_address": bytes(4)}
+            envelope = {"request_data": inner, "request_principal": SOMEBODY, "client_host_address": bytes(4)}
             for node_id in (1, 2, 3):
                 connection = await cluster.connect(node_id)
                 answer = await connection.call(ApiKey.ENVELOPE, 0, envelope, 10)
@@ -236,7 +238,7 @@ def test_a_leader_that_is_removed_says_that_it_is_done(tmp_path: Path) -> None:
             inner = encode_request_header(ApiKey.REMOVE_RAFT_VOTER, 0, 5, "c") + write_request(
                 ApiKey.REMOVE_RAFT_VOTER, 0, fields
             )
-            envelope = {"request_data": inner, "request_principal": b"", "client_host_address": bytes(4)}
+            envelope = {"request_data": inner, "request_principal": SOMEBODY, "client_host_address": bytes(4)}
             connection = await cluster.connect(leader.node_id)
             answer = await connection.call(ApiKey.ENVELOPE, 0, envelope, 20)
             assert answer.error_code is ErrorCode.NONE

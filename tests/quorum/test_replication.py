@@ -165,7 +165,7 @@ def test_a_description() -> None:
     assert (answer.leader_id, answer.leader_epoch, answer.high_watermark) == (1, 1, end)
     voters = {each.replica_id: each for each in answer.current_voters}
     assert [voters[each].log_end_offset for each in (1, 2, 3)] == [end, end, -1]
-    assert voters[1].last_fetch_timestamp is None
+    assert voters[1].last_fetch_timestamp == machine.now_ms, "its own: now, as Kafka tells it"
     assert voters[1].last_caught_up_timestamp == voters[2].last_caught_up_timestamp == machine.now_ms
     assert [each.replica_id for each in answer.observers] == [7]
 

@@ -17,7 +17,7 @@ from fenceline.controller.partition_requests import (
     AssignReplicasToDirs,
     AssignReplicasToDirsAnswer,
 )
-from fenceline.controller.state import ControllerState, Decision
+from fenceline.controller.state import ControllerState, Decision, directory_is_online
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import MV_CORDONED_LOG_DIRS, MV_DIRECTORIES
 from fenceline.metadata.image import BrokerImage
@@ -61,7 +61,7 @@ def _assign(
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if broker.id not in partition.replicas:
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
-    if directory in broker.log_dirs:
+    if directory_is_online(broker, directory):
         changes.change(topic, index, directories={broker.id: directory})
     else:
         changes.change(

@@ -8,6 +8,7 @@ Rules: controller.md C11, C12, C19; since_4_0.md K22-K24, K37; gaps.md G47.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 from uuid import UUID
 
@@ -30,7 +31,7 @@ from fenceline.metadata.features import (
     NO_LEVELS,
     Levels,
 )
-from fenceline.metadata.image import BrokerImage
+from fenceline.metadata.image import BrokerImage, Endpoint
 from fenceline.metadata.node_records import (
     BrokerEndpoint,
     BrokerFeature,
@@ -43,13 +44,15 @@ from fenceline.metadata.node_records import (
 from fenceline.metadata.records import MetadataRecord
 
 _RESERVED_DIRECTORIES: Final = 100
+_SECURITY_PROTOCOLS: Final = range(4)
+"""PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL."""
 
 
 def register_broker(state: ControllerState, request: RegisterBroker, now_ms: int) -> Decision:
     """C11, C12, K22-K24. A new incarnation gets the offset of its first record as its broker epoch.
 
     Raises PeerError: 104 other cluster, 101 another incarnation lives, 102 migrating broker, 119 directories or no
-    metadata.version range, 35 a finalized feature is out of the broker's range.
+    metadata.version range, 35 a finalized feature is out of the broker's range, 42 what no record may hold.
     """
     image = state.image
     cluster_id = state.settings.cluster_id
@@ -64,6 +67,7 @@ def register_broker(state: ControllerState, request: RegisterBroker, now_ms: int
         raise PeerError(ErrorCode.DUPLICATE_BROKER_REGISTRATION, "Another broker is registered with that broker id.")
     if request.is_migrating_zk_broker:
         raise PeerError(ErrorCode.BROKER_ID_NOT_REGISTERED, "Controller does not support registering ZK brokers.")
+    _check_node(request.broker_id, request.endpoints, request.features)
     _check_directories(state, request)
     _check_features(state, request)
     records: list[MetadataRecord] = []
@@ -109,6 +113,24 @@ def _leave_partitions(
     if not clean:
         changes.leave(state.index.in_elr(existing.id), existing.id, unclean=True)
     return changes.records
+
+
+def _check_node(node_id: int, endpoints: tuple[Endpoint, ...], features: Mapping[str, Levels]) -> None:
+    """C4: what a record may hold that others read. Raises PeerError(INVALID_REQUEST).
+
+    Kafka takes a negative id, and fails as a controller over an unknown protocol or levels in the wrong order.
+    """
+    fault = None
+    if node_id < 0:
+        fault = f"The node id {node_id} is negative."
+    for endpoint in endpoints:
+        if endpoint.security_protocol not in _SECURITY_PROTOCOLS:
+            fault = f"Listener {endpoint.name} has the unknown security protocol {endpoint.security_protocol}."
+    for name, levels in features.items():
+        if not 0 <= levels.minimum <= levels.maximum:
+            fault = f"Feature {name} has the impossible range {levels.minimum}-{levels.maximum}."
+    if fault is not None:
+        raise PeerError(ErrorCode.INVALID_REQUEST, fault)
 
 
 def _check_directories(state: ControllerState, request: RegisterBroker) -> None:
@@ -173,6 +195,7 @@ def register_controller(state: ControllerState, request: RegisterController) -> 
             ErrorCode.UNSUPPORTED_VERSION,
             "The current MetadataVersion is too old to support controller registrations.",
         )
+    _check_node(request.controller_id, request.endpoints, request.features)
     record = RegisterControllerRecord(
         controller_id=request.controller_id,
         incarnation_id=request.incarnation_id,

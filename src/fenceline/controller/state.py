@@ -173,11 +173,7 @@ class ControllerState:
         if broker is None:
             return False
         directory = partition.directory_of(broker_id)
-        if directory is None or directory in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
-            return True
-        if directory == LOST_DIRECTORY or directory in failed:
-            return False
-        return not broker.log_dirs or directory in broker.log_dirs
+        return directory is None or directory_is_online(broker, directory, failed)
 
     def topic_config(self, topic: str, name: str) -> str | None:
         """C37: topic override, this node's, the cluster's, static value; None where only the built-in default is left.
@@ -197,6 +193,15 @@ class ControllerState:
 
     def unclean_election(self, topic: str) -> bool:
         return is_true(self.topic_config(topic, UNCLEAN_ELECTION))
+
+
+def directory_is_online(broker: BrokerImage, directory: UUID, failed: Collection[UUID] = frozenset()) -> bool:
+    """Whether a replica of the broker in `directory` can be served (C20); one that is in none yet, can."""
+    if directory in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
+        return True
+    if directory == LOST_DIRECTORY or directory in failed:
+        return False
+    return not broker.log_dirs or directory in broker.log_dirs
 
 
 def is_true(value: str | None) -> bool:

@@ -13,7 +13,6 @@ Rules: controller.md C11-C20, C41, C47; since_4_0.md K4, K30 (this channel negot
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,6 +25,7 @@ from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.frame import encode_request_header, parse_response_header
+from fenceline.wire.principal import ANONYMOUS, encode_principal
 
 if TYPE_CHECKING:
     from fenceline.controller.requests import Request
@@ -43,8 +43,7 @@ _REFUSAL_S: Final = 0.5
 """A process that is gone is refused for at once; no answer in this time is none."""
 _PATIENCE_S: Final = 30.0
 """For a request of a client; Kafka's default request timeout."""
-_ANONYMOUS: Final = struct.pack(">h", 0) + b"\x05User\x0aANONYMOUS\x00\x00"
-"""The principal of a client that is not authenticated, as Kafka serializes it (DefaultPrincipalData v0)."""
+_ANONYMOUS: Final = encode_principal(ANONYMOUS)
 _BY_HANDLER: Final = frozenset({ApiKey.CREATE_TOPICS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
 """Looked at by this broker's own handler, which hands on what is not its own."""
 _HANDED_ON: Final = FORWARDED - _BY_HANDLER

@@ -81,7 +81,7 @@ async def handle_controller_registration(context: RequestContext, request: Any) 
         )
     except PeerError as error:
         return {"error_code": error.code, "error_message": error.message or None}
-    return {"error_code": ErrorCode.NONE, "error_message": None}
+    return {"error_code": ErrorCode.NONE, "error_message": ""}  # Kafka sends no null here
 
 
 async def handle_allocate_producer_ids(context: RequestContext, request: Any) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Owns the wrapping: the embedded request is answered by the controller's own handler for it, header and all. Who is not
 the active controller, or ends to be it before the answer is there, says so in the envelope: the broker then asks the
-next one, and its client does not notice.
+next one, and its client does not notice. What is wrong with the envelope itself is told by the codes that Kafka uses:
+97 for a principal, 42 for an address or a request that nobody hands on, 35 for a request that can not be read.
 
 Rules: controller.md C1, C2; since_4_0.md K4.
 """
@@ -20,6 +21,7 @@ from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, write_response
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.frame import encode_response_frame, parse_request_header
+from fenceline.wire.principal import decode_principal
 
 if TYPE_CHECKING:
     from fenceline.node.controller_listener import ControllerFace
@@ -43,7 +45,8 @@ FORWARDED: Final = frozenset(
 )
 """What may be in an envelope: the requests of clients that only the active controller can answer."""
 
-
+_ADDRESS_SIZES: Final = (4, 16)
+"""Of an IP address."""
 _ANOTHER_LEADS: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
@@ -52,17 +55,23 @@ async def handle_envelope(context: RequestContext, request: Any) -> dict[str, An
     epoch = controller.active_epoch
     if epoch < 0:
         return _refused(ErrorCode.NOT_CONTROLLER)
+    try:
+        decode_principal(request.request_principal)
+    except MalformedRequest:
+        return _refused(ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE)
+    if len(request.client_host_address) not in _ADDRESS_SIZES:
+        return _refused(ErrorCode.INVALID_REQUEST)
     data = memoryview(request.request_data)
     try:
         header = parse_request_header(data)
     except MalformedRequest:
-        return _refused(ErrorCode.INVALID_REQUEST)
+        return _refused(ErrorCode.UNSUPPORTED_VERSION)
     key, version = header.api_key, header.api_version
+    if key in ApiKey._value2member_map_ and key not in FORWARDED:
+        return _refused(ErrorCode.INVALID_REQUEST)
     api = cast("ControllerFace", context.broker).apis.get(key)
     if api is None:
         return _refused(ErrorCode.UNSUPPORTED_VERSION)
-    if key not in FORWARDED:
-        return _refused(ErrorCode.INVALID_REQUEST)
     if not api.min_version <= version <= api.max_version:
         return _refused(ErrorCode.UNSUPPORTED_VERSION)
     inner = replace(
@@ -77,7 +86,7 @@ async def handle_envelope(context: RequestContext, request: Any) -> dict[str, An
         if inspect.isawaitable(answer):
             answer = await answer
     except MalformedRequest:
-        return _refused(ErrorCode.INVALID_REQUEST)
+        return _refused(ErrorCode.UNSUPPORTED_VERSION)
     except PeerError as error:
         if error.code is ErrorCode.NOT_CONTROLLER:
             return _refused(ErrorCode.NOT_CONTROLLER)

@@ -19,7 +19,7 @@ async def handle_unregister_broker(context: RequestContext, request: Any) -> dic
         await context.broker.controller.submit(UnregisterBroker(request.broker_id))
     except PeerError as error:
         return {"error_code": error.code, "error_message": error.message or None}
-    return {"error_code": ErrorCode.NONE, "error_message": None}
+    return {"error_code": ErrorCode.NONE, "error_message": ""}  # Kafka sends no null here
 
 
 APIS: Final = (Api(ApiKey.UNREGISTER_BROKER, 0, 0, handle_unregister_broker),)
