@@ -1,0 +1,167 @@
+"""The story of a voter set of both kinds: a voter comes late, then whoever leads is killed, again and again.
+
+Owns the order of events and what was seen of them; what must hold afterwards is for the tests to say.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fenceline.client.admin import Admin
+from fenceline.node.metadata_log import DIRECTORY_NAME
+from fenceline.quorum.log_view import SnapshotId
+from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
+from fenceline.testing.waiting import eventually
+from tests.support.kafka_start import quick_environment
+from tests.support.same_metadata import snapshot_path, snapshots
+from tests.support.topic_load import TopicLoad
+
+KILLS = 20
+BROKER_ID = 4
+SETTINGS = {
+    "controller.quorum.fetch.timeout.ms": "1000",
+    "metadata.log.max.record.bytes.between.snapshots": "4000",
+    "controller.quorum.fetch.snapshot.max.bytes": "1000",
+}
+"""Half of Kafka's patience with a leader. Snapshots come often, and a node that needs one gets it in several pieces."""
+_LOOK_S = 0.2
+"""Between two looks at how far voters are."""
+
+
+@dataclass(slots=True)
+class Lived:
+    """What is left when all nodes have stopped."""
+
+    kinds: dict[int, str]
+    directories: dict[int, Path]
+    late: int
+    late_snapshot: SnapshotId
+    """The first that the late voter has."""
+    late_source: int
+    """Who led when it came."""
+    late_log_began: int
+    high_watermark: int = 0
+    """The leader's after everything; every voter has what lies before it."""
+    created: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)
+    shown: set[str] = field(default_factory=set)
+    """What the broker shows in the end."""
+    killed: Counter[int] = field(default_factory=Counter)
+    handed: set[tuple[str, str]] = field(default_factory=set)
+    """From a killed leader's kind to its successor's."""
+    overtaken: list[tuple[int, int, int]] = field(default_factory=list)
+    """Who was killed, who lacked committed records then, and who leads now."""
+    epochs: list[int] = field(default_factory=list)
+
+
+def live(root: Path, kinds: list[str], late: int) -> Lived:
+    """Three controllers of `kinds` and a broker, from the first start to the last stop."""
+    scratch = root / "scratch"
+    scratch.mkdir()
+    cluster = MixedCluster(
+        root, [*kinds, "broker"], late=[late], settings=SETTINGS, environment=quick_environment(scratch)
+    )
+    with cluster:
+        cluster.wait_ready()
+        with TopicLoad(cluster.node(BROKER_ID).bootstrap) as load:
+            lived = _come_late(cluster, late)
+            for turn in range(KILLS):
+                _kill_leader(cluster, lived, load, overtake=turn % 3 == 2)
+        described = leader_after(cluster, 0)[1]
+        eventually(lambda: _ends(cluster, described.high_watermark) == 3, "all voters have everything", step_s=_LOOK_S)
+        lived.high_watermark = described.high_watermark
+        lived.created, lived.deleted = load.created, load.deleted
+
+        def shown() -> bool:
+            with Admin(cluster.node(BROKER_ID).bootstrap) as admin:
+                lived.shown = set(admin.metadata().topics)
+            return lived.created <= lived.shown and not lived.deleted & lived.shown
+
+        eventually(shown, "the broker shows what was acknowledged")
+        for node in reversed(cluster.nodes):
+            node.stop()
+    return lived
+
+
+def leader_after(cluster: MixedCluster, epoch: int, *, but: int = -1) -> tuple[MixedNode, Any]:
+    """Who leads a later epoch than `epoch` and says so itself, with its description of the quorum; waits for it."""
+
+    def look() -> tuple[MixedNode, Any] | None:
+        for node in cluster.nodes:
+            if node.is_controller and node.is_running and node.node_id != but:
+                try:
+                    described = node.describe_quorum()
+                except OSError:
+                    continue
+                leads = described.error_code == 0 and described.leader_id == node.node_id
+                if leads and described.leader_epoch > epoch and described.high_watermark >= 0:
+                    return node, described
+        return None
+
+    return eventually(look, f"a leader after epoch {epoch}", wait_s=120)
+
+
+def _ends(cluster: MixedCluster, offset: int) -> int:
+    """How many voters have everything before `offset`, as the leader knows."""
+    described = leader_after(cluster, 0)[1]
+    return sum(each.log_end_offset >= offset for each in described.current_voters)
+
+
+def _come_late(cluster: MixedCluster, late: int) -> Lived:
+    """The voter that never ran comes when the others have snapshots: what it lacks is quicker to get by one."""
+    node = cluster.node(late)
+    leader, _ = leader_after(cluster, 0)
+    eventually(lambda: len(snapshots(leader.log_dir)) > 1, "the leader has snapshots")
+    node.start()
+    node.wait_ready()
+    offset = leader_after(cluster, 0)[1].high_watermark
+    eventually(lambda: _ends(cluster, offset) == 3, "the late voter has everything", step_s=_LOOK_S)
+    return Lived(
+        {each.node_id: each.kind for each in cluster.nodes},
+        {each.node_id: each.log_dir for each in cluster.nodes if each.is_controller},
+        late,
+        snapshots(node.log_dir)[0],
+        leader.node_id,
+        min(int(path.stem) for path in (node.log_dir / DIRECTORY_NAME).glob("*.log")),
+    )
+
+
+def _kill_leader(cluster: MixedCluster, lived: Lived, load: TopicLoad, *, overtake: bool) -> None:
+    """Where it is to `overtake`, and the other two are of different kinds: the one that is of the leader's kind sleeps
+    while topics are created, so only the other can be elected without losing any."""
+    load.await_more(2)
+    old, described = leader_after(cluster, 0)
+    others = [each for each in cluster.nodes if each.is_controller and each is not old]
+    sleeper = next((each for each in others if each.kind == old.kind), None)
+    if not overtake or sleeper is None or all(each.kind == old.kind for each in others):
+        sleeper = None
+    if sleeper is not None:
+        sleeper.send_signal(signal.SIGSTOP)
+        # One answer to a fetch may lie in its socket already.
+        load.await_more(4)
+    old.kill()
+    if sleeper is None:
+        old.start()
+        new, described = leader_after(cluster, described.leader_epoch)
+    else:
+        sleeper.send_signal(signal.SIGCONT)
+        new, described = leader_after(cluster, described.leader_epoch)
+        lived.overtaken.append((old.node_id, sleeper.node_id, new.node_id))
+        old.start()
+    lived.killed[old.node_id] += 1
+    lived.handed.add((old.kind, new.kind))
+    lived.epochs.append(described.leader_epoch)
+    offset = described.high_watermark
+    eventually(lambda: _ends(cluster, offset) == 3, "the killed one has caught up", wait_s=120, step_s=_LOOK_S)
+
+
+def same_file(lived: Lived) -> bool:
+    """Whether the late voter's first snapshot is, byte for byte, that of the one it got it from."""
+    one, other = (
+        snapshot_path(lived.directories[node_id], lived.late_snapshot) for node_id in (lived.late, lived.late_source)
+    )
+    return other.exists() and one.read_bytes() == other.read_bytes()
