@@ -11,7 +11,7 @@ from fenceline.cli.brokers import brokers
 from fenceline.cli.cluster import cluster
 from fenceline.cli.demo import demo
 from fenceline.cli.features import features
-from fenceline.cli.format import format_directory_command
+from fenceline.cli.format import FORMAT_EXAMPLES, format_directory_command
 from fenceline.cli.groups import groups
 from fenceline.cli.logs import logs
 from fenceline.cli.metadata import metadata
@@ -51,7 +51,7 @@ def start(context: typer.Context) -> None:
     raise typer.Exit(main(context.args))
 
 
-app.command("format")(format_directory_command)
+app.command("format", epilog=FORMAT_EXAMPLES)(format_directory_command)
 app.add_typer(topics, name="topics")
 app.add_typer(configs, name="configs")
 app.add_typer(groups, name="groups")

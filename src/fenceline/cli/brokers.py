@@ -7,11 +7,37 @@ from typing import Annotated, Any
 
 import typer
 
-from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Controllers, admin_of, done, show
+from fenceline.cli.output import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    Bootstrap,
+    Controllers,
+    admin_of,
+    done,
+    examples,
+    only_without_command,
+    show,
+)
 
-brokers = typer.Typer(no_args_is_help=True, help="List and unregister brokers; show their log directories.")
+brokers = typer.Typer(
+    invoke_without_command=True,
+    help="List and unregister brokers; show their log directories. Without a command: list.",
+    epilog=examples(
+        ("fenceline brokers", "who is registered, who is fenced, and what each leads"),
+        ("fenceline brokers log-dirs 2 --partitions", "what lies on broker 2"),
+        ("fenceline brokers unregister 3", "forget broker 3, which is gone for good"),
+    ),
+)
 
 _STATES = {True: "fenced", False: "unfenced", None: "not known"}
+
+
+@brokers.callback()
+def brokers_root(context: typer.Context, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
+    if context.invoked_subcommand is None:
+        list_brokers(bootstrap, as_json)
+    else:
+        only_without_command(context)
 
 
 @brokers.command("list")

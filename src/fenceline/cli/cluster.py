@@ -18,21 +18,48 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fenceline.cli.output import AsJson, done, pairs, print_json, readable_errors, show
+from fenceline.cli.output import (
+    AsJson,
+    done,
+    examples,
+    is_ascii_only,
+    pairs,
+    patience,
+    print_json,
+    readable_errors,
+    show,
+)
 from fenceline.errors import FencelineError, OperatorError
 
 if TYPE_CHECKING:
     from fenceline.testing.local_cluster import LocalCluster, NodeEnded
 
-cluster = typer.Typer(no_args_is_help=True, help="A local cluster of separate processes, to try and to break.")
+cluster = typer.Typer(
+    no_args_is_help=True,
+    help="A local cluster of separate processes, to try and to break.",
+    epilog=examples(
+        ("fenceline cluster up --data-dir ./cluster", "three nodes on 9092 to 9094, until Ctrl-C"),
+        ("fenceline cluster status --data-dir ./cluster", "in another terminal: who runs, who leads"),
+        ("fenceline cluster kill 1 --data-dir ./cluster", "and what happens then"),
+        ("fenceline cluster restart 1 --data-dir ./cluster", "have it back"),
+    ),
+)
 
 EXIT_SECOND_SIGNAL = 130
+_PATIENCE_S = 2.0
 
 DataDir = Annotated[Path, typer.Option("--data-dir", "-d", help="the cluster's folder")]
 Node = Annotated[int, typer.Argument(help="the node's number, from 1")]
 
 
-@cluster.command()
+@cluster.command(
+    epilog=examples(
+        ("fenceline cluster up -d ./cluster", "three nodes, or those that the folder has"),
+        ("fenceline cluster up -d ./five -n 5 -p 19092", "five nodes on 19092 to 19096"),
+        ("fenceline cluster up -d ./parted -n 2 --controllers 3", "two brokers, and three controllers of their own"),
+        ("fenceline cluster up -d ./short --override log.retention.ms=60000", "with a setting for all"),
+    )
+)
 def up(
     data_dir: DataDir,
     nodes: Annotated[
@@ -68,16 +95,19 @@ def up(
             log_level=log_level,
             on_end=events.put,
         )
-        raise typer.Exit(_Foreground(local, events, as_json=as_json).run())
+        raise typer.Exit(_Foreground(local, events, as_json=as_json, has_overrides=bool(override)).run())
 
 
 class _Foreground:
     """One thread takes events one after another: signals, ends of nodes, outcomes of start and stop."""
 
-    def __init__(self, local: LocalCluster, events: queue.SimpleQueue[Any], *, as_json: bool) -> None:
+    def __init__(
+        self, local: LocalCluster, events: queue.SimpleQueue[Any], *, as_json: bool, has_overrides: bool = False
+    ) -> None:
         self._local = local
         self._events = events
         self._as_json = as_json
+        self._has_overrides = has_overrides
         self._failure: FencelineError | None = None
 
     def run(self) -> int:
@@ -86,7 +116,7 @@ class _Foreground:
         self._in_background(self._start)
         is_ready = is_stopping = False
         while True:
-            match self._events.get():
+            match self._next_event(tells_progress=not is_ready and not is_stopping):
                 case "ready":
                     is_ready = True
                     self._say_ready()
@@ -96,6 +126,8 @@ class _Foreground:
                     os._exit(EXIT_SECOND_SIGNAL)
                 case signal.Signals() | FencelineError() as why:
                     if isinstance(why, FencelineError):
+                        if is_stopping:
+                            why = OperatorError("The cluster was stopped before it was ready")
                         self._failure = self._failure or why
                     if not is_stopping:
                         is_stopping = True
@@ -109,6 +141,16 @@ class _Foreground:
                     # Before, it is why the start fails; afterwards, it is what was asked for.
                     if is_ready and not is_stopping:
                         self._say_ended(ended)
+
+    def _next_event(self, *, tells_progress: bool) -> Any:
+        """While the cluster starts, a person is told now and then what it waits for."""
+        while tells_progress and sys.stderr.isatty() and not self._as_json:
+            try:
+                return self._events.get(timeout=_PATIENCE_S)
+            except queue.Empty:
+                if self._local.waits_for:
+                    print(f"fenceline: waiting for {self._local.waits_for} ...", file=sys.stderr, flush=True)
+        return self._events.get()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._events.put(signal.Signals(number))
@@ -142,6 +184,9 @@ class _Foreground:
                 f" listening on {local.bootstrap}"
             )
         print(line, flush=True)
+        if self._has_overrides and not self._as_json:
+            for warning in local.warnings():
+                print(f"fenceline: {warning}", file=sys.stderr, flush=True)
 
     def _say_ended(self, ended: NodeEnded) -> None:
         if self._as_json:
@@ -178,7 +223,7 @@ def _reason(exit_code: int) -> str:
 
 @cluster.command()
 def status(data_dir: DataDir, as_json: AsJson = False) -> None:
-    """Show the nodes of a cluster that is up."""
+    """Show the nodes of a cluster that is up: who runs, who leads, who is behind in the metadata, who is cut off."""
     from fenceline.testing.local_cluster_control import ask
 
     with readable_errors():
@@ -186,11 +231,9 @@ def status(data_dir: DataDir, as_json: AsJson = False) -> None:
         if as_json:
             print_json(found)
             return
-        show(
-            [_row(node) for node in found["nodes"]],
-            as_json=False,
-            title=f"Cluster {found['cluster_id']}, supervisor {found['supervisor_pid']}",
-        )
+        quorum = found["quorum"]
+        print(_headline(found, quorum))
+        show([_row(node, quorum) for node in found["nodes"]], as_json=False)
 
 
 @cluster.command()
@@ -213,11 +256,21 @@ def resume(node: Node, data_dir: DataDir, as_json: AsJson = False) -> None:
 
 @cluster.command()
 def restart(node: Node, data_dir: DataDir, as_json: AsJson = False) -> None:
-    """Stop a node cleanly if it runs, and start it."""
-    _command("restart", node, data_dir, f"Node {node} is started again.", as_json=as_json)
+    """Stop a node cleanly if it runs, start it, and wait until it serves.
+
+    After a kill the controllers keep its old session for up to 9 seconds.
+    """
+    with patience(f"node {node} is on its way; one that was killed is registered again when its old session has ended"):
+        _command("restart", node, data_dir, f"Node {node} is started again.", as_json=as_json)
 
 
-@cluster.command()
+@cluster.command(
+    epilog=examples(
+        ("fenceline cluster isolate 1 -d ./cluster", "nothing comes or goes, for clients neither"),
+        ("fenceline cluster isolate 1 --from 2 --inbound -d ./cluster", "node 1 hears nothing of node 2"),
+        ("fenceline cluster heal 1 -d ./cluster", "ends all cuts of node 1"),
+    )
+)
 def isolate(
     node: Node,
     data_dir: DataDir,
@@ -255,16 +308,39 @@ def _command(command: str, node: int, data_dir: Path, words: str, *, as_json: bo
         done(words, ask(data_dir, command, node=node, **arguments), as_json=as_json)
 
 
-def _row(node: dict[str, Any]) -> dict[str, Any]:
-    memory = node["memory_bytes"]
+def _headline(found: dict[str, Any], quorum: dict[str, Any] | None) -> str:
+    nodes = found["nodes"]
+    running = sum(node["state"] == "running" for node in nodes)
+    if quorum is None:
+        leads = "no controller leads, or it can not be asked"
+    else:
+        leads = f"node {quorum['leader_id']} leads, epoch {quorum['leader_epoch']}"
+    return f"Cluster {found['cluster_id']}: {running} of {len(nodes)} nodes run; {leads}."
+
+
+def _row(node: dict[str, Any], quorum: dict[str, Any] | None) -> dict[str, Any]:
+    from rich.text import Text
+
+    from fenceline.cli.quorum_view import bar
+
+    memory, exit_code = node["memory_bytes"], node["exit_code"]
+    is_running = node["state"] == "running"
+    is_leader = is_running and quorum is not None and node["node"] == quorum["leader_id"]
+    mark = ("*" if is_ascii_only() else "★") if is_leader else " "
+    lag = quorum["lags"].get(str(node["node"])) if quorum is not None and node["pid"] is not None else None
+    block = "#" if is_ascii_only() else "█"
     return {
-        "node": node["node"],
+        "node": Text(f"{mark} {node['node']}", "bold green" if is_leader else ""),
         "roles": node["roles"],
         "address": node["address"],
-        "state": node["state"] if node["exit_code"] is None else f"{node['state']} ({_reason(node['exit_code'])})",
+        "state": Text(
+            node["state"] if exit_code is None else f"{node['state']} ({_reason(exit_code)})",
+            "green" if is_running else "red",
+        ),
+        "metadata lag": None if lag is None else Text(f"{lag} {bar(lag, block)}".rstrip()),
         "pid": node["pid"],
         "memory": None if memory is None else f"{memory / 1e6:.0f} MB",
-        "cut_off": [_cut(each) for each in node["cuts"]],
+        "cut off": Text(", ".join(_cut(each) for each in node["cuts"]), "red"),
     }
 
 

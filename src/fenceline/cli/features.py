@@ -13,6 +13,8 @@ from fenceline.cli.output import (
     Controllers,
     admin_of,
     done,
+    examples,
+    only_without_command,
     pairs,
     print_json,
     readable_errors,
@@ -23,7 +25,15 @@ from fenceline.errors import OperatorError
 if TYPE_CHECKING:
     from fenceline.client.admin_quorum import Change, NodeFeatures
 
-features = typer.Typer(no_args_is_help=True, help="List, raise, lower and disable feature levels.")
+features = typer.Typer(
+    invoke_without_command=True,
+    help="List, raise, lower and disable feature levels. Without a command: list.",
+    epilog=examples(
+        ("fenceline features", "what is in force, and what every node supports"),
+        ("fenceline features upgrade kraft.version=1", "one level; several are one change"),
+        ("fenceline features upgrade --release-version 4.3 --dry-run", "would all nodes take it?"),
+    ),
+)
 
 _Levels = Annotated[
     list[str] | None, typer.Argument(help="name=level, or metadata.version=4.2; several are one change")
@@ -35,6 +45,19 @@ _DryRun = Annotated[bool, typer.Option("--dry-run", help="have it checked, chang
 _Unsafe = Annotated[
     bool, typer.Option("--unsafe", help="also where metadata is lost that the lower level can not express")
 ]
+
+
+@features.callback()
+def features_root(
+    context: typer.Context,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    controllers: Controllers = None,
+    as_json: AsJson = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        list_features(bootstrap, controllers, as_json)
+    else:
+        only_without_command(context)
 
 
 @features.command("list")

@@ -9,8 +9,15 @@ from uuid import uuid4
 
 import typer
 
-from fenceline.cli.output import AsJson, done, readable_errors
+from fenceline.cli.output import AsJson, done, examples, readable_errors
+from fenceline.errors import OperatorError
 from fenceline.ids import encode_uuid
+
+FORMAT_EXAMPLES = examples(
+    ("fenceline format --config node.properties --standalone", "the first controller; the id of the cluster is said"),
+    ("fenceline format --config node4.properties --no-initial-controllers --cluster-id ID", "a controller that joins"),
+    ("fenceline format --config broker.properties --cluster-id ID", "a broker"),
+)
 
 
 def format_directory_command(
@@ -39,6 +46,12 @@ def format_directory_command(
     with readable_errors():
         settings = settings_from_options(override or [], data_dir, None)
         node = NodeConfig.load(config, settings, os.environ)
+        if no_initial_controllers and cluster_id is None:
+            raise OperatorError(
+                "A controller that joins needs the id of its cluster",
+                "Give it as --cluster-id; it is in meta.properties of every other node,"
+                " and in what `fenceline start` says when it is ready.",
+            )
         endpoint, voters = quorum_to_begin(
             node, standalone=standalone, initial_controllers=initial_controllers, joins=no_initial_controllers
         )

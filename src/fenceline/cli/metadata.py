@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fenceline.cli.output import AsJson, print_json, readable_errors, show
+from fenceline.cli.output import AsJson, examples, print_json, readable_errors, show
 
 if TYPE_CHECKING:
     from fenceline.cli.metadata_files import Entry, Loaded
     from fenceline.metadata.image_tree import Folder
 
-metadata = typer.Typer(no_args_is_help=True, help="Look at the metadata log of a node, without the node.")
+metadata = typer.Typer(
+    no_args_is_help=True,
+    help="Look at the metadata log of a node, without the node.",
+    epilog=examples(
+        ("fenceline metadata shell ./data", "walk in it; ls, cat and Tab"),
+        ("fenceline metadata shell ./data cat /topics/hello/0", "one command"),
+        ("fenceline metadata dump ./data --from 100", "records as they were written"),
+        ("fenceline metadata at-offset 100 ./data --json", "the whole cluster as it was"),
+    ),
+)
 
 _Path = Annotated[Path, typer.Argument(help="a node's data directory, or a *.checkpoint file")]
 _At = Annotated[int | None, typer.Option("--at", help="as it was after the record at this offset; else the newest")]

@@ -95,6 +95,16 @@ class MetadataFiles:
                 if directory == path and path.name != DIRECTORY_NAME and not any(path.glob("*.checkpoint")):
                     break
                 return cls(directory)
+        if not path.exists():
+            raise OperatorError(
+                f"There is no {path}", "Name a node's data directory: log.dirs of its server.properties."
+            )
+        nodes = sorted(path.glob(f"*/data/{DIRECTORY_NAME}")) + sorted(path.glob(f"*/{DIRECTORY_NAME}"))
+        if nodes:
+            raise OperatorError(
+                f"{path} holds the directories of {len(nodes)} node{'s' * (len(nodes) != 1)}",
+                f"Name one of them, for example {nodes[0].parent}.",
+            )
         raise OperatorError(
             f"{path} holds no metadata log", f"Name a node's data directory, or the directory {DIRECTORY_NAME} in it."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -17,6 +18,14 @@ from fenceline.errors import ErrorCode, FencelineError, OperatorError, PeerError
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 TIMEOUT_MS = 10_000
 """How long a command waits for a broker."""
+_PATIENCE_S = 1.5
+"""How long a person is left without a word."""
+_ADVICE = {
+    ErrorCode.REQUEST_TIMED_OUT: (
+        "Where nothing can be changed there may be no active controller: it needs a majority of the voters."
+        " See: fenceline quorum describe -c HOST:PORT, with the address of a controller."
+    ),
+}
 _WIDTH_OF_FILES = 160
 """Columns of a table that is not shown on a terminal."""
 
@@ -39,7 +48,8 @@ def readable_errors() -> Iterator[None]:
     except OperatorError as error:
         fail(error.message, error.advice)
     except PeerError as error:
-        fail(error.message if error.code.name in error.message else f"{error.message} ({error.code.name})")
+        message = error.message if error.code.name in error.message else f"{error.message} ({error.code.name})"
+        fail(message, _ADVICE.get(error.code, ""))
     except FencelineError as error:
         fail(str(error))
 
@@ -55,8 +65,24 @@ def fail(message: str, advice: str = "") -> None:
 def admin_of(bootstrap: str, controllers: str | None = None) -> Iterator[Admin]:
     """An admin client for one command, of brokers or else of controllers; errors come out readable."""
     where = {"bootstrap.controllers": controllers} if controllers else {"bootstrap.servers": bootstrap}
-    with readable_errors(), Admin({**where, "default.api.timeout.ms": TIMEOUT_MS}) as admin:
+    still = f"no answer from {controllers or bootstrap} yet; waiting {TIMEOUT_MS // 1000} s at most"
+    with readable_errors(), patience(still), Admin({**where, "default.api.timeout.ms": TIMEOUT_MS}) as admin:
         yield admin
+
+
+@contextmanager
+def patience(words: str) -> Iterator[None]:
+    """Say what is waited for when it takes long, to whoever looks at a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(_PATIENCE_S, lambda: print(f"fenceline: {words} ...", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def existing_topic(admin: Admin, name: str) -> TopicMetadata:
@@ -70,7 +96,7 @@ def existing_topic(admin: Admin, name: str) -> TopicMetadata:
 
 
 def show(rows: Sequence[dict[str, Any]], *, as_json: bool, title: str = "", empty: str = "nothing to show") -> None:
-    """Print rows of equal keys."""
+    """Print rows of equal keys. A table's cells may be rich's, with a style."""
     if as_json:
         print_json(list(rows))
         return
@@ -79,13 +105,14 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool, title: str = "", empt
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title or None, title_justify="left", header_style="bold")
     numeric = {key for key in rows[0] if all(isinstance(row[key], int | float) for row in rows)}
     for key in rows[0]:
         table.add_column(key.replace("_", " "), justify="right" if key in numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
+        table.add_row(*(value if isinstance(value, Text) else _text(value) for value in row.values()))
     Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES).print(table)
 
 
@@ -110,6 +137,16 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+def is_ascii_only() -> bool:
+    """Whether standard output takes no other characters."""
+    return not (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+def examples(*shown: tuple[str, str]) -> str:
+    """The end of a command's help: commands as one would type them, and what each does."""
+    return "Examples:\n\n" + "\n".join(f"- `{command}  # {words}`" for command, words in shown)
+
+
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     """`key=value` options as a mapping. Raises OperatorError."""
     found = {}
@@ -119,3 +156,13 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
             raise OperatorError(f"{option} {text!r} has no value", f"Write it as {option} key=value.")
         found[key] = value
     return found
+
+
+def only_without_command(context: typer.Context) -> None:
+    """Refuse options of a group that stand before a command, which would not see them."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                f"options go after the command: {context.command_path} {context.invoked_subcommand} ..."
+            )

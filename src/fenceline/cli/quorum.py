@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,8 @@ from fenceline.cli.output import (
     Controllers,
     admin_of,
     done,
+    examples,
+    is_ascii_only,
     print_json,
     readable_errors,
     show,
@@ -31,23 +32,32 @@ if TYPE_CHECKING:
 quorum = typer.Typer(no_args_is_help=True, help="Show the controllers' quorum; add and remove voters.")
 
 
-@quorum.command()
+@quorum.command(
+    epilog=examples(
+        ("fenceline quorum describe", "asks the node at 127.0.0.1:9092"),
+        ("fenceline quorum describe -b host:9092 --json", "for programs; times are ms since 1970"),
+        ("fenceline quorum describe -c host:9093", "asks a controller, which works without any broker"),
+    )
+)
 def describe(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, controllers: Controllers = None, as_json: AsJson = False
 ) -> None:
-    """The leader, its epoch, and how far each voter and observer has come. Lag is in records of the metadata log."""
+    """The leader, its epoch, and how far each voter and observer has come.
+
+    Lag is in records of the metadata log. Silent is who has not fetched for 2 seconds.
+    """
     with admin_of(bootstrap, controllers) as admin:
         found = admin.describe_quorum()
-    voters, observers = [_row(each) for each in found.voters], [_row(each) for each in found.observers]
     if as_json:
+        voters, observers = [_row(each) for each in found.voters], [_row(each) for each in found.observers]
         head = {"leader_id": found.leader_id, "leader_epoch": found.leader_epoch}
         head["high_watermark"] = found.high_watermark
         print_json({**head, "voters": voters, "observers": observers})
         return
-    print(f"Leader {found.leader_id}, epoch {found.leader_epoch}, high watermark {found.high_watermark}.")
-    show([_for_people(row) for row in voters], as_json=False, title="Voters", empty="There are no voters.")
-    if observers:
-        show([_for_people(row) for row in observers], as_json=False, title="Observers")
+    from fenceline.cli import quorum_view
+
+    print(quorum_view.headline(found))
+    show(quorum_view.rows(found, ascii_only=is_ascii_only()), as_json=False, empty="There are no voters.")
 
 
 def _row(replica: ReplicaStatus) -> dict[str, Any]:
@@ -62,17 +72,15 @@ def _row(replica: ReplicaStatus) -> dict[str, Any]:
     }
 
 
-def _for_people(row: dict[str, Any]) -> dict[str, Any]:
-    """Times as UTC instead of milliseconds."""
-    shown = dict(row)
-    for key in ("last_fetch", "last_caught_up"):
-        value = shown.pop(f"{key}_ms")
-        shown[key] = datetime.fromtimestamp(value / 1000, UTC).isoformat("T", "milliseconds") if value else None
-    shown["endpoints"] = shown.pop("endpoints") or None
-    return shown
-
-
-@quorum.command()
+@quorum.command(
+    epilog=examples(
+        ("fenceline quorum add --config node4.properties -b host:9092", "on the machine of the new controller"),
+        (
+            "fenceline quorum add --id 4 --directory-id DRgdfgY1SRmN8DLPVGrZeg --endpoint CONTROLLER://four:9093",
+            "from anywhere; the directory id is in its meta.properties",
+        ),
+    )
+)
 def add(
     config: Annotated[
         Path | None, typer.Option("--config", help="server.properties of the controller, run on its own machine")
@@ -137,7 +145,12 @@ def _local_controller(config: Path) -> tuple[int, UUID, list[Endpoint], str]:
     return int(node.node_id), _directory_id(meta["directory.id"]), endpoints, meta["cluster.id"]
 
 
-@quorum.command()
+@quorum.command(
+    epilog=examples(
+        ("fenceline quorum remove 4", "whether it runs or is gone for good"),
+        ("fenceline quorum remove 4 -c host:9093", "by way of any controller"),
+    )
+)
 def remove(
     voter_id: Annotated[int, typer.Argument(help="the voter's node.id")],
     directory_id: Annotated[

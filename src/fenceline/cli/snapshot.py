@@ -8,9 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fenceline.cli.output import AsJson, print_json, readable_errors, show
+from fenceline.cli.output import AsJson, examples, print_json, readable_errors, show
 
-snapshot = typer.Typer(no_args_is_help=True, help="Look at snapshots of the metadata log, without a node.")
+snapshot = typer.Typer(
+    no_args_is_help=True,
+    help="Look at snapshots of the metadata log, without a node.",
+    epilog=examples(
+        ("fenceline snapshot list ./data", "those of a node's directory, Kafka's too"),
+        ("fenceline snapshot verify ./data", "every byte of them"),
+        ("fenceline snapshot diff 100 200 --dir ./data", "what has changed between two offsets"),
+    ),
+)
 
 _Directory = Annotated[Path, typer.Argument(help="a node's data directory")]
 

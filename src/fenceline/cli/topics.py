@@ -59,7 +59,7 @@ def create(
         made = admin.create_topics([wanted])
         created = next(iter(made.values() if isinstance(made, dict) else made))
         done(
-            f"Created {name} with {created.num_partitions} partitions.",
+            f"Created {name} with {created.num_partitions} partition{'s' * (created.num_partitions != 1)}.",
             {"topic": name, "id": encode_uuid(created.id), "partitions": created.num_partitions},
             as_json=as_json,
         )

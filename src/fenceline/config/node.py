@@ -37,7 +37,7 @@ from fenceline.errors import OperatorError
 from fenceline.ids import NodeId
 
 ENVIRONMENT_PREFIX: Final = "FENCELINE_"
-_ENVIRONMENT_NOT_CONFIG: Final = frozenset({"FENCELINE_PURE_PYTHON"})
+_ENVIRONMENT_NOT_CONFIG: Final = frozenset({"FENCELINE_BOOTSTRAP", "FENCELINE_PURE_PYTHON"})
 _FREE_PREFIXES: Final = ("listener.name.", "rsm.config.", "rlmm.config.", "controller.quorum.voter.")
 _CONTROLLER_LISTENER: Final = "CONTROLLER"
 

@@ -12,25 +12,23 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from fenceline.errors import OperatorError
 from fenceline.testing import local_cluster_layout as layouts
-from fenceline.testing import reaper
+from fenceline.testing.child_processes import ChildProcesses
 from fenceline.testing.local_cluster_control import ControlServer
 from fenceline.testing.local_cluster_cuts import Cut, NetworkCuts
 from fenceline.testing.local_cluster_layout import ClusterLayout, NodePlace
-from fenceline.testing.local_cluster_probe import known_brokers
+from fenceline.testing.local_cluster_logs import trim
+from fenceline.testing.local_cluster_probe import QuorumStatus, known_brokers, quorum_status
 from fenceline.testing.local_cluster_process import NodeProcess, wait_for_leftovers
 
 READY_WAIT_S: Final = 60.0
@@ -40,6 +38,7 @@ LAST_LINES: Final = 10
 _PROBE_TIMEOUT_S: Final = 1.0
 _PROBE_PAUSE_S: Final = 0.01
 _LEFTOVER_WAIT_S: Final = 5.0
+_TRIM_EVERY_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,8 @@ class NodeEnded:
     last_lines: tuple[str, ...]
 
 
-class LocalCluster:
-    """Nodes 1 to N. Use as a context manager, or call `start` and `close`. Safe for threads.
+class LocalCluster(ChildProcesses):
+    """Nodes 1 to N. Safe for threads.
 
     `data_dir` is kept when given, and continued when it holds a cluster; without it a temporary folder goes with the
     cluster. `nodes` (3 in a new folder) are brokers, and controllers as well unless `controllers` asks for so many
@@ -89,10 +88,7 @@ class LocalCluster:
         on_end: Callable[[NodeEnded], None] | None = None,
     ) -> None:
         self._wanted_nodes, self._wanted_controllers, self._wanted_port = nodes, controllers, port
-        self._own_dir = Path(tempfile.mkdtemp(prefix="fenceline-cluster-")) if data_dir is None else None
-        if self._own_dir is not None:
-            reaper.watch_folder(self._own_dir)
-        self.root = (data_dir or self._own_dir or Path()).absolute()
+        super().__init__(None if data_dir is None else data_dir.absolute(), prefix="fenceline-cluster-")
         self._overrides = dict(overrides or {})
         owned = layouts.owned_environment()
         self._environment = {
@@ -110,19 +106,7 @@ class LocalCluster:
         self._lock_file: int | None = None
         self._spawner: ThreadPoolExecutor | None = None
         self._cuts: NetworkCuts | None = None
-
-    def __enter__(self) -> LocalCluster:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._waits_for = ""
 
     @property
     def layout(self) -> ClusterLayout:
@@ -164,7 +148,19 @@ class LocalCluster:
             for place in self._layout.nodes:
                 self._spawn(place)
             self._control = ControlServer(self)
+            threading.Thread(target=self._keep_logs_small, name="cluster logs", daemon=True).start()
         self.wait_until_ready(wait_s=wait_s)
+
+    @property
+    def waits_for(self) -> str:
+        """What a start or restart waits for now, in words; empty where there is nothing to say."""
+        return self._waits_for
+
+    def warnings(self) -> list[str]:
+        """What nodes find odd in their settings, such as keys that nobody knows. Not before `start`."""
+        from fenceline.config.node import NodeConfig
+
+        return list(NodeConfig.load(self.layout.nodes[0].properties_file, {}, self._environment).warnings)
 
     def wait_until_ready(self, *, wait_s: float = READY_WAIT_S) -> None:
         """Wait until every node has said that it is ready, and every broker knows all of them as registered and alive.
@@ -177,6 +173,7 @@ class LocalCluster:
         everybody = frozenset(broker.node_id for broker in self.layout.brokers)
         for broker in self.layout.brokers:
             self._wait_known(broker, everybody, deadline)
+        self._waits_for = ""
 
     def stop(self, *, wait_s: float = STOP_WAIT_S) -> dict[int, int]:
         """Stop all nodes that run cleanly, and kill those that take longer; their exit codes. The folder stays."""
@@ -209,13 +206,9 @@ class LocalCluster:
             if process.is_running:
                 process.ask_to_end(signal.SIGKILL)
 
-    def close(self) -> None:
-        """Kill what runs; remove the folder where it is our own."""
+    def _end(self) -> None:
         self.kill_all()
         self.stop()
-        if self._own_dir is not None:
-            shutil.rmtree(self._own_dir, ignore_errors=True)
-            reaper.forget_folder(self._own_dir)
 
     # --- one node -------------------------------------------------------------------------------------------------
 
@@ -237,6 +230,16 @@ class LocalCluster:
             cuts=tuple(self._cuts.of(node)) if self._cuts is not None else (),
             log=str(place.log_file),
         )
+
+    def quorum(self) -> QuorumStatus | None:
+        """The active controller's view of the quorum; None while nobody leads, or who leads can not be asked."""
+        ports = [
+            place.controller_port
+            for place, status in zip(self.layout.nodes, self.status(), strict=True)
+            if place.controller_port is not None
+            if status.state == "running" and not any(cut.peer is None for cut in status.cuts)
+        ]
+        return quorum_status(ports, timeout_s=_PROBE_TIMEOUT_S)
 
     def kill(self, node: int) -> None:
         """kill -9, and wait until it is gone. Raises OperatorError when it does not run."""
@@ -271,6 +274,7 @@ class LocalCluster:
         self._wait_ready(node, deadline)
         if place.is_broker:
             self._wait_known(place, frozenset({node}), deadline)
+        self._waits_for = ""
 
     def isolate(self, node: int, *, peers: Iterable[int] = (), inbound: bool = True, outbound: bool = True) -> None:
         """Cut a node off, silently: what it sends and what is sent to it is lost, on new and on open connections.
@@ -336,8 +340,17 @@ class LocalCluster:
             lines = tuple(process.last_lines(LAST_LINES))
             self._on_end(NodeEnded(process.place.node_id, process.exit_code, process.end_is_wanted, lines))
 
+    def _keep_logs_small(self) -> None:
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._is_stopping, _TRIM_EVERY_S):
+                    return
+            for place in self.layout.nodes:
+                trim(place.log_file)
+
     def _wait_ready(self, node: int, deadline: float) -> None:
         process = self._processes[node]
+        self._waits_for = f"node {node} to start"
         with self._changed:
             self._changed.wait_for(
                 lambda: process.is_ready or not process.is_running or self._is_stopping,
@@ -352,8 +365,9 @@ class LocalCluster:
         assert broker.port is not None
         while not wanted <= (known := known_brokers(broker.port, timeout_s=_PROBE_TIMEOUT_S)):
             self._check_alive(process)
+            missing = ", ".join(str(node) for node in sorted(wanted - known))
+            self._waits_for = f"broker {missing} to be registered, as node {broker.node_id} sees it"
             if time.monotonic() > deadline:
-                missing = ", ".join(str(node) for node in sorted(wanted - known))
                 raise OperatorError(
                     f"Node {broker.node_id} did not see node {missing} registered in time",
                     f"See the logs of the nodes: {self.root}/node-*/node.log",
@@ -380,6 +394,8 @@ class LocalCluster:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self._lock_file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            raise OperatorError(f"{self.root} is a file", "Name a folder, which may be new.") from None
         except OSError as error:
             raise OperatorError(
                 f"{self.root} can not be used: {error.strerror or error}",

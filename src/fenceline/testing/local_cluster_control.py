@@ -93,6 +93,7 @@ def run_command(cluster: LocalCluster, request: dict[str, Any]) -> dict[str, Any
             "cluster_id": cluster.cluster_id,
             "bootstrap": cluster.bootstrap,
             "supervisor_pid": os.getpid(),
+            "quorum": asdict(quorum) if (quorum := cluster.quorum()) is not None else None,
             "nodes": [asdict(each) for each in cluster.status()],
         }
     node = int(request["node"])

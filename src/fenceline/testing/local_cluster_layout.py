@@ -137,7 +137,7 @@ def plan(root: Path, *, nodes: int | None, controllers: int | None, port: int) -
     for node in layout.nodes:
         for number in (node.port, node.controller_port):
             if number is not None and not is_free(number):
-                advice = "Choose another with --port, or end the process that has it."
+                advice = "Choose another with --port (0 finds free ones), or end the process that has it."
                 if number == node.controller_port:
                     advice = f"{root / CLUSTER_FILE} keeps it for this cluster: end the process that has it."
                 raise OperatorError(f"Port {number}, which node {node.node_id} needs, is taken", advice)
@@ -209,7 +209,10 @@ def _stray(root: Path) -> str | None:
 def _new(root: Path, *, nodes: int, controllers: int, port: int) -> ClusterLayout:
     total = nodes + controllers
     if nodes < 1 or controllers < 0 or total > MAX_NODES:
-        raise OperatorError(f"A local cluster has 1 to {MAX_NODES} nodes, not {total}")
+        raise OperatorError(
+            f"A local cluster has 1 to {MAX_NODES} nodes, not {total}",
+            "Choose --nodes (and --controllers) accordingly; 3 is the usual number.",
+        )
     _check_ports(nodes, port)
     first = port or free_ports(nodes)
     first_controller = free_ports(controllers or nodes, apart_from=range(first, first + nodes))

@@ -1,36 +1,83 @@
-"""Asks one node which brokers it knows, to see when a cluster is complete.
+"""Asks nodes which brokers they know and who leads the quorum, to see when a cluster is complete and how it is.
 
-Owns one request of one short connection. Never used by the server.
+Owns one request of one short connection each. Never used by the server.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
 
 from fenceline.errors import FencelineError
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request
 from fenceline.wire.frame import encode_request_frame, parse_response_header
 
-_VERSION = 1
-"""Of Metadata: the oldest in which no topics can be asked for."""
+_METADATA_VERSION: Final = 1
+"""The oldest in which no topics can be asked for."""
+_DESCRIBE_QUORUM_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumStatus:
+    """The active controller, and by how many records of the metadata log each replica is behind it."""
+
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    lags: dict[int, int]
 
 
 def known_brokers(port: int, *, timeout_s: float) -> frozenset[int]:
     """The brokers that the node at `port` has in its metadata: registered and not fenced. Empty without an answer."""
-    body = write_request(ApiKey.METADATA, _VERSION, {"topics": ()})
+    answer = _ask(port, ApiKey.METADATA, _METADATA_VERSION, {"topics": ()}, timeout_s)
+    return frozenset() if answer is None else frozenset(broker.node_id for broker in answer.brokers)
+
+
+def quorum_status(controller_ports: Sequence[int], *, timeout_s: float) -> QuorumStatus | None:
+    """What the active controller says of the quorum; all are asked at once. None where none of them leads."""
+    if not controller_ports:
+        return None
+    with ThreadPoolExecutor(len(controller_ports)) as asking:
+        told = list(asking.map(lambda port: _quorum_of(port, timeout_s), controller_ports))
+    # One that was away may still believe that it leads.
+    return max((each for each in told if each is not None), key=lambda each: each.leader_epoch, default=None)
+
+
+def _quorum_of(port: int, timeout_s: float) -> QuorumStatus | None:
+    topics = ({"topic_name": "__cluster_metadata", "partitions": ({"partition_index": 0},)},)
+    answer = _ask(port, ApiKey.DESCRIBE_QUORUM, _DESCRIBE_QUORUM_VERSION, {"topics": topics}, timeout_s)
+    if answer is None or answer.error_code or not answer.topics:
+        return None
+    partition = answer.topics[0].partitions[0]
+    ends = {each.replica_id: each.log_end_offset for each in (*partition.observers, *partition.current_voters)}
+    if partition.error_code or partition.leader_id not in ends:
+        return None
+    end = ends[partition.leader_id]
+    return QuorumStatus(
+        leader_id=partition.leader_id,
+        leader_epoch=partition.leader_epoch,
+        high_watermark=partition.high_watermark,
+        lags={node: max(0, end - offset) for node, offset in sorted(ends.items())},
+    )
+
+
+def _ask(port: int, api: ApiKey, version: int, fields: dict[str, Any], timeout_s: float) -> Any:
+    """One answer of the node at `port`; None where there is none in time."""
+    body = write_request(api, version, fields)
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
-            connection.sendall(b"".join(encode_request_frame(ApiKey.METADATA, _VERSION, 1, "local-cluster", body)))
+            connection.sendall(b"".join(encode_request_frame(api, version, 1, "local-cluster", body)))
             (size,) = struct.unpack(">i", _receive(connection, 4))
             answer = _receive(connection, size)
-        _, position = parse_response_header(ApiKey.METADATA, _VERSION, answer)
-        return frozenset(
-            broker.node_id for broker in read_response(ApiKey.METADATA, _VERSION, answer[position:]).brokers
-        )
+        _, position = parse_response_header(api, version, answer)
+        return read_response(api, version, answer[position:])
     except (OSError, FencelineError):
-        return frozenset()
+        return None
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

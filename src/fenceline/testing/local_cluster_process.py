@@ -114,7 +114,9 @@ class NodeProcess:
         """The end of what this process (not one before it) wrote into the log."""
         with contextlib.suppress(OSError), self.place.log_file.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, end - _TAIL_BYTES))
+            # A file that has been trimmed since holds nothing of a process before this one.
+            start = self._log_start if self._log_start <= end else 0
+            log.seek(max(start, end - _TAIL_BYTES))
             return log.read(_TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
         return []
 

@@ -1,0 +1,123 @@
+"""`fenceline quorum describe` for people: who leads, who follows, who is behind or silent, at a glance.
+
+Owns words and bars only; everything is computed from one answer of the leader, so that no clock but its own counts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from fenceline.ids import encode_uuid
+
+if TYPE_CHECKING:
+    from fenceline.client.admin_quorum import QuorumDescription, ReplicaStatus
+
+SILENT_AFTER_MS: Final = 2000
+"""A replica that is there fetches at least twice a second; controller.quorum.fetch.timeout.ms is 2 s."""
+_BAR_WIDTH: Final = 8
+_RECORDS_OF_A_WHOLE_BAR: Final = 100_000
+
+State = Literal["leads", "in sync", "behind", "silent", "never seen"]
+_STYLES: Final[dict[State, str]] = {
+    "leads": "bold green",
+    "in sync": "green",
+    "behind": "yellow",
+    "silent": "red",
+    "never seen": "red",
+}
+
+
+def headline(found: QuorumDescription) -> str:
+    """One or two sentences: the leader, and how many voters may fail before nothing can be changed."""
+    now_ms = leaders_time_ms(found)
+    following = sum(state_of(each, found.leader_id, now_ms) in ("leads", "in sync", "behind") for each in found.voters)
+    majority = len(found.voters) // 2 + 1
+    spare = following - majority
+    if spare < 0:
+        outlook = f"a majority is {majority}: nothing can be changed until more of them are back"
+    elif spare == 0:
+        outlook = f"a majority is {majority}: none of them may fail"
+    else:
+        outlook = f"{spare} of them may fail"
+    return (
+        f"Leader {found.leader_id}, epoch {found.leader_epoch}, high watermark {found.high_watermark}."
+        f" {following} of {len(found.voters)} voter{'s' * (len(found.voters) != 1)}"
+        f" {'follows' if following == 1 else 'follow'}; {outlook}."
+    )
+
+
+def rows(found: QuorumDescription, *, ascii_only: bool) -> list[dict[str, Any]]:
+    """A row for each replica, voters first; styled cells are rich's."""
+    now_ms = leaders_time_ms(found)
+    return [
+        _row(each, role, found.leader_id, now_ms, ascii_only=ascii_only)
+        for role, replicas in (("voter", found.voters), ("observer", found.observers))
+        for each in replicas
+    ]
+
+
+def _row(replica: ReplicaStatus, role: str, leader_id: int, now_ms: int, *, ascii_only: bool) -> dict[str, Any]:
+    from rich.text import Text
+
+    state = state_of(replica, leader_id, now_ms)
+    style = _STYLES[state]
+    if replica.replica_id == leader_id:
+        name = Text(f"{'*' if ascii_only else '★'} {replica.replica_id}", style)
+        last_fetch = "-"
+    else:
+        name = Text(f"  {replica.replica_id}")
+        last_fetch = ago(replica.last_fetch_ms, now_ms)
+    lag = Text(f"{replica.lag} ")
+    lag.append(bar(replica.lag, "#" if ascii_only else "█"), style)
+    return {
+        "node": name,
+        "role": role,
+        "state": Text(
+            state if state != "behind" else f"behind, caught up {ago(replica.last_caught_up_ms, now_ms)}", style
+        ),
+        "lag": lag,
+        "log end": replica.log_end_offset,
+        "last fetch": last_fetch,
+        "directory id": encode_uuid(replica.directory_id) if replica.directory_id is not None else None,
+        "address": [f"{each.host}:{each.port}" for each in replica.endpoints] or None,
+    }
+
+
+def leaders_time_ms(found: QuorumDescription) -> int:
+    """The leader counts itself as caught up now; where it does not say so, this machine's clock has to do."""
+    told = [each.last_caught_up_ms for each in found.voters if each.replica_id == found.leader_id]
+    return told[0] if told and told[0] else int(time.time() * 1000)
+
+
+def state_of(replica: ReplicaStatus, leader_id: int, now_ms: int) -> State:
+    if replica.replica_id == leader_id:
+        return "leads"
+    if not replica.last_fetch_ms or replica.last_fetch_ms < 0:
+        return "never seen"
+    if now_ms - replica.last_fetch_ms > SILENT_AFTER_MS:
+        return "silent"
+    return "behind" if replica.lag > 0 else "in sync"
+
+
+def bar(lag: int, block: str) -> str:
+    """Longer the more records are missing, by orders of magnitude; nothing where none is."""
+    if lag <= 0:
+        return ""
+    part = math.log10(lag + 1) / math.log10(_RECORDS_OF_A_WHOLE_BAR)
+    return block * max(1, min(_BAR_WIDTH, round(part * _BAR_WIDTH)))
+
+
+def ago(at_ms: int | None, now_ms: int) -> str:
+    """A time as its distance, in one unit."""
+    if at_ms is None or at_ms <= 0:
+        return "never"
+    seconds = max(0.0, (now_ms - at_ms) / 1000)
+    if seconds < 60:
+        return f"{seconds:.1f} s ago"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min ago"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.0f} h ago"
+    return f"{seconds / 86400:.0f} d ago"

@@ -1,0 +1,207 @@
+"""What `fenceline cluster` does for whoever looks on: pictures, progress, hints, logs that end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fenceline.cli import output
+from fenceline.cli.app import app
+from fenceline.testing import local_cluster, local_cluster_logs, reaper
+from fenceline.testing.local_cluster import LocalCluster
+from fenceline.testing.waiting import eventually
+from tests.testing.echo_peer import need_cuts
+
+DEADLINE_S = 60
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    found = CliRunner().invoke(app, list(arguments))
+    assert found.exit_code == code, found.output
+    return found.output
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(2, controllers=1, data_dir=tmp_path_factory.mktemp("comfort")) as running:
+        yield running
+
+
+def test_status_tells_who_leads_and_how_far_the_others_are(local: LocalCluster) -> None:
+    found = json.loads(run("cluster", "status", "-d", str(local.root), "--json"))
+    assert list(found) == ["cluster_id", "bootstrap", "supervisor_pid", "quorum", "nodes"]
+    assert list(found["quorum"]) == ["leader_id", "leader_epoch", "high_watermark", "lags"]
+    assert found["quorum"]["leader_id"] == 3
+    assert set(found["quorum"]["lags"]) == {"1", "2", "3"}
+    shown = run("cluster", "status", "-d", str(local.root))
+    assert "3 of 3 nodes run; node 3 leads, epoch 1." in shown
+    assert "★ 3" in shown
+
+
+def test_nobody_leads_while_the_leader_is_away(local: LocalCluster) -> None:
+    local.pause(3)
+    try:
+        assert local.quorum() is None
+        assert "2 of 3 nodes run; no controller leads" in run("cluster", "status", "-d", str(local.root))
+    finally:
+        local.resume(3)
+    need_cuts()
+    local.isolate(3)
+    try:
+        assert local.quorum() is None
+    finally:
+        local.heal(3)
+
+
+def test_a_log_that_grows_is_moved_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_cluster, "_TRIM_EVERY_S", 0.01)
+    log_file = tmp_path / "node-1" / "node.log"
+    with LocalCluster(1, data_dir=tmp_path) as running:
+        with log_file.open("ab") as log:
+            log.write(b"x" * (local_cluster_logs.LIMIT_BYTES + 1))
+        older = local_cluster_logs.older(log_file)
+        eventually(lambda: older.exists() and log_file.stat().st_size == 0, "the log is moved aside")
+        assert older.read_bytes().startswith(b"Fenceline is ready")
+        running.restart(1)
+        assert log_file.read_bytes().startswith(b"Fenceline is ready")
+
+
+def test_small_logs_stay(tmp_path: Path) -> None:
+    log_file = tmp_path / "node.log"
+    assert not local_cluster_logs.trim(log_file)
+    log_file.write_bytes(b"12345")
+    assert not local_cluster_logs.trim(log_file, limit_bytes=5)
+    assert local_cluster_logs.trim(log_file, limit_bytes=4)
+    assert (log_file.read_bytes(), (tmp_path / "node.log.1").read_bytes()) == (b"", b"12345")
+
+
+def test_settings_that_nobody_knows_are_told_when_it_is_ready(tmp_path: Path) -> None:
+    with LocalCluster(1, data_dir=tmp_path, overrides={"log.retention.m": "1"}) as running:
+        [warning] = running.warnings()
+    assert "log.retention.m" in warning
+    assert "did you mean log.retention.ms?" in warning
+
+
+def test_a_terminal_is_told_what_is_waited_for() -> None:
+    """A command that gets no answer; the terminal is a pseudo one."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "fenceline", "quorum", "describe", "--bootstrap", "127.0.0.1:1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    reaper.watch_process(process.pid)
+    try:
+        said = os.read(ours, 4096).decode()
+    finally:
+        process.kill()
+        process.wait()
+        reaper.forget_process(process.pid)
+        os.close(ours)
+    assert said.startswith("fenceline: no answer from 127.0.0.1:1 yet; waiting 10 s at most ...")
+
+
+def test_who_does_not_look_is_told_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_PATIENCE_S", 0.0)
+    with output.patience("nothing"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_while_modules_are_imported_gives_no_traceback() -> None:
+    """An import that waits stands for a slow one."""
+    program = (
+        "import sys, builtins\n"
+        "real = builtins.__import__\n"
+        "def slow(name, *rest):\n"
+        "    if name == 'fenceline.cli.app':\n"
+        "        print('importing', flush=True)\n"
+        "        sys.stdin.read()\n"
+        "    return real(name, *rest)\n"
+        "from fenceline.cli import main\n"
+        "builtins.__import__ = slow\n"
+        "main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "topics", "list"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    reaper.watch_process(process.pid)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, complaints = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+        reaper.forget_process(process.pid)
+    assert (process.returncode, complaints) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("group", ["features", "brokers"])
+def test_a_group_without_a_command_lists(local: LocalCluster, group: str) -> None:
+    listed = json.loads(run(group, "list", "-b", local.bootstrap, "--json"))
+    assert json.loads(run(group, "-b", local.bootstrap, "--json")) == listed
+    assert "options go after the command" in run(group, "--json", "list", code=2)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("cluster",),
+        ("cluster", "up"),
+        ("cluster", "isolate"),
+        ("quorum", "describe"),
+        ("quorum", "add"),
+        ("quorum", "remove"),
+        ("features",),
+        ("brokers",),
+        ("format",),
+        ("snapshot",),
+        ("metadata",),
+    ],
+)
+def test_help_shows_examples(command: tuple[str, ...]) -> None:
+    shown = run(*command, "--help")
+    assert "Examples:" in shown
+    assert f"fenceline {command[0]}" in shown.partition("Examples:")[2]
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert "is a file" in run("cluster", "up", "-d", str(file), "-p", "0", code=1)
+
+
+def test_a_cluster_of_none_is_refused_with_advice(tmp_path: Path) -> None:
+    assert "3 is the usual number" in run("cluster", "up", "-d", str(tmp_path), "-n", "0", code=1)
+
+
+def test_files_of_a_whole_cluster_lead_to_those_of_a_node(local: LocalCluster) -> None:
+    said = run("snapshot", "list", str(local.root), code=1)
+    assert "holds the directories of 3 nodes" in said
+    assert "node-1/data" in said.replace("\n", "")
+    assert "There is no" in run("snapshot", "list", str(local.root / "nowhere"), code=1)
+
+
+def test_a_controller_that_joins_needs_the_id_of_its_cluster(tmp_path: Path) -> None:
+    config = tmp_path / "server.properties"
+    config.write_text(
+        "node.id=4\nprocess.roles=controller\nlisteners=CONTROLLER://127.0.0.1:1\n"
+        "controller.listener.names=CONTROLLER\ncontroller.quorum.bootstrap.servers=127.0.0.1:2\n"
+        f"log.dirs={tmp_path / 'data'}\n"
+    )
+    assert "--cluster-id" in run("format", "--config", str(config), "--no-initial-controllers", code=1)
+    assert not (tmp_path / "data").exists()
+    run("format", "--config", str(config), "--no-initial-controllers", "--cluster-id", "A" * 22)
