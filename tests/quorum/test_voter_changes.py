@@ -245,6 +245,20 @@ def test_a_voter_moves(changed: dict[str, Any], error: ErrorCode) -> None:
         assert machine.found(AppendControlBatch) == [], "known already"
 
 
+@pytest.mark.parametrize(("name", "error"), [("OTHER", ErrorCode.INVALID_REQUEST), ("controller", ErrorCode.NONE)])
+def test_every_voter_has_the_listener_of_the_quorum(name: str, error: ErrorCode) -> None:
+    """Q41, Q43: a voter of Kafka ends when the set names one that it can not reach by that listener."""
+    machine = _leader(listener="CONTROLLER")
+    listeners = (VoterEndpoint(name, "moved", 7),)
+    assert machine.ask(_update(machine, listeners=listeners)).error_code is error
+    assert bool(machine.found(AppendControlBatch)) is (error is ErrorCode.NONE)
+    machine = _leader(listener="CONTROLLER")
+    machine.ask(_add(listeners=listeners))
+    asks_it = bool([duty for duty in machine.found(Send) if isinstance(duty.message, ApiVersionsRequest)])
+    assert asks_it is (error is ErrorCode.NONE)
+    assert _answers(machine) == ([] if asks_it else [error])
+
+
 def test_the_step_to_dynamic_voters() -> None:
     """K15: only when every voter has said what it supports; never back."""
     machine = _leader(dynamic=False)

@@ -137,6 +137,12 @@ class Core:
                 return endpoint
         return endpoints[0] if endpoints else None
 
+    def default_endpoint(self, endpoints: tuple[VoterEndpoint, ...]) -> VoterEndpoint | None:
+        """The one on the listener of the quorum, which every voter must have: Kafka's voters end where a set names one
+        without it (Q41, Q43)."""
+        endpoint, wanted = self.endpoint_of(endpoints), self.settings.listener
+        return None if endpoint is None or wanted and endpoint.name.upper() != wanted.upper() else endpoint
+
     def leader_peer(self) -> Peer | None:
         """Where the leader listens, as far as known: what it or others said, else what the voter set says."""
         leader = self.leader_id

@@ -68,11 +68,11 @@ class VoterChanges:
     def add(self, token: Token, request: AddRaftVoterRequest) -> None:
         """Q41, K16."""
         core = self._core
-        endpoint = core.endpoint_of(request.listeners)
+        endpoint = core.default_endpoint(request.listeners)
         error, text = self._gate(request.cluster_id)
         if error is ErrorCode.NONE:
             if request.voter_directory_id == ZERO_UUID or endpoint is None or request.voter_id < 0:
-                error, text = ErrorCode.INVALID_REQUEST, "A voter has an id, a directory id and a listener."
+                error, text = ErrorCode.INVALID_REQUEST, "A voter has an id, a directory id and the quorum's listener."
             elif core.voters.of(request.voter_id) is not None:
                 error, text = ErrorCode.DUPLICATE_VOTER, f"Node {request.voter_id} is a voter already."
         if error is not ErrorCode.NONE:
@@ -123,7 +123,7 @@ class VoterChanges:
         voters = core.voters
         key = ReplicaKey(request.voter_id, request.voter_directory_id)
         voter = Voter(request.voter_id, request.voter_directory_id, request.listeners, request.k_raft_version_feature)
-        if core.endpoint_of(request.listeners) is None or not _holds(
+        if core.default_endpoint(request.listeners) is None or not _holds(
             request.k_raft_version_feature, voters.kraft_version
         ):
             return ErrorCode.INVALID_REQUEST
