@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from random import Random
 from uuid import UUID
 
@@ -106,9 +107,16 @@ def image_after(batches: int, end_offset: int, epoch: int) -> MetadataImage:
     return delta.build(end_offset - 1, epoch)[0]
 
 
-def crash_at_every_call(story: Callable[[LifeDisk], None], check: Callable[[SimDisk], None], *, seeds: int = 6) -> int:
+def crash_at_every_call(
+    story: Callable[[LifeDisk], None],
+    check: Callable[[SimDisk], None],
+    *,
+    boot: Callable[[LifeDisk], None] | None = None,
+    seeds: int = 6,
+) -> int:
     """Play the story with a loss of power at its first, second, ... change of the disk, until it gets to its end; look
-    at the disk after each. How many changes there were."""
+    at the disk after each, and after each that `boot` is hit by another one, at its first, second, ... change. How many
+    changes there were in the story."""
     for changes in range(10_000):
         crashed = False
         for seed in range(seeds):
@@ -128,7 +136,30 @@ def crash_at_every_call(story: Callable[[LifeDisk], None], check: Callable[[SimD
                 crashed = True
             else:
                 life.end()
+            if boot is not None and seed == 0:
+                crash_at_every_call_of(boot, disk, check)
             check(disk)
         if not crashed:
             return changes
     raise AssertionError("the story does not end")
+
+
+def crash_at_every_call_of(boot: Callable[[LifeDisk], None], found: SimDisk, check: Callable[[SimDisk], None]) -> None:
+    """A loss of power at each change that `boot` makes of the disk as it was found."""
+    for changes in range(1000):
+        disk = deepcopy(found)
+        life: LifeDisk
+
+        def die(disk: SimDisk = disk) -> None:
+            life.forget()  # noqa: B023 - called in this round only
+            disk.crash()
+
+        life = LifeDisk(disk, Random(changes), tell=lambda text: None, die=die)
+        life.crash_after(changes)
+        try:
+            boot(life)
+        except ProcessEnded:
+            check(disk)
+        else:
+            return
+    raise AssertionError("the boot does not end")

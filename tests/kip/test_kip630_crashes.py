@@ -1,4 +1,5 @@
-"""A loss of power between any two disk operations of a node that writes, cleans, downloads or loads snapshots.
+"""A loss of power between any two disk operations of a node that writes, cleans, downloads or loads snapshots, and
+another one between any two of the start that follows.
 
 Rules: snapshots.md N43-N53. What is checked after every crash: the node starts; nothing committed is lost; the image
 is that of its offset; no file in the making is left but a download that can go on; the log starts at 0 or a snapshot
@@ -7,9 +8,12 @@ stands for what was before.
 
 from __future__ import annotations
 
+from fenceline.log.disk import Disk
+from fenceline.metadata.image import EMPTY_IMAGE
 from fenceline.node import snapshot_files
 from fenceline.node.metadata_log import MetadataLog
-from fenceline.quorum.log_view import SnapshotId
+from fenceline.node.snapshot_files import SnapshotDamaged
+from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
 
@@ -36,6 +40,11 @@ def _reopened(disk: SimDisk) -> MetadataLog:
     for each in log.snapshots:
         snapshot_files.verify_snapshot(disk, log.path_of(each), each)
     return log
+
+
+def _boot(life: LifeDisk) -> None:
+    """N43-N47, as a node begins."""
+    MetadataLog.open(life, DATA, now_ms=0, segment_bytes=400).replay()
 
 
 def test_writing_and_cleaning() -> None:
@@ -131,3 +140,89 @@ def test_download_and_load() -> None:
 
     assert crash_at_every_call(story, check) > 20
     assert seen == {"loaded", "resumed", "begun"}
+
+
+def test_a_second_loss_of_power_while_the_node_starts() -> None:
+    """N43-N47: whatever the first one left, and wherever the second one strikes."""
+    theirs = SnapshotId(200, EPOCH + 1)
+    content = b"".join(snapshot_of(image_after(5, theirs.end_offset, theirs.epoch), 77))
+    committed: dict[str, int] = {}
+
+    def story(life: LifeDisk) -> None:
+        committed["offset"] = -1
+        history = History(life, segment_bytes=400)
+        try:
+            history.begin()
+            for _ in range(2):
+                history.grow(1)
+                history.snapshot()
+        finally:
+            committed["offset"] = history.committed_offset
+        log = history.log
+        for delete in log.forget_oldest(log.snapshot_sizes(log.snapshots), 0, 0):
+            delete()
+        snapshot_files.begin_download(life, DIRECTORY, theirs, 2)
+        snapshot_files.write_piece(life, DIRECTORY, theirs, 2, content)
+        snapshot_files.finish_download(life, DIRECTORY, theirs, 2, len(content))
+        log.partition_log.truncate_fully_and_start_at(theirs.end_offset)
+        for old in log.snapshots:
+            life.unlink(log.path_of(old))
+
+    def check(disk: SimDisk) -> None:
+        log = _reopened(disk)
+        if theirs in log.snapshots:
+            assert (log.start_offset, log.end) == (200, (theirs.epoch, 200))
+        assert log.replay().image.offset >= committed["offset"]
+
+    assert crash_at_every_call(story, check, boot=_boot, seeds=1) > 30
+
+
+def test_a_log_that_begins_anew() -> None:
+    """G24: at any moment the directory holds the log, or what was acknowledged of it is written down."""
+    done: dict[str, LogEnd] = {}
+    seen: set[str] = set()
+
+    def boot(disk: Disk) -> MetadataLog:
+        try:
+            log = MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=400)
+            log.replay_committed()
+        except SnapshotDamaged as damage:
+            MetadataLog.begin_anew(disk, DATA, damage, now_ms=0)
+            log = MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=400)
+            assert log.replay_committed().image.topics_by_name == EMPTY_IMAGE.topics_by_name
+        return log
+
+    def story(life: LifeDisk) -> None:
+        done["end"] = NOTHING
+        history = History(life, segment_bytes=400)
+        history.begin()
+        for _ in range(2):
+            history.grow(2)
+            history.snapshot()
+        log = history.log
+        for delete in log.forget_oldest(log.snapshot_sizes(log.snapshots), 0, 0):
+            delete()
+        history.grow(1)
+        done["end"] = log.end
+        assert log.start_offset > 0
+        (only,) = log.snapshots
+        fd = life.open_append(log.path_of(only))
+        life.truncate(fd, 200)
+        life.fsync(fd)
+        life.close(fd)
+        boot(life)
+
+    def check(disk: SimDisk) -> None:
+        log = boot(disk)
+        assert max(log.end, log.promised) >= done["end"]
+        if log.promised == NOTHING:
+            seen.add("whole")
+            return
+        seen.add("anew")
+        assert (log.start_offset, log.end, log.snapshots) == (0, NOTHING, [])
+        names = disk.listdir(DIRECTORY)
+        assert len([name for name in names if name.endswith(".damaged")]) == 1
+        assert disk.listdir(f"{DIRECTORY}/lost+found") or disk.listdir(f"{DATA}/lost+found")
+
+    assert crash_at_every_call(story, check, boot=lambda life: boot(life) and None, seeds=1) > 30
+    assert seen == {"whole", "anew"}
