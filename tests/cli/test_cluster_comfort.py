@@ -62,6 +62,21 @@ def test_nobody_leads_while_the_leader_is_away(local: LocalCluster) -> None:
         local.heal(3)
 
 
+def test_without_a_leader_it_is_told_who_can_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "TIMEOUT_MS", 3000)
+    with LocalCluster(1, controllers=2, data_dir=tmp_path) as parted:
+        leader = parted.quorum()
+        assert leader is not None
+        dead = leader.leader_id
+        alive = next(each for each in parted.layout.nodes if each.is_controller and each.node_id != dead)
+        parted.kill(dead)
+        said = run("quorum", "describe", "-c", f"127.0.0.1:{alive.controller_port}", code=1)
+        assert f"Of the controllers that it knows, {alive.node_id} can be reached from here, not {dead}." in said
+        said = run("quorum", "describe", "-b", parted.bootstrap, code=1)
+        assert "Of the brokers that it knows, 1 can be reached from here." in said
+        assert "A majority of the voters must run" in said
+
+
 def test_a_log_that_grows_is_moved_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_cluster, "_TRIM_EVERY_S", 0.01)
     log_file = tmp_path / "node-1" / "node.log"

@@ -64,10 +64,15 @@ def fail(message: str, advice: str = "") -> None:
 @contextmanager
 def admin_of(bootstrap: str, controllers: str | None = None) -> Iterator[Admin]:
     """An admin client for one command, of brokers or else of controllers; errors come out readable."""
-    where = {"bootstrap.controllers": controllers} if controllers else {"bootstrap.servers": bootstrap}
     still = f"no answer from {controllers or bootstrap} yet; waiting {TIMEOUT_MS // 1000} s at most"
-    with readable_errors(), patience(still), Admin({**where, "default.api.timeout.ms": TIMEOUT_MS}) as admin:
+    with readable_errors(), patience(still), plain_admin(bootstrap, controllers) as admin:
         yield admin
+
+
+def plain_admin(bootstrap: str, controllers: str | None = None) -> Admin:
+    """An admin client of brokers or else of controllers."""
+    where = {"bootstrap.controllers": controllers} if controllers else {"bootstrap.servers": bootstrap}
+    return Admin({**where, "default.api.timeout.ms": TIMEOUT_MS})
 
 
 @contextmanager

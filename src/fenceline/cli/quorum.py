@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +18,12 @@ from fenceline.cli.output import (
     done,
     examples,
     is_ascii_only,
+    plain_admin,
     print_json,
     readable_errors,
     show,
 )
-from fenceline.errors import OperatorError
+from fenceline.errors import ErrorCode, FencelineError, OperatorError, PeerError
 from fenceline.ids import decode_uuid, encode_uuid
 
 if TYPE_CHECKING:
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from fenceline.client.admin_quorum import Endpoint, ReplicaStatus
 
 quorum = typer.Typer(no_args_is_help=True, help="Show the controllers' quorum; add and remove voters.")
+
+_KNOWN_WAIT_MS = 3000
+_REACH_WAIT_S = 1.0
+"""How long a node may take to take a connection, where nobody leads."""
 
 
 @quorum.command(
@@ -47,7 +53,12 @@ def describe(
     Lag is in records of the metadata log. Silent is who has not fetched for 2 seconds.
     """
     with admin_of(bootstrap, controllers) as admin:
-        found = admin.describe_quorum()
+        try:
+            found = admin.describe_quorum()
+        except PeerError as error:
+            if error.code is not ErrorCode.REQUEST_TIMED_OUT:
+                raise
+            raise _nobody_answered(bootstrap, controllers, error) from error
     if as_json:
         voters, observers = [_row(each) for each in found.voters], [_row(each) for each in found.observers]
         head = {"leader_id": found.leader_id, "leader_epoch": found.leader_epoch}
@@ -58,6 +69,38 @@ def describe(
 
     print(quorum_view.headline(found))
     show(quorum_view.rows(found, ascii_only=is_ascii_only()), as_json=False, empty="There are no voters.")
+
+
+def _nobody_answered(bootstrap: str, controllers: str | None, error: PeerError) -> FencelineError:
+    """What can still be said: which of the nodes that the one asked knows take connections."""
+    kind = "controllers" if controllers else "brokers"
+    try:
+        # By new connections: those there were still wait for their answers.
+        with plain_admin(bootstrap, controllers) as admin:
+            known = admin.describe_cluster(timeout_ms=_KNOWN_WAIT_MS).brokers
+    except FencelineError:
+        return error
+    reached = [str(each.node_id) for each in known if _takes_connections(each.host, each.port)]
+    missing = [str(each.node_id) for each in known if str(each.node_id) not in reached]
+    words = f"Of the {kind} that it knows, {', '.join(reached) or 'none'} can be reached from here"
+    words += f", not {', '.join(missing)}." if missing else "."
+    return OperatorError(
+        f"Nobody leads the quorum, or who does can not be asked: {error.message}",
+        f"{words} A majority of the voters must run and reach each other; see their logs."
+        + (
+            ""
+            if kind == "controllers"
+            else " Which of them run is told by: fenceline quorum describe -c CONTROLLER:PORT"
+        ),
+    )
+
+
+def _takes_connections(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=_REACH_WAIT_S):
+            return True
+    except OSError:
+        return False
 
 
 def _row(replica: ReplicaStatus) -> dict[str, Any]:
