@@ -11,6 +11,7 @@ Rules: controller.md C5, C10; since_4_0.md K1 (kraft.version is not kept here).
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Final
@@ -21,7 +22,7 @@ from immutables import Map
 from fenceline.errors import InternalError
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.drafts import MapDraft
-from fenceline.metadata.features import KRAFT_VERSION, Levels
+from fenceline.metadata.features import KRAFT_VERSION, Levels, check_known
 from fenceline.metadata.image import (
     BrokerImage,
     ConfigResource,
@@ -54,6 +55,7 @@ from fenceline.metadata.records import (
     ProducerIdsRecord,
     RemoveTopicRecord,
     TopicRecord,
+    UnreadableRecord,
     ZkMigrationStateRecord,
     decode_record,
 )
@@ -67,6 +69,7 @@ from fenceline.metadata.security_records import (
     UserScramCredentialRecord,
 )
 from fenceline.metadata.topics_delta import TopicsDelta
+from fenceline.wire.errors import MalformedRequest
 
 
 class MetadataDelta:
@@ -110,11 +113,18 @@ class MetadataDelta:
             _REPLAY[type(record)](self, record)
 
     def replay_value(self, value: bytes) -> None:
-        """Apply a record from its encoded form (`formats.md F6`)."""
-        if value[:2] == PARTITION_PREFIX:
-            self._topics.set_partition_value(value)
-        else:
-            self.replay(decode_record(value))
+        """Apply a record from its encoded form (`formats.md F6`), as a node that lives by it: raises OperatorError for
+        what only a newer release knows."""
+        try:
+            if value[:2] == PARTITION_PREFIX:
+                self._topics.set_partition_value(value)
+                return
+            record = decode_record(value)
+        except (MalformedRequest, struct.error, LookupError) as error:
+            raise UnreadableRecord(value, str(error)) from error
+        if type(record) is FeatureLevelRecord:
+            check_known(record.name, record.feature_level)
+        self.replay(record)
 
     def _remove_topic(self, record: RemoveTopicRecord) -> None:
         """Its configs go with it (C25)."""

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from fenceline.errors import OperatorError
+
 METADATA_VERSION: Final = "metadata.version"
 KRAFT_VERSION: Final = "kraft.version"
 TRANSACTION_VERSION: Final = "transaction.version"
@@ -30,6 +32,19 @@ MV_DIRECTORIES: Final = 17
 MV_ELR: Final = 23
 MV_ELR_DEFAULT: Final = 26
 MV_CORDONED_LOG_DIRS: Final = 30
+
+
+class UnknownFeatureLevel(OperatorError):
+    """A level is finalized that this release does not know: what the log says from there on may mean something else."""
+
+    def __init__(self, name: str, level: int) -> None:
+        known = SUPPORTED.get(name)
+        told = "does not know this feature" if known is None else f"knows levels {known.minimum} to {known.maximum}"
+        super().__init__(
+            f"The cluster is at level {level} of {name}; this release {told}.",
+            "Run a release on this node that knows it. A level is raised when every node is upgraded, and where the"
+            " others allow it, lowered again by `fenceline features downgrade`.",
+        )
 
 
 class Levels(NamedTuple):
@@ -56,6 +71,13 @@ SUPPORTED: Final[Mapping[str, Levels]] = MappingProxyType(
     }
 )
 """What a 4.3 node says of itself in registrations and ApiVersions (K1)."""
+
+
+def check_known(name: str, level: int) -> None:
+    """Of a level that the metadata log says is finalized. Raises UnknownFeatureLevel."""
+    if level and level not in SUPPORTED.get(name, NO_LEVELS):
+        raise UnknownFeatureLevel(name, level)
+
 
 _DEFAULT_SINCE: Final = (
     (TRANSACTION_VERSION, 2, 24),

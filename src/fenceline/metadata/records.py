@@ -5,7 +5,8 @@ users and clients in `security_records`), and which record version is written at
 of what a record means: that is `metadata.delta`.
 
 A value on the log: frame version 1, api key and record version as unsigned varints, then the fields, all flexible
-(`formats.md F6`, `controller.md C5`). Keys are null. Record versions follow `since_4_0.md K3`.
+(`formats.md F6`, `controller.md C5`). Keys are null. Record versions follow `since_4_0.md K3` and `controller.md C40`.
+A tagged field at its default is not written (`recovery.md V2`).
 """
 
 # ruff: noqa: RUF009 - the defaults are immutable
@@ -36,6 +37,7 @@ from fenceline.metadata.security_records import (
     RemoveUserScramCredentialRecord,
     UserScramCredentialRecord,
 )
+from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.message import MessageCodec, codec, kafka
 
 
@@ -222,6 +224,19 @@ class UnknownRecord(OperatorError):
         )
 
 
+class UnreadableRecord(OperatorError):
+    """A record of a known kind and version with bytes that make none."""
+
+    def __init__(self, value: bytes, reason: str) -> None:
+        kind = _KIND_BY_KEY.get(api_key_of(value))
+        told = kind.record.__name__ if kind is not None else "record"
+        super().__init__(
+            f"The metadata log holds a {told} that can not be read: {reason}",
+            "A newer release may have written it: run that one on this node. Else bytes were changed: check the disk;"
+            " with other voters alive, format this node anew.",
+        )
+
+
 class _Kind(NamedTuple):
     record: type[MetadataRecord]
     api_key: int
@@ -327,12 +342,16 @@ def encode_record(record: MetadataRecord, metadata_version: int) -> bytes:
 
 
 def api_key_of(value: bytes) -> int:
-    """The api key of an encoded record, without decoding it."""
-    return value[1]
+    """The api key of an encoded record, without decoding it; -1 where it is too short to have one."""
+    return value[1] if len(value) > 1 else -1
 
 
 def decode_record(value: bytes) -> MetadataRecord:
-    """Inverse of `encode_record`. Raises UnknownRecord on what this release does not know."""
+    """Inverse of `encode_record`. Raises UnknownRecord on what this release does not know, MalformedRequest on bytes
+    that make no record or are left over; Kafka refuses both."""
     decode, version = _DECODERS[value[:3]]
-    record: MetadataRecord = decode(version, value, 3)[0]
+    record: MetadataRecord
+    record, end = decode(version, value, 3)
+    if end != len(value):
+        raise MalformedRequest(f"{len(value) - end} bytes are left over after it")
     return record

@@ -29,6 +29,8 @@ log = Logger("controller")
 
 _AGAIN_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
+_FREE_ANSWERS: Final = 4
+"""One is enough, where no other process has this id; this node's image may be a little behind."""
 _FIRST_METADATA_VERSION: Final = 15
 """3.7-IV0: older ones have no such record."""
 
@@ -51,9 +53,8 @@ class ControllerRegistration:
             features,
         )
         self._task: asyncio.Task[None] | None = None
-        self._was_known = False
-        self._losses = 0
-        """How often another process has taken the id."""
+        self._answers = 0
+        """How often the active controller has written it down."""
 
     def start(self) -> None:
         self._task = asyncio.ensure_future(self._run())
@@ -77,30 +78,27 @@ class ControllerRegistration:
     async def _run(self) -> None:
         while True:
             changed = self._controller.next_change()
-            if self._is_wanted:
-                if self._was_known:
-                    self._was_known = False
-                    self._losses += 1
-                    await self._give_way()
-                    continue
-                with contextlib.suppress(PeerError):
-                    await self._controller.submit(self._request)
-                await asyncio.wait((changed,), timeout=_AGAIN_S)
-            else:
-                self._was_known = self._request.incarnation_id == self._known_incarnation
+            if not self._is_wanted:
                 await asyncio.wait((changed,))
+                continue
+            if self._answers >= _FREE_ANSWERS:
+                await self._give_way()
+                if not self._is_wanted:
+                    continue
+            with contextlib.suppress(PeerError):
+                await self._controller.submit(self._request)
+                self._answers += 1
+            await asyncio.wait((changed,), timeout=_AGAIN_S)
 
     async def _give_way(self) -> None:
-        """The first time it may have been a request of an earlier life that came late."""
-        if self._losses == 1:
-            return
-        pause_s = min(2.0 ** (self._losses - 2), _LONGEST_PAUSE_S)
+        """It was registered again and again, and does not stay: say so, and rest."""
         known = self._controller.image.controllers.get(self._node_id)
-        log.error(
-            "another process registers as this controller",
-            node=self._node_id,
-            other=", ".join(f"{each.host}:{each.port}" for each in known.endpoints) if known is not None else "",
-            advice=f"Two processes run with node.id={self._node_id}. Stop one of them and give it an id and a directory"
-            " of its own. Where the directory was copied both have one vote: stop the copy at once.",
-        )
-        await asyncio.sleep(pause_s)
+        if known is not None:
+            log.error(
+                "another process registers as this controller",
+                node=self._node_id,
+                other=", ".join(f"{each.host}:{each.port}" for each in known.endpoints),
+                advice=f"Two processes run with node.id={self._node_id}. Stop one of them and give it an id and a"
+                " directory of its own. A copy of a directory must never run: both would have one vote.",
+            )
+        await asyncio.sleep(min(2.0 ** (self._answers - _FREE_ANSWERS), _LONGEST_PAUSE_S))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = Logger("maintenance")
 
 _FLUSH_CHECK_MS: Final = 1000
+_TELL_AGAIN_S: Final = 60.0
 _SLICE: Final = 50
 """Replicas looked at before the loop gets its turn."""
 
@@ -53,12 +54,17 @@ class Maintenance:
             self._tasks.append(asyncio.ensure_future(self._repeat(period_ms / 1000, work)))
 
     async def _repeat(self, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        told, quiet_until_s = "", 0.0
         while True:
             await asyncio.sleep(period_s)
             try:
                 await work()
             except (PeerError, OSError) as error:
-                log.warning("maintenance put off", work=work.__name__.strip("_"), reason=str(error))
+                # What lasts for an hour is told once a minute.
+                reason, now_s = str(error), asyncio.get_running_loop().time()
+                if reason != told or now_s >= quiet_until_s:
+                    told, quiet_until_s = reason, now_s + _TELL_AGAIN_S
+                    log.warning("maintenance put off", work=work.__name__.strip("_"), reason=reason)
             except Exception:
                 # Our bug; the timer goes on, since the next pass may well do its work.
                 log.exception("maintenance failed", work=work.__name__.strip("_"))

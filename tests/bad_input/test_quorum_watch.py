@@ -1,0 +1,200 @@
+"""What a node says of a quorum that does not work: once it has lasted, once a minute, and when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fenceline.ids import encode_uuid
+from fenceline.node.logs import redirect
+from fenceline.node.quorum_watch import QuorumWatch
+from fenceline.quorum.control_records import Voter, VoterEndpoint, leader_change
+from fenceline.quorum.messages import ReplicaKey
+from fenceline.quorum.roles import Follower, Role, Unattached
+from fenceline.quorum.voter_set import VoterSet
+
+HOUR_MS = 3_600_000
+Line = tuple[str, str, dict[str, Any]]
+
+
+class FakeQuorum:
+    """A quorum as the watch looks at it; this node is node 1 with directory 101."""
+
+    def __init__(self, *voters: tuple[int, int], kraft_version: int = 1) -> None:
+        self.role: Role = Unattached(3)
+        self.epoch, self.leader_id, self.is_leader = 3, -1, False
+        self.kraft_version = kraft_version
+        self.take(*voters)
+
+    def take(self, *voters: tuple[int, int]) -> None:
+        """(id, directory) of each."""
+        endpoints = (VoterEndpoint("CONTROLLER", "localhost", 1),)
+        self.voter_set = VoterSet([Voter(i, UUID(int=d), endpoints) for i, d in voters], self.kraft_version)
+        self.voters = self.voter_set.voters
+        self.is_voter = self.voter_set.has(ReplicaKey(1, UUID(int=101)))
+
+    def follow(self, leader_id: int) -> None:
+        self.role, self.leader_id = Follower(self.epoch, leader_id), leader_id
+
+    def lose(self) -> None:
+        self.role, self.leader_id = Unattached(self.epoch), -1
+
+
+class Scene:
+    """A watch whose clock the test moves, looked at each second."""
+
+    def __init__(self, quorum: FakeQuorum, *, is_controller: bool = True, joins: bool = False) -> None:
+        self.quorum = quorum
+        self.now_ms = 0
+        self.view = SimpleNamespace(leader_change=None)
+        clock = SimpleNamespace(monotonic_ms=lambda: self.now_ms)
+        self.watch = QuorumWatch(
+            quorum,  # type: ignore[arg-type]
+            self.view,  # type: ignore[arg-type]
+            clock,  # type: ignore[arg-type]
+            node_id=1,
+            directory_id=UUID(int=101),
+            is_controller=is_controller,
+            joins=joins,
+        )
+
+    def passes(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now_ms += 1000
+            self.watch.look()
+
+
+@pytest.fixture
+def lines() -> Iterator[list[Line]]:
+    told: list[Line] = []
+    before = redirect(lambda level, room, event, fields: told.append((level, event, fields)))
+    yield told
+    redirect(before)
+
+
+def test_a_quorum_lost_for_an_hour_is_told_once_a_minute_and_when_it_is_back(lines: list[Line]) -> None:
+    scene = Scene(FakeQuorum((1, 101), (2, 102), (3, 103)))
+    scene.quorum.follow(2)
+    scene.passes(100)
+    assert lines == []
+    scene.quorum.lose()
+    scene.watch.missed("two:9093", "nobody listens on two:9093")
+    scene.watch.missed("three:9093", "three:9093 did not answer")
+    scene.passes(5)
+    assert lines == []
+    scene.passes(2)
+    (level, event, fields), *more = lines
+    assert (level, event, more) == ("warning", "nobody leads the quorum", [])
+    assert fields["voters"] == [1, 2, 3]
+    assert fields["unreached"] == "nobody listens on two:9093; three:9093 did not answer"
+    assert "majority of the voters" in fields["advice"]
+    scene.passes(3600)
+    assert 55 <= len(lines) <= 62
+    scene.watch.reached("two:9093")
+    scene.watch.reached("three:9093")
+    scene.quorum.follow(3)
+    del lines[:]
+    scene.passes(10)
+    ((_, event, fields),) = lines
+    assert event == "the quorum has a leader again"
+    assert fields["leader"] == 3
+    assert fields["without_s"] >= 3600
+
+
+def test_an_election_is_no_news(lines: list[Line]) -> None:
+    scene = Scene(FakeQuorum((1, 101), (2, 102), (3, 103)))
+    for _ in range(50):
+        scene.quorum.lose()
+        scene.passes(4)
+        scene.quorum.follow(2)
+        scene.passes(1)
+    assert lines == []
+
+
+def test_a_broker_that_finds_no_controller_is_told_where_it_looked(lines: list[Line]) -> None:
+    scene = Scene(FakeQuorum(), is_controller=False)
+    scene.watch.missed("one:9092", "one:9092 is no controllers' listener, but one of a broker")
+    scene.passes(10)
+    ((_, event, fields),) = lines
+    assert event == "nobody leads the quorum"
+    assert "one:9092 is no controllers' listener" in fields["unreached"]
+    assert "controller.quorum.bootstrap.servers" in fields["advice"]
+
+
+def test_addresses_that_are_not_reached_are_bounded(lines: list[Line]) -> None:
+    scene = Scene(FakeQuorum())
+    for number in range(10_000):
+        scene.watch.missed(f"host:{number}", "nobody listens")
+    scene.passes(10)
+    assert len(lines[0][2]["unreached"]) < 1000
+
+
+def test_a_controller_that_is_no_voter_is_told_once(lines: list[Line]) -> None:
+    """Never added, or removed while it was down."""
+    scene = Scene(FakeQuorum((2, 102), (3, 103), (4, 104)))
+    scene.quorum.follow(2)
+    scene.passes(3600)
+    ((level, event, fields),) = lines
+    assert (level, event) == ("warning", "this controller is no voter")
+    assert (fields["node"], fields["voters"]) == (1, [2, 3, 4])
+    assert "fenceline quorum add" in fields["advice"]
+    scene.quorum.take((1, 101), (2, 102), (3, 103))
+    scene.passes(10)
+    scene.quorum.take((2, 102), (3, 103))
+    scene.passes(10)
+    assert [event for _, event, _ in lines] == ["this controller is no voter"] * 2
+
+
+def test_brokers_are_no_voters_and_that_is_well(lines: list[Line]) -> None:
+    scene = Scene(FakeQuorum((2, 102), (3, 103)), is_controller=False)
+    scene.quorum.follow(2)
+    scene.passes(100)
+    assert lines == []
+
+
+def test_a_replaced_disk_is_told_with_both_directories(lines: list[Line]) -> None:
+    scene = Scene(FakeQuorum((1, 999), (2, 102), (3, 103)))
+    scene.quorum.follow(2)
+    scene.passes(100)
+    ((_, event, fields),) = lines
+    assert event == "this controller is no voter"
+    assert fields["directory"] == encode_uuid(UUID(int=101))
+    assert fields["registered"] == encode_uuid(UUID(int=999))
+    assert f"fenceline quorum remove 1 --directory-id {encode_uuid(UUID(int=999))}" in fields["advice"]
+
+
+def test_without_a_leader_the_reason_may_be_the_own_directory(lines: list[Line]) -> None:
+    scene = Scene(FakeQuorum((1, 999), (2, 102), (3, 103)))
+    scene.passes(10)
+    ((_, event, fields),) = lines
+    assert event == "nobody leads the quorum"
+    assert "Voter 1 is known with another directory" in fields["advice"]
+
+
+def test_who_joins_by_itself_is_given_time(lines: list[Line]) -> None:
+    scene = Scene(FakeQuorum((2, 102), (3, 103)), joins=True)
+    scene.quorum.follow(2)
+    scene.passes(20)
+    assert lines == []
+    scene.passes(20)
+    assert [event for _, event, _ in lines] == ["this controller is no voter"]
+
+
+@pytest.mark.parametrize(
+    ("kraft_version", "theirs", "told"), [(0, (1, 2), True), (0, (3, 1, 2), False), (1, (1, 2), False)]
+)
+def test_static_voters_that_differ(lines: list[Line], kraft_version: int, theirs: tuple[int, ...], told: bool) -> None:
+    """Each leader writes down whom it counts; with dynamic voters the log itself has the set."""
+    scene = Scene(FakeQuorum((1, 101), (2, 102), (3, 103), kraft_version=kraft_version))
+    scene.quorum.follow(2)
+    scene.view.leader_change = leader_change(2, theirs, theirs)
+    scene.passes(100)
+    assert [event for _, event, _ in lines] == ["voters differ between nodes"] * told
+    if told:
+        fields = lines[0][2]
+        assert (fields["here"], fields["leader"], fields["there"]) == ([1, 2, 3], 2, [1, 2])
+        assert "controller.quorum.voters" in fields["advice"]

@@ -1,0 +1,133 @@
+"""Addresses that lead somewhere else: another cluster, another voter, a broker, no Kafka at all, nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import encode_uuid
+from fenceline.node.quorum_peers import QuorumPeers
+from fenceline.quorum.duties import Level, Log, Peer, Send
+from fenceline.quorum.messages import (
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    FetchRequest,
+    VoteRequest,
+    VoteResponse,
+)
+from fenceline.testing.apache_kafka import free_port
+from fenceline.testing.node import EmbeddedNode
+from tests.quorum.machine import Machine
+from tests.quorum.memory_log import voter
+
+PATIENCE_S = 60
+
+
+# --- what the quorum says of an answer --------------------------------------------------------------------------------
+
+
+def test_another_cluster_is_named_by_its_address_and_this_one_by_its_id() -> None:
+    machine = Machine()
+    machine.to_prospective()
+    asked = machine.request_id(2, VoteRequest)
+    machine.reply(asked, VoteResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID))
+    (said,) = machine.found(Log)
+    endpoint = voter(2).endpoints[0]
+    assert said.level is Level.WARNING
+    assert said.text.startswith(
+        f"{endpoint.host}:{endpoint.port} refuses this node's requests: INCONSISTENT_CLUSTER_ID"
+    )
+    assert said.text.endswith("this node is of cluster c")
+    for hint in ("cluster.id", "meta.properties", "controller.quorum.voters", "controller.quorum.bootstrap.servers"):
+        assert hint in said.advice
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_who_is_asked_is_not_who_was_meant(dynamic: bool) -> None:
+    """Swapped addresses, or a disk that was replaced: INVALID_VOTER_KEY (Q16, Q21)."""
+    machine = Machine(dynamic=dynamic)
+    machine.to_leader()
+    asked = machine.request_id(2, BeginQuorumEpochRequest)
+    epoch = machine.quorum.epoch
+    machine.reply(asked, BeginQuorumEpochResponse(partition_error_code=ErrorCode.INVALID_VOTER_KEY, leader_epoch=epoch))
+    (said,) = machine.found(Log)
+    endpoint = voter(2).endpoints[0]
+    directory = f" with directory id {encode_uuid(voter(2).voter_directory_id)}" if dynamic else ""
+    assert said.text == f"The node at {endpoint.host}:{endpoint.port} is not voter 2{directory}, as it should be."
+    assert "controller.quorum.voters" in said.advice
+    assert "fenceline quorum remove" in said.advice
+    assert machine.quorum.is_leader
+
+
+# --- what the node knows of an address --------------------------------------------------------------------------------
+
+
+async def missed(host: str, port: int) -> str:
+    """Why a fetch from there is not answered, as the operator is told."""
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def note(address: str, reason: str) -> None:
+        assert address == f"{host}:{port}"
+        if not told.done():
+            told.set_result(reason)
+
+    peers = QuorumPeers(
+        node_id=9,
+        request_timeout_ms=2000,
+        answered=lambda request_id, answer: told.set_result("answered"),
+        unanswered=lambda request_id, refused: None,
+        watch=SimpleNamespace(missed=note, reached=lambda address: None),  # type: ignore[arg-type]
+    )
+    peers.send(Send(Peer(-2, host, port), 1, FetchRequest("c", 9, 0, 0, 0, UUID(int=9))))
+    async with asyncio.timeout(PATIENCE_S):
+        reason = await told
+    await peers.close()
+    return reason
+
+
+def run(story: Callable[[], Awaitable[Any]]) -> Any:
+    async def whole() -> Any:
+        async with asyncio.timeout(PATIENCE_S):
+            return await story()
+
+    return asyncio.run(whole())
+
+
+def test_nobody_listens_there() -> None:
+    port = free_port()
+    assert run(lambda: missed("127.0.0.1", port)) == f"nobody listens on 127.0.0.1:{port}"
+
+
+def test_a_host_that_nobody_knows() -> None:
+    assert run(lambda: missed("no-such-host.invalid", 9093)).startswith("no connection to no-such-host.invalid:9093: ")
+
+
+def test_a_port_of_something_else() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.read(1000)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+
+    async def story() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        reason = await missed("127.0.0.1", port)
+        server.close()
+        assert reason == f"127.0.0.1:{port} answers with what is nothing of Kafka's protocol"
+
+    run(story)
+
+
+def test_a_port_of_a_broker() -> None:
+    with EmbeddedNode() as node:
+        reason = run(lambda: missed("127.0.0.1", node.port))
+        assert reason == f"127.0.0.1:{node.port} is no controllers' listener, but one of a broker"
+        assert node.errors == ""
