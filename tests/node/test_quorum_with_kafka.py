@@ -1,19 +1,41 @@
-"""Quorums of Fenceline and Apache Kafka 4.3.1 in one voter set, brokers of either under controllers of the other."""
+"""Brokers under controllers of the other kind, Fenceline or Apache Kafka 4.3.1; controllers that join by themselves."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fenceline.node.metadata_log import DIRECTORY_NAME
 from fenceline.testing.apache_kafka import run_tool
-from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
+from fenceline.testing.mixed_cluster import CLUSTER_ID, MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
+from tests.support.kafka_start import quick_environment
+from tests.support.served import Served
 
 from .test_quorum_processes import SMALL_SNAPSHOTS, check_late_controller, create, topics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+
+
+KAFKA_STOPPED = 143
+"""What a JVM ends with after SIGTERM."""
+SETTINGS = {
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "2",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "2",
+}
+"""A broker that was killed may register again after 3 s."""
+
+
+def _cluster(root: Path, kinds: list[str], **how: Any) -> MixedCluster:
+    scratch = root / "scratch"
+    scratch.mkdir()
+    return MixedCluster(root, kinds, **{"settings": SETTINGS, "environment": quick_environment(scratch), **how})
 
 
 def describe_status(node: MixedNode) -> dict[str, str]:
@@ -24,100 +46,63 @@ def describe_status(node: MixedNode) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in told.splitlines())}
 
 
-def metadata_bytes(node: MixedNode) -> bytes:
-    """The metadata log from offset 0 on, as it lies on the disk."""
-    return b"".join(path.read_bytes() for path in sorted((node.log_dir / DIRECTORY_NAME).glob("*.log")))
-
-
-def kill_in_turn(cluster: MixedCluster, broker: MixedNode, turns: int) -> set[str]:
-    """Kill whoever leads while topics are created; the kinds of those who led afterwards."""
-    kinds = set()
-    for turn in range(turns):
-        old = cluster.leader()
-        old.kill()
-        new = cluster.leader(but=old.node_id)
-        kinds.add(new.kind)
-        create(broker, f"turn-{turn}")
-        old.start()
-        old.wait_ready()
-
-        def all_have_everything() -> bool:
-            described = cluster.leader().describe_quorum()
-            return {each.log_end_offset for each in described.current_voters} == {described.high_watermark}
-
-        eventually(all_have_everything)
-    return kinds
-
-
-def check_logs(controllers: list[MixedNode]) -> None:
-    """Stop all controllers; what they hold of the log is the same, byte for byte."""
-    for node in controllers:
-        node.stop()
-    contents = [metadata_bytes(node) for node in controllers]
-    common = min(map(len, contents))
-    assert common > 1000
-    for content in contents[1:]:
-        assert content[:common] == contents[0][:common]
-
-
-def test_fenceline_controllers_with_brokers_of_both(tmp_path: Path) -> None:
-    with MixedCluster(tmp_path, ["controller", "controller", "controller", "kafka:broker", "broker"]) as cluster:
+def test_a_kafka_broker_lives_under_fenceline_controllers(tmp_path: Path) -> None:
+    """It registers and serves, is stopped and killed, loses its active controller, and gets company."""
+    with _cluster(tmp_path, ["controller"] * 3 + ["kafka:broker", "broker"], late=[5]) as cluster:
         cluster.wait_ready()
         kafka, ours = cluster.node(4), cluster.node(5)
-        create(kafka, "through-kafka")
-        create(ours, "through-ours")
-        for broker in (kafka, ours):
-            eventually(lambda broker=broker: {"through-kafka", "through-ours"} <= topics(broker))
-        status = describe_status(kafka)
-        assert status == {
-            **describe_status(ours),
-            **{name: status[name] for name in ("HighWatermark", "MaxFollowerLagTimeMs")},
-        }
-        assert status["MaxFollowerLag"] == "0"
-        cluster.leader().kill()
-        create(kafka, "after-the-leader")
-        eventually(lambda: "after-the-leader" in topics(ours))
-        kafka.stop()
+        cluster.wait_complete()
+        served = Served(kafka.bootstrap, kafka.node_id, "on-kafka", transactions=True)
+        served.check_round()
+        assert kafka.stop() == KAFKA_STOPPED
         kafka.start()
-        kafka.wait_ready()
-        create(kafka, "after-a-restart")
+        served.check_round()
+        leader = cluster.leader()
+        leader.kill()
+        create(kafka, "after-the-leader")
+        served.check_round()
+        leader.start()
+        kafka.kill()
+        kafka.start()
+        served.check_round()
+        ours.start()
+        ours.wait_ready()
+        cluster.wait_complete()
+        create(ours, "through-ours")
+        eventually(lambda: {"after-the-leader", "through-ours"} <= topics(kafka) & topics(ours))
+
+        def all_say_the_same() -> bool:
+            told, expected = describe_status(kafka), describe_status(ours)
+            moving = ("HighWatermark", "MaxFollowerLag", "MaxFollowerLagTimeMs")
+            return told == {**expected, **{name: told[name] for name in moving}}
+
+        eventually(all_say_the_same)
 
 
-def test_kafka_controllers_with_a_fenceline_broker(tmp_path: Path) -> None:
-    with MixedCluster(tmp_path, ["kafka:controller"] * 3 + ["broker"]) as cluster:
+def test_a_fenceline_broker_lives_under_kafka_controllers(tmp_path: Path) -> None:
+    with _cluster(tmp_path, ["kafka:controller"] * 3 + ["broker"]) as cluster:
         cluster.wait_ready()
         broker = cluster.node(4)
-        create(broker, "first")
-        cluster.leader().kill()
-        create(broker, "second")
-        eventually(lambda: {"first", "second"} <= topics(broker))
+        cluster.wait_complete()
+        served = Served(broker.bootstrap, broker.node_id, "on-ours", transactions=False)
+        served.check_round()
         assert broker.stop() == 0
         broker.start()
-        broker.wait_ready()
-        eventually(lambda: {"first", "second"} <= topics(broker))
-
-
-@pytest.mark.parametrize(
-    "kinds", [["controller"] * 2 + ["kafka:controller"], ["controller"] + ["kafka:controller"] * 2]
-)
-def test_one_voter_set_of_both(tmp_path: Path, kinds: list[str]) -> None:
-    with MixedCluster(tmp_path, [*kinds, "broker"]) as cluster:
-        cluster.wait_ready()
-        kill_in_turn(cluster, cluster.node(4), 3)
-        cluster.node(4).stop()
-        check_logs(cluster.nodes[:3])
+        served.check_round()
+        leader = cluster.leader()
+        leader.kill()
+        create(broker, "after-the-leader")
+        served.check_round()
+        leader.start()
+        broker.kill()
+        broker.start()
+        served.check_round()
+        eventually(lambda: "after-the-leader" in topics(broker))
+        assert describe_status(broker)["ClusterId"] == CLUSTER_ID
 
 
 @pytest.mark.parametrize("kinds", [["controller", "kafka:controller"], ["kafka:controller", "controller"]])
 def test_snapshots_are_fetched_from_the_other_kind(tmp_path: Path, kinds: list[str]) -> None:
-    with MixedCluster(tmp_path, [*kinds, "broker"], voters=1, late=[2], settings=SMALL_SNAPSHOTS) as cluster:
+    with _cluster(tmp_path, [*kinds, "broker"], voters=1, late=[2], settings=SMALL_SNAPSHOTS) as cluster:
         cluster.wait_ready()
         check_late_controller(cluster, cluster.node(3))
-
-
-def test_static_voters_of_both(tmp_path: Path) -> None:
-    with MixedCluster(tmp_path, ["controller", "controller", "kafka:controller", "broker"], static=True) as cluster:
-        cluster.wait_ready()
-        kill_in_turn(cluster, cluster.node(4), 2)
-        cluster.node(4).stop()
-        check_logs(cluster.nodes[:3])
