@@ -104,6 +104,7 @@ def test_the_broker_of_this_process_need_not_wait_at_its_start() -> None:
 
 
 def test_the_same_incarnation_keeps_epoch_and_flags() -> None:
+    """C12."""
     cluster = Cluster(1)
     epoch = cluster.epochs[1]
     assert cluster.register(1) == epoch
@@ -119,6 +120,7 @@ def test_another_epoch_is_stale(epoch: int) -> None:
 
 
 def test_a_silent_broker_is_fenced_after_the_session_timeout_one_at_a_time() -> None:
+    """C17."""
     cluster = Cluster(3)
     cluster.create("t", (2, 1), (3, 1))
     cluster.now_ms = 8999

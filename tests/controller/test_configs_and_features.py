@@ -18,11 +18,19 @@ from fenceline.controller.requests import (
     RegisterController,
     UpdateFeatures,
     UpgradeType,
+    WriteBootstrapRecords,
 )
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import SUPPORTED, Levels, fresh_levels
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint
-from fenceline.metadata.records import ClearElrRecord, ConfigRecord, FeatureLevelRecord, ProducerIdsRecord
+from fenceline.metadata.records import (
+    BeginTransactionRecord,
+    ClearElrRecord,
+    ConfigRecord,
+    EndTransactionRecord,
+    FeatureLevelRecord,
+    ProducerIdsRecord,
+)
 
 from .helpers import Cluster
 
@@ -217,6 +225,49 @@ def test_kraft_version_is_asked_of_the_quorum(cluster: Cluster) -> None:
         assert (decision.kraft_version, list(decision.records)) == (asked, [])
     controller.state.kraft_version = 1
     assert controller.decide(UpdateFeatures((wanted,)), 0, cluster.rng).kraft_version is None
+
+
+@pytest.mark.parametrize(("version", "is_wrapped"), [(12, False), (13, True)])
+def test_a_new_cluster_of_an_old_level_knows_no_transactions(version: int, is_wrapped: bool) -> None:
+    """C6, C40: one batch in any case."""
+    cluster = Cluster(0, features={"metadata.version": version})
+    level = FeatureLevelRecord("metadata.version", version)
+    wrapped = [BeginTransactionRecord("Bootstrap records"), level, EndTransactionRecord()]
+    assert cluster.records == (wrapped if is_wrapped else [level])
+    asked = WriteBootstrapRecords((("metadata.version", version),))
+    assert cluster.controller.decide(asked, 0, cluster.rng).atomic
+
+
+@pytest.mark.parametrize(
+    ("level", "kind", "message"),
+    [
+        (6, 2, "only supports versions 7-30"),
+        (31, 1, "only supports versions 7-30"),
+        (29, 1, "without setting the upgrade type to"),
+        (29, 2, "might delete metadata information"),
+        (29, 3, "Unsafe metadata downgrade is not supported"),
+        (30, 0, "does not support the given upgrade type"),
+    ],
+)
+def test_levels_of_metadata_version(cluster: Cluster, level: int, kind: int, message: str) -> None:
+    """C38, C39; K2: 7 to 30; 30 brought new records, so nothing below it is safe."""
+    outcome = _update(cluster, ("metadata.version", level, kind))
+    assert outcome.code is ErrorCode.INVALID_UPDATE_VERSION
+    assert outcome.message is not None
+    assert message in outcome.message
+    between = Cluster(0, features={"metadata.version": 29})
+    assert not _update(between, ("metadata.version", 28, 2)).failed, "no new records in between"
+
+
+def test_more_configs_than_one_request_may_change(cluster: Cluster) -> None:
+    """C3: all of it is one batch."""
+    changes = tuple(ConfigChange(f"key-{number}", SET, "1") for number in range(10_001))
+    before = cluster.image
+    with pytest.raises(PeerError) as error:
+        cluster.ask(IncrementalAlterConfigs(((ConfigResource(B, "1"), changes),)))
+    assert error.value.code is ErrorCode.POLICY_VIOLATION
+    assert cluster.image is before
+    assert not _change(cluster, ConfigResource(B, "1"), *((each.name, SET, "1") for each in changes[:10_000])).failed
 
 
 def test_controllers_register_from_3_7_on() -> None:

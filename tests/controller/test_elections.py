@@ -63,6 +63,7 @@ def test_a_leader_that_stays_keeps_its_epoch_when_the_isr_shrinks() -> None:
 
 
 def test_below_min_isr_those_who_left_become_eligible() -> None:
+    """C31 as K21 has it."""
     after = _change(PartitionImage((1, 2, 3), (1, 2), 1), {1}, target_isr=(1,), min_isr=2)
     assert (after.isr, after.elr) == ((1,), (2,))
     back = _change(after, {1, 2}, target_isr=(1, 2), min_isr=2)
@@ -78,12 +79,21 @@ def test_an_eligible_replica_is_elected_cleanly_and_becomes_the_isr() -> None:
 
 
 def test_the_last_known_leader_is_elected_uncleanly_only_when_nobody_is_eligible() -> None:
+    """K21, C31; gaps.md G42: only while it is alive."""
     lost = PartitionImage((1, 2), (), -1, elr=(1,), last_known_elr=(2,))
     assert _change(lost, {2}).leader == -1
     gone = lost._replace(elr=())
     after = _change(gone, {2})
     assert (after.leader, after.isr, after.leader_recovery_state, after.last_known_elr) == (2, (2,), RECOVERING, ())
     assert _change(gone, {1}).leader == -1
+
+
+@pytest.mark.parametrize("elr", [True, False])
+def test_a_preferred_election_never_loses_anything(elr: bool) -> None:
+    """recovery.md V13."""
+    lost = PartitionImage((1, 2), (2,), -1)
+    for election, leader in ((Election.PREFERRED, -1), (Election.UNCLEAN, 1)):
+        assert _change(lost, {1}, elr_enabled=elr, election=election).leader == leader
 
 
 def test_without_elr_the_last_member_stays_in_the_isr() -> None:

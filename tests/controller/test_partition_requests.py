@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -23,11 +24,14 @@ from fenceline.controller.partition_requests import (
     Swept,
 )
 from fenceline.controller.requests import (
+    AllocateProducerIds,
+    BrokerHeartbeat,
     ConfigChange,
     ConfigOperation,
     CreatePartitions,
     IncrementalAlterConfigs,
     NewPartitions,
+    Request,
     UnregisterBroker,
 )
 from fenceline.errors import ErrorCode, PeerError
@@ -108,6 +112,7 @@ def configure(cluster: Cluster, topic: str, key: str, value: str | None) -> None
     ],
 )
 def test_what_a_leader_may_not_ask(change: dict[str, Any], code: ErrorCode) -> None:
+    """recovery.md V16, V17, V18, V19, V25, V20, V21, V22: in Kafka's order."""
     cluster = Cluster(4)
     cluster.create("t", (1, 2, 3))
     altered = alter(cluster, "t", **{"isr": (1, 2), **change})
@@ -129,11 +134,65 @@ def test_only_active_brokers_join(state: str) -> None:
     assert alter(cluster, "t", (1, 2, 3)).code is ErrorCode.INELIGIBLE_REPLICA
 
 
-def test_another_broker_epoch_fails_the_whole_request() -> None:
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda broker, epoch: AlterPartition(broker, epoch, ()),
+        lambda broker, epoch: AssignReplicasToDirs(broker, epoch, ()),
+        lambda broker, epoch: BrokerHeartbeat(broker, epoch, 1 << 40),
+        AllocateProducerIds,
+    ],
+)
+def test_another_broker_epoch_fails_the_whole_request(request_of: Callable[[int, int], Request]) -> None:
+    """C13; also of a broker that is not registered."""
     cluster = Cluster(1)
-    with pytest.raises(PeerError) as error:
-        cluster.ask(AlterPartition(1, cluster.epochs[1] + 1, ()))
-    assert error.value.code is ErrorCode.STALE_BROKER_EPOCH
+    for broker, epoch in ((1, cluster.epochs[1] + 1), (1, -1), (2, cluster.epochs[1])):
+        before = cluster.image
+        with pytest.raises(PeerError) as error:
+            cluster.ask(request_of(broker, epoch))
+        assert error.value.code is ErrorCode.STALE_BROKER_EPOCH
+        assert cluster.image is before
+
+
+def test_each_partition_of_a_request_is_judged_alone() -> None:
+    """gaps.md G46, G22: whatever a late one asks for, the others are done."""
+    cluster = Cluster(2)
+    topic = cluster.create("t", *(((1, 2),) * 4))
+    one, both = (IsrMember(1),), (IsrMember(1), IsrMember(1))
+    changes = (
+        IsrChange(0, 0, 0, one),
+        IsrChange(1, 0, 0, one, leader_recovery_state=100),
+        IsrChange(2, 0, 0, both),
+        IsrChange(9, 0, 0, one),
+        IsrChange(3, 0, 0, one),
+    )
+    asked = ((UUID(int=404), changes[:1]), (topic, changes))
+    answer = cluster.ask(AlterPartition(1, cluster.epochs[1], asked))
+    assert [[each.code for each in altered] for _, altered in answer.topics] == [
+        [ErrorCode.UNKNOWN_TOPIC_ID],
+        [
+            ErrorCode.NONE,
+            ErrorCode.INVALID_REQUEST,
+            ErrorCode.INVALID_REQUEST,
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ErrorCode.NONE,
+        ],
+    ]
+    assert [cluster.partition("t", index).isr for index in range(4)] == [(1,), (1, 2), (1, 2), (1,)]
+
+
+def test_each_partition_has_a_minimum_of_its_own() -> None:
+    """gaps.md G43: Kafka takes the replicas of partition 0 for all, and forgets who was in sync in the others."""
+    cluster = Cluster(3)
+    cluster.create("t", (1, 2, 3), (1, 2, 3), configs={"min.insync.replicas": "2"})
+    move(cluster, "t", (1,))
+    assert cluster.partition("t").replicas == (1,)
+    fence(cluster, 2, 3)
+    assert (cluster.partition("t", 1).isr, cluster.partition("t", 1).elr) == ((1,), (3,))
+    fence(cluster, 1)
+    cluster.heartbeat(3)
+    assert cluster.partition("t", 1).leader == 3
+    assert cluster.partition("t", 1).leader_recovery_state is RECOVERED
 
 
 def test_what_changes_nothing_is_answered_and_not_written() -> None:
@@ -193,6 +252,7 @@ def test_recovering_is_kept_through_elections_and_failovers() -> None:
 
 
 def test_a_move_from_begin_to_end() -> None:
+    """C32, C33; C35: the leader that goes is told 108 (recovery.md V24)."""
     cluster = Cluster(4)
     cluster.create("t", (1, 2))
     assert not move(cluster, "t", (3, 4)).failed
@@ -256,7 +316,7 @@ def test_cancelling() -> None:
 
 
 def test_cancelling_never_hides_a_loss() -> None:
-    """V35, V9: only the new replica is in sync; its place is taken by one that lacks what it has."""
+    """V35, V9, gaps.md G20: only the new replica is in sync; its place is taken by one that lacks what it has."""
     for allowed in ("false", "true"):
         cluster = Cluster(4)
         cluster.create("t", (1, 2), configs={UNCLEAN: allowed})
@@ -276,7 +336,7 @@ def test_cancelling_never_hides_a_loss() -> None:
 
 
 def test_a_move_that_ends_in_an_unclean_election_is_recovering() -> None:
-    """V36: whatever the leader asked for in the same request."""
+    """V36, gaps.md G21: whatever the leader asked for in the same request."""
     cluster = Cluster(3, features={"metadata.version": 30})
     cluster.create("t", (1, 2), configs={UNCLEAN: "true"})
     state = cluster.controller.state

@@ -25,6 +25,7 @@ from .helpers import Cluster
 
 
 def test_records_come_as_topic_configs_partitions() -> None:
+    """C22; recovery.md V5: the leader has recovered, epochs begin at 0."""
     cluster = Cluster(1)
     topic = NewTopic("t", 2, 1, configs=(("retention.ms", "1000"),))
     answer = cluster.ask(CreateTopics((topic,))).topics[0]
@@ -118,6 +119,28 @@ def test_partitions_are_added_behind_the_others() -> None:
     assert [(change.index, change.before) for change in changed] == [(1, None), (2, None)]
     cluster.ask(CreatePartitions((NewPartitions("t", 5),), validate_only=True))
     assert cluster.records == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        (NewPartitions("none", 3), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (NewPartitions("t", 2), ErrorCode.INVALID_PARTITIONS),
+        (NewPartitions("t", 1), ErrorCode.INVALID_PARTITIONS),
+        (NewPartitions("t", 4, ((1, 2),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (NewPartitions("t", 3, ((1,),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (NewPartitions("t", 3, ((1, 9),)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    ],
+)
+def test_partitions_that_are_refused(wanted: NewPartitions, code: ErrorCode) -> None:
+    """C24; the others of the request are added."""
+    cluster = Cluster(2)
+    cluster.create("t", (1, 2), (1, 2))
+    cluster.create("other", (1, 2))
+    answer = cluster.ask(CreatePartitions((wanted, NewPartitions("other", 2))))
+    assert [each.outcome.code for each in answer.topics] == [code, ErrorCode.NONE]
+    assert len(cluster.image.topics_by_name["t"].partitions) == 2
+    assert len(cluster.image.topics_by_name["other"].partitions) == 2
 
 
 def test_creating_one_topic_shares_all_others() -> None:

@@ -363,6 +363,10 @@ class World:
         self._check_sets(new, name)
         if new.leader not in (-1, old.leader):
             self._check_election(old, new, name)
+        if (old.leader_recovery_state, new.leader_recovery_state) == (_RECOVERED, _RECOVERING):
+            told_later = not self.image.elr_enabled and new.leader == -1  # who leads next may lack records: G47, V35
+            assert len(new.isr) == 1, "V7"
+            assert new.isr == (new.leader,) or told_later, "V7"
         if (old.leader_recovery_state, new.leader_recovery_state) == (_RECOVERING, _RECOVERED):
             assert isinstance(self.asked, AlterPartition), "V8"
             assert self.asked.broker_id == old.leader, "V8"

@@ -24,7 +24,7 @@ from fenceline.metadata.records import (
     decode_record,
     encode_record,
 )
-from fenceline.metadata.security_records import ClientQuotaRecord, EntityData
+from fenceline.metadata.security_records import ClientQuotaRecord, EntityData, RemoveAccessControlEntryRecord
 from fenceline.metadata.snapshot import image_of, image_records
 
 
@@ -147,9 +147,23 @@ def test_a_name_taken_again_in_one_delta() -> None:
         [BrokerRegistrationChangeRecord(1, 1, fenced=1)],
         [RegisterBrokerRecord(broker_id=1, broker_epoch=2), BrokerRegistrationChangeRecord(1, 1, fenced=1)],
         [ProducerIdsRecord(1, 1, 2000), ProducerIdsRecord(1, 1, 1000)],
+        [RemoveAccessControlEntryRecord(UUID(int=1))],
+        *(
+            [TopicRecord("t", UUID(int=1)), PartitionRecord(0, UUID(int=1), leader_recovery_state=state)]
+            for state in (-1, 2, 7)
+        ),
+        *(
+            [
+                TopicRecord("t", UUID(int=1)),
+                PartitionRecord(0, UUID(int=1)),
+                PartitionChangeRecord(0, UUID(int=1), leader_recovery_state=state),
+            ]
+            for state in (-2, 2, 7)
+        ),
     ],
 )
 def test_records_that_do_not_fit_are_our_bug(records: list[MetadataRecord]) -> None:
+    """controller.md C10, C41, C42 (an ACL that is not there); recovery.md V1 (no state but the two there are)."""
     with pytest.raises(InternalError):
         apply(EMPTY_IMAGE, records, len(records), 1)
 

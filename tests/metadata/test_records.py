@@ -72,6 +72,22 @@ def test_record_versions_follow_the_metadata_version(
     assert encode_record(record, metadata_version)[2] == version
 
 
+@pytest.mark.parametrize(
+    ("record", "tag"),
+    [
+        (PartitionRecord(leader_recovery_state=1), "01000101"),
+        (PartitionChangeRecord(leader_recovery_state=1), "01050101"),
+        (PartitionChangeRecord(leader_recovery_state=0), "01050100"),
+    ],
+)
+def test_the_leaders_recovery_is_a_tag(record: MetadataRecord, tag: str) -> None:
+    """recovery.md V2, V3: in every version of the record, and nothing at its default."""
+    for metadata_version in (7, 17, 30):
+        default = encode_record(type(record)(), metadata_version)
+        assert default[-1] == 0, "no tag"
+        assert encode_record(record, metadata_version) == default[:-1] + bytes.fromhex(tag)
+
+
 @pytest.mark.parametrize("value", ["", "01", "011400", "02140000", "01630000", "01140100"])
 def test_unknown_and_cut_records_are_refused(value: str) -> None:
     with pytest.raises((UnknownRecord, MalformedRequest)):

@@ -10,19 +10,24 @@ from collections.abc import Coroutine
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
+from uuid import UUID
 
 import pytest
 
 from fenceline.controller.requests import (
+    BrokerHeartbeat,
     CreateTopics,
     DeleteTopics,
+    FenceStaleBroker,
     NewTopic,
+    RegisterBroker,
     TopicReference,
     WriteNoOp,
 )
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.log.disk import Disk, OsDisk
 from fenceline.metadata.changes import Delta
+from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import MetadataImage
 from fenceline.node import quorum_log_work
 from fenceline.node.controller_driver import ControllerDriver
@@ -31,7 +36,7 @@ from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.testing.sim_disk import SimDisk
 
-from .controller_helpers import Held, StillClock, driver, join, prepare
+from .controller_helpers import CLUSTER, ENDPOINTS, AtOnce, Held, StillClock, driver, join, prepare
 
 D = "/data"
 
@@ -373,6 +378,8 @@ def test_a_snapshot_without_its_end_is_not_loaded() -> None:
 
 
 def test_idle_records_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    """C7; here followers hear of the high watermark at once (K12), and need none."""
+
     async def story(overrides: dict[str, str]) -> int:
         directory = tmp_path / str(len(overrides))
         directory.mkdir()
@@ -493,6 +500,42 @@ def test_the_clock_is_not_asked_for_the_real_time() -> None:
         controller.active.timers.check_sessions()
         await _turns()
         assert not controller.image.brokers[1].fenced, "the broker of this process lives as long as the driver runs"
+
+    run(story())
+
+
+def test_a_heartbeat_that_waits_is_a_sign_of_life() -> None:
+    """C18, K24: the disk is slow; who was heard meanwhile is not fenced for it, who was not, is."""
+
+    async def story() -> None:
+        disk, held, clock = sim(), Held(), StillClock()
+        controller = driver(disk, D, clock=clock)
+        await controller.start()
+        epochs = {}
+        for broker in (2, 3):
+            directories = (UUID(int=500 + broker),)
+            request = RegisterBroker(broker, CLUSTER, UUID(int=broker), ENDPOINTS, SUPPORTED, log_dirs=directories)
+            epochs[broker] = (await controller.submit(request)).broker_epoch
+            await controller.submit(BrokerHeartbeat(broker, epochs[broker], controller.image.offset))
+        controller._executor = held
+        slow = controller.submit(WriteNoOp())
+        await _turns()
+        clock.ms += 8_000
+        beat = BrokerHeartbeat(2, epochs[2], controller.image.offset)
+        checks = [controller.submit(FenceStaleBroker())]
+        waiting = controller.submit(beat)
+        stale = controller.submit(BrokerHeartbeat(3, epochs[3] + 1, controller.image.offset))
+        clock.ms += 2_000
+        controller._executor = AtOnce()
+        held.let_go()
+        for answer in (slow, *checks, waiting):
+            await answer
+        assert not waiting.result().is_fenced
+        with pytest.raises(PeerError):
+            await stale
+        assert {broker.id: broker.fenced for broker in controller.image.brokers.values()} == {2: False, 3: True}
+        assert controller.active.expired_session_count == 1
+        await controller.stop()
 
     run(story())
 

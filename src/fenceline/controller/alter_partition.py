@@ -3,7 +3,8 @@
 Owns the checks and their order; each partition is checked whole before anything is written for it. What a change leads
 to, such as the end of a reassignment, is `controller.elections`.
 
-Rules: controller.md C13, C33; recovery.md V16-V25, V36, V42; since_4_0.md K27 (versions 2 and 3); gaps.md G21, G22.
+Rules: controller.md C13, C33, C35 (V24); recovery.md V8, V16-V25, V36, V42; since_4_0.md K27 (versions 2 and 3);
+gaps.md G21, G22, G46.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _alter(
     )
     if record is not None and record.leader not in (NO_CHANGE, broker_id):
         return AlteredPartition(wanted.index, ErrorCode.NEW_LEADER_ELECTED)  # V24: it is done all the same
-    after = changes.partition(topic, wanted.index)
+    after = changes.partition(topic, wanted.index)  # V23: as it is, where nothing changed
     assert after is not None, "a changed partition is there"
     return AlteredPartition(
         wanted.index,
@@ -74,7 +75,7 @@ def _alter(
 
 
 def _fault(state: ControllerState, partition: PartitionImage, broker_id: int, wanted: IsrChange) -> ErrorCode | None:
-    """V17-V22 and V25, in Kafka's order."""
+    """V17, V18, V19, V25, V20, V21, V22: in Kafka's order."""
     if wanted.leader_epoch > partition.leader_epoch or wanted.partition_epoch > partition.partition_epoch:
         return ErrorCode.NOT_CONTROLLER
     if wanted.leader_epoch < partition.leader_epoch:

@@ -2,7 +2,7 @@
 
 Owns what a change may do and which records it writes. What single values may be is `fenceline.config`'s.
 
-Rules: controller.md C36; since_4_0.md K25 (cordoned directories), K26 (min.insync.replicas while eligible leader
+Rules: controller.md C3, C36; since_4_0.md K25 (cordoned directories), K26 (min.insync.replicas while eligible leader
 replicas are kept). Broker-level dynamic updates are checked by the broker that takes the request; here only names are.
 """
 
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from fenceline.config.group import validate_client_metrics, validate_group_configs
 from fenceline.config.topic import TOPIC_CONFIGS, is_list_config, validate_topic_configs
-from fenceline.controller.partitions import elections_after_configs
+from fenceline.controller.partitions import check_size, elections_after_configs
 from fenceline.controller.requests import (
     SUCCESS,
     AlterConfigs,
@@ -41,7 +41,10 @@ _BROKER_LISTS: Final = frozenset(
 
 
 def incremental_alter_configs(state: ControllerState, request: IncrementalAlterConfigs) -> Decision:
-    """SET, DELETE, APPEND, SUBTRACT by key; each resource succeeds or fails alone."""
+    """SET, DELETE, APPEND, SUBTRACT by key; each resource succeeds or fails alone.
+
+    Raises PeerError(POLICY_VIOLATION) for more than 10,000 changes.
+    """
 
     def changes_of(resource: ConfigResource, changes: Sequence[ConfigChange]) -> list[tuple[str, str | None]]:
         current: Mapping[str, str] = state.image.configs.get(resource) or {}
@@ -77,6 +80,7 @@ def _alter(
             results.append(AlteredResource(resource, Outcome(error.code, error.message or None)))
     if validate_only:
         records = []
+    check_size(records)
     records += elections_after_configs(state, records)
     return Decision(records, AlterConfigsAnswer(tuple(results)))
 

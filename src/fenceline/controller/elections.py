@@ -10,7 +10,9 @@ lose records: the partition becomes RECOVERING (`recovery.md V10-V13`), whatever
 Better than Kafka, with the same bytes on the wire: replicas that leave the assignment leave the eligible ones, too; a
 leader outside ISR and eligible replicas always means RECOVERING (V9), also when a reassignment is cancelled (V35).
 
-Rules: controller.md C9, C27, C28, C33; since_4_0.md K21, K22, K27; recovery.md V6-V14, V35, V36.
+Rules: controller.md C9, C27, C28, C31, C33; since_4_0.md K21, K22, K27; recovery.md V3 (always: no metadata.version
+below 7 is known, K2), V6, V7, V8 (no state but RECOVERING is ever chosen here), V9-V11, V13, V14, V35, V36; gaps.md G20
+(V35), G21 (V36), G42 (who is not alive is not elected, last known leader or not), G43.
 """
 
 from __future__ import annotations

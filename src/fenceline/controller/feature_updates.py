@@ -1,7 +1,7 @@
 """Raising and lowering finalized feature levels, and the first records of a cluster.
 
-Rules: controller.md C6, C38; since_4_0.md K1, K2, K15, K20, K26 (enabling eligible leader replicas), K27 (all voters
-have registered).
+Rules: controller.md C6, C38, C39, C40; since_4_0.md K1, K2, K15, K20, K26 (enabling eligible leader replicas), K27 (all
+voters have registered).
 """
 
 from __future__ import annotations
@@ -45,16 +45,22 @@ from fenceline.metadata.records import (
 
 _LEVELS_WITH_NEW_RECORDS: Final = (8, 11, 13, 14, 15, 17, 22, 23, MV_CORDONED_LOG_DIRS)
 _BOOTSTRAP_NAME: Final = "Bootstrap records"
+_MV_TRANSACTIONS: Final = 13
+"""3.6-IV1: nodes of older levels know no metadata transactions (C40)."""
 
 
 def bootstrap_records(state: ControllerState, request: WriteBootstrapRecords) -> Decision:
-    """K20: levels in the order of `bootstrap.checkpoint`, and with ELR the cluster's min.insync.replicas."""
-    records: list[MetadataRecord] = [BeginTransactionRecord(_BOOTSTRAP_NAME)]
-    records += [FeatureLevelRecord(name, level) for name, level in request.features]
-    if dict(request.features).get(ELR_VERSION, 0) >= 1:
+    """K20: levels in the order of `bootstrap.checkpoint`, and with ELR the cluster's min.insync.replicas.
+
+    In a metadata transaction where the level knows such, and in one batch in any case (C6).
+    """
+    levels = dict(request.features)
+    records: list[MetadataRecord] = [FeatureLevelRecord(name, level) for name, level in request.features]
+    if levels.get(ELR_VERSION, 0) >= 1:
         minimum = state.settings.static_configs.get(MIN_ISR, "1")
         records.append(ConfigRecord(ConfigResourceType.BROKER, "", MIN_ISR, minimum))
-    records.append(EndTransactionRecord())
+    if levels.get(METADATA_VERSION, 0) >= _MV_TRANSACTIONS:
+        records = [BeginTransactionRecord(_BOOTSTRAP_NAME), *records, EndTransactionRecord()]
     return Decision(records, Done())
 
 

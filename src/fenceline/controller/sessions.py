@@ -2,7 +2,7 @@
 
 Owns contact times and metadata offsets by broker. Decides nothing but whether a session is alive; `now_ms` comes in.
 
-Rules: controller.md C14, C15, C17; since_4_0.md K24 (a session is alive for 9 s after any heartbeat of its epoch).
+Rules: controller.md C14, C15, C17, C18; since_4_0.md K24 (a session is alive for 9 s after any heartbeat of its epoch).
 """
 
 from __future__ import annotations
@@ -56,6 +56,13 @@ class Sessions:
         session.heard = True
         session.metadata_offset = metadata_offset
         return session
+
+    def contact(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
+        """A heartbeat has arrived, and waits for its decision: that the broker lives is known at once (C18, K24)."""
+        session = self._sessions.get(broker_id)
+        if session is not None and session.broker_epoch == broker_epoch:
+            session.last_contact_ms = now_ms
+            session.heard = True
 
     def has(self, broker_id: int, broker_epoch: int) -> bool:
         session = self._sessions.get(broker_id)

@@ -2,7 +2,7 @@
 
 Owns what these requests check and which records they write. Error messages are Kafka's, because tools show them.
 
-Rules: controller.md C3, C21-C25; since_4_0.md K25, K27.
+Rules: controller.md C3, C21-C25; recovery.md V5; since_4_0.md K25, K27.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _active(state: ControllerState, replicas: tuple[int, ...]) -> tuple[int, ...
 def _partition_record(
     state: ControllerState, topic_id: UUID, index: int, replicas: tuple[int, ...], isr: tuple[int, ...]
 ) -> PartitionRecord:
-    """C22: the first in-sync replica leads, all epochs start at 0."""
+    """C22, V5: the first in-sync replica leads, recovered; all epochs start at 0."""
     return PartitionRecord(
         partition_id=index,
         topic_id=topic_id,

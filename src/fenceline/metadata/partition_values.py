@@ -7,7 +7,7 @@ a value are five fixed fields. What does not fit that form goes the ordinary way
 A value: frame version, api key, record version; partition (4), topic id (16); *middle*: replicas, in-sync, removing and
 adding replicas; leader (4), leader epoch (4), partition epoch (4); *tail*: directories and tagged fields.
 
-Rules: formats.md F6; since_4_0.md K3.
+Rules: formats.md F6; recovery.md V1, V2, V5; since_4_0.md K3.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import struct
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from fenceline.errors import InternalError
 from fenceline.metadata.features import partition_record_version
 from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
 from fenceline.metadata.records import API_KEYS, PartitionRecord, decode_record, encode_record
@@ -85,6 +86,13 @@ class PartitionEncoder:
         return value
 
 
+def recovery_state(value: int) -> LeaderRecoveryState:
+    """`recovery.md V1`. Raises InternalError for a value that no controller writes."""
+    if not 0 <= value < len(_RECOVERY_STATES):
+        raise InternalError(f"a metadata record holds the leader recovery state {value}")
+    return _RECOVERY_STATES[value]
+
+
 class PartitionDecoder:
     """Decodes partitions. Equal short tuples are the same objects, so that images stay small."""
 
@@ -137,7 +145,7 @@ class PartitionDecoder:
             record.leader,
             record.leader_epoch,
             record.partition_epoch,
-            _RECOVERY_STATES[record.leader_recovery_state],
+            recovery_state(record.leader_recovery_state),
             share(record.directories),
             share(record.eligible_leader_replicas or ()),
             share(record.last_known_elr or ()),

@@ -3,7 +3,7 @@
 Owns what the records of topics and partitions mean. A topic that a record touches gets a draft (a list of its
 partitions), everything else is shared with the image before. A record that does not fit is our bug (C10).
 
-Rules: controller.md C9, C10, C25; since_4_0.md K21, K26 (ClearElrRecord).
+Rules: controller.md C9, C10, C25; recovery.md V1; since_4_0.md K21, K26 (ClearElrRecord).
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from immutables import Map
 
 from fenceline.errors import InternalError
 from fenceline.metadata.changes import ChangedPartition, changed_partitions
-from fenceline.metadata.image import LeaderRecoveryState, MetadataImage, PartitionImage, TopicImage
-from fenceline.metadata.partition_values import PartitionDecoder, partition_key
+from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
+from fenceline.metadata.partition_values import PartitionDecoder, partition_key, recovery_state
 from fenceline.metadata.records import ClearElrRecord, PartitionChangeRecord, PartitionRecord, TopicRecord
 
-_RECOVERY_STATES: Final = (LeaderRecoveryState.RECOVERED, LeaderRecoveryState.RECOVERING)
 _NO_LEADER_CHANGE: Final = -2
 _NO_RECOVERY_CHANGE: Final = -1
 _MISSING: Final = PartitionImage((), (), partition_epoch=-1)
@@ -199,7 +198,7 @@ def changed_partition(
         old.partition_epoch + 1,
         old.leader_recovery_state
         if record.leader_recovery_state == _NO_RECOVERY_CHANGE
-        else _RECOVERY_STATES[record.leader_recovery_state],
+        else recovery_state(record.leader_recovery_state),
         share(record.directories) if record.directories is not None else old.directories,
         share(record.eligible_leader_replicas) if record.eligible_leader_replicas is not None else old.elr,
         share(record.last_known_elr) if record.last_known_elr is not None else old.last_known_elr,

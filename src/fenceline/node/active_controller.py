@@ -14,7 +14,7 @@ A disk that refuses an append (full) fails those requests with 56 and reverts th
 the next request tries again. When this node leads no more, everybody who waits is told NOT_CONTROLLER (41): what was
 appended may still be committed by the next leader, and whoever asks again is answered by what is then in the log.
 
-Rules: controller.md C1-C3, C6, C15, C30; raft.md Q31-Q36; since_4_0.md K20.
+Rules: controller.md C1-C3, C6, C8, C15, C18, C30; raft.md Q31-Q36; since_4_0.md K20.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fenceline.controller.controller import Controller
-from fenceline.controller.requests import Request, WriteBootstrapRecords, WriteNoOp
+from fenceline.controller.requests import BrokerHeartbeat, Request, WriteBootstrapRecords, WriteNoOp
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.log.errors import StorageError
 from fenceline.metadata.records import AbortTransactionRecord
@@ -170,6 +170,9 @@ class ActiveController:
         if not self.is_active:
             answer.set_exception(_not_active())
             return answer
+        if isinstance(request, BrokerHeartbeat):
+            sessions = self._controller.state.sessions
+            sessions.contact(request.broker_id, request.broker_epoch, self._clock.monotonic_ms())
         self._queue.append(Waiting(request, answer, loop.time()))
         self.schedule()
         return answer
