@@ -330,6 +330,8 @@ class Broker:
                 self.delete_later(condemned.delete, 0)
         if not self.log_dirs[0].clean:
             await self.loop.run_in_executor(self.disk_threads, self.partitions.recover)
+        elif self.config.can_reach_others:
+            await self.loop.run_in_executor(self.disk_threads, self.partitions.set_aside_strays)
 
     def delete_later(self, delete: Callable[[], None], delay_ms: int) -> None:
         """Remove files in a thread after a delay; what can not be removed is logged and left to the next start."""

@@ -26,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from fenceline.config.node import NodeConfig
+from fenceline.errors import OperatorError
 from fenceline.log.errors import StorageError
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
@@ -210,8 +211,8 @@ class Snapshots:
 
     def _failed(self, snapshot: SnapshotId, error: BaseException) -> None:
         self.failed_count += 1
-        if isinstance(error, OSError | StorageError):
-            reason = error.message if isinstance(error, StorageError) else error.strerror or str(error)
+        if isinstance(error, OSError | StorageError | OperatorError):
+            reason = error.strerror or str(error) if isinstance(error, OSError) else error.message
             log.warning(
                 "metadata snapshot not written",
                 path=self._log.path_of(snapshot),

@@ -213,6 +213,15 @@ class Replicas:
             if replica is not None:
                 tell_recovery(replica.log)
 
+    def set_aside_strays(self) -> None:
+        """Rename what the cluster has deleted while this node was down (snapshots.md N41). Blocks, as `recover`."""
+        log_dir = self._log_dirs[0]
+        for found in list(log_dir.existing()):
+            topic = self._image().topics_by_name.get(found.topic_partition.topic)
+            is_gone = topic is None or (found.topic_id is not None and found.topic_id != topic.id)
+            if is_gone and found.topic_partition.topic != METADATA_TOPIC:
+                self._set_aside(log_dir, found.topic_partition)
+
     @staticmethod
     def _set_aside(log_dir: LogDir, topic_partition: TopicPartition) -> None:
         try:

@@ -1,0 +1,118 @@
+"""What a running broker does when a metadata snapshot replaces everything it knew (snapshots.md N40-N42)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fenceline.config.node import NodeConfig
+from fenceline.controller.requests import CreateTopics, DeleteTopics, NewTopic, TopicReference
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.metadata.image import MetadataImage
+from fenceline.node.broker import Broker
+from fenceline.quorum.log_view import SnapshotId
+from tests.log.helpers import append
+
+CLUSTER = {"listeners": "PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:0", "controller.listener.names": "CONTROLLER"}
+
+
+def _broker(directory: Path, **overrides: str) -> Broker:
+    settings = {"log.dirs": str(directory), "listeners": "PLAINTEXT://127.0.0.1:0", **overrides}
+    return Broker(NodeConfig.load(None, settings, {}))
+
+
+def _partitions(directory: Path) -> set[str]:
+    return {each.name for each in directory.iterdir() if each.is_dir() and not each.name.startswith("__")}
+
+
+async def _until(holds: Any) -> None:
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def _with_topics(broker: Broker, *names: str) -> None:
+    for name in names:
+        await broker.controller.submit(CreateTopics((NewTopic(name, 2, 1),)))
+        for index in (0, 1):
+            replica = broker.partitions.get(name, index)
+            assert replica is not None
+            append(replica.log, 3)
+
+
+async def _image_without(broker: Broker, topic: str) -> MetadataImage:
+    """What another node's snapshot says: this topic is gone, all else is as here."""
+    from fenceline.metadata.delta import MetadataDelta
+    from fenceline.metadata.records import RemoveTopicRecord
+
+    delta = MetadataDelta(broker.image)
+    delta.replay(RemoveTopicRecord(broker.image.topics_by_name[topic].id))
+    return delta.build(broker.image.offset, broker.image.epoch)[0]
+
+
+def test_what_is_not_in_a_snapshot_disappears_from_a_running_broker(tmp_path: Path) -> None:
+    """N41: directories, open replicas, caches and figures of it go; all else stays and is served."""
+
+    async def story() -> None:
+        broker = _broker(tmp_path)
+        await broker.start()
+        try:
+            await _with_topics(broker, "gone", "kept")
+            assert _partitions(tmp_path) == {"gone-0", "gone-1", "kept-0", "kept-1"}
+            topic_id = broker.image.topics_by_name["gone"].id
+            heard: list[set[str]] = []
+            broker.controller.subscribe(lambda image, delta: heard.append({each.name for each in delta.deleted_topics}))
+            image = await _image_without(broker, "gone")
+            broker.controller.loaded(SnapshotId(image.offset + 1, image.epoch), image)
+            await _until(lambda: broker.image is image)
+            assert heard == [{"gone"}], "one change"
+            await _until(lambda: _partitions(tmp_path) == {"kept-0", "kept-1"})
+            assert broker.partitions.get("gone", 0) is None
+            assert broker.partitions.by_id(topic_id.bytes, 0) is None
+            assert {each.topic_partition.topic for each in broker.partitions} == {"kept"}
+            assert not [each for each in broker.log_dirs[0].open_logs if each.topic == "gone"]
+            assert broker.controller.partition_count == 2
+            with pytest.raises(PeerError) as refused:
+                broker.partitions.leader("gone", None, 0)
+            assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            kept = broker.partitions.leader("kept", None, 0)
+            assert kept.log.log_end_offset == 3
+        finally:
+            await broker.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_what_was_deleted_while_a_broker_was_down_is_set_aside_at_its_start(tmp_path: Path, is_clean: bool) -> None:
+    """N41: also where the image that the broker starts with lacks it already; nothing of it is deleted."""
+
+    data, saved = tmp_path / "data", tmp_path / "saved"
+    data.mkdir()
+
+    async def live(*topics: str, delete: str = "") -> None:
+        broker = _broker(data, **CLUSTER)
+        await broker.start()
+        try:
+            await _with_topics(broker, *topics)
+            if delete:
+                await broker.controller.submit(DeleteTopics((TopicReference(delete),)))
+                await _until(lambda: f"{delete}-0" not in _partitions(data))
+        finally:
+            await broker.stop()
+
+    asyncio.run(asyncio.wait_for(live("gone", "kept"), 60))
+    shutil.copytree(data / "gone-0", saved)
+    asyncio.run(asyncio.wait_for(live(delete="gone"), 60))
+    shutil.copytree(saved, data / "gone-0")
+    if not is_clean:
+        (data / ".kafka_cleanshutdown").unlink()
+    asyncio.run(asyncio.wait_for(live(), 60))
+    left = _partitions(data)
+    assert {each for each in left if not each.endswith("-stray")} == {"kept-0", "kept-1"}
+    (stray,) = (each for each in left if each.endswith("-stray"))
+    assert stray.startswith("gone-0.")
+    assert list((data / stray).glob("*.log"))
