@@ -9,90 +9,28 @@ Options beyond the Kafka source's: `includeLeaderEpoch`, `maxPartitions`, `filte
 from __future__ import annotations
 
 import difflib
-import json
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from fenceline.errors import OperatorError
-from fenceline.ids import TopicPartition
+from pyspark_fenceline.bounds import (
+    Bound,
+    Earliest,
+    Latest,
+    Subscription,
+    batch_bounds,
+    bound_of,
+    stream_bounds,
+    subscription_of,
+)
+from pyspark_fenceline.given_options import GivenOptions, duration_ms
 
 _log = logging.getLogger("pyspark_fenceline")
-LATEST_OFFSET: Final = -1
-EARLIEST_OFFSET: Final = -2
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
-
-
-# Which partitions ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribe:
-    topics: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SubscribePattern:
-    """Topics whose whole name matches; internal topics never do."""
-
-    pattern: str
-
-
-@dataclass(frozen=True, slots=True)
-class Assign:
-    partitions: tuple[TopicPartition, ...]
-
-
-Subscription = Subscribe | SubscribePattern | Assign
-
-
-# Where to begin and to end ------------------------------------------------------------------------------------------
-
-
-class NoMatch(StrEnum):
-    """What a starting timestamp after the last record means (`startingOffsetsByTimestampStrategy`)."""
-
-    ERROR = "error"
-    LATEST = "latest"
-
-
-@dataclass(frozen=True, slots=True)
-class Earliest:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Latest:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class AtOffsets:
-    """Every partition's offset; -1 is the log's end, -2 its start."""
-
-    offsets: Mapping[TopicPartition, int]
-
-
-@dataclass(frozen=True, slots=True)
-class AtTimestamps:
-    """Every partition's timestamp in ms: the first record that is not older."""
-
-    timestamps_ms: Mapping[TopicPartition, int]
-    no_match: NoMatch
-
-
-@dataclass(frozen=True, slots=True)
-class AtTimestamp:
-    timestamp_ms: int
-    no_match: NoMatch
-
-
-Bound = Earliest | Latest | AtOffsets | AtTimestamps | AtTimestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,64 +79,19 @@ _KNOWN: Final = {
 # Parsing ------------------------------------------------------------------------------------------------------------
 
 
-class _Options:
-    """Case-insensitive view with typed getters; every refusal names the option."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._values = {str(key).lower(): str(value) for key, value in options.items()}
-
-    def __contains__(self, name: str) -> bool:
-        return name.lower() in self._values
-
-    def text(self, name: str) -> str | None:
-        return self._values.get(name.lower())
-
-    def boolean(self, name: str, default: bool = False) -> bool:
-        value = self.text(name)
-        match value.strip().lower() if value is not None else None:
-            case None:
-                return default
-            case "true":
-                return True
-            case "false":
-                return False
-        raise OperatorError(f"Option '{name}' must be true or false, not '{value}'")
-
-    def positive(self, name: str, high: int, *, low: int = 1) -> int | None:
-        value = self.text(name)
-        if value is None:
-            return None
-        try:
-            number = int(value.strip())
-        except ValueError:
-            raise OperatorError(f"Option '{name}' must be a whole number, not '{value}'") from None
-        if number < low:
-            raise OperatorError(f"{name} must be positive" if low == 1 else f"{name} must be at least {low}")
-        if number > high:
-            raise OperatorError(f"{name} must be at most {high}")
-        return number
-
-    def unknown(self) -> list[str]:
-        """Names that neither this source nor Spark's Kafka source knows, nor belong to the client."""
-        return [name for name in self._values if name not in _KNOWN and not name.startswith("kafka.")]
-
-    def prefixed(self, prefix: str) -> dict[str, str]:
-        return {key[len(prefix) :]: value for key, value in self._values.items() if key.startswith(prefix)}
-
-
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Parse and check the options of a read. Raises `OperatorError` in the words of Spark's Kafka source where it has
     some.
     """
-    given = _Options(options)
+    given = GivenOptions(options)
     common = _without_bounds(given)
-    starting, ending = _stream_bounds(given) if streaming else _batch_bounds(given)
+    starting, ending = stream_bounds(given) if streaming else batch_bounds(given)
     return replace(common, starting=starting, ending=ending)
 
 
-def _without_bounds(given: _Options) -> ReadOptions:
+def _without_bounds(given: GivenOptions) -> ReadOptions:
     """All that does not depend on whether the read is a batch or a stream."""
-    subscription = _subscription(given)
+    subscription = subscription_of(given)
     _refuse_consumer_properties(given)
     min_offsets = given.positive("minOffsetsPerTrigger", _LONG_MAX)
     max_offsets = given.positive("maxOffsetsPerTrigger", _LONG_MAX)
@@ -238,11 +131,13 @@ def check_general(options: Mapping[str, str]) -> tuple[bool, bool]:
 
     Returns whether headers and leader epochs are asked for.
     """
-    given = _Options(options)
+    given = GivenOptions(options)
     common = _without_bounds(given)
     for side in ("starting", "ending"):
-        _bound(given, side, Latest())
-    for name in given.unknown():
+        bound_of(given, side, Latest())
+    for name in given.names():
+        if name in _KNOWN or name.startswith("kafka."):
+            continue
         close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.75)
         hint = f"; is {_KNOWN[close[0]]} meant?" if close else ""
         _log.warning("option %s is not known and is ignored%s", name, hint)
@@ -251,58 +146,13 @@ def check_general(options: Mapping[str, str]) -> tuple[bool, bool]:
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Parse and check the options of a write to topics."""
-    given = _Options(options)
+    given = GivenOptions(options)
     for name, what in (("key.serializer", "keys"), ("value.serializer", "values")):
         if f"kafka.{name}" in given:
             raise OperatorError(f"Kafka option '{name}' is not supported as {what} are written as the bytes they are")
     _require_bootstrap(given, "producer")
     topic = given.text("topic")
     return WriteOptions(client=given.prefixed("kafka."), topic=topic.strip() if topic is not None else None)
-
-
-def _subscription(given: _Options) -> Subscription:
-    chosen = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
-    if len(chosen) != 1:
-        rule = "One" if not chosen else "Only one"
-        verb = "must" if not chosen else "can"
-        raise OperatorError(
-            f"{rule} of the following options {verb} be specified for the fenceline source: "
-            "subscribe, subscribePattern, assign"
-        )
-    value = given.text(chosen[0]) or ""
-    match chosen[0]:
-        case "subscribe":
-            topics = tuple(sorted({topic.strip() for topic in value.split(",")} - {""}))
-            if not topics:
-                raise OperatorError(f"No topics to subscribe to as specified value for option 'subscribe' is '{value}'")
-            return Subscribe(topics)
-        case "subscribePattern":
-            if not value.strip():
-                raise OperatorError(
-                    f"Pattern to subscribe is empty as specified value for option 'subscribePattern' is '{value}'"
-                )
-            try:
-                re.compile(value.strip())
-            except re.error as error:
-                raise OperatorError(f"Option 'subscribePattern' is not a regular expression: {error}") from None
-            return SubscribePattern(value.strip())
-        case _:
-            if not value.strip().startswith("{"):
-                raise OperatorError(f"No topicpartitions to assign as specified value for option 'assign' is '{value}'")
-            return Assign(_assigned(value))
-
-
-def _assigned(text: str) -> tuple[TopicPartition, ...]:
-    example = 'Expected e.g. {"topicA":[0,1],"topicB":[0,1]}'
-    found = _json(text, "assign", example)
-    partitions: set[TopicPartition] = set()
-    for topic, indexes in found.items():
-        if not isinstance(indexes, list) or not all(_is_whole(index) and index >= 0 for index in indexes):
-            raise OperatorError(f"Option 'assign' lists no partition numbers for '{topic}'. {example}, got {text}")
-        partitions.update(TopicPartition(topic, index) for index in indexes)
-    if not partitions:
-        raise OperatorError(f"No topicpartitions to assign as specified value for option 'assign' is '{text}'")
-    return tuple(sorted(partitions))
 
 
 _REFUSED_CONSUMER_PROPERTIES: Final = {
@@ -318,19 +168,19 @@ _REFUSED_CONSUMER_PROPERTIES: Final = {
 }
 
 
-def _refuse_consumer_properties(given: _Options) -> None:
+def _refuse_consumer_properties(given: GivenOptions) -> None:
     for name, reason in _REFUSED_CONSUMER_PROPERTIES.items():
         if f"kafka.{name}" in given:
             raise OperatorError(f"Kafka option '{name}' is not supported. {reason}.")
     _require_bootstrap(given, "consumer")
 
 
-def _require_bootstrap(given: _Options, kind: str) -> None:
+def _require_bootstrap(given: GivenOptions, kind: str) -> None:
     if not (given.text("kafka.bootstrap.servers") or "").strip():
         raise OperatorError(f"Option 'kafka.bootstrap.servers' must be specified for configuring the {kind}")
 
 
-def _reader_properties(given: _Options) -> dict[str, str]:
+def _reader_properties(given: GivenOptions) -> dict[str, str]:
     """`kafka.*` for the reader. Group settings are taken and have no effect: ranges are read without a group."""
     properties = given.prefixed("kafka.")
     for unused in (
@@ -342,130 +192,3 @@ def _reader_properties(given: _Options) -> dict[str, str]:
     ):
         properties.pop(unused, None)
     return properties
-
-
-def _stream_bounds(given: _Options) -> tuple[Bound, Bound]:
-    if "endingOffsets" in given:
-        raise OperatorError("ending offset not valid in streaming queries")
-    if "endingOffsetsByTimestamp" in given or "endingTimestamp" in given:
-        raise OperatorError("ending timestamp not valid in streaming queries")
-    return _bound(given, "starting", Latest()), Latest()
-
-
-def _batch_bounds(given: _Options) -> tuple[Bound, Bound]:
-    starting = _bound(given, "starting", Earliest())
-    ending = _bound(given, "ending", Latest())
-    if isinstance(starting, Latest):
-        raise OperatorError("starting offset can't be latest for batch queries")
-    if isinstance(ending, Earliest):
-        raise OperatorError("ending offset can't be earliest for batch queries")
-    if isinstance(starting, AtOffsets):
-        for tp, offset in starting.offsets.items():
-            if offset == LATEST_OFFSET:
-                raise OperatorError(f"startingOffsets for {tp} can't be latest for batch queries")
-    if isinstance(ending, AtOffsets):
-        for tp, offset in ending.offsets.items():
-            if offset == EARLIEST_OFFSET:
-                raise OperatorError(f"ending offset for {tp} can't be earliest for batch queries")
-    _check_order(starting, ending)
-    return starting, ending
-
-
-def _check_order(starting: Bound, ending: Bound) -> None:
-    match starting, ending:
-        case AtOffsets(first), AtOffsets(last):
-            what = "offset"
-        case AtTimestamps(first, _), AtTimestamps(last, _):
-            what = "timestamp"
-        case _:
-            return
-    if first.keys() != last.keys():
-        raise OperatorError(
-            f"Starting and ending {what}s must name the same partitions: {_names(first)} against {_names(last)}"
-        )
-    for tp, begin in first.items():
-        if begin > last[tp] and begin >= 0 and last[tp] >= 0:
-            raise OperatorError(f"The starting {what} of {tp}, {begin}, is greater than its ending {what}, {last[tp]}")
-
-
-def _names(partitions: Mapping[TopicPartition, int]) -> str:
-    return ", ".join(str(tp) for tp in sorted(partitions))
-
-
-def _bound(given: _Options, side: str, default: Bound) -> Bound:
-    """Preference as in Spark's Kafka source: one timestamp for all, timestamps a partition, offsets."""
-    text = given.text("startingOffsetsByTimestampStrategy")
-    try:
-        no_match = NoMatch.ERROR if text is None else NoMatch(text.strip().lower())
-    except ValueError:
-        raise OperatorError(
-            f"Option 'startingOffsetsByTimestampStrategy' must be error or latest, not '{text}'"
-        ) from None
-    one = given.text(f"{side}Timestamp")
-    if one is not None:
-        try:
-            return AtTimestamp(int(one.strip()), no_match)
-        except ValueError:
-            raise OperatorError(f"Option '{side}Timestamp': expected a single long value (ms), got {one}") from None
-    option = f"{side}OffsetsByTimestamp"
-    each = given.text(option)
-    if each is not None:
-        return AtTimestamps(partition_numbers(each, option), no_match)
-    option = f"{side}Offsets"
-    offsets = given.text(option)
-    match offsets.strip().lower() if offsets is not None else None:
-        case None:
-            return default
-        case "earliest":
-            return Earliest()
-        case "latest":
-            return Latest()
-    assert offsets is not None
-    numbers = partition_numbers(offsets, option)
-    for tp, offset in numbers.items():
-        if offset < EARLIEST_OFFSET:
-            raise OperatorError(f"Option '{option}': {offset} is no offset for {tp} (-1 is latest, -2 earliest)")
-    return AtOffsets(numbers)
-
-
-def partition_numbers(text: str, option: str) -> dict[TopicPartition, int]:
-    """Parse `{"topicA":{"0":23,"1":-1}}`."""
-    example = 'Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
-    numbers: dict[TopicPartition, int] = {}
-    for topic, partitions in _json(text, option, example).items():
-        if not isinstance(partitions, dict):
-            raise OperatorError(f"Option '{option}' lists no partitions for '{topic}'. {example}, got {text}")
-        for index, number in partitions.items():
-            if not index.isdigit() or not _is_whole(number):
-                raise OperatorError(
-                    f"Option '{option}': '{index}': {number!r} of '{topic}' is not understood. {example}"
-                )
-            numbers[TopicPartition(topic, int(index))] = number
-    return numbers
-
-
-def _json(text: str, option: str, example: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise OperatorError(f"Option '{option}' is not understood. {example}, got {text}")
-    return found
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-_UNITS_MS: Final = {
-    "us": 0.001, "ms": 1, "": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
-}  # fmt: skip
-
-
-def duration_ms(text: str, option: str) -> int:
-    """A Spark time string (`15m`, `10s`, `500ms`, `1h`); a bare number is ms."""
-    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
-    if found is None or found[2] not in _UNITS_MS:
-        raise OperatorError(f"Option '{option}' must be a time such as 500ms, 10s, 15m, 1h or 1d, not '{text}'")
-    return int(int(found[1]) * _UNITS_MS[found[2]])

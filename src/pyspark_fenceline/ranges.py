@@ -16,11 +16,7 @@ from typing import Final, TypeVar
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.cluster import Cluster, LogEnd, TopicFacts
-from pyspark_fenceline.errors import DataLossError, Loss, LossKind, describe
-from pyspark_fenceline.history import Diverged, History, Verdict
-from pyspark_fenceline.offsets import Position, SourceOffset
-from pyspark_fenceline.options import (
+from pyspark_fenceline.bounds import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
     Assign,
@@ -35,6 +31,10 @@ from pyspark_fenceline.options import (
     SubscribePattern,
     Subscription,
 )
+from pyspark_fenceline.cluster import Cluster, LogEnd, TopicFacts
+from pyspark_fenceline.errors import DataLossError, Loss, LossKind, describe
+from pyspark_fenceline.history import Diverged, History, Verdict
+from pyspark_fenceline.offsets import Position, SourceOffset
 
 T = TypeVar("T")
 _log = logging.getLogger("pyspark_fenceline")

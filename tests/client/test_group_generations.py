@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from fenceline.client import group as group_module
-from fenceline.client.cluster import Cluster, Deadline
+from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.consumer import AsyncConsumer
+from fenceline.client.deadline import Deadline
 from fenceline.client.errors import CommitFailedError, broker_error
 from fenceline.client.group import Group
 from fenceline.client.offsets import CommittedOffset

@@ -6,7 +6,7 @@ import pytest
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.options import (
+from pyspark_fenceline.bounds import (
     Assign,
     AtOffsets,
     AtTimestamp,
@@ -14,14 +14,11 @@ from pyspark_fenceline.options import (
     Earliest,
     Latest,
     NoMatch,
-    ReadOptions,
     Subscribe,
     SubscribePattern,
-    check_general,
-    duration_ms,
-    read_options,
-    write_options,
 )
+from pyspark_fenceline.given_options import duration_ms
+from pyspark_fenceline.options import ReadOptions, check_general, read_options, write_options
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
 

@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from fenceline.client.cluster import Cluster, Deadline
+from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
+from fenceline.client.deadline import Deadline
 from fenceline.client.errors import ConnectionLost, TimedOut, error_code, raise_if
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.ids import TopicPartition

@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fenceline.client.cluster import Cluster, Deadline, Purpose
+from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
+from fenceline.client.deadline import Deadline
 from fenceline.client.errors import COORDINATOR_MOVED, ConnectionLost, TimedOut, broker_error, error_code
 from fenceline.client.group_protocol import decode_assignment
 from fenceline.client.offsets import CommittedOffset

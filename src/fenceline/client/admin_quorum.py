@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
-from fenceline.client.cluster import Cluster, Deadline
+from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
+from fenceline.client.deadline import Deadline
 from fenceline.client.errors import ConnectionLost, TimedOut, broker_error, error_code, raise_if
 from fenceline.client.versions import client_software
 from fenceline.errors import ErrorCode, OperatorError

@@ -15,8 +15,9 @@ from uuid import UUID
 from fenceline.client.admin_brokers import BrokersAdmin
 from fenceline.client.admin_groups import GroupsAdmin
 from fenceline.client.admin_quorum import QuorumAdmin
-from fenceline.client.cluster import Cluster, Deadline
+from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
+from fenceline.client.deadline import Deadline
 from fenceline.client.errors import broker_error, error_code, raise_if
 from fenceline.client.face import AsyncFace
 from fenceline.client.metadata import BrokerEndpoint, ClusterMetadata

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from fenceline.client.admin_groups import fetch_committed
 from fenceline.client.auto_commit import AutoCommit
-from fenceline.client.cluster import Cluster, Deadline
+from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.consumer_offsets import ConsumerOffsets
+from fenceline.client.deadline import Deadline
 from fenceline.client.errors import NoOffsetError, TimedOut
 from fenceline.client.face import AsyncFace
 from fenceline.client.fetched import ConsumerRecord, Fetched, to_arrow

@@ -1,6 +1,6 @@
 """The client's view of a cluster in motion: links to brokers, fresh metadata, and requests that find their broker.
 
-Owns connections (one a broker and purpose), reconnection with backoff, the metadata refresh and coordinator look-ups. A
+Owns connections (one a broker and purpose), the metadata refresh and coordinator look-ups. A
 Fetch waits on the broker and a JoinGroup may wait for minutes, and a broker serves a connection's requests one by
 one, so `Purpose` gives each of them its own connection. Runs on one event loop; nothing here is thread-safe.
 """
@@ -16,7 +16,8 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from fenceline.client.config import ClientConfig
-from fenceline.client.connection import Connection, open_connection
+from fenceline.client.connection import Connection
+from fenceline.client.deadline import Deadline, backoff_ms
 from fenceline.client.errors import (
     COORDINATOR_MOVED,
     RETRIABLE,
@@ -27,6 +28,7 @@ from fenceline.client.errors import (
     broker_error,
     error_code,
 )
+from fenceline.client.link import Link
 from fenceline.client.metadata import (
     ClusterMetadata,
     LeaderAndEpoch,
@@ -52,91 +54,6 @@ class Purpose(Enum):
     FETCH = "fetch"
     PRODUCE = "produce"
     GROUP = "group"
-
-
-class Link:
-    """At most one connection to one address, made when needed, made again with growing pauses
-    (`reconnect.backoff.*`).
-    """
-
-    def __init__(self, host: str, port: int, config: ClientConfig, tls: Any) -> None:
-        self.host, self.port = host, port
-        self._config, self._tls = config, tls
-        self._connection: Connection | None = None
-        self._connecting: asyncio.Lock = asyncio.Lock()
-        self._failures = 0
-        self._not_before_s = 0.0
-
-    @property
-    def address(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    @property
-    def in_flight(self) -> int:
-        return 0 if self._connection is None else self._connection.in_flight
-
-    @property
-    def is_open(self) -> bool:
-        return self._connection is not None and self._connection.is_open
-
-    @property
-    def backs_off(self) -> bool:
-        return self._failures > 0 and asyncio.get_running_loop().time() < self._not_before_s
-
-    async def connection(self) -> Connection:
-        """The open connection. Raises ConnectionLost or TimedOut when it can not be made."""
-        if self._connection is not None and self._connection.is_open:
-            return self._connection
-        async with self._connecting:
-            if self._connection is not None and self._connection.is_open:
-                return self._connection
-            loop = asyncio.get_running_loop()
-            pause_s = self._not_before_s - loop.time()
-            if pause_s > 0:
-                await asyncio.sleep(pause_s)
-            try:
-                self._connection = await open_connection(self.host, self.port, self._config, self._tls)
-            except (ConnectionLost, TimedOut):
-                self._failures += 1
-                pause_ms = backoff_ms(
-                    self._failures, self._config["reconnect.backoff.ms"], self._config["reconnect.backoff.max.ms"]
-                )
-                self._not_before_s = loop.time() + pause_ms / 1000
-                raise
-            self._failures = 0
-            return self._connection
-
-    def close(self) -> Connection | None:
-        """Begin to close; the connection that still has to end."""
-        connection, self._connection = self._connection, None
-        if connection is not None and connection.is_open:
-            connection.close()
-            return connection
-        return None
-
-
-def backoff_ms(attempt: int, base_ms: int, max_ms: int) -> float:
-    """Exponential, with a fifth of jitter so that clients do not march in step; attempt counts from 1."""
-    return float(min(base_ms * 2 ** min(attempt - 1, 16), max_ms)) * random.uniform(0.8, 1.2)
-
-
-class Deadline:
-    """When a call's time is over. `trouble` keeps the last reason for a retry, for the final TimedOut."""
-
-    def __init__(self, timeout_ms: float) -> None:
-        self.timeout_ms = timeout_ms
-        self._loop = asyncio.get_running_loop()
-        self._end_s = self._loop.time() + timeout_ms / 1000
-        self.trouble: BaseException | None = None
-        self.attempt = 0
-
-    @property
-    def left_ms(self) -> float:
-        return max(0.0, (self._end_s - self._loop.time()) * 1000)
-
-    @property
-    def is_over(self) -> bool:
-        return self._loop.time() >= self._end_s
 
 
 class Cluster:

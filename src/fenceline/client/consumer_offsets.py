@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping
 
 from fenceline.client.admin_groups import commit as commit_outside
 from fenceline.client.admin_groups import fetch_committed
-from fenceline.client.cluster import Cluster, Deadline
+from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
+from fenceline.client.deadline import Deadline
 from fenceline.client.group import Group
 from fenceline.client.offsets import EARLIEST, LATEST, CommittedOffset, OffsetAndEpoch, OffsetSpec, list_offsets
 from fenceline.client.positions import Positions

@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Collection, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fenceline.client.cluster import Cluster, Deadline, Purpose, backoff_ms
+from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
+from fenceline.client.deadline import Deadline, backoff_ms
 from fenceline.client.errors import (
     RETRIABLE,
     STALE_METADATA,

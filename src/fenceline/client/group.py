@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from fenceline.client.admin_groups import Membership, ask_coordinator, commit, fetch_committed, raise_group_error
 from fenceline.client.assignors import Assignor, assignors_of
-from fenceline.client.cluster import Cluster, Deadline, Purpose, backoff_ms
+from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
+from fenceline.client.deadline import Deadline, backoff_ms
 from fenceline.client.errors import (
     COORDINATOR_MOVED,
     RETRIABLE,

@@ -12,7 +12,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from fenceline.client.cluster import Cluster, Deadline
+from fenceline.client.cluster import Cluster
+from fenceline.client.deadline import Deadline
 from fenceline.client.errors import RETRIABLE, ConnectionLost, TimedOut, broker_error, error_code
 from fenceline.client.metadata import LeaderAndEpoch
 from fenceline.errors import ErrorCode, OperatorError

@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.client.accumulator import Accumulator
-from fenceline.client.cluster import Cluster, Deadline
+from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
+from fenceline.client.deadline import Deadline
 from fenceline.client.delivery import BulkDelivery, Delivery, Outcome, RecordMetadata
 from fenceline.client.errors import RETRIABLE, BufferFull, TimedOut, broker_error
 from fenceline.client.face import AsyncFace, BlockingFace

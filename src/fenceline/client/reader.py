@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 from uuid import UUID
 
-from fenceline.client.cluster import Cluster, Deadline, Purpose
+from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
+from fenceline.client.deadline import Deadline
 from fenceline.client.errors import (
     RETRIABLE,
     ConnectionLost,

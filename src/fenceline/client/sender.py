@@ -17,9 +17,10 @@ from collections import defaultdict
 from uuid import UUID
 
 from fenceline.client.accumulator import MAX_EPOCH, Accumulator, Batch, PartitionQueue, stamp
-from fenceline.client.cluster import Cluster, Deadline, Purpose, backoff_ms
+from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
 from fenceline.client.connection import Connection
+from fenceline.client.deadline import Deadline, backoff_ms
 from fenceline.client.errors import (
     RETRIABLE,
     STALE_METADATA,

@@ -6,7 +6,8 @@ Owns the rules. Never does I/O, reads a clock or draws randomness by itself: `no
 
     coordinator.GroupCoordinator   every partition this broker coordinates, the timers, the funnel for requests
       shard.Shard                  one partition: its groups, its writes that are under way, replay
-        membership.Membership      JoinGroup, SyncGroup, Heartbeat, LeaveGroup, time
+        membership.Membership      JoinGroup, SyncGroup, Heartbeat, LeaveGroup, the sessions of members
+        rebalance.Rebalance        gathering, generations, assignments, what members wait for
         offsets.OffsetStore        what was committed, by whom, for which topic id
           model.Group, states      data of a group, the transition table
 """

@@ -3,9 +3,9 @@
 Owns the rules of the classic group protocol as Kafka 4.3.1 ships them (KIP-134 initial delay, KIP-345 static members,
 KIP-394 required member id, KIP-559 protocol check in SyncGroup, KIP-814 skipped assignment). Never touches offsets.
 
-How it works. A JoinGroup or SyncGroup that can not be answered yet is parked on its member as a ticket. `_prepare`,
-`_complete_join` and the commit of an assignment are the only places where a group changes state; each walks along
-`states.TRANSITIONS`. Errors that end a request are raised as `PeerError`; the coordinator turns them into answers.
+How it works. A JoinGroup or SyncGroup that can not be answered yet is parked on its member as a ticket. What follows
+for the group is `rebalance.py`'s. Errors that end a request are raised as `PeerError`; the coordinator turns them into
+answers.
 
 | request   | Empty            | PreparingRebalance     | CompletingRebalance        | Stable               | Dead |
 |-----------|------------------|------------------------|----------------------------|----------------------|------|
@@ -19,7 +19,7 @@ How it works. A JoinGroup or SyncGroup that can not be answered yet is parked on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.clock import Now
@@ -38,21 +38,20 @@ from fenceline.groups.messages import (
     Ticket,
 )
 from fenceline.groups.model import Group, Member, StoredMember
+from fenceline.groups.rebalance import DISPLACED, Rebalance
 from fenceline.groups.states import GroupState, Step
 from fenceline.groups.timers import TimerKind
 
 if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
 
-DISPLACED: Final = ErrorCode.REBALANCE_IN_PROGRESS
-"""What a parked request is told when the same member sent another one in its place."""
-
 
 class Membership:
-    __slots__ = ("_shard",)
+    __slots__ = ("_rebalance", "_shard")
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, rebalance: Rebalance) -> None:
         self._shard = shard
+        self._rebalance = rebalance
 
     # --- JoinGroup ----------------------------------------
 
@@ -67,7 +66,7 @@ class Membership:
             group = shard.create_group(request.group_id, now)
         writes_before = shard.write_count
         if not self._has_room(group, request.member_id):
-            self._drop_member(group, request.member_id)
+            self._rebalance.drop_member(group, request.member_id)
             shard.answer(ticket, JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED))
         elif group.state is GroupState.DEAD:
             raise PeerError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -125,13 +124,13 @@ class Membership:
         match group.state:
             case GroupState.COMPLETING_REBALANCE if is_unchanged:
                 # It may not have seen the answer to its JoinGroup: tell it again.
-                self._shard.answer(ticket, self._joined(group, member))
+                self._shard.answer(ticket, self._rebalance.joined(group, member))
             case GroupState.STABLE if is_unchanged and group.leader_id != member.member_id:
-                self._shard.answer(ticket, self._joined(group, member, show_members=False))
+                self._shard.answer(ticket, self._rebalance.joined(group, member, show_members=False))
             case GroupState.PREPARING_REBALANCE | GroupState.COMPLETING_REBALANCE | GroupState.STABLE:
                 group.update(member, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
-                self._park_join(group, member, ticket)
-                self._rebalance(group, now)
+                self._rebalance.park_join(group, member, ticket)
+                self._rebalance.membership_changed(group, now)
             case _:
                 raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
 
@@ -152,8 +151,8 @@ class Membership:
         if group.state is GroupState.PREPARING_REBALANCE and group.previous_state is GroupState.EMPTY:
             group.new_member_added = True
         group.add(member)
-        self._keep_alive(group, member, now, self._shard.settings.new_member_join_timeout_ms)
-        self._rebalance(group, now)
+        self._rebalance.keep_alive(group, member, now, self._shard.settings.new_member_join_timeout_ms)
+        self._rebalance.membership_changed(group, now)
 
     def _replace_static(
         self, ticket: Ticket, request: JoinRequest, group: Group, member: Member, new_id: str, now: Now
@@ -166,13 +165,13 @@ class Membership:
             member.in_log = StoredMember(
                 old_id, member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms
             )
-        self._end_waits(group, member, ErrorCode.FENCED_INSTANCE_ID, member_id=old_id)
+        self._rebalance.end_waits(group, member, ErrorCode.FENCED_INSTANCE_ID, member_id=old_id)
         shard.disarm(TimerKind.SESSION, group.group_id, old_id)
         group.rename_static(member, new_id)
         member.is_new = False
-        self._keep_alive(group, member, now)
+        self._rebalance.keep_alive(group, member, now)
         group.update(member, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
-        self._park_join(group, member, ticket)
+        self._rebalance.park_join(group, member, ticket)
         match group.state:
             case GroupState.STABLE if group.select_protocol() == group.protocol_name:
                 # Nothing changes for the others: store the new id and let it take up the old assignment.
@@ -194,7 +193,7 @@ class Membership:
                         group.update(member, kept.protocols, kept.rebalance_timeout_ms, kept.session_timeout_ms)
                         shard.disarm(TimerKind.SESSION, group.group_id, new_id)
                         group.rename_static(member, kept.member_id)
-                        self._keep_alive(group, member, then)
+                        self._rebalance.keep_alive(group, member, then)
                         shard.answer(
                             parked,
                             JoinAnswer(
@@ -209,104 +208,20 @@ class Membership:
                         parked = group.unpark_join(member)
                         leads = group.leader_id == new_id
                         if request.may_skip_assignment:
-                            outcome = self._joined(group, member, skip_assignment=leads)
+                            outcome = self._rebalance.joined(group, member, skip_assignment=leads)
                         else:
                             # An old client that leads would assign again; with the old leader's id it does not.
-                            outcome = self._joined(group, member, show_members=False, leader=old_leader)
+                            outcome = self._rebalance.joined(group, member, show_members=False, leader=old_leader)
                         shard.answer(parked, outcome)
 
                 shard.write_group(group, now, stored)
             case GroupState.COMPLETING_REBALANCE:
                 # The leader may have been given the old id already: its assignment would miss the new one.
-                self._prepare(group, now)
+                self._rebalance.prepare(group, now)
             case GroupState.STABLE:
-                self._rebalance(group, now)
+                self._rebalance.membership_changed(group, now)
             case _:
-                self._maybe_complete_join(group, now)
-
-    def _joined(
-        self,
-        group: Group,
-        member: Member,
-        *,
-        show_members: bool = True,
-        skip_assignment: bool = False,
-        leader: str | None = None,
-    ) -> JoinAnswer:
-        leads = group.leader_id == member.member_id
-        return JoinAnswer(
-            member_id=member.member_id,
-            generation=group.generation,
-            protocol_type=group.protocol_type,
-            protocol_name=group.protocol_name,
-            leader=leader or group.leader_id or NO_MEMBER_ID,
-            skip_assignment=skip_assignment,
-            members=group.joined_members() if leads and show_members else (),
-        )
-
-    # --- the join phase ----------------------------------------
-
-    def _rebalance(self, group: Group, now: Now) -> None:
-        """Membership or a subscription changed: start to gather, or look whether gathering is done."""
-        if group.state is GroupState.PREPARING_REBALANCE:
-            self._maybe_complete_join(group, now)
-        else:
-            self._prepare(group, now)
-
-    def _prepare(self, group: Group, now: Now) -> None:
-        shard = self._shard
-        if group.state is GroupState.COMPLETING_REBALANCE:
-            for member in group.members.values():
-                member.assignment = b""
-            self._answer_syncs(group, now, ErrorCode.REBALANCE_IN_PROGRESS)
-        group.pending_syncs.clear()
-        shard.disarm(TimerKind.SYNC, group.group_id)
-        is_initial = group.state is GroupState.EMPTY
-        group.take(Step.REBALANCE, now.wall_ms)
-        group.new_member_added = False
-        if is_initial:
-            delay_ms = shard.settings.initial_rebalance_delay_ms
-            group.initial_delay_ms = delay_ms
-            group.initial_remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
-            shard.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + delay_ms)
-            return
-        group.initial_remaining_ms = None
-        if group.all_joined:
-            self._complete_join(group, now)
-        else:
-            shard.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
-
-    def _maybe_complete_join(self, group: Group, now: Now) -> None:
-        """End the join phase early when everybody is there; an initial rebalance waits out its delay."""
-        if (
-            group.state is GroupState.PREPARING_REBALANCE
-            and group.previous_state is not GroupState.EMPTY
-            and group.all_joined
-        ):
-            self._complete_join(group, now)
-
-    def _complete_join(self, group: Group, now: Now) -> None:
-        shard = self._shard
-        shard.disarm(TimerKind.JOIN, group.group_id)
-        group.initial_remaining_ms = None
-        for member in [m for m in group.members.values() if m.join_ticket is None and not m.is_static]:
-            self._drop_member(group, member.member_id)
-        if not group.elect_joined_leader() and group.members:
-            # Only static members are left and none of them is here: wait for one, or for their sessions to end.
-            shard.arm(TimerKind.JOIN, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
-            return
-        group.start_generation(now.wall_ms)
-        if group.state is GroupState.EMPTY:
-            shard.write_group(group, now)
-            return
-        for member in group.members.values():
-            ticket = group.unpark_join(member)
-            if ticket is not None:
-                shard.answer(ticket, self._joined(group, member))
-            self._keep_alive(group, member, now)
-            member.is_new = False
-            group.pending_syncs.add(member.member_id)
-        shard.arm(TimerKind.SYNC, group.group_id, "", now.monotonic_ms + group.rebalance_timeout_ms)
+                self._rebalance.maybe_complete_join(group, now)
 
     # --- SyncGroup ----------------------------------------
 
@@ -328,41 +243,13 @@ class Membership:
         if not group.pending_syncs:
             shard.disarm(TimerKind.SYNC, group.group_id)
         if group.state is GroupState.STABLE:
-            shard.answer(ticket, self._synced(group, member))
+            shard.answer(ticket, self._rebalance.synced(group, member))
             return
         displaced, member.sync_ticket = member.sync_ticket, ticket
         if displaced is not None:
             shard.answer(displaced, SyncAnswer(DISPLACED))
         if group.leader_id == member.member_id:
-            self._store_assignment(group, dict(request.assignments), now)
-
-    def _store_assignment(self, group: Group, assignments: dict[str, bytes], now: Now) -> None:
-        """The group is stable once the leader's assignment is committed, unless another rebalance began meanwhile."""
-        generation = group.generation
-
-        def stored(error: ErrorCode, then: Now) -> None:
-            if group.state is not GroupState.COMPLETING_REBALANCE or group.generation != generation:
-                return
-            for member in group.members.values():
-                member.assignment = b"" if error else assignments.get(member.member_id, b"")
-            self._answer_syncs(group, then, error)
-            if error:
-                self._rebalance(group, then)
-            else:
-                group.take(Step.ASSIGNED, then.wall_ms)
-
-        self._shard.write_group(group, now, stored, assignments)
-
-    def _answer_syncs(self, group: Group, now: Now, error: ErrorCode) -> None:
-        for member in group.members.values():
-            ticket, member.sync_ticket = member.sync_ticket, None
-            if ticket is not None:
-                self._shard.answer(ticket, SyncAnswer(error) if error else self._synced(group, member))
-                self._keep_alive(group, member, now)
-
-    @staticmethod
-    def _synced(group: Group, member: Member) -> SyncAnswer:
-        return SyncAnswer(ErrorCode.NONE, group.protocol_type, group.protocol_name, member.assignment)
+            self._rebalance.store_assignment(group, dict(request.assignments), now)
 
     # --- Heartbeat, LeaveGroup ----------------------------------------
 
@@ -375,7 +262,7 @@ class Membership:
         member = group.require_member(request.member_id, request.group_instance_id)
         if request.generation != group.generation:
             raise PeerError(ErrorCode.ILLEGAL_GENERATION)
-        self._keep_alive(group, member, now)
+        self._rebalance.keep_alive(group, member, now)
         if group.state is GroupState.PREPARING_REBALANCE:
             return HeartbeatAnswer(ErrorCode.REBALANCE_IN_PROGRESS)
         return HeartbeatAnswer()
@@ -391,9 +278,9 @@ class Membership:
         left = tuple(LeftMember(*each, self._leave_one(group, each)) for each in request.members)
         if any(each.error is ErrorCode.NONE for each in left):
             if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
-                self._prepare(group, now)
+                self._rebalance.prepare(group, now)
             else:
-                self._maybe_complete_join(group, now)
+                self._rebalance.maybe_complete_join(group, now)
         return LeaveAnswer(members=left)
 
     def _leave_one(self, group: Group, identity: MemberIdentity) -> ErrorCode:
@@ -409,7 +296,7 @@ class Membership:
                 group.require_member(member_id, identity.group_instance_id)
             except PeerError as error:
                 return error.code
-        self._drop_member(group, member_id)
+        self._rebalance.drop_member(group, member_id)
         return ErrorCode.NONE
 
     # --- time ----------------------------------------
@@ -426,82 +313,25 @@ class Membership:
         elif member.is_kept_alive_by_waiting:
             return
         else:
-            self._drop_member(group, member_id)
+            self._rebalance.drop_member(group, member_id)
             if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
-                self._prepare(group, now)
+                self._rebalance.prepare(group, now)
                 return
         if group.state is GroupState.PREPARING_REBALANCE and group.all_joined:
-            self._complete_join(group, now)
-
-    def on_join_timeout(self, group_id: str, now: Now) -> None:
-        """The join phase, or one slice of the initial delay, is over."""
-        group = self._shard.groups.get(group_id)
-        if group is None or group.state is not GroupState.PREPARING_REBALANCE:
-            return
-        remaining_ms = group.initial_remaining_ms
-        if remaining_ms and group.new_member_added:
-            # Somebody came during the delay: others may follow, wait once more (KIP-134).
-            group.new_member_added = False
-            delay_ms = min(self._shard.settings.initial_rebalance_delay_ms, remaining_ms)
-            group.initial_remaining_ms = max(remaining_ms - group.initial_delay_ms, 0)
-            group.initial_delay_ms = delay_ms
-            self._shard.arm(TimerKind.JOIN, group_id, "", now.monotonic_ms + delay_ms)
-        else:
-            self._complete_join(group, now)
-
-    def on_sync_timeout(self, group_id: str, now: Now) -> None:
-        """Members that joined but never asked for their assignment have to go."""
-        group = self._shard.groups.get(group_id)
-        if group is None or group.state not in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
-            return
-        if group.pending_syncs:
-            for member_id in sorted(group.pending_syncs):
-                self._drop_member(group, member_id)
-            self._prepare(group, now)
-
-    def keep_alive(self, group: Group, member: Member, now: Now) -> None:
-        """A commit proves life as well as a heartbeat does."""
-        self._keep_alive(group, member, now)
+            self._rebalance.complete_join(group, now)
 
     def resume(self, group: Group, now: Now) -> None:
         """The group was just loaded: its members have a session's time to be heard of."""
         for member in group.members.values():
-            self._keep_alive(group, member, now)
+            self._rebalance.keep_alive(group, member, now)
         if len(group.members) > self._shard.settings.max_size:
-            self._prepare(group, now)
+            self._rebalance.prepare(group, now)
 
     def give_up(self, group: Group, now: Now) -> None:
         """Another broker coordinates the group now: send everybody who waits to look for it."""
         group.take(Step.REMOVED, now.wall_ms)
         for member in group.members.values():
-            self._end_waits(group, member, ErrorCode.NOT_COORDINATOR, member_id=member.member_id)
-
-    # --- small parts ----------------------------------------
-
-    def _keep_alive(self, group: Group, member: Member, now: Now, timeout_ms: int | None = None) -> None:
-        timeout_ms = member.session_timeout_ms if timeout_ms is None else timeout_ms
-        self._shard.arm(TimerKind.SESSION, group.group_id, member.member_id, now.monotonic_ms + timeout_ms)
-
-    def _park_join(self, group: Group, member: Member, ticket: Ticket) -> None:
-        displaced = group.park_join(member, ticket)
-        if displaced is not None:
-            self._shard.answer(displaced, JoinAnswer(DISPLACED, member.member_id))
-
-    def _drop_member(self, group: Group, member_id: str) -> None:
-        """Remove a member or a pending one. What it waits for ends with UNKNOWN_MEMBER_ID, so that it joins anew."""
-        member = group.members.get(member_id)
-        if member is not None:
-            self._end_waits(group, member, ErrorCode.UNKNOWN_MEMBER_ID)
-        group.remove(member_id)
-        self._shard.disarm(TimerKind.SESSION, group.group_id, member_id)
-
-    def _end_waits(self, group: Group, member: Member, error: ErrorCode, member_id: str = NO_MEMBER_ID) -> None:
-        parked = group.unpark_join(member)
-        if parked is not None:
-            self._shard.answer(parked, JoinAnswer(error, member_id))
-        ticket, member.sync_ticket = member.sync_ticket, None
-        if ticket is not None:
-            self._shard.answer(ticket, SyncAnswer(error))
+            self._rebalance.end_waits(group, member, ErrorCode.NOT_COORDINATOR, member_id=member.member_id)
 
 
 def _differs(asked: str | None, actual: str | None) -> bool:

@@ -44,7 +44,7 @@ class OffsetRequests:
         """One batch for all offsets of the request, answered when it is committed."""
         group = self._group_for_commit(request, now)
         if group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
-            self._shard.membership.keep_alive(group, group.members[request.member_id], now)
+            self._shard.rebalance.keep_alive(group, group.members[request.member_id], now)
         expire_ms = -1 if request.retention_ms == -1 else now.wall_ms + request.retention_ms
         errors: list[ErrorCode] = []
         batch: list[KeyValue] = []

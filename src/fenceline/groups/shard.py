@@ -33,6 +33,7 @@ from fenceline.groups.messages import (
 from fenceline.groups.model import Group
 from fenceline.groups.offset_requests import OffsetRequests
 from fenceline.groups.offsets import OffsetSlot, OffsetStore
+from fenceline.groups.rebalance import Rebalance
 from fenceline.groups.replay import replay_record
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.states import GroupState, Step
@@ -86,7 +87,8 @@ class Shard:
         """Records of kinds that this coordinator does not serve (consumer, share and streams groups)."""
         self.foreign_groups: set[str] = set()
         """Groups of the newer consumer protocol in the log: they exist, but not for the classic protocol."""
-        self.membership: Final = Membership(self)
+        self.rebalance: Final = Rebalance(self)
+        self.membership: Final = Membership(self, self.rebalance)
         self.offset_requests: Final = OffsetRequests(self)
         self._timers = timers
         self._rng = rng
@@ -255,9 +257,9 @@ class Shard:
             case TimerKind.SESSION:
                 self.membership.on_session_timeout(key.group_id, key.member_id, now)
             case TimerKind.JOIN:
-                self.membership.on_join_timeout(key.group_id, now)
+                self.rebalance.on_join_timeout(key.group_id, now)
             case TimerKind.SYNC:
-                self.membership.on_sync_timeout(key.group_id, now)
+                self.rebalance.on_sync_timeout(key.group_id, now)
             case TimerKind.EXPIRY:
                 self.expire(now)
                 self.arm_expiry(now)

@@ -1,0 +1,75 @@
+"""The way to one address: a connection that is made when it is needed.
+
+Owns reconnection with backoff. Knows no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fenceline.client.config import ClientConfig
+from fenceline.client.connection import Connection, open_connection
+from fenceline.client.deadline import backoff_ms
+from fenceline.client.errors import ConnectionLost, TimedOut
+
+
+class Link:
+    """At most one connection to one address, made when needed, made again with growing pauses
+    (`reconnect.backoff.*`).
+    """
+
+    def __init__(self, host: str, port: int, config: ClientConfig, tls: Any) -> None:
+        self.host, self.port = host, port
+        self._config, self._tls = config, tls
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Lock = asyncio.Lock()
+        self._failures = 0
+        self._not_before_s = 0.0
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def in_flight(self) -> int:
+        return 0 if self._connection is None else self._connection.in_flight
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and self._connection.is_open
+
+    @property
+    def backs_off(self) -> bool:
+        return self._failures > 0 and asyncio.get_running_loop().time() < self._not_before_s
+
+    async def connection(self) -> Connection:
+        """The open connection. Raises ConnectionLost or TimedOut when it can not be made."""
+        if self._connection is not None and self._connection.is_open:
+            return self._connection
+        async with self._connecting:
+            if self._connection is not None and self._connection.is_open:
+                return self._connection
+            loop = asyncio.get_running_loop()
+            pause_s = self._not_before_s - loop.time()
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
+            try:
+                self._connection = await open_connection(self.host, self.port, self._config, self._tls)
+            except (ConnectionLost, TimedOut):
+                self._failures += 1
+                pause_ms = backoff_ms(
+                    self._failures, self._config["reconnect.backoff.ms"], self._config["reconnect.backoff.max.ms"]
+                )
+                self._not_before_s = loop.time() + pause_ms / 1000
+                raise
+            self._failures = 0
+            return self._connection
+
+    def close(self) -> Connection | None:
+        """Begin to close; the connection that still has to end."""
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.is_open:
+            connection.close()
+            return connection
+        return None
