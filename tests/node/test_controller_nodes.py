@@ -259,6 +259,7 @@ def test_clients_are_sent_to_the_right_listener(tmp_path: Path) -> None:
     async def story() -> None:
         async with three(tmp_path) as cluster:
             leader = await cluster.leader()
+            await eventually(lambda: set(leader.controller.image.controllers) == {1, 2, 3})
             connection = await cluster.connect(leader.node_id)
             answer = await connection.call(ApiKey.DESCRIBE_CLUSTER, 1, {"endpoint_type": 2}, 10)
             assert answer.controller_id == leader.node_id

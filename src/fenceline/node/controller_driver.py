@@ -16,11 +16,10 @@ Rules: controller.md C1-C3, C6, C15, C30; raft.md Q2, Q31-Q36; since_4_0.md K20;
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from fenceline.config.node import NodeConfig
@@ -32,6 +31,7 @@ from fenceline.metadata.features import LATEST_METADATA_VERSION, METADATA_VERSIO
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.active_controller import ActiveController
 from fenceline.node.clock import Clock
+from fenceline.node.controller_failure import reason_to_end
 from fenceline.node.controller_opening import controller_settings, open_controller
 from fenceline.node.format import read_bootstrap_features
 from fenceline.node.metadata_loader import Listener, MetadataLoader
@@ -46,24 +46,13 @@ from fenceline.quorum.messages import RequestMessage, ResponseMessage
 from fenceline.quorum.quorum import Quorum
 
 if TYPE_CHECKING:
+    from fenceline.node.controller_channel import ControllerChannel
     from fenceline.node.controller_opening import OpenedController
     from fenceline.node.peer_connection import Dial
     from fenceline.node.quorum_watch import QuorumWatch
 
 _RESIGN_MS: Final = 1000
 """How long a leader that stops waits for another one."""
-
-
-class Channel(Protocol):
-    """The way to the active controller, where that is another node."""
-
-    def submit(self, request: Request) -> Awaitable[Any]:
-        """As `ActiveController.submit`. Raises PeerError."""
-        ...
-
-    async def has_no_majority(self) -> bool:
-        """Whether the other voters that are there are too few for any leader."""
-        ...
 
 
 class ControllerDriver:
@@ -113,7 +102,7 @@ class ControllerDriver:
         self._term: tuple[int, int] | None = None
         """(epoch, offset to have applied) of the term that begins once that is so."""
         self._change: asyncio.Future[None] | None = None
-        self.channel: Channel | None = None
+        self.channel: ControllerChannel | None = None
         """Where requests go that this node can not answer itself."""
 
     # -- what others see -----------------------------------------------------------------------------------------------
@@ -290,8 +279,7 @@ class ControllerDriver:
         """Second half: boot the quorum."""
         opened = self._opened
         if not opened.is_alone or self._config.can_reach_others:
-            self._begin_watch()
-            self._driver.connect(self._peers)
+            self._reach_others()
         if opened.is_alone:
             self._dead = frozenset((self._node_id,))
         self._driver.start(opened.log.read_election())
@@ -308,32 +296,14 @@ class ControllerDriver:
         self._snapshots.replayed(opened.replayed.log_record_count, lambda: self._loader.image, self.quorum)
         self._driver.started()
 
-    def _begin_watch(self) -> None:
-        from fenceline.node.quorum_watch import QuorumWatch
+    def _reach_others(self) -> None:
+        from fenceline.node.controller_outward import peers_for, watch_of
 
-        self._watch = QuorumWatch(
-            self.quorum,
-            self._opened.view,
-            self._clock,
-            node_id=self._node_id,
-            directory_id=self._directory_id,
-            is_controller=self._config.is_controller,
-            joins=self._config.get_bool("controller.quorum.auto.join.enable"),
+        self._watch = watch = watch_of(
+            self._config, self.quorum, self._opened.view, self._clock, directory_id=self._directory_id
         )
-        self._watch.start()
-
-    def _peers(self, answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> Any:
-        from fenceline.node.peer_connection import dial_from
-        from fenceline.node.quorum_peers import QuorumPeers
-
-        return QuorumPeers(
-            node_id=self._node_id,
-            request_timeout_ms=self._config.get_int("controller.quorum.request.timeout.ms"),
-            answered=answered,
-            unanswered=unanswered,
-            connect=self._connect or dial_from(self._config.get_str("fenceline.outbound.address") or ""),
-            watch=self._watch,
-        )
+        watch.start()
+        self._driver.connect(peers_for(self._config, watch, self._connect))
 
     async def stop(self) -> None:
         """Answer what is queued, stop leading, close the log."""
@@ -425,20 +395,8 @@ class ControllerDriver:
 
     def _give_up(self, error: BaseException) -> None:
         """What the disk holds, or what this node decided or read itself, is not certain any more."""
-        reason: BaseException
-        if isinstance(error, StorageError | OSError):
-            told = error.message if isinstance(error, StorageError) else str(error)
-            reason = OperatorError(
-                f"The metadata log could not be made durable: {told}",
-                "What the disk holds is not certain any more. Check it, then restart the node.",
-            )
-        elif isinstance(error, OperatorError | InternalError):
-            reason = error
-        else:
-            reason = InternalError(f"the controller failed: {error!r}")
-            reason.__cause__ = error
         if self._failed is not None and not self._failed.done():
-            self._failed.set_exception(reason)
+            self._failed.set_exception(reason_to_end(error))
         self._active.give_up()
         self._driver.end()
         self._tell_changed()

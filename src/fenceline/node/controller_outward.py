@@ -1,0 +1,54 @@
+"""How the quorum of one node reaches the others: connections to them, and the look-out for what is wrong with those.
+
+Owns nothing but how they are made; `quorum_peers` and `quorum_watch` do the work. Imported only where there are others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fenceline.node.peer_connection import dial_from
+from fenceline.node.quorum_peers import QuorumPeers
+from fenceline.node.quorum_watch import QuorumWatch
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from fenceline.config.node import NodeConfig
+    from fenceline.node.clock import Clock
+    from fenceline.node.peer_connection import Dial
+    from fenceline.node.quorum_log import QuorumLog
+    from fenceline.quorum.messages import ResponseMessage
+    from fenceline.quorum.quorum import Quorum
+
+
+def watch_of(config: NodeConfig, quorum: Quorum, view: QuorumLog, clock: Clock, *, directory_id: UUID) -> QuorumWatch:
+    """It has not started."""
+    return QuorumWatch(
+        quorum,
+        view,
+        clock,
+        node_id=config.node_id,
+        directory_id=directory_id,
+        is_controller=config.is_controller,
+        joins=config.get_bool("controller.quorum.auto.join.enable"),
+    )
+
+
+def peers_for(
+    config: NodeConfig, watch: QuorumWatch, connect: Dial | None
+) -> Callable[[Callable[[int, ResponseMessage], None], Callable[[int, bool], None]], QuorumPeers]:
+    """What `QuorumDriver.connect` wants. `connect` None: by TCP."""
+
+    def make(answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> QuorumPeers:
+        return QuorumPeers(
+            node_id=config.node_id,
+            request_timeout_ms=config.get_int("controller.quorum.request.timeout.ms"),
+            answered=answered,
+            unanswered=unanswered,
+            connect=connect or dial_from(config.get_str("fenceline.outbound.address") or ""),
+            watch=watch,
+        )
+
+    return make
