@@ -126,6 +126,23 @@ def test_controller_listeners_are_not_for_clients() -> None:
     assert config.advertised_listeners == config.listeners
 
 
+def test_the_first_controller_listener_that_is_named_comes_first() -> None:
+    """It is the one that other voters know this one by."""
+    config = NodeConfig.load(
+        None,
+        {
+            "process.roles": "controller",
+            "listeners": "NEW://one:9094,OLD://one:9093",
+            "listener.security.protocol.map": "OLD:PLAINTEXT,NEW:PLAINTEXT",
+            "controller.listener.names": "OLD,NEW",
+            "controller.quorum.bootstrap.servers": "one:9093",
+        },
+        {},
+    )
+    assert [one.name for one in config.controller_listeners] == ["OLD", "NEW"]
+    assert [one.name for one in config.advertised_controller_listeners] == ["OLD", "NEW"]
+
+
 def test_a_controller_alone() -> None:
     config = NodeConfig.load(
         None,

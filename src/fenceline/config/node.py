@@ -73,6 +73,7 @@ class NodeConfig:
     process_roles: frozenset[str]
     listeners: tuple[Listener, ...]
     controller_listeners: tuple[Listener, ...]
+    """In the order of `controller_listener_names`."""
     advertised_listeners: tuple[Listener, ...]
     log_dirs: tuple[Path, ...]
     metadata_log_dir: Path
@@ -274,7 +275,7 @@ def _typed(
     everything = parse_listeners("listeners", items("listeners"), protocols)
     refuse_unbuilt_security(everything)
     listeners = tuple(one for one in everything if one.name not in controller_names)
-    controller_listeners = tuple(one for one in everything if one.name in controller_names)
+    controller_listeners = tuple(one for name in names_in_order for one in everything if one.name == name)
     check_roles(roles, listeners, controller_listeners, "listeners" in raw)
     if roles == {"controller"}:
         listeners = ()

@@ -147,10 +147,9 @@ class ControllerListener:
 
     @property
     def voter_endpoint(self) -> VoterEndpoint:
-        """Where other voters find this one: on the listener that nodes use for controllers, the first that is named."""
-        names = self._config.controller_listener_names
-        found = min(self.endpoints, key=lambda each: names.index(each.name))
-        return VoterEndpoint(found.name, found.host, found.port)
+        """Where other voters find this one."""
+        first = self.endpoints[0]
+        return VoterEndpoint(first.name, first.host, first.port)
 
     async def bind(self) -> None:
         """Raises OperatorError when an address can not be had."""
