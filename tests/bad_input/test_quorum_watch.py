@@ -55,7 +55,7 @@ class Scene:
         self.watch = QuorumWatch(
             quorum,  # type: ignore[arg-type]
             self.view,  # type: ignore[arg-type]
-            clock,  # type: ignore[arg-type]
+            clock,
             node_id=1,
             directory_id=UUID(int=101),
             is_controller=is_controller,

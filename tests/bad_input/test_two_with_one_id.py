@@ -14,7 +14,7 @@ from fenceline.controller.requests import RegisterBrokerAnswer, RegisterControll
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
-from fenceline.node import broker_lifecycle, controller_registration
+from fenceline.node import broker_lifecycle
 from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.controller_registration import ControllerRegistration
 from fenceline.node.logs import redirect
@@ -85,7 +85,7 @@ def test_two_controllers_with_one_id_do_not_fill_the_log(lines: list[Line], monk
             await each.stop()
         return cluster.registrations
 
-    monkeypatch.setattr(controller_registration.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     registrations = asyncio.run(story())
     # 20 pauses, at first of a second and then of a minute, for a handful of records more.
     assert len(registrations) <= len(pauses) + 10

@@ -28,8 +28,9 @@ _FULL_ADVICE: Final = (
     " served, no restart is needed."
 )
 _FULL_METADATA_ADVICE: Final = (
-    "Make room on the disk of the metadata log. Until then topics, configs and brokers can not be changed; producers"
-    " and consumers are served, no restart is needed."
+    "Make room on the disk of the metadata log. A node that is the only controller goes on, and until then topics,"
+    " configs and brokers can not be changed. One of several gives way to the others; if it can not write even that"
+    " down, it stops, and is to be started when there is room."
 )
 _NO_DESCRIPTORS_ADVICE: Final = (
     "The process has no file descriptors left: raise its limit (ulimit -n), or lower max.connections. No restart is"

@@ -76,10 +76,13 @@ def decode_election(content: bytes, path: str, cluster_id: str = "") -> Election
                 f"{path} is of cluster {written_id}; this node is of cluster {cluster_id}.",
                 "A directory or a file was copied between clusters: use this node's own, or format a new one.",
             )
+        epoch, leader_id, voted_id = (int(fields[name]) for name in ("leaderEpoch", "leaderId", "votedId"))
+        if epoch < 0 or leader_id < NOBODY or voted_id < NOBODY:
+            raise ValueError(f"epoch {epoch}, leader {leader_id} and vote {voted_id} can not be")
         return ElectionState(
-            int(fields["leaderEpoch"]),
-            int(fields["leaderId"]),
-            int(fields["votedId"]),
+            epoch,
+            leader_id,
+            voted_id,
             decode_uuid(fields["votedDirectoryId"]) if version == 1 else ZERO_UUID,
         )
     except (ValueError, KeyError, TypeError) as error:

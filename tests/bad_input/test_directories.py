@@ -1,0 +1,170 @@
+"""Directories that are not this node's, and voters that were changed while they were down."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fenceline.errors import ErrorCode, OperatorError
+from fenceline.node import quorum_watch
+from fenceline.node.controller_node import ControllerNode
+from fenceline.node.format import format_directory
+from fenceline.node.logs import redirect
+from fenceline.quorum.election_state import decode_election
+from fenceline.wire.apis import ApiKey
+from tests.node.test_controller_nodes import CLUSTER, Three, eventually, run, three
+
+pytestmark = pytest.mark.timeout(180)
+
+Line = tuple[str, dict[str, Any]]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Line]]:
+    """What is told; trouble is told at once."""
+    monkeypatch.setattr(quorum_watch, "_LASTS_MS", 0)
+    monkeypatch.setattr(quorum_watch, "_LOOK_S", 0.05)
+    told: list[Line] = []
+    before = redirect(lambda level, room, event, fields: told.append((event, fields)))
+    yield told
+    redirect(before)
+
+
+async def said(lines: list[Line], event: str, **wanted: Any) -> dict[str, Any]:
+    found: dict[str, Any] = await eventually(
+        lambda: next(
+            (fields for text, fields in lines if text == event and all(fields.get(k) == v for k, v in wanted.items())),
+            None,
+        )
+    )
+    return found
+
+
+def data(cluster: Three, node_id: int) -> Path:
+    return Path(cluster.configs[node_id - 1].log_dirs[0])
+
+
+async def refused(cluster: Three, node_id: int) -> OperatorError:
+    node = ControllerNode(cluster.configs[node_id - 1])
+    try:
+        with pytest.raises(OperatorError) as told:
+            await node.start()
+        return told.value
+    finally:
+        await node.stop()
+
+
+@pytest.mark.parametrize("edited", [False, True], ids=["as they are", "with meta.properties changed to fit"])
+def test_directories_swapped_between_nodes(tmp_path: Path, edited: bool) -> None:
+    async def story() -> None:
+        async with three(tmp_path) as cluster:
+            await cluster.leader()
+            one, two = data(cluster, 1), data(cluster, 2)
+            for node_id in (1, 2):
+                await cluster.stop(node_id)
+            one.rename(tmp_path / "away")
+            two.rename(one)
+            (tmp_path / "away").rename(two)
+            for directory, own, other in ((one, 1, 2), (two, 2, 1)) if edited else ():
+                meta = directory / "meta.properties"
+                meta.write_text(meta.read_text().replace(f"node.id={other}", f"node.id={own}"))
+            for node_id, other in ((1, 2), (2, 1)):
+                told = await refused(cluster, node_id)
+                if edited:
+                    assert told.message.endswith(f"is that of voter {other}, this is node {node_id}.")
+                    assert "Give each node its own directory back" in told.advice
+                else:
+                    assert f"belongs to node {other}, this is node {node_id}" in told.message
+
+    run(story)
+
+
+def test_a_voter_removed_while_it_was_down(tmp_path: Path, lines: list[Line]) -> None:
+    """It comes back as an observer that knows everything, and says what it is."""
+
+    async def story() -> None:
+        async with three(tmp_path) as cluster:
+            await cluster.leader()
+            await cluster.stop(3)
+            leader = await cluster.leader()
+            connection = await cluster.connect(leader.node_id)
+            removal = {"cluster_id": None, "voter_id": 3, "voter_directory_id": UUID(int=1002)}
+            answer = await connection.call(ApiKey.REMOVE_RAFT_VOTER, 0, removal, 20)
+            assert answer.error_code is ErrorCode.NONE
+            connection.close()
+            del lines[:]
+            await cluster.start(3)
+            told = await said(lines, "this controller is no voter", node=3)
+            assert told["voters"] == [1, 2]
+            assert "fenceline quorum add" in told["advice"]
+            back = cluster.running[3].controller
+            await eventually(lambda: back.quorum.leader_id == leader.node_id)
+            assert not back.quorum.is_voter
+            assert [fields for event, fields in lines if event == "this controller is no voter"] == [told]
+
+    run(story)
+
+
+def test_a_voter_whose_disk_was_replaced(tmp_path: Path, lines: list[Line]) -> None:
+    """The right id with another directory id: it follows and does not vote, and both sides are told."""
+
+    async def story() -> None:
+        async with three(tmp_path) as cluster:
+            await cluster.leader()
+            await cluster.stop(3)
+            shutil.rmtree(data(cluster, 3))
+            format_directory([data(cluster, 3)], cluster_id=CLUSTER, node_id=3, voters=())
+            await cluster.start(3)
+            told = await said(lines, "this controller is no voter", node=3)
+            assert told["registered"] != told["directory"]
+            assert f"fenceline quorum remove 3 --directory-id {told['registered']}" in told["advice"]
+            meant = await eventually(lambda: next((text for text, _ in lines if "is not voter 3" in text), None))
+            assert told["registered"] in meant
+
+    run(story)
+
+
+def test_nobody_leads_until_a_majority_is_there(
+    tmp_path: Path, lines: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quorum_watch, "_REPEAT_MS", 0)
+
+    async def story() -> None:
+        async with three(tmp_path, 1) as cluster:
+            told = await said(lines, "nobody leads the quorum")
+            assert told["voters"] == [1, 2, 3]
+            assert "majority" in told["advice"]
+            gone = f"nobody listens on 127.0.0.1:{cluster.ports[1]}"
+            await eventually(lambda: any(gone in fields.get("unreached", "") for _, fields in lines))
+            await cluster.start(2)
+            await said(lines, "the quorum has a leader again")
+            assert (await cluster.leader()).controller.is_active
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "can not be read"),
+        (b"\0\xff", "can not be read"),
+        (b"[]", "can not be read"),
+        (b"{}", "can not be read"),
+        (b'{"leaderId":1,"leaderEpoch":-5,"votedId":-1,"data_version":0}', "can not be read"),
+        (
+            b'{"leaderId":1,"leaderEpoch":5,"votedId":-1,"data_version":2}',
+            "has data_version 2; this release knows 0 and 1",
+        ),
+    ],
+)
+def test_quorum_state_that_is_damaged_or_from_the_future(content: bytes, told: str) -> None:
+    with pytest.raises(OperatorError) as refused_:
+        decode_election(content, "/data/quorum-state")
+    assert refused_.value.message.startswith("/data/quorum-state ")
+    assert told in refused_.value.message
+    assert "newer release" in refused_.value.advice or "must not be guessed" in refused_.value.advice

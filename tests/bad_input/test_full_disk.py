@@ -1,0 +1,66 @@
+"""A controller whose disk is full, and can not even write down that it gives way."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from typing import Any
+
+import pytest
+
+from fenceline.errors import OperatorError
+from fenceline.log.errors import StorageError
+from fenceline.node.logs import redirect
+from fenceline.node.metadata_log import METADATA_PARTITION
+from fenceline.node.storage_trouble import StorageTrouble
+from fenceline.testing.sim_disk import SimDisk
+from tests.node.controller_helpers import StillClock, driver, prepare
+
+DIRECTORY = "/data"
+
+
+def ends_with(error: BaseException) -> OperatorError:
+    """What the operator is told when the node can not go on for `error`."""
+
+    async def story() -> OperatorError:
+        disk = SimDisk()
+        prepare(disk, DIRECTORY)
+        controller = driver(disk, DIRECTORY)
+        await controller.start()
+        failed = controller.failed()
+        controller.gave_up(error)
+        with pytest.raises(OperatorError) as told:
+            await failed
+        await controller.stop()
+        return told.value
+
+    return asyncio.run(story())
+
+
+def test_no_room_for_the_vote_is_no_damage() -> None:
+    told = ends_with(OSError(errno.ENOSPC, "No space left on device"))
+    assert "No space left on device" in told.message
+    assert told.advice.startswith("Make room on the disk of the metadata log, then start the node again.")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "Input/output error"), StorageError("flushing the log: Input/output error", errno.EIO)]
+)
+def test_a_failed_flush_leaves_the_disk_uncertain(error: Exception) -> None:
+    told = ends_with(error)
+    assert "Input/output error" in told.message
+    assert "What the disk holds is not certain any more" in told.advice
+
+
+def test_the_first_line_does_not_promise_too_much() -> None:
+    told: list[dict[str, Any]] = []
+    before = redirect(lambda level, room, event, fields: told.append({"event": event, **fields}))
+    try:
+        full = StorageError.of("appending", OSError(errno.ENOSPC, "No space left on device"))
+        StorageTrouble(StillClock()).refused(METADATA_PARTITION, 5, full)
+    finally:
+        redirect(before)
+    (line,) = told
+    assert (line["event"], line["partition"]) == ("records refused", "__cluster_metadata-0")
+    assert "One of several gives way to the others" in line["advice"]
+    assert "it stops, and is to be started when there is room" in line["advice"]
