@@ -297,13 +297,19 @@ class ControllerDriver:
         self._driver.started()
 
     def _reach_others(self) -> None:
-        from fenceline.node.controller_outward import peers_for, watch_of
+        from fenceline.node.controller_outward import watch_of
 
         self._watch = watch = watch_of(
             self._config, self.quorum, self._opened.view, self._clock, directory_id=self._directory_id
         )
         watch.start()
-        self._driver.connect(peers_for(self._config, watch, self._connect))
+        self._driver.connect(self._peers(watch))
+
+    def _peers(self, watch: QuorumWatch) -> Any:
+        """What makes the connections to other voters; a simulation makes its own."""
+        from fenceline.node.controller_outward import peers_for
+
+        return peers_for(self._config, watch, self._connect)
 
     async def stop(self) -> None:
         """Answer what is queued, stop leading, close the log."""

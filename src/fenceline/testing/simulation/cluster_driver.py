@@ -59,8 +59,13 @@ class ClusterDriver(ControllerDriver):
         )
         self.process = process
 
-    def _peers(self, answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> Any:
-        return SimPeers(self.process.world.network, self.node_id, answered, unanswered)
+    def _peers(self, watch: object) -> Any:
+        network, node_id = self.process.world.network, self.node_id
+
+        def make(answered: Callable[[int, ResponseMessage], None], unanswered: Callable[[int, bool], None]) -> SimPeers:
+            return SimPeers(network, node_id, answered, unanswered)
+
+        return make
 
     async def begin(self, take: Callable[[int, Frame, Reply], None]) -> None:
         """Open the log, listen, boot. Raises OperatorError."""

@@ -13,6 +13,7 @@ change of the code: "another leader" is a promise, "node 2 at 1.234 s" is an acc
 | `pause WHO`, `resume` | SIGSTOP, SIGCONT of all |
 | `jump WHO S` | somebody sets its wall clock S seconds on |
 | `fill WHO`, `room` | its disk is full; all disks have room |
+| `spoil WHO` | all metadata snapshots on its disk lose their last bytes |
 | `future WHO` | a newer release leads there, and writes a record that this one does not know |
 
 WHO: `leader`, `follower` (the first that follows), `followers`, `voters` (all), `last` (of the line before).
@@ -24,11 +25,12 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from fenceline.node.metadata_log import DIRECTORY_NAME
 from fenceline.testing.simulation.checks import Invariants
 from fenceline.testing.simulation.controller_of_one import DriverView
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.stage import STORIES, Story
-from fenceline.testing.simulation.world import LogSink, NodeState, Process, World
+from fenceline.testing.simulation.world import DATA_DIR, LogSink, NodeState, Process, World
 
 _SETTLE_S: Final = 120.0
 _STEP_S: Final = 0.25
@@ -190,6 +192,17 @@ def _make_room(process: Process) -> None:
     process.disk.capacity_bytes = None
 
 
+def _spoil(process: Process) -> None:
+    disk, directory = process.disk, f"{DATA_DIR}/{DIRECTORY_NAME}"
+    for name in disk.listdir(directory):
+        if name.endswith(".checkpoint"):
+            path = f"{directory}/{name}"
+            fd = disk.open_append(path)
+            disk.truncate(fd, len(disk.peek(path) or b"") - 20)
+            disk.fsync(fd)
+            disk.close(fd)
+
+
 def _write_from_the_future(process: Process) -> None:
     if process.loop is None or not isinstance(process.view, DriverView):
         raise ScriptError(f"{process.name} does not run")
@@ -208,5 +221,6 @@ _ACTIONS: Final = {
     "resume": lambda process: process.resume(),
     "fill": _fill,
     "room": _make_room,
+    "spoil": _spoil,
     "future": _write_from_the_future,
 }
