@@ -8,10 +8,12 @@ from uuid import UUID
 import pytest
 
 from fenceline.errors import OperatorError
+from fenceline.log.errors import StorageError
 from fenceline.metadata.records import NoOpRecord, TopicRecord
 from fenceline.node.metadata_batches import record_batch
 from fenceline.node.metadata_loader import MetadataLoader
 from fenceline.node.metadata_log import MetadataLog
+from fenceline.records.batch import assign_in_place
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.loop import SimExecutor, run
 
@@ -105,3 +107,46 @@ def test_a_batch_that_does_not_follow_is_not_taken_in() -> None:
     disk.is_wrong = True
     with pytest.raises(OperatorError, match="a batch at offset 0 where 1 was expected"):
         log.replay()
+
+
+@pytest.mark.parametrize("at", range(12, 16))
+def test_an_epoch_that_the_checkpoint_does_not_know_is_refused(at: int) -> None:
+    """No CRC covers either, and a log that claims an epoch too high wins elections: quorum's seed 245, all's 20126."""
+    disk = _Disk(resident=lambda: False)
+    disk.mkdir("/data")
+    log = MetadataLog.open(disk, "/data", now_ms=0)
+    log.append(record_batch([NoOpRecord()], 25, 0), 3, 0)
+    disk.at, disk.is_wrong = at, True
+    for read in (log.replay, log.replay_committed):
+        with pytest.raises(
+            OperatorError, match=r"has a batch of epoch \d+ at offset 0, and .*checkpoint says 3"
+        ) as told:
+            read()
+        assert "Check" in told.value.advice or "check it" in told.value.advice
+    disk.is_wrong = False
+    assert log.replay().record_count == 1
+
+
+def test_what_a_full_disk_refuses_leaves_no_epoch_behind() -> None:
+    """Else nothing that the leader sends fits any more, and the node wins elections with an epoch that it does not
+    have: all's seed 246."""
+    disk = SimDisk()
+    disk.mkdir("/data")
+    log = MetadataLog.open(disk, "/data", now_ms=0)
+    log.append(record_batch([NoOpRecord()], 25, 0), 1, 0)
+    written = disk.peek(f"{log.directory}/{0:020}.log") or b""
+    second, third = bytearray(written), bytearray(written)
+    assign_in_place(second, 0, 1, 2)
+    assign_in_place(third, 0, 2, 4)
+    disk.capacity_bytes = disk.used_bytes + len(second)
+    with pytest.raises(StorageError):
+        log.partition_log.append_as_follower(memoryview(bytes(second + third)))
+    assert log.end == (1, 1)
+    disk.capacity_bytes = disk.used_bytes
+    with pytest.raises(StorageError):
+        log.append(record_batch([NoOpRecord()], 25, 0), 5, 0)
+    assert log.end == (1, 1)
+    disk.capacity_bytes = None
+    log.partition_log.append_as_follower(memoryview(bytes(second + third)))
+    assert log.end == (4, 3)
+    assert log.partition_log.epochs.entries == ((1, 0), (2, 1), (4, 2))

@@ -1,15 +1,16 @@
-"""One partition's log: append, read, epochs, end offsets. The face of this room towards replicas and coordinators.
+"""One partition's log: append, epochs, end offsets. The face of this room towards replicas and coordinators.
 
-Owns the in-memory truth about one log and keeps it in step with its files. Never knows who leads or who follows, and
+Owns the offsets of one log and what an append does to them. Below it lie the look-ups (`readable_log.py`), the segments
+and the write (`segmented_log.py`) and what every append moves (`tail.py`); beside it, on its private parts, flush and
+close (`saving.py`), `retention.py` and `truncation.py`; before it stands `recovery.py`. Never knows who leads or who follows, and
 never waits for a disk on the loop but for the one write of an append and for opening a file: flushes, loads of what is
 not in the page cache, look-ups by time, deletion and truncation are for threads and say so.
 
 An append is: checks of the batch, checks of its producer, assignment in place, the write, bookkeeping in memory. Index
 entries stay in memory until the segment is sealed; the epoch checkpoint is written with the next flush (what a crash
-loses of both is read back from the batches). A log without records has no directory and no open file.
+loses of both is read back from the batches).
 
-Invariants: log start <= high watermark <= log end; segments lie one behind the other and the last one is the only one
-that is written; everything in memory belongs to bytes that were written whole.
+Invariant: log start <= high watermark <= log end.
 """
 
 from __future__ import annotations
@@ -224,9 +225,9 @@ class PartitionLog(ReadableLog):
                     seen.first_offset, seen.last_offset, seen.timestamp_ms, self.log_start_offset, True, size
                 )
         assign_in_place(payload, 0, base, leader_epoch)
+        segment = self._write(payload, base, last, header.max_timestamp, now_ms)
         if leader_epoch > latest_epoch:
             self.epochs.assign(leader_epoch, base)
-        segment = self._write(payload, base, last, header.max_timestamp, now_ms)
         segment.appended(base, last, header.max_timestamp, size, config.index_interval_bytes)
         self.log_end_offset = last + 1
         self.size_bytes += size
@@ -258,9 +259,9 @@ class PartitionLog(ReadableLog):
             position += header.size_bytes
         if not found:
             raise PeerError(ErrorCode.INVALID_RECORD, "nothing to append")
+        self._append_batches(records, found, now_ms)
         if leader_epoch > self.epochs.latest_epoch:
             self.epochs.assign(leader_epoch, base)
-        self._append_batches(records, found, now_ms)
         return AppendInfo(base, next_offset - 1, -1, self.log_start_offset, False, position)
 
     def append_as_follower(self, records: memoryview, *, now_ms: int = 0) -> AppendInfo:
@@ -288,10 +289,10 @@ class PartitionLog(ReadableLog):
             taken = header.position + header.size_bytes
         if not found:
             return AppendInfo(-1, -1, -1, self.log_start_offset, False, 0)
+        self._append_batches(records[:taken], found, now_ms)
         for batch in found:
             if batch.header.leader_epoch >= 0:
                 self.epochs.assign(batch.header.leader_epoch, batch.header.base_offset)
-        self._append_batches(records[:taken], found, now_ms)
         return AppendInfo(found[0].header.base_offset, next_offset - 1, -1, self.log_start_offset, False, taken)
 
     def _append_batches(self, records: memoryview, found: list[Found], now_ms: int) -> None:
