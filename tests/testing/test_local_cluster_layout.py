@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from fenceline.config.node import NodeConfig
 from fenceline.config.properties import read_properties
 from fenceline.errors import OperatorError
 from fenceline.ids import encode_uuid
-from fenceline.testing import local_cluster_layout
+from fenceline.testing import local_cluster_ports
 from fenceline.testing.local_cluster_cuts import MAX_NODES, outbound_address
-from fenceline.testing.local_cluster_layout import ClusterLayout, free_ports, is_free, plan, write
+from fenceline.testing.local_cluster_layout import ClusterLayout, plan, write
+from fenceline.testing.local_cluster_ports import free_ports, is_free
 
 
 def make(root: Path, nodes: int = 3, controllers: int = 0) -> ClusterLayout:
@@ -92,8 +94,29 @@ def test_a_folder_that_was_left_half_formatted_is_finished(tmp_path: Path) -> No
     layout = make(tmp_path)
     for path in layout.nodes[2].data_dir.glob("*.properties"):
         path.unlink()
+    kept = json.loads((tmp_path / "cluster.json").read_text())
+    (tmp_path / "cluster.json").write_text(json.dumps({**kept, "formatted": False}))
     write(plan(tmp_path, nodes=3, controllers=0, port=0), {})
     assert f"cluster.id={layout.cluster_id}" in (layout.nodes[2].data_dir / "meta.properties").read_text()
+
+
+@pytest.mark.parametrize(
+    ("controllers", "lost", "advice"),
+    [
+        (0, 2, "--no-initial-controllers; once the cluster is up, `fenceline quorum remove 2`"),
+        (1, 2, "let it begin anew: fenceline format --config"),
+        (1, 4, "it was the only controller"),
+    ],
+)
+def test_a_directory_that_is_gone_is_not_made_again_in_silence(
+    tmp_path: Path, controllers: int, lost: int, advice: str
+) -> None:
+    layout = make(tmp_path, controllers=controllers)
+    shutil.rmtree(layout.nodes[lost - 1].data_dir)
+    with pytest.raises(OperatorError, match=f"Node {lost} has lost its directory") as refused:
+        write(plan(tmp_path, nodes=None, controllers=None, port=0), {})
+    assert advice in refused.value.advice
+    assert not layout.nodes[lost - 1].data_dir.exists()
 
 
 def test_overrides_are_of_one_run(tmp_path: Path) -> None:
@@ -187,9 +210,9 @@ def test_free_ports_are_in_a_row_and_not_those_of_connections(monkeypatch: pytes
         drawn.append((low, high))
         return next(tries)
 
-    monkeypatch.setattr(local_cluster_layout.random, "randint", draw)
-    monkeypatch.setattr(local_cluster_layout, "is_free", lambda port: port != 25_003)
-    monkeypatch.setattr(local_cluster_layout, "_first_outgoing_port", lambda: 32_768)
+    monkeypatch.setattr(local_cluster_ports.random, "randint", draw)
+    monkeypatch.setattr(local_cluster_ports, "is_free", lambda port: port != 25_003)
+    monkeypatch.setattr(local_cluster_ports, "_first_outgoing_port", lambda: 32_768)
     with pytest.raises(StopIteration):
         free_ports(2, apart_from=range(24_990, 25_002))
     assert drawn[0] == (20_000, 32_766)

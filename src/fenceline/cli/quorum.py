@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -160,7 +162,7 @@ def add(
             assert directory_id is not None
             voter, directory = voter_id, _directory_id(directory_id)
             endpoints = [Endpoint.parse(each) for each in endpoint or ()]
-        with admin_of(bootstrap, controllers) as admin:
+        with admin_of(bootstrap, controllers) as admin, _static_voters_explained():
             admin.add_raft_voter(voter, directory, endpoints, cluster_id=cluster_id)
         document = {"added": voter, "directory_id": encode_uuid(directory), "endpoints": list(map(str, endpoints))}
         done(f"Node {voter} is a voter now.", document, as_json=as_json)
@@ -206,11 +208,25 @@ def remove(
     """Take a voter out of the set. It goes on as an observer if it runs."""
     with readable_errors():
         known = _directory_id(directory_id) if directory_id is not None else None
-        with admin_of(bootstrap, controllers) as admin:
+        with admin_of(bootstrap, controllers) as admin, _static_voters_explained():
             directory = known if known is not None else admin.directory_of_voter(voter_id)
             admin.remove_raft_voter(voter_id, directory)
         document = {"removed": voter_id, "directory_id": encode_uuid(directory)}
         done(f"Node {voter_id} is no longer a voter.", document, as_json=as_json)
+
+
+@contextmanager
+def _static_voters_explained() -> Iterator[None]:
+    try:
+        yield
+    except PeerError as error:
+        if error.code is not ErrorCode.UNSUPPORTED_VERSION:
+            raise
+        raise OperatorError(
+            error.message,
+            "A fixed set of voters (kraft.version 0) can not change. Make it one that can, for good, with:"
+            " fenceline features upgrade kraft.version=1",
+        ) from error
 
 
 def _directory_id(text: str) -> UUID:

@@ -125,7 +125,7 @@ class BrokerLifecycle:
         reason = error.message or error.code.name
         advice = "It is tried again. A majority of the controllers must run and be reached from here."
         if error.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION:
-            reason = f"broker {self._node_id} is registered by another process, which still sends heartbeats"
+            reason = f"broker {self._node_id} is registered by another process, whose session has not ended"
             advice = (
                 f"If another node runs with node.id={self._node_id}, stop this one and give it an id and a directory of"
                 " its own. If it was an earlier life of this node, it is forgotten within broker.session.timeout.ms,"

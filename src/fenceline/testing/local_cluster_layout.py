@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -23,12 +21,11 @@ from fenceline.config.properties import format_properties
 from fenceline.errors import OperatorError
 from fenceline.ids import decode_uuid, encode_uuid
 from fenceline.testing.local_cluster_cuts import MAX_NODES, outbound_address
+from fenceline.testing.local_cluster_ports import HOST, check_ports, free_ports, is_free
 
-HOST: Final = "127.0.0.1"
 CLUSTER_FILE: Final = "cluster.json"
 _VERSION: Final = 1
 _NEW_CLUSTER_NODES: Final = 3
-_LOWEST_PORT: Final = 20_000
 _OUR_KEYS: Final = frozenset(
     {
         "node.id",
@@ -99,6 +96,8 @@ class ClusterLayout:
     root: Path
     cluster_id: str
     nodes: tuple[NodePlace, ...]
+    is_formatted: bool = False
+    """Whether all directories have been there: one that is missing then is lost, not new."""
 
     @property
     def brokers(self) -> tuple[NodePlace, ...]:
@@ -155,7 +154,7 @@ def write(layout: ClusterLayout, overrides: Mapping[str, str]) -> None:
     try:
         for node in layout.nodes:
             node.root.mkdir(parents=True, exist_ok=True)
-        _replace(layout.root / CLUSTER_FILE, json.dumps(_document(layout), indent=2) + "\n")
+        _keep(layout)
         for node in layout.nodes:
             _replace(node.properties_file, format_properties({**_properties(layout, node), **overrides}))
     except OSError as error:
@@ -164,6 +163,10 @@ def write(layout: ClusterLayout, overrides: Mapping[str, str]) -> None:
             "Name a folder that can be made and written by this user.",
         ) from error
     _format(layout)
+
+
+def _keep(layout: ClusterLayout) -> None:
+    _replace(layout.root / CLUSTER_FILE, json.dumps(_document(layout), indent=2) + "\n")
 
 
 # --- what is kept -------------------------------------------------------------------------------------------------
@@ -213,7 +216,7 @@ def _new(root: Path, *, nodes: int, controllers: int, port: int) -> ClusterLayou
             f"A local cluster has 1 to {MAX_NODES} nodes, not {total}",
             "Choose --nodes (and --controllers) accordingly; 3 is the usual number.",
         )
-    _check_ports(nodes, port)
+    check_ports(nodes, port)
     first = port or free_ports(nodes)
     first_controller = free_ports(controllers or nodes, apart_from=range(first, first + nodes))
     places = []
@@ -238,7 +241,7 @@ def _continued(
     try:
         brokers = sum(_BROKER in entry["roles"] for entry in kept["nodes"])
         alone = sum(entry["roles"] == [_CONTROLLER] for entry in kept["nodes"])
-        _check_ports(brokers, port)
+        check_ports(brokers, port)
         first = port or free_ports(brokers)
         places = tuple(
             NodePlace(
@@ -251,7 +254,7 @@ def _continued(
             )
             for index, entry in enumerate(kept["nodes"])
         )
-        layout = ClusterLayout(root, str(kept["cluster_id"]), places)
+        layout = ClusterLayout(root, str(kept["cluster_id"]), places, bool(kept.get("formatted", False)))
     except (ValueError, KeyError, TypeError) as error:
         raise OperatorError(
             f"{root / CLUSTER_FILE} can not be understood: {error!r}",
@@ -270,6 +273,7 @@ def _document(layout: ClusterLayout) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "cluster_id": layout.cluster_id,
+        "formatted": layout.is_formatted,
         "nodes": [
             {
                 "node_id": node.node_id,
@@ -328,7 +332,12 @@ def owned_environment() -> frozenset[str]:
 
 def _format(layout: ClusterLayout) -> None:
     missing = [node for node in layout.nodes if not (node.data_dir / "meta.properties").exists()]
-    if not missing:
+    if missing and layout.is_formatted:
+        raise OperatorError(
+            f"Node {missing[0].node_id} has lost its directory: {missing[0].data_dir}/meta.properties is not there",
+            f"Bring it back, or {_without(missing[0], layout)}",
+        )
+    if not missing and layout.is_formatted:
         return
     # A cluster that goes on needs none of this.
     from fenceline.node.format import format_directory, parse_initial_controllers
@@ -341,6 +350,22 @@ def _format(layout: ClusterLayout) -> None:
             node_id=node.node_id,
             voters=voters if node.is_controller else (),
         )
+    _keep(replace(layout, is_formatted=True))
+
+
+def _without(node: NodePlace, layout: ClusterLayout) -> str:
+    """How the cluster goes on without what a node had. A voter that came back empty under its old directory id could
+    vote twice, so it gets a new one.
+    """
+    command = f"fenceline format --config '{node.properties_file}' --cluster-id {layout.cluster_id}"
+    if not node.is_controller:
+        return f"let it begin anew: {command}"
+    if sum(each.is_controller for each in layout.nodes) == 1:
+        return "begin with a new folder: it was the only controller."
+    return (
+        f"let it join as a new one: {command} --no-initial-controllers;"
+        f" once the cluster is up, `fenceline quorum remove {node.node_id}` and `fenceline quorum add --config ...`."
+    )
 
 
 def _initial_controllers(layout: ClusterLayout) -> str:
@@ -358,41 +383,3 @@ def _random_id() -> UUID:
         made = uuid4()
         if not encode_uuid(made).startswith("-"):
             return made
-
-
-# --- ports --------------------------------------------------------------------------------------------------------
-
-
-def _check_ports(nodes: int, port: int) -> None:
-    if port < 0 or port + nodes - 1 > 65535:
-        raise OperatorError(f"There are no {nodes} ports from {port} on", "Choose a lower --port; 65535 is the last.")
-
-
-def is_free(port: int) -> bool:
-    """Whether a listener could be opened on the port of the loopback interface now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
-
-
-def free_ports(count: int, *, apart_from: range = range(0)) -> int:
-    """The first of `count` free ports in a row, below those that the system gives to outgoing connections."""
-    above = _first_outgoing_port() - count
-    for _ in range(1000):
-        first = random.randint(_LOWEST_PORT, above)
-        wanted = range(first, first + count)
-        if not set(wanted).intersection(apart_from) and all(is_free(port) for port in wanted):
-            return first
-    raise OperatorError(f"There are no {count} free ports in a row", "End some of what runs on this machine.")
-
-
-def _first_outgoing_port() -> int:
-    try:
-        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError):
-        first = 32_768
-    return first if first > _LOWEST_PORT + 2 * MAX_NODES else 60_000
