@@ -15,6 +15,8 @@ from fenceline.records.build import build_batch
 TP = TopicPartition("rain", 0)
 TOPIC_ID = UUID("6f2d1c58-3c8e-4b52-9a0f-0123456789ab")
 DIRECTORY = "/data/rain-0"
+SMALL = LogConfig(segment_bytes=1_000, index_interval_bytes=150)
+"""Segments of a few batches."""
 
 
 def batch(records: int = 1, *, size: int = 20, timestamp: int = 1_000, **fields: Any) -> memoryview:
@@ -49,3 +51,7 @@ def read_all(log: PartitionLog, *, max_bytes: int = 1 << 20) -> list[tuple[Batch
             found.append((header, bytes(records[header.position : header.end_position])))
             offset = header.next_offset
     return found
+
+
+def files(disk: Disk) -> list[str]:
+    return list(disk.listdir(DIRECTORY))

@@ -17,13 +17,6 @@ from .helpers import DIRECTORY, batch, open_log
 
 
 @pytest.fixture
-def disk() -> SimDisk:
-    disk = SimDisk()
-    disk.mkdir("/data")
-    return disk
-
-
-@pytest.fixture
 def log(disk: SimDisk) -> PartitionLog:
     return open_log(disk)
 

@@ -23,7 +23,8 @@ from fenceline.log.partition_log import PartitionLog
 from fenceline.log.reading import MAP_FROM_BYTES
 from fenceline.node.clock import SystemClock
 from fenceline.node.connection import PendingAnswer
-from fenceline.node.fetching import Fetching, _Result
+from fenceline.node.fetch_reads import FetchResult
+from fenceline.node.fetching import Fetching
 from fenceline.node.handlers.offsets import list_offsets
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.load_pace import LoadPace
@@ -361,8 +362,8 @@ def test_cold_answers_give_way_to_who_is_in_a_hurry(disk: WatchedDisk, monkeypat
         broker = _Broker(_log(disk, 0), _log(disk, 1))
         fetching = broker.fetching(load_floor_byte_rate=1)
         hurries = itertools.count()
-        fetching._load_pace = pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
-        monkeypatch.setattr("fenceline.node.fetching.ANSWER_BYTES", 10_000)
+        fetching.reads.load_pace = pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
+        monkeypatch.setattr("fenceline.node.fetch_reads.ANSWER_BYTES", 10_000)
         full, empty = await _Peer(broker, fetching, 0, 1).answered()
         assert _offsets(full)[0] == 0
         assert (empty.error_code, empty.records) == (0, b""), "it comes first the next time"
@@ -401,7 +402,7 @@ def test_what_was_loaded_ahead_gives_way_too(tmp_path: Path, monkeypatch: pytest
             cold = _Peer(broker, fetching, 0)
         await cold.is_answered.wait()
         hurries = itertools.count()
-        fetching._load_pace = pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
+        fetching.reads.load_pace = pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
         first = _Peer(broker, fetching, 0)
         assert first.is_pending
         await first.is_answered.wait()
@@ -421,8 +422,8 @@ def test_a_replica_gives_way_to_nobody(disk: WatchedDisk) -> None:
         broker = _Broker(_log(disk, 0))
         fetching = broker.fetching(load_floor_byte_rate=1)
         hurries = itertools.count()
-        fetching._load_pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
-        consumers, replicas = _Result(is_for_replica=False), _Result(is_for_replica=True)
+        fetching.reads.load_pace = LoadPace(1, hurries.__next__, core_waits=lambda: None)
+        consumers, replicas = FetchResult(is_for_replica=False), FetchResult(is_for_replica=True)
         for each in (consumers, replicas):
             each.from_disk_bytes = 1 << 20
         assert fetching.must_wait(consumers)

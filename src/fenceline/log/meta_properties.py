@@ -26,7 +26,13 @@ def read_meta(disk: Disk, path: str) -> Mapping[str, str]:
         )
     pairs = (line.split("=", 1) for line in content.decode(errors="replace").splitlines() if "=" in line)
     meta = {key.strip(): value.strip() for key, value in pairs if not key.lstrip().startswith("#")}
-    if meta.get("version") != "1" or not meta.get("node.id", "").isdigit() or not meta.get("cluster.id"):
+    version = meta.get("version", "")
+    if version.isdigit() and version != "1":
+        raise OperatorError(
+            f"{path}/{META_FILE} has version {version}; this release knows version 1",
+            "A newer release wrote it: start that one. Version 0 is of Kafka with ZooKeeper, which can not be read.",
+        )
+    if version != "1" or not meta.get("node.id", "").isdigit() or not meta.get("cluster.id"):
         raise OperatorError(
             f"{path}/{META_FILE} is damaged: it needs version=1, cluster.id and node.id",
             "Restore the file from a backup; its values are those of the other nodes' logs and configuration.",

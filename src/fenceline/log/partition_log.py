@@ -2,9 +2,11 @@
 
 Owns the offsets of one log and what an append does to them. Below it lie the look-ups (`readable_log.py`), the segments
 and the write (`segmented_log.py`) and what every append moves (`tail.py`); beside it, on its private parts, flush and
-close (`saving.py`), `retention.py` and `truncation.py`; before it stands `recovery.py`. Never knows who leads or who follows, and
-never waits for a disk on the loop but for the one write of an append and for opening a file: flushes, loads of what is
-not in the page cache, look-ups by time, deletion and truncation are for threads and say so.
+close (`saving.py`), `retention.py` and `truncation.py`; before it stands `recovery.py`.
+
+Never knows who leads or who follows, and never waits for a disk on the loop but for the one write of an append and for
+opening a file: flushes, loads of what is not in the page cache, look-ups by time, deletion and truncation are for
+threads and say so.
 
 An append is: checks of the batch, checks of its producer, assignment in place, the write, bookkeeping in memory. Index
 entries stay in memory until the segment is sealed; the epoch checkpoint is written with the next flush (what a crash

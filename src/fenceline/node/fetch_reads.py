@@ -1,0 +1,236 @@
+"""One pass over the partitions of a fetch: each is checked and read up to its bound.
+
+Owns the order of the checks (leader `E4`, epoch `E1-E2`, divergence `E8-E10`) and the bytes of an answer. What is not
+in the page cache is noted and not waited for. Never answers, parks or loads: that is `fetching.py`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.log.disk import FileSlice
+from fenceline.log.errors import StorageError
+from fenceline.node.load_pace import ANSWER_BYTES, LoadPace
+from fenceline.node.server import Buffer
+from fenceline.replica.fetch_session import SessionAnswer
+from fenceline.replica.leader import NO_EPOCH, IsolationLevel, check_leader_epoch
+from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
+
+if TYPE_CHECKING:
+    from fenceline.log.partition_log import PartitionLog
+    from fenceline.log.reading import LogRead
+    from fenceline.log.segment import Segment
+    from fenceline.node.metrics import NodeMetrics
+    from fenceline.node.replicas import Replica, Replicas
+
+_MISSING: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+
+
+class Cold(NamedTuple):
+    """What of one partition would wait for the disk."""
+
+    position: int
+    """In the answer's partitions."""
+    read: LogRead
+    unread_aborted: Sequence[Segment]
+    """Segments whose aborted transactions are not in memory."""
+    partition_log: PartitionLog
+    offset: int
+    end_offset_exclusive: int
+
+    def load(self) -> None:
+        for segment in self.unread_aborted:
+            segment.aborted_transactions()
+        self.read.begin_load()
+
+
+class FetchResult:
+    """One pass over all partitions of a fetch."""
+
+    __slots__ = ("cold", "fetched", "from_disk_bytes", "is_for_replica", "must_answer", "size_bytes")
+
+    def __init__(self, is_for_replica: bool) -> None:
+        self.is_for_replica = is_for_replica
+        self.fetched: list[FetchedPartition] = []
+        self.size_bytes = 0
+        self.from_disk_bytes = 0
+        """Of these, what is not in the page cache yet or was brought there for this reader."""
+        self.must_answer = False
+        self.cold: list[Cold] = []
+
+
+class FetchReads:
+    """The reads of one broker's fetches. Readers of old records share `load_pace`; replicas do not."""
+
+    def __init__(
+        self, replicas: Replicas, metrics: NodeMetrics, load_pace: LoadPace, *, max_response_bytes: int
+    ) -> None:
+        self._replicas = replicas
+        self._metrics = metrics
+        self.load_pace = load_pace
+        self._max_response_bytes = max_response_bytes
+
+    def is_limited(self, result: FetchResult) -> bool:
+        """Whether others come before what this answer brings from the disk."""
+        return result.from_disk_bytes > 0 and not result.is_for_replica and self.load_pace.rate() < math.inf
+
+    def read(self, request: FetchRequest, answer: SessionAnswer) -> FetchResult:
+        """Check and read every partition, within the request's and the node's limit of bytes.
+
+        Partitions that do not exist come last and do not end the wait of the others, as in Kafka: a reader with an
+        outdated list shall not turn in circles.
+        """
+        result = FetchResult(request.replica_id >= 0)
+        missing: list[FetchedPartition] = []
+        budget = min(request.max_bytes, self._max_response_bytes)
+        for partition in answer.partitions:
+            left = budget - result.size_bytes
+            if self.is_limited(result):
+                left = min(left, ANSWER_BYTES - result.from_disk_bytes)
+            try:
+                self._read_partition(request, partition, left, result)
+            except PeerError as error:
+                code = error.code
+                if code in _MISSING:
+                    if code is ErrorCode.UNKNOWN_TOPIC_ID and answer.knew(partition):
+                        # A session remembers the name of a topic that was deleted since.
+                        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    missing.append(failed_partition(partition, code)._replace(aborted_transactions=[]))
+                    continue
+                if isinstance(error, StorageError):
+                    self.storage_failed(partition, error)
+                result.must_answer = True
+                result.fetched.append(failed_partition(partition, code))
+        if not result.fetched:
+            result.must_answer = True
+        if len(missing) > 1:
+            missing.sort(key=lambda partition: partition.error_code != ErrorCode.UNKNOWN_TOPIC_ID)
+        result.fetched += missing
+        return result
+
+    def _read_partition(
+        self, request: FetchRequest, partition: FetchPartition, budget_bytes: int, result: FetchResult
+    ) -> None:
+        replica = self._replicas.leader(partition.topic, partition.topic_id, partition.index)
+        leader = replica.leader
+        assert leader is not None, "a leader without leader state"
+        # Every negative epoch is none here (ListOffsets takes -1 alone).
+        code = check_leader_epoch(max(partition.current_leader_epoch, NO_EPOCH), leader.leader_epoch)
+        if code is not ErrorCode.NONE:
+            raise PeerError(code)
+        if request.replica_id >= 0:
+            # Nobody replicates from a node that is its partitions' only replica (`epochs.md E30`).
+            known = partition.current_leader_epoch >= 0
+            raise PeerError(ErrorCode.UNKNOWN_LEADER_EPOCH if known else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        partition_log = replica.log
+        if partition.last_fetched_epoch >= 0:
+            diverging = self._divergence(replica, partition)
+            if diverging is not None:
+                result.must_answer = True
+                result.fetched.append(self._empty(replica, partition, diverging))
+                return
+        bound = leader.read_bound(
+            replica_id=request.replica_id,
+            isolation=request.isolation_level,
+            log_end_offset=partition_log.log_end_offset,
+            last_stable_offset=partition_log.last_stable_offset,
+        )
+        offset = partition.fetch_offset
+        if offset < partition_log.log_start_offset or offset > partition_log.log_end_offset:
+            raise PeerError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if offset >= bound:
+            empty = self._empty(replica, partition, None)
+            is_committed = request.isolation_level == IsolationLevel.READ_COMMITTED
+            result.fetched.append(empty._replace(aborted_transactions=[]) if is_committed else empty)
+            return
+        at_least_one = result.size_bytes == 0
+        if budget_bytes <= 0 and not at_least_one:
+            # Out of this answer's bytes; there is data, so the reader must not wait for more.
+            result.must_answer = True
+            result.fetched.append(self._empty(replica, partition, None))
+            return
+        read = partition_log.read(
+            offset,
+            min(partition.max_bytes, max(budget_bytes, 0)),
+            end_offset_exclusive=bound,
+            at_least_one=at_least_one,
+        )
+        records = cast("Buffer", read.payload)
+        size = len(records)
+        aborted: list[tuple[int, int]] | None = None
+        unread_aborted: Sequence[Segment] = ()
+        if request.isolation_level == IsolationLevel.READ_COMMITTED:
+            unread_aborted = partition_log.aborted_to_load(offset, bound)
+            aborted = [] if unread_aborted else aborted_of(partition_log, offset, bound)
+        if not read.resident or unread_aborted:
+            result.cold.append(Cold(len(result.fetched), read, unread_aborted, partition_log, offset, bound))
+        if not read.resident:
+            result.must_answer = True
+            size = min(partition.max_bytes, partition_log.readable_bytes(offset, bound))
+        if not read.resident or isinstance(read.payload, FileSlice):
+            result.from_disk_bytes += size
+        result.size_bytes += size
+        result.fetched.append(
+            FetchedPartition(
+                partition.topic,
+                partition.topic_id,
+                partition.index,
+                0,
+                leader.high_watermark,
+                partition_log.last_stable_offset,
+                partition_log.log_start_offset,
+                aborted_transactions=aborted,
+                records=records,
+            )
+        )
+        if size:
+            self._metrics.fetched_partitions += 1
+            self._metrics.fetched_bytes += size
+
+    def _divergence(self, replica: Replica, partition: FetchPartition) -> tuple[int, int] | None:
+        """`epochs.md E8-E10`: where the reader's log leaves ours, or None. Raises OFFSET_OUT_OF_RANGE."""
+        epoch, end_offset = replica.log.end_offset_for_epoch(partition.last_fetched_epoch)
+        if epoch == -1 or end_offset == -1 or partition.fetch_offset < replica.log.log_start_offset:
+            raise PeerError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if epoch < partition.last_fetched_epoch or end_offset < partition.fetch_offset:
+            return epoch, end_offset
+        return None
+
+    def _empty(
+        self, replica: Replica, partition: FetchPartition, diverging: tuple[int, int] | None
+    ) -> FetchedPartition:
+        return FetchedPartition(
+            partition.topic,
+            partition.topic_id,
+            partition.index,
+            0,
+            replica.high_watermark,
+            replica.log.last_stable_offset,
+            replica.log.log_start_offset,
+            diverging_epoch=diverging,
+            records=b"",
+        )
+
+    def storage_failed(self, partition: FetchPartition | FetchedPartition, error: StorageError) -> None:
+        """A read met a bad disk: the partition goes offline here."""
+        replica = self.replica_of(partition)
+        if replica is not None:
+            self._replicas.storage_failed(replica, error)
+
+    def replica_of(self, partition: FetchPartition | FetchedPartition) -> Replica | None:
+        """By its topic's id where the reader gave one, else by the name."""
+        if partition.topic_id is not None:
+            return self._replicas.by_id(partition.topic_id, partition.index)
+        return self._replicas.get(partition.topic or "", partition.index)
+
+
+def aborted_of(partition_log: PartitionLog, offset: int, end_offset_exclusive: int) -> list[tuple[int, int]]:
+    found = partition_log.aborted_transactions(offset, end_offset_exclusive)
+    return [(each.producer_id, each.first_offset) for each in found]
+
+
+def failed_partition(partition: FetchPartition | FetchedPartition, code: ErrorCode) -> FetchedPartition:
+    return FetchedPartition(partition.topic, partition.topic_id, partition.index, code, records=b"")

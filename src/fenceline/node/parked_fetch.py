@@ -1,0 +1,84 @@
+"""A fetch that waits for bytes, an error or its time-out (`epochs.md E7`: every check runs again).
+
+Owns its place at the partitions that it waits for, and its timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fenceline.node.connection import PendingAnswer
+from fenceline.node.fetch_reads import FetchResult
+from fenceline.node.handlers.registry import RequestContext
+from fenceline.replica.fetch_session import SessionAnswer
+from fenceline.wire.fetch import FetchRequest
+
+if TYPE_CHECKING:
+    from fenceline.node.fetching import Fetching
+    from fenceline.node.replicas import Replica
+
+
+class ParkedFetch:
+    """A fetch that waits for bytes, an error or its time-out."""
+
+    __slots__ = ("_answer", "_context", "_fetching", "_is_woken", "_pending", "_replicas", "_request", "_timer")
+
+    def __init__(
+        self, fetching: Fetching, context: RequestContext, request: FetchRequest, answer: SessionAnswer
+    ) -> None:
+        self._fetching = fetching
+        self._context = context
+        self._request = request
+        self._answer = answer
+        self._pending = PendingAnswer()
+        self._replicas: list[Replica] = []
+        self._is_woken = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def park(self) -> PendingAnswer:
+        broker = self._fetching.broker
+        broker.metrics.parked_fetches += 1
+        for partition in self._answer.partitions:
+            replica = self._fetching.reads.replica_of(partition)
+            if replica is not None:
+                replica.waiters.add(self._wake)
+                self._replicas.append(replica)
+        self._timer = broker.loop.call_later(self._request.max_wait_ms / 1000, self._time_out)
+        self._pending.on_abandoned(self._leave)
+        return self._pending
+
+    def _wake(self) -> None:
+        # Several partitions may move within one produce request: look once, after it.
+        if not self._is_woken:
+            self._is_woken = True
+            self._fetching.broker.loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._is_woken = False
+        if self._timer is None:
+            return
+        result = self._fetching.reads.read(self._request, self._answer)
+        if self._fetching.is_ready(self._request, self._answer, result):
+            self._fetching.broker.metrics.woken_fetches += 1
+            self._complete(result)
+
+    def _time_out(self) -> None:
+        self._complete(self._fetching.reads.read(self._request, self._answer))
+
+    def _complete(self, result: FetchResult) -> None:
+        self._leave()
+        if self._fetching.must_wait(result):
+            self._fetching.answer_cold(self._context, self._answer, result, self._pending)
+        else:
+            self._pending.complete(self._fetching.frame(self._context, self._answer, result))
+
+    def _leave(self) -> None:
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        self._timer = None
+        self._fetching.broker.metrics.parked_fetches -= 1
+        for replica in self._replicas:
+            replica.waiters.discard(self._wake)
+        self._replicas.clear()

@@ -1,0 +1,50 @@
+"""What of a log is safe on the disk, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.log.config import LogConfig
+from fenceline.log.errors import StorageError
+from fenceline.testing.sim_disk import SimDisk
+
+from .helpers import DIRECTORY, SMALL, append, open_log
+
+
+def test_a_failed_fsync_takes_the_partition_offline(disk: SimDisk) -> None:
+    log = open_log(disk)
+    append(log)
+    disk.fail("fsync", ".log")
+    work = log.flush_work()
+    assert work is not None
+    with pytest.raises(StorageError):
+        work.run()
+    disk.heal()
+    assert log.recovery_point == 0
+    with pytest.raises(StorageError, match="takes no more records"):
+        append(log)
+
+
+def test_flush_moves_the_recovery_point_to_what_it_covered(disk: SimDisk) -> None:
+    log = open_log(disk, config=SMALL)
+    for _ in range(20):
+        append(log)
+    work = log.flush_work()
+    assert work is not None
+    assert log.flush_work() is None, "one at a time"
+    append(log)
+    work()
+    work.done()
+    assert (log.recovery_point, log.log_end_offset) == (20, 21)
+    for segment in log.segments[:-1]:
+        assert disk.stat(segment.stem + ".index") is not None
+        assert disk.stat(f"{DIRECTORY}/{segment.next_offset:020d}.snapshot") is not None
+
+
+def test_flush_due(disk: SimDisk) -> None:
+    log = open_log(disk, config=LogConfig(flush_messages=3, flush_ms=500))
+    append(log, 2)
+    assert not log.flush_due(1_000)
+    assert log.flush_due(1_500)
+    append(log)
+    assert log.flush_due(1_000)
