@@ -111,7 +111,7 @@ def crash_at_every_call(
     story: Callable[[LifeDisk], None],
     check: Callable[[SimDisk], None],
     *,
-    boot: Callable[[LifeDisk], None] | None = None,
+    boot: Callable[[LifeDisk], object] | None = None,
     seeds: int = 6,
 ) -> int:
     """Play the story with a loss of power at its first, second, ... change of the disk, until it gets to its end; look
@@ -144,7 +144,9 @@ def crash_at_every_call(
     raise AssertionError("the story does not end")
 
 
-def crash_at_every_call_of(boot: Callable[[LifeDisk], None], found: SimDisk, check: Callable[[SimDisk], None]) -> None:
+def crash_at_every_call_of(
+    boot: Callable[[LifeDisk], object], found: SimDisk, check: Callable[[SimDisk], None]
+) -> None:
     """A loss of power at each change that `boot` makes of the disk as it was found."""
     for changes in range(1000):
         disk = deepcopy(found)

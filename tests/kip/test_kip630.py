@@ -27,6 +27,7 @@ from fenceline.node import snapshot_files
 from fenceline.node.metadata_batches import control_batch, record_batch
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_snapshots import Snapshots
+from fenceline.node.quorum_log import QuorumLog
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.control_records import (
     KRaftVersion,
@@ -35,7 +36,9 @@ from fenceline.quorum.control_records import (
     SnapshotHeader,
     decode_control,
 )
+from fenceline.quorum.fetches import NeedsSnapshot, Valid, judge
 from fenceline.quorum.log_view import SnapshotId
+from fenceline.quorum.voter_set import VoterHistory
 from fenceline.records.batch import Codec, crc_is_valid, iter_headers
 from fenceline.records.decode import decode_batch
 from fenceline.testing.sim_disk import SimDisk
@@ -240,6 +243,12 @@ def _run(story: Any) -> None:
     asyncio.run(asyncio.wait_for(story, 60))
 
 
+async def _turns() -> None:
+    """Threads here work at once: a few turns of the loop, and what they found is taken in."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def test_after_so_many_bytes(history: History) -> None:
     """§ When to Snapshot; N11: bytes of committed records since the last one."""
 
@@ -420,6 +429,84 @@ def test_the_oldest_go_while_they_are_too_old(disk: SimDisk) -> None:
     assert log.snapshots == snapshots[2:]
     log.forget_oldest({}, -1, now_ms, timestamps=timestamps, max_age_ms=-1)
     assert log.snapshots == snapshots[2:]
+
+
+def test_a_leader_keeps_what_a_live_replica_still_fetches(disk: SimDisk) -> None:
+    """G30: for ten minutes at most, and until there are twice as many bytes; the KIP's rule, which Kafka has not (N13,
+    N22: what a leader's answers say of its log's start is not followed)."""
+
+    async def story() -> None:
+        history = _with_snapshots(disk, 3)
+        quorum = Quorum()
+        node = Node(history, {"metadata.max.retention.ms": "1000", "metadata.log.max.snapshot.interval.ms": "1"})
+        node.clock.ms = 10_000_000
+        node.snapshots.replayed(0, lambda: history.image, quorum)  # type: ignore[arg-type]
+        oldest, second, newest = history.log.snapshots
+        quorum.slowest_fetch_offset = second.end_offset - 1
+        node.snapshots._clean()
+        await _turns()
+        assert history.log.snapshots == [oldest, second, newest]
+        quorum.slowest_fetch_offset = second.end_offset
+        node.snapshots._clean()
+        await _turns()
+        assert history.log.snapshots == [second, newest], "it has passed one"
+        node.clock.ms += 600_001
+        node.snapshots._clean()
+        await _turns()
+        assert history.log.snapshots == [second, newest], "it began to lag behind the next one just now"
+        node.clock.ms += 600_001
+        node.snapshots._clean()
+        await _turns()
+        assert history.log.snapshots == [newest]
+        await node.snapshots.finish()
+
+    _run(story())
+
+
+def test_twice_the_bytes_are_not_kept_for_anybody(disk: SimDisk) -> None:
+    """G30."""
+    history = _with_snapshots(disk, 3)
+    log = history.log
+    sizes = log.snapshot_sizes(log.snapshots)
+    everything = log.size_bytes + sum(sizes.values())
+    wanted = log.snapshots[0].end_offset
+    assert log.forget_oldest(sizes, everything // 2 + 1, 0, wanted_offset=wanted) == []
+    assert len(log.snapshots) == 3
+    log.forget_oldest(sizes, everything // 2 - 1, 0, wanted_offset=wanted)
+    assert len(log.snapshots) < 3
+
+
+def test_a_start_forgets_where_the_log_began_and_serves_as_before(disk: SimDisk) -> None:
+    """G31, N43: it begins again with its first segment; the oldest snapshot lies at or behind that."""
+    history = _with_snapshots(disk, 3)
+    sizes = history.log.snapshot_sizes(history.log.snapshots)
+    history.log.forget_oldest(sizes, 0, 0)
+    (kept,) = history.log.snapshots
+    assert history.log.start_offset == kept.end_offset
+    log = MetadataLog.open(disk, DATA, now_ms=0)
+    assert 0 <= log.start_offset <= kept.end_offset
+    view = QuorumLog(log, VoterHistory(), 1)
+    assert judge(view, 0, 0) == NeedsSnapshot(kept)
+    assert judge(view, kept.end_offset, kept.epoch) == Valid()
+    assert log.replay().image == history.image
+
+
+def test_nobody_writes_into_a_frozen_snapshot(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N5."""
+    opened: list[str] = []
+    open_append = disk.open_append
+
+    def watch(path: str) -> int:
+        opened.append(path)
+        return open_append(path)
+
+    monkeypatch.setattr(disk, "open_append", watch)
+    history = _with_snapshots(disk, 3)
+    for delete in history.log.forget_oldest(history.log.snapshot_sizes(history.log.snapshots), 0, 0):
+        delete()
+    MetadataLog.open(disk, DATA, now_ms=0).replay()
+    assert opened
+    assert not [path for path in opened if path.endswith(".checkpoint")]
 
 
 def test_segments_go_only_whole_and_below_the_start(disk: SimDisk) -> None:

@@ -170,7 +170,7 @@ def test_who_does_not_lead_refuses() -> None:
 
 
 def test_an_answer_names_size_position_and_id_and_bounds_the_piece() -> None:
-    """§ FetchSnapshot, response; N30, G28: at most what was asked for and what the server allows."""
+    """§ FetchSnapshot, response; N30, N31, G28: at most what was asked for and what the server allows."""
     machine, snapshot = _leader()
     size = machine.log.snapshot_size(snapshot)
     assert size is not None

@@ -1,11 +1,15 @@
-"""What a running broker does when a metadata snapshot replaces everything it knew (snapshots.md N40-N42)."""
+"""What a running broker does when a metadata snapshot replaces everything it knew (snapshots.md N40-N42), and what a
+start does whose only snapshot is damaged (gaps.md G24).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 from pathlib import Path
+from random import Random
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -14,8 +18,16 @@ from fenceline.controller.requests import CreateTopics, DeleteTopics, NewTopic, 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.broker import Broker
-from fenceline.quorum.log_view import SnapshotId
+from fenceline.node.controller_opening import OpenedController, open_controller
+from fenceline.node.metadata_loader import MetadataLoader
+from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.snapshot_files import SnapshotDamaged
+from fenceline.quorum.duties import Send
+from fenceline.quorum.log_view import NOTHING, SnapshotId
+from fenceline.testing.sim_disk import SimDisk
+from tests.kip.snapshot_directory import DATA, DIRECTORY, EPOCH, History, image_after
 from tests.log.helpers import append
+from tests.node.controller_helpers import AtOnce
 
 CLUSTER = {"listeners": "PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:0", "controller.listener.names": "CONTROLLER"}
 
@@ -116,3 +128,99 @@ def test_what_was_deleted_while_a_broker_was_down_is_set_aside_at_its_start(tmp_
     (stray,) = (each for each in left if each.endswith("-stray"))
     assert stray.startswith("gone-0.")
     assert list((data / stray).glob("*.log"))
+
+
+def test_an_open_transaction_is_forgotten_by_a_snapshot() -> None:
+    """N42."""
+
+    async def story() -> None:
+        disk = SimDisk()
+        disk.mkdir(DATA)
+        history = History(disk)
+        history.begin()
+        failed: list[BaseException] = []
+        loader = MetadataLoader(history.log, executor=AtOnce, failed=failed.append)
+        loader.begin(history.image, history.log.end_offset, transaction_is_open=True)
+        assert loader.transaction_is_open
+        image = image_after(2, 100, EPOCH + 1)
+        loader.load(image, 100)
+        await _until(lambda: loader.image is image)
+        assert not loader.transaction_is_open
+        assert loader.applied_offset == 100
+        assert not failed
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def _damaged() -> SimDisk:
+    """A directory whose log starts at a snapshot without its end."""
+    disk = SimDisk()
+    disk.mkdir(DATA)
+    history = History(disk, segment_bytes=300)
+    history.begin()
+    for _ in range(2):
+        history.grow(2)
+        history.snapshot()
+    log = history.log
+    for delete in log.forget_oldest(log.snapshot_sizes(log.snapshots), 0, 0):
+        delete()
+    assert log.start_offset > 0
+    path = log.path_of(log.newest_snapshot)
+    fd = disk.open_append(path)
+    disk.truncate(fd, len(disk.peek(path) or b"") - 1)
+    disk.fsync(fd)
+    return disk
+
+
+def _kept(disk: SimDisk) -> list[str]:
+    return sorted(name for name in disk.listdir(DIRECTORY) if name.endswith((".log", ".checkpoint")))
+
+
+def _open(disk: SimDisk, node_id: int, **settings: str) -> OpenedController:
+    config = NodeConfig.load(
+        None,
+        {
+            "node.id": str(node_id),
+            "process.roles": "controller",
+            "log.dirs": DATA,
+            "listeners": "CONTROLLER://localhost:9093",
+            "controller.listener.names": "CONTROLLER",
+            **settings,
+        },
+        {},
+    )
+    return open_controller(
+        config, disk, DATA, cluster_id="c", node_id=node_id, directory_id=UUID(int=900), now_ms=0, rng=Random(1)
+    )
+
+
+def test_a_start_without_its_only_snapshot_begins_anew_where_others_vote() -> None:
+    """G24: it owes what it had acknowledged, asks for nobody's vote, and finds the leader by its configuration."""
+    disk = _damaged()
+    end = MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=300).end
+    opened = _open(disk, 7, **{"controller.quorum.bootstrap.servers": "localhost:9093,other:9093"})
+    assert (opened.log.start_offset, opened.log.end, opened.log.promised) == (0, NOTHING, end)
+    assert not opened.is_alone
+    duties = opened.quorum.start(0, None)
+    asked = {duty.destination.host for duty in duties if isinstance(duty, Send)}
+    assert asked == {"other"}
+    again = _open(disk, 7, **{"controller.quorum.bootstrap.servers": "localhost:9093,other:9093"})
+    assert again.log.promised == end, "also after another start"
+
+
+@pytest.mark.parametrize(
+    ("node_id", "settings"),
+    [
+        pytest.param(7, {"controller.quorum.bootstrap.servers": "localhost:9093"}, id="nobody else is known"),
+        pytest.param(1, {"controller.quorum.bootstrap.servers": "localhost:9093,other:9093"}, id="it voted alone"),
+    ],
+)
+def test_a_start_without_its_only_snapshot_is_refused_where_nobody_else_has_it(
+    node_id: int, settings: dict[str, str]
+) -> None:
+    """G24: the operator may have a backup. The files are as they were."""
+    disk = _damaged()
+    before = _kept(disk)
+    with pytest.raises(SnapshotDamaged):
+        _open(disk, node_id, **settings)
+    assert _kept(disk) == before

@@ -144,6 +144,7 @@ def _role(cls: type[Role], epoch: int) -> Role:
 @pytest.mark.parametrize("new", _ROLES)
 @pytest.mark.parametrize("step", [-1, 0, 1])
 def test_every_cell_of_the_transition_table(old: type[Role], new: type[Role], step: int) -> None:
+    """Q5, Q7, Q50."""
     allowed = new in TRANSITIONS[old] and step >= 0
     if step == 0 and (new is Candidate or (old is Leader and new is not Resigned)):
         allowed = False
@@ -168,6 +169,7 @@ def test_a_log_ahead_of_the_file_wins() -> None:
     kraft_version=st.sampled_from([0, 1]),
 )
 def test_the_quorum_state_file(epoch: int, leader: int, voted: int, directory: UUID, kraft_version: int) -> None:
+    """Q11: either form."""
     state = ElectionState(epoch, leader, voted, directory if kraft_version else ZERO_UUID)
     assert decode_election(encode_election(state, kraft_version, (1,)), "f") == state
 
@@ -182,6 +184,17 @@ def test_the_file_as_apache_kafka_writes_it() -> None:
 def test_a_broken_file_refuses_to_start(text: str) -> None:
     with pytest.raises(OperatorError):
         decode_election(text.encode(), "/data/quorum-state")
+
+
+def test_elections_of_another_cluster_are_refused() -> None:
+    """G41: where the form has a field for the cluster; Kafka leaves it empty."""
+    state = ElectionState(4, 2)
+    written = encode_election(state, 0, (1, 2), "mine")
+    assert decode_election(written, "f", "mine") == state
+    assert decode_election(encode_election(state, 0), "f", "mine") == state
+    assert decode_election(encode_election(state, 1, (), "theirs"), "f", "mine") == state
+    with pytest.raises(OperatorError, match="theirs"):
+        decode_election(encode_election(state, 0, (1, 2), "theirs"), "f", "mine")
 
 
 @given(st.sampled_from(typing.get_args(ControlRecord)).flatmap(values_of))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fenceline.errors import ErrorCode, PeerError
+from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.quorum.duties import (
     AdvanceHighWatermark,
     Answer,
@@ -109,7 +109,7 @@ def test_a_follower_says_who_leads() -> None:
 
 
 def test_a_parked_fetch_ends_with_records_a_high_watermark_its_time_or_the_leadership() -> None:
-    """Q26, K12."""
+    """Q26, K12, G40."""
     machine = _leader()
     assert machine.ask(machine.fetch(2, high_watermark=None)) is None
     machine.log.append(1, ["x"])
@@ -208,7 +208,7 @@ def test_verdicts_on_a_whole_log(offset: int, epoch: int, verdict: Verdict) -> N
     ],
 )
 def test_verdicts_on_a_log_that_starts_at_a_snapshot(offset: int, epoch: int, verdict: Verdict) -> None:
-    """N24, N26."""
+    """Q25, N24, N26."""
     log = _judged()
     snapshot_id = log.write_snapshot(7)
     assert snapshot_id == SnapshotId(7, 3)
@@ -418,7 +418,7 @@ def test_a_download_goes_on_where_the_same_node_offers_it_again(source: int, goe
 
 
 def test_an_unattached_node_finds_the_leader() -> None:
-    """K11, Q15: the answer names it, and the next fetch goes there at once."""
+    """Q30, K11, Q15: the answer names it, and the next fetch goes there at once."""
     machine = Machine()
     (asked,) = machine.sent(FetchRequest)
     answer = FetchResponse(partition_error_code=ErrorCode.FENCED_LEADER_EPOCH, leader_id=3, leader_epoch=5)
@@ -431,3 +431,57 @@ def test_a_voter_of_another_directory_does_not_count() -> None:
     machine = _leader()
     machine.ask(machine.fetch(2, replica_directory_id=voter(9).voter_directory_id))
     assert machine.found(AdvanceHighWatermark) == []
+
+
+def test_fetches_and_pieces_of_a_voter_keep_the_leader_in_its_place() -> None:
+    """Q27, Q34: any valid one of a voter's key counts; an observer's, an unknown replica's and a refused one do not."""
+    for request, keeps in (
+        (lambda machine: machine.fetch(2), True),
+        (lambda machine: FetchSnapshotRequest("c", 2, 2, SnapshotId(2, 1), 0, 9, voter(2).voter_directory_id), True),
+        (lambda machine: machine.fetch(2, replica_id=-1), False),
+        (lambda machine: machine.fetch(9), False),
+        (lambda machine: machine.fetch(2, current_leader_epoch=1), False),
+        (lambda machine: machine.fetch(2, replica_directory_id=voter(9).voter_directory_id), False),
+    ):
+        machine = _leader(history=(1, 1, 1), election=ElectionState(1))
+        machine.log.write_snapshot(2)
+        machine.log.append(2, ["more"])
+        began_ms = machine.now_ms
+        machine.pass_time(2000)
+        machine.do(machine.quorum.request(machine.now_ms, "t", request(machine)))
+        machine.now_ms = began_ms
+        machine.pass_time(3500)
+        assert machine.quorum.is_leader == keeps, request
+
+
+def test_appends_of_another_epoch_are_refused() -> None:
+    """Q35."""
+    machine = _leader()
+    epoch = machine.quorum.epoch
+    machine.quorum.check_leads(epoch)
+    with pytest.raises(PeerError) as refused:
+        machine.quorum.check_leads(epoch - 1)
+    assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    with pytest.raises(InternalError):
+        machine.quorum.check_leads(epoch + 1)
+    machine.do(machine.quorum.resign(machine.now_ms))
+    with pytest.raises(PeerError):
+        machine.quorum.check_leads(epoch)
+
+
+def test_what_live_replicas_still_fetch() -> None:
+    """G30: those that were heard lately, voters or not; one that takes a snapshot has nothing yet."""
+    machine = _leader(history=(1, 1, 1), election=ElectionState(1))
+    machine.log.write_snapshot(2)
+    assert machine.quorum.slowest_fetch_offset is None
+    machine.ask(machine.fetch(2, 3, 1))
+    machine.ask(machine.fetch(9, 2, 1))
+    assert machine.quorum.slowest_fetch_offset == 2
+    machine.ask(FetchSnapshotRequest("c", 3, 2, SnapshotId(2, 1), 0, 9, voter(3).voter_directory_id))
+    assert machine.quorum.slowest_fetch_offset == 0
+    machine.pass_time(2500)
+    machine.ask(machine.fetch(2, 3, 1))
+    machine.pass_time(1000)
+    assert machine.quorum.slowest_fetch_offset == 3, "the others are silent"
+    machine.do(machine.quorum.resign(machine.now_ms))
+    assert machine.quorum.slowest_fetch_offset is None

@@ -6,7 +6,9 @@ threads, for the start of a node, and for commands that look into directories.
 
 A file comes to be under a name that ends in `.part`, is made durable, and is renamed: what bears a snapshot's own name
 is whole, unless the disk has damaged it since. Such a file is set aside under a name that ends in `.damaged`, which
-neither Kafka nor Fenceline reads.
+neither Kafka nor Fenceline reads. Frozen files never change (N5): nobody opens one for writing; Kafka takes the write
+permission away as well, which means nothing to a program that runs as their owner. Names in the making have no random
+part as Kafka's have (N3): there is one writer of a snapshot, and a download names its source instead.
 
 Rules: snapshots.md N1-N9, N16, N21, N33, N43, N46; gaps.md G24, G26, G29.
 """

@@ -5,6 +5,9 @@ file is verified and frozen. Any answer that does not fit drops what is there an
 (G25). When the source is lost the file is kept: if the same node offers the same snapshot later, it goes on where it
 stopped (G29), because only one node's file of an id is certain to be the same bytes.
 
+While the file is not whole, votes go by the old log alone (N37). Each answer is a sign of life of the leader; without
+one this node looks for another (N38).
+
 Rules: snapshots.md N33-N39; raft.md Q18, Q28; gaps.md G24-G26, G29.
 """
 

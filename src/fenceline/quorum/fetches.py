@@ -3,7 +3,8 @@
 Owns the three-way verdict on a fetch and the fetches that wait (purgatory), by token and deadline, bounded. Says which
 records or bytes go into an answer; the driver reads them.
 
-Rules: raft.md Q14, Q24-Q27; snapshots.md N24-N32; since_4_0.md K12, K13; gaps.md G26-G28.
+Rules: raft.md Q14, Q24-Q27; snapshots.md N24-N32; since_4_0.md K12, K13; gaps.md G26-G28, G40 (whoever waits when the
+leadership ends is told so at once).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def end_of_epoch(log: LogView, epoch: int) -> EpochEnd:
 
 
 def judge(log: LogView, offset: int, epoch: int) -> Verdict:
-    """N24, N26: what to answer to one who has everything before `offset`, the last of it in `epoch`."""
+    """Q25, N24, N26: what to answer to one who has everything before `offset`, the last of it in `epoch`."""
     latest, earliest = log.latest_snapshot, log.earliest_snapshot
     if offset == 0 and latest not in (None, BOOTSTRAP_SNAPSHOT):
         assert latest is not None, "not among those two"
@@ -114,7 +115,7 @@ class Fetches:
             core.duties.append(Answer(token, self._answer(error)))
             return
         match judge(core.log, request.fetch_offset, request.last_fetched_epoch):
-            case NeedsSnapshot(snapshot_id):
+            case NeedsSnapshot(snapshot_id):  # says nothing of the fetcher: neither its offset nor its life (N25)
                 core.duties.append(Answer(token, self._answer(snapshot_id=snapshot_id)))
             case Diverging(at):
                 core.duties.append(Answer(token, self._answer(diverging_epoch=at)))
