@@ -67,17 +67,17 @@ def play(root: Path, *, seed: int, longest_s: float, minutes: float | None, trou
         finally:
             print("\n".join(trouble.story))
             ledgers = [each.end() for each in changes]
-        for each in ledgers:
-            print(dict(each.changes), f"longest {each.longest_s:.2f} s")
+        for ledger in ledgers:
+            print(dict(ledger.changes), f"longest {ledger.longest_s:.2f} s")
         print(dict(trouble.done))
         last = end_of_agreement(cluster)
         exit_codes = cluster.stop()
     assert set(exit_codes.values()) == {0}
     assert [each for each in ended if not each.was_wanted] == []
-    images = _same_on_every_node(cluster, last)
-    for each in ledgers:
-        _is_as_told(each.may_be, images)
-        assert each.changes["create done"] > 0
+    image = _same_on_every_node(cluster, last)
+    for ledger in ledgers:
+        _is_as_told(ledger.may_be, image)
+        assert ledger.changes["create done"] > 0
     assert list(_complaints(cluster)) == []
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import pty
+import queue
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
-from fenceline.cli import output
+from fenceline.cli import cluster, output
 from fenceline.cli.app import app
+from fenceline.cli.quorum import _static_voters_explained
+from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.testing import local_cluster, local_cluster_logs, reaper
 from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
@@ -121,6 +125,32 @@ def test_a_terminal_is_told_what_is_waited_for() -> None:
         reaper.forget_process(process.pid)
         os.close(ours)
     assert said.startswith("fenceline: no answer from 127.0.0.1:1 yet; waiting 10 s at most ...")
+
+
+def test_up_tells_a_terminal_what_it_waits_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    class Starting:
+        @property
+        def waits_for(self) -> str:
+            events.put("ready")
+            return "node 1 to start"
+
+    monkeypatch.setattr(cluster, "_PATIENCE_S", 0.001)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    foreground = cluster._Foreground(cast(LocalCluster, Starting()), events, as_json=False)
+    assert foreground._next_event(tells_progress=True) == "ready"
+    assert capsys.readouterr().err == "fenceline: waiting for node 1 to start ...\n"
+
+
+def test_a_fixed_set_of_voters_is_explained() -> None:
+    with pytest.raises(OperatorError) as told, _static_voters_explained():
+        raise PeerError(ErrorCode.UNSUPPORTED_VERSION, "Voters are static with kraft.version 0")
+    assert "fenceline features upgrade kraft.version=1" in told.value.advice
+    with pytest.raises(PeerError), _static_voters_explained():
+        raise PeerError(ErrorCode.DUPLICATE_VOTER, "no")
 
 
 def test_who_does_not_look_is_told_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,27 +15,28 @@ from fenceline.cli.app import app
 from fenceline.ids import encode_uuid
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
+from fenceline.metadata.node_records import RegisterBrokerRecord, RegisterControllerRecord
 from fenceline.metadata.records import (
     AbortTransactionRecord,
-    AccessControlEntryRecord,
     BeginTransactionRecord,
-    ClientQuotaRecord,
     ConfigRecord,
-    DelegationTokenRecord,
     EndTransactionRecord,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
     ProducerIdsRecord,
-    RegisterBrokerRecord,
-    RegisterControllerRecord,
     RemoveTopicRecord,
     TopicRecord,
-    UserScramCredentialRecord,
     encode_record,
 )
-from fenceline.metadata.security_records import EntityData
+from fenceline.metadata.security_records import (
+    AccessControlEntryRecord,
+    ClientQuotaRecord,
+    DelegationTokenRecord,
+    EntityData,
+    UserScramCredentialRecord,
+)
 from fenceline.node.metadata_batches import SnapshotBatches, control_batch
 from fenceline.quorum.control_records import KRaftVersion, KRaftVoters, Voter, leader_change
 from fenceline.quorum.log_view import SnapshotId
