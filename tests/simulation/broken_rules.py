@@ -303,7 +303,17 @@ def _a_leader_says_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fetches, "_answer", all_of_it)
 
 
-@_breaks("quorum", 1, "what clients were told")
+@_breaks(
+    "quorum",
+    0,
+    "was told to be committed",
+    nodes="3",
+    observers="0",
+    partition_s="1",
+    max_delay_ms="20",
+    clients="4",
+    think_ms="5",
+)
 def _an_answer_waits_for_a_majority(patch: pytest.MonkeyPatch) -> None:
     propose = QuorumNode._propose
 

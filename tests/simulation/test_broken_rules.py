@@ -14,8 +14,8 @@ from .broken_rules import RULES
 SEEDS = 300
 NEARBY = 60
 """Where a change of the code has moved the breach to another seed."""
-_NO_VERDICT = ("AttributeError", "TypeError", "NameError", "KeyError")
-"""The patch itself is broken, not the rule."""
+_NO_VERDICT = ("AttributeError", "TypeError", "NameError", "KeyError", "Failed")
+"""The patch itself is broken, not the rule; or the test has lasted too long."""
 
 
 def _is_seen(name: str, seeds: Iterable[int]) -> bool:

@@ -16,6 +16,7 @@ from fenceline.node.metadata_log import MetadataLog
 from fenceline.records.batch import assign_in_place
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.loop import SimExecutor, run
+from fenceline.testing.simulation.stage import play
 
 
 class _Disk(SimDisk):
@@ -150,3 +151,16 @@ def test_what_a_full_disk_refuses_leaves_no_epoch_behind() -> None:
     log.partition_log.append_as_follower(memoryview(bytes(second + third)))
     assert log.end == (4, 3)
     assert log.partition_log.epochs.entries == ((1, 0), (2, 1), (4, 2))
+
+
+@pytest.mark.parametrize(
+    ("story", "seed"),
+    [
+        ("quorum", 174),  # a snapshot that needs a damaged record
+        ("controllers", 246),  # epochs of batches that a full disk refused
+        ("controllers", 256),  # too many open files when a term begins
+    ],
+)
+def test_seeds_that_found_something(story: str, seed: int) -> None:
+    outcome = play(seed, story)
+    assert outcome.failure is None, outcome.report()

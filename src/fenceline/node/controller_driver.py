@@ -377,7 +377,7 @@ class ControllerDriver:
             bootstrap = read_bootstrap_features(self._disk, self._directory) if not self.image.metadata_version else {}
             levels = bootstrap or {METADATA_VERSION: LATEST_METADATA_VERSION}
             self._active.activate(epoch, dead=self._dead, bootstrap=levels)
-        except StorageError:
+        except (StorageError, OSError):
             if self._driver.is_starting:
                 raise
             self._driver.resign()
