@@ -6,7 +6,8 @@ controller does, and this room repeats it to the operator.
 Where the controller is another node, or may come to be one, everything is asked until there is an answer; between
 registration and service the broker says that it lives and wants to stay fenced.
 
-Rules: controller.md C11-C19; since_4_0.md K23, K24, K37.
+Rules: controller.md C11-C19, C46 (`node.broker` recovers logs and applies the first image before it calls `unfence`);
+since_4_0.md K23, K24, K37. Unlike Kafka's (C13), a broker that the controller does not know any more registers again.
 """
 
 from __future__ import annotations
