@@ -7,11 +7,6 @@ from uuid import UUID
 
 NodeId = NewType("NodeId", int)
 LeaderEpoch = NewType("LeaderEpoch", int)
-BrokerEpoch = NewType("BrokerEpoch", int)
-ProducerId = NewType("ProducerId", int)
-
-TopicId = UUID
-"""A topic's id. On the wire 16 bytes, in text base64url without padding (`formats.md F1`, `F3`)."""
 
 ZERO_UUID: Final = UUID(int=0)
 METADATA_TOPIC: Final = "__cluster_metadata"
@@ -33,7 +28,7 @@ class TopicPartition(NamedTuple):
 
 
 def encode_uuid(value: UUID) -> str:
-    """Kafka's text form: base64url of the 16 bytes, no padding."""
+    """Kafka's text form: base64url of the 16 bytes, no padding (`formats.md F1`, `F3`)."""
     from base64 import urlsafe_b64encode
 
     return urlsafe_b64encode(value.bytes).rstrip(b"=").decode()

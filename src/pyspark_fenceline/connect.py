@@ -72,7 +72,7 @@ def read_arrow(
     client: RangeReader, task: Collection[OffsetRange], topic_ids: Mapping[str, str | None], **columns: Any
 ) -> Iterator[pa.RecordBatch]:
     """The records of a task's ranges. Several ranges of one partition are read one after another."""
-    from fenceline.client.reader import OffsetRange as ClientRange
+    from fenceline.client.ranges import OffsetRange as ClientRange
 
     waiting = list(task)
     while waiting:

@@ -16,7 +16,8 @@ from fenceline.client.errors import (
     TopicReplacedError,
 )
 from fenceline.client.producer import Producer
-from fenceline.client.reader import OffsetRange, RangeReader
+from fenceline.client.ranges import OffsetRange
+from fenceline.client.reader import RangeReader
 from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import TopicPartition
 

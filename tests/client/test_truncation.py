@@ -10,7 +10,8 @@ import pytest
 from fenceline.client.consumer import Consumer
 from fenceline.client.errors import EpochMismatchError, LogTruncationError, OffsetOutOfRangeError
 from fenceline.client.producer import Producer
-from fenceline.client.reader import OffsetRange, RangeReader
+from fenceline.client.ranges import OffsetRange
+from fenceline.client.reader import RangeReader
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from fenceline.client.offsets import OffsetAndEpoch as OffsetAndEpoch
     from fenceline.client.producer import AsyncProducer as AsyncProducer
     from fenceline.client.producer import Producer as Producer
+    from fenceline.client.ranges import OffsetRange as OffsetRange
     from fenceline.client.reader import AsyncRangeReader as AsyncRangeReader
-    from fenceline.client.reader import OffsetRange as OffsetRange
     from fenceline.client.reader import RangeReader as RangeReader
     from fenceline.ids import TopicPartition as TopicPartition
 
@@ -42,7 +42,7 @@ _HOMES: Final = {
     "NewTopic": "async_admin",
     "OffsetAndEpoch": "offsets",
     "OffsetOutOfRangeError": "errors",
-    "OffsetRange": "reader",
+    "OffsetRange": "ranges",
     "Producer": "producer",
     "RangeReader": "reader",
     "TopicPartition": "offsets",

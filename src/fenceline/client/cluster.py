@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -383,13 +383,3 @@ class Cluster:
 
     def forget_coordinator(self, group_id: str) -> None:
         self._coordinators.pop(group_id, None)
-
-
-@contextlib.asynccontextmanager
-async def open_cluster(config: ClientConfig) -> AsyncIterator[Cluster]:
-    """A cluster for the length of a block."""
-    cluster = Cluster(config)
-    try:
-        yield cluster
-    finally:
-        await cluster.close()

@@ -48,7 +48,6 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = peer
         self.versions: dict[int, tuple[int, int]] = {}
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.last_used_s = 0.0
         self._client_id = client_id
         self._max_answer_bytes = max_answer_bytes
         self._loop = asyncio.get_running_loop()
@@ -231,13 +230,11 @@ class Connection(asyncio.BufferedProtocol):
                 pending.answer.set_exception(trouble)
             self.close(trouble)
             return
-        self.last_used_s = self._loop.time()
         if not pending.answer.done():
             pending.answer.set_result(answer[body_position:])
 
     def _write(self, api_key: ApiKey, version: int, correlation_id: int, body: Sequence[Buffer]) -> None:
         assert self._transport is not None
-        self.last_used_s = self._loop.time()
         self._transport.writelines(frame.encode_request_frame(api_key, version, correlation_id, self._client_id, body))
 
     def _take_correlation_id(self) -> int:

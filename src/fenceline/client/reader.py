@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
-from uuid import UUID
 
 from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
@@ -33,8 +31,9 @@ from fenceline.client.face import AsyncFace, BlockingFace, LoopThread
 from fenceline.client.fetch_wire import PartitionFetch, fetch_once
 from fenceline.client.fetched import ConsumerRecord, Fetched, scan, to_arrow, to_records
 from fenceline.client.offsets import EARLIEST, LATEST, list_offsets, offsets_for_leader_epoch
+from fenceline.client.ranges import Budget, Cursor, OffsetRange, RangeSpec
 from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
-from fenceline.ids import NO_EPOCH, ZERO_UUID, TopicPartition
+from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.records.aborted import AbortedTransactions
 from fenceline.wire.apis import ApiKey
 
@@ -45,67 +44,6 @@ if TYPE_CHECKING:
 
 _FIRST_VALIDATING_FETCH = 12
 """The first Fetch version in which the broker itself checks the last fetched epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetRange:
-    """Offsets [start_offset, end_offset_exclusive) of one partition, and what was known when the range was planned.
-
-    leader_epoch: epoch of the position start_offset, as a checkpoint, a committed offset or ListOffsets gives it (-1:
-    not known, then nothing is checked at the start). max_leader_epoch: epoch of the position end_offset_exclusive; a
-    record inside the range with a newer one means that the log was rewritten since (-1: any). topic_id: the topic
-    must have it.
-    """
-
-    start_offset: int
-    end_offset_exclusive: int
-    leader_epoch: int = NO_EPOCH
-    max_leader_epoch: int = NO_EPOCH
-    topic_id: UUID | None = None
-
-
-RangeSpec = OffsetRange | tuple[int, int] | tuple[int, int, int] | tuple[int, int, int, int]
-
-
-class _Cursor:
-    """How far one range is read."""
-
-    __slots__ = ("epoch", "offset", "range", "stalled_since_s", "tp", "validated")
-
-    def __init__(self, tp: TopicPartition, wanted: OffsetRange) -> None:
-        self.tp = tp
-        self.range = wanted
-        self.offset = wanted.start_offset
-        self.epoch = wanted.leader_epoch
-        self.stalled_since_s: float | None = None
-        self.validated = wanted.leader_epoch < 0
-
-    @property
-    def is_done(self) -> bool:
-        return self.offset >= self.range.end_offset_exclusive
-
-
-class _Budget:
-    """Bytes that were fetched and not yet taken by the caller."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._held_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
-
-    async def wait_for_room(self) -> None:
-        await self._room.wait()
-
-    def take(self, size_bytes: int) -> None:
-        self._held_bytes += size_bytes
-        if self._held_bytes >= self._limit_bytes:
-            self._room.clear()
-
-    def give_back(self, size_bytes: int) -> None:
-        self._held_bytes -= size_bytes
-        if self._held_bytes < self._limit_bytes:
-            self._room.set()
 
 
 class AsyncRangeReader(AsyncFace):
@@ -128,7 +66,7 @@ class AsyncRangeReader(AsyncFace):
     async def fetch(self, ranges: Mapping[TopicPartition, RangeSpec]) -> AsyncIterator[Fetched]:
         """Pieces of the ranges as they come, each partition's in order. The caller need not give back memory."""
         pieces: asyncio.Queue[Fetched | BaseException | None] = asyncio.Queue()
-        budget = _Budget(self.config["queued.max.bytes"])
+        budget = Budget(self.config["queued.max.bytes"])
         task = asyncio.ensure_future(self.pump(ranges, pieces.put_nowait, budget))
         try:
             while True:
@@ -143,7 +81,7 @@ class AsyncRangeReader(AsyncFace):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def pump(self, ranges: Mapping[TopicPartition, RangeSpec], deliver: Any, budget: _Budget) -> None:
+    async def pump(self, ranges: Mapping[TopicPartition, RangeSpec], deliver: Any, budget: Budget) -> None:
         """Fetch all ranges; hand each piece to `deliver`, at last None, or the exception that ended it."""
         try:
             cursors = self._cursors(ranges)
@@ -157,7 +95,7 @@ class AsyncRangeReader(AsyncFace):
             deliver(None)
 
     @staticmethod
-    def _cursors(ranges: Mapping[TopicPartition, RangeSpec]) -> list[_Cursor]:
+    def _cursors(ranges: Mapping[TopicPartition, RangeSpec]) -> list[Cursor]:
         cursors = []
         for tp, given in ranges.items():
             wanted = given if isinstance(given, OffsetRange) else OffsetRange(*given)
@@ -166,10 +104,10 @@ class AsyncRangeReader(AsyncFace):
                     f"{tp[0]}-{tp[1]}: {wanted.start_offset} to {wanted.end_offset_exclusive} is no range of offsets",
                     "A range starts at 0 or above and ends at or after its start.",
                 )
-            cursors.append(_Cursor(TopicPartition(*tp), wanted))
+            cursors.append(Cursor(TopicPartition(*tp), wanted))
         return cursors
 
-    async def _check_ids(self, cursors: list[_Cursor]) -> None:
+    async def _check_ids(self, cursors: list[Cursor]) -> None:
         expected = {c.tp.topic: c.range.topic_id for c in cursors if c.range.topic_id is not None}
         if not cursors:
             return
@@ -183,9 +121,9 @@ class AsyncRangeReader(AsyncFace):
     def _deadline(self) -> Deadline:
         return Deadline(self.config["default.api.timeout.ms"])
 
-    async def _read_all(self, waiting: list[_Cursor], deliver: Any, budget: _Budget) -> None:
+    async def _read_all(self, waiting: list[Cursor], deliver: Any, budget: Budget) -> None:
         """One pump a leader; cursors whose leader moved come back and are handed to the next one."""
-        pumps: set[asyncio.Task[list[_Cursor]]] = set()
+        pumps: set[asyncio.Task[list[Cursor]]] = set()
         deadline = self._deadline()
         try:
             while waiting or pumps:
@@ -213,10 +151,10 @@ class AsyncRangeReader(AsyncFace):
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
 
-    async def _read_from(self, node_id: int, cursors: list[_Cursor], deliver: Any, budget: _Budget) -> list[_Cursor]:
+    async def _read_from(self, node_id: int, cursors: list[Cursor], deliver: Any, budget: Budget) -> list[Cursor]:
         """Read from one leader until all is read or the leader is not (any more) the right one for some."""
         loop = asyncio.get_running_loop()
-        moved: list[_Cursor] = []
+        moved: list[Cursor] = []
         active = list(cursors)
         while active:
             await budget.wait_for_room()
@@ -229,7 +167,7 @@ class AsyncRangeReader(AsyncFace):
                 )
             except (ConnectionLost, TimedOut):
                 return moved + active
-            still: list[_Cursor] = []
+            still: list[Cursor] = []
             for cursor in active:
                 answer = answers.get(cursor.tp)
                 if answer is None:
@@ -243,7 +181,7 @@ class AsyncRangeReader(AsyncFace):
             active = still[1:] + still[:1]
         return moved
 
-    def _request(self, cursor: _Cursor) -> PartitionFetch:
+    def _request(self, cursor: Cursor) -> PartitionFetch:
         return PartitionFetch(
             cursor.tp,
             cursor.offset,
@@ -252,9 +190,7 @@ class AsyncRangeReader(AsyncFace):
             self.config["max.partition.fetch.bytes"],
         )
 
-    async def _take(
-        self, cursor: _Cursor, answer: FetchedPartition, deliver: Any, budget: _Budget, now_s: float
-    ) -> bool:
+    async def _take(self, cursor: Cursor, answer: FetchedPartition, deliver: Any, budget: Budget, now_s: float) -> bool:
         """Take one partition's answer; False when the leader has to be looked up again."""
         code = error_code(answer.error_code)
         tp = cursor.tp
@@ -298,7 +234,7 @@ class AsyncRangeReader(AsyncFace):
         self._check_stall(cursor, answer, now_s)
         return True
 
-    def _check_stall(self, cursor: _Cursor, answer: FetchedPartition, now_s: float) -> None:
+    def _check_stall(self, cursor: Cursor, answer: FetchedPartition, now_s: float) -> None:
         end = answer.last_stable_offset if self.config["isolation.level"] == "read_committed" else answer.high_watermark
         if not 0 <= end <= cursor.offset:
             cursor.stalled_since_s = None
@@ -319,7 +255,7 @@ class AsyncRangeReader(AsyncFace):
                 ),
             )
 
-    async def _explain_out_of_range(self, cursor: _Cursor) -> PeerError:
+    async def _explain_out_of_range(self, cursor: Cursor) -> PeerError:
         """Why an offset is out of range, as exactly as the cluster can tell."""
         tp, deadline = cursor.tp, self._deadline()
         start = (await list_offsets(self.cluster, {tp: EARLIEST}, deadline=deadline))[tp]
@@ -344,7 +280,7 @@ class AsyncRangeReader(AsyncFace):
             log_end_offset=end.offset,
         )
 
-    async def _validate(self, cursors: list[_Cursor]) -> None:
+    async def _validate(self, cursors: list[Cursor]) -> None:
         """The check that brokers before Fetch 12 do not make themselves (E47-E49)."""
         unchecked = {c.tp: c for c in cursors if not c.validated}
         if not unchecked:
@@ -413,8 +349,8 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
         arrived: queue.SimpleQueue[Fetched | BaseException | None] = queue.SimpleQueue()
         limit_bytes = self.config["max.partition.fetch.bytes"]
 
-        async def construct() -> _Budget:
-            return _Budget(self.config["queued.max.bytes"])
+        async def construct() -> Budget:
+            return Budget(self.config["queued.max.bytes"])
 
         budget = self._face.run(construct())
         self._face.check_usable()

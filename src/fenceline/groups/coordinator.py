@@ -49,9 +49,6 @@ class GroupCoordinator:
     def is_loading(self) -> bool:
         return bool(self._loading)
 
-    def group_count(self) -> int:
-        return sum(len(shard.groups) for shard in self._active.values())
-
     def begin_load(self, partition: int, epoch: int, now: Now) -> tuple[Shard | None, list[Duty]]:
         """This broker leads the partition from `epoch` on. Returns the shard to replay into; None for an old epoch."""
         for known in (self._active.get(partition), self._loading.get(partition)):
