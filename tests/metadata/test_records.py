@@ -45,6 +45,7 @@ def test_every_record_survives_its_encoding(record: MetadataRecord) -> None:
     ],
 )
 def test_bytes_as_apache_kafka_writes_them(record: MetadataRecord, value: str) -> None:
+    """controller.md C5: frame version, api key and record version before the fields."""
     assert encode_record(record, 30).hex() == value
     assert decode_record(bytes.fromhex(value)) == record
 
