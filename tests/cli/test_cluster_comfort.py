@@ -153,6 +153,20 @@ def test_a_fixed_set_of_voters_is_explained() -> None:
         raise PeerError(ErrorCode.DUPLICATE_VOTER, "no")
 
 
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [(60, ["name", "first", "second"]), (35, ["name", "second"]), (15, ["name"]), (5, ["name"])],
+)
+def test_narrow_terminals_get_fewer_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, shown: list[str]
+) -> None:
+    monkeypatch.setattr(output, "_WIDTH_OF_FILES", width)
+    row = {"name": "x", "first": "1" * 15, "second": "2" * 15}
+    output.show([row], as_json=False, optional=("first", "second"))
+    printed = capsys.readouterr().out
+    assert ["1" in printed, "2" in printed] == ["first" in shown, "second" in shown]
+
+
 def test_who_does_not_look_is_told_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_PATIENCE_S", 0.0)
     with output.patience("nothing"):

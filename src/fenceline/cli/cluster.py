@@ -233,7 +233,8 @@ def status(data_dir: DataDir, as_json: AsJson = False) -> None:
             return
         quorum = found["quorum"]
         print(_headline(found, quorum))
-        show([_row(node, quorum) for node in found["nodes"]], as_json=False)
+        rows = [_row(node, quorum) for node in found["nodes"]]
+        show(rows, as_json=False, optional=("roles", "memory", "pid"))
 
 
 @cluster.command()

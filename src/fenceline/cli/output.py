@@ -7,13 +7,16 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fenceline.client.admin import Admin
 from fenceline.client.metadata import TopicMetadata
 from fenceline.errors import ErrorCode, FencelineError, OperatorError, PeerError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 TIMEOUT_MS = 10_000
@@ -100,8 +103,17 @@ def existing_topic(admin: Admin, name: str) -> TopicMetadata:
     return found
 
 
-def show(rows: Sequence[dict[str, Any]], *, as_json: bool, title: str = "", empty: str = "nothing to show") -> None:
-    """Print rows of equal keys. A table's cells may be rich's, with a style."""
+def show(
+    rows: Sequence[dict[str, Any]],
+    *,
+    as_json: bool,
+    title: str = "",
+    empty: str = "nothing to show",
+    optional: Sequence[str] = (),
+) -> None:
+    """Print rows of equal keys. A table's cells may be rich's, with a style; columns of `optional` are left out, the
+    first ones first, where a terminal is too narrow for them.
+    """
     if as_json:
         print_json(list(rows))
         return
@@ -109,16 +121,29 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool, title: str = "", empt
         print(empty)
         return
     from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
+    keys = list(rows[0])
+    table = _table(rows, keys, title)
+    for key in optional:
+        if console.measure(table, options=console.options.update(width=_WIDTH_OF_FILES * 2)).maximum <= console.width:
+            break
+        keys.remove(key)
+        table = _table(rows, keys, title)
+    console.print(table)
+
+
+def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str], title: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title or None, title_justify="left", header_style="bold")
-    numeric = {key for key in rows[0] if all(isinstance(row[key], int | float) for row in rows)}
-    for key in rows[0]:
-        table.add_column(key.replace("_", " "), justify="right" if key in numeric else "left", overflow="fold")
+    for key in keys:
+        is_numeric = all(isinstance(row[key], int | float) for row in rows)
+        table.add_column(key.replace("_", " "), justify="right" if is_numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(value if isinstance(value, Text) else _text(value) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES).print(table)
+        table.add_row(*(value if isinstance(value := row[key], Text) else _text(value) for key in keys))
+    return table
 
 
 def print_json(document: Any) -> None:

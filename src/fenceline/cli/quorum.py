@@ -70,7 +70,8 @@ def describe(
     from fenceline.cli import quorum_view
 
     print(quorum_view.headline(found))
-    show(quorum_view.rows(found, ascii_only=is_ascii_only()), as_json=False, empty="There are no voters.")
+    rows = quorum_view.rows(found, ascii_only=is_ascii_only())
+    show(rows, as_json=False, empty="There are no voters.", optional=("log end", "directory id"))
 
 
 def _nobody_answered(bootstrap: str, controllers: str | None, error: PeerError) -> FencelineError:
