@@ -41,8 +41,6 @@ class Lived:
     late: int
     late_snapshot: SnapshotId
     """The first that the late voter has."""
-    late_source: int
-    """Who led when it came."""
     late_log_began: int
     high_watermark: int = 0
     """The leader's after everything; every voter has what lies before it."""
@@ -70,7 +68,8 @@ def live(root: Path, kinds: list[str], late: int) -> Lived:
         with TopicLoad(cluster.node(BROKER_ID).bootstrap) as load:
             lived = _come_late(cluster, late)
             for turn in range(KILLS):
-                _kill_leader(cluster, lived, load, overtake=turn % 3 == 2)
+                overtake = turn % 3 == 2 or (turn > KILLS // 2 and not lived.overtaken)
+                _kill_leader(cluster, lived, load, overtake=overtake)
         described = leader_after(cluster, 0)[1]
         eventually(lambda: _ends(cluster, described.high_watermark) == 3, "all voters have everything", step_s=_LOOK_S)
         lived.high_watermark = described.high_watermark
@@ -125,7 +124,6 @@ def _come_late(cluster: MixedCluster, late: int) -> Lived:
         {each.node_id: each.log_dir for each in cluster.nodes if each.is_controller},
         late,
         snapshots(node.log_dir)[0],
-        leader.node_id,
         min(int(path.stem) for path in (node.log_dir / DIRECTORY_NAME).glob("*.log")),
     )
 
@@ -159,9 +157,10 @@ def _kill_leader(cluster: MixedCluster, lived: Lived, load: TopicLoad, *, overta
     eventually(lambda: _ends(cluster, offset) == 3, "the killed one has caught up", wait_s=120, step_s=_LOOK_S)
 
 
-def same_file(lived: Lived) -> bool:
-    """Whether the late voter's first snapshot is, byte for byte, that of the one it got it from."""
-    one, other = (
-        snapshot_path(lived.directories[node_id], lived.late_snapshot) for node_id in (lived.late, lived.late_source)
+def has_same_file(lived: Lived) -> bool:
+    """Whether the late voter's first snapshot is, byte for byte, that of another voter."""
+    mine, *others = (
+        snapshot_path(lived.directories[node_id], lived.late_snapshot)
+        for node_id in sorted(lived.directories, key=lambda node_id: node_id != lived.late)
     )
-    return other.exists() and one.read_bytes() == other.read_bytes()
+    return any(path.exists() and path.read_bytes() == mine.read_bytes() for path in others)

@@ -18,10 +18,13 @@ from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.node_records import RegisterBrokerRecord, RegisterControllerRecord
 from fenceline.metadata.records import MetadataRecord, encode_record
 from fenceline.metadata.snapshot import image_records
-from fenceline.node.metadata_batches import SnapshotBatches
+from fenceline.node.metadata_batches import SnapshotBatches, control_batch
 from fenceline.node.metadata_log import DIRECTORY_NAME
+from fenceline.quorum.control_records import SnapshotFooter, SnapshotHeader
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.records.batch import iter_headers
+from fenceline.records.build import build_batch
+from fenceline.records.decode import decode_all
 from fenceline.testing.apache_kafka import run_tool
 
 
@@ -123,6 +126,24 @@ def kafkas_dumps(log_dirs: Iterable[Path], start_offset: int, end_offset: int) -
         if found is not None and start_offset <= int(found[1]) < end_offset:
             lines.append(_PLACE.sub("", line))
     return list(dumps.values())
+
+
+def in_one_batch(snapshot: Path, folder: Path) -> Path:
+    """The same records, as they are, in a file that Kafka's shell has read to its end when it looks: it does not wait
+    for more than the first batch that goes past offset 0."""
+    values = [
+        (1, None, record.value, ())
+        for header, records in decode_all(snapshot.read_bytes())
+        if not header.is_control
+        for record in records
+    ]
+    path = folder / snapshot.name
+    path.write_bytes(
+        control_batch([SnapshotHeader()], 1)
+        + build_batch(values, base_offset=1, leader_epoch=0)
+        + control_batch([SnapshotFooter()], 1, base_offset=1 + len(values))
+    )
+    return path
 
 
 def kafkas_tree(snapshot: Path) -> set[str]:
