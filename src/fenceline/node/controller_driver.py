@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from fenceline.node.peer_connection import Dial
     from fenceline.node.quorum_watch import QuorumWatch
 
+_DISK_THREADS: Final = 2
+"""A vote and a flush do not wait for a snapshot that is being written."""
 _RESIGN_MS: Final = 1000
 """How long a leader that stops waits for another one."""
 
@@ -84,7 +86,7 @@ class ControllerDriver:
         self._clock = clock
         self._rng = rng
         self._trouble = trouble
-        self._own_executor = ThreadPoolExecutor(1, "metadata-flush") if executor is None else None
+        self._own_executor = ThreadPoolExecutor(_DISK_THREADS, "metadata-disk") if executor is None else None
         self._executor = executor or self._own_executor
         self._connect = connect
         self._failed: asyncio.Future[None] | None = None

@@ -55,7 +55,7 @@ class ClusterDriver(ControllerDriver):
             clock=process.clock,
             rng=process.world.rng(f"controller {process.node_id} life {process.life}"),
             trouble=StorageTrouble(process.clock),
-            executor=SimExecutor(1),
+            executor=SimExecutor(2),
         )
         self.process = process
 
