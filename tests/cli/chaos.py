@@ -23,8 +23,9 @@ from confluent_kafka.admin import NewTopic as LibrdkafkaTopic
 
 from fenceline.client.admin import Admin
 from fenceline.client.async_admin import NewTopic
-from fenceline.errors import ErrorCode, FencelineError, OperatorError, PeerError
+from fenceline.errors import ErrorCode, FencelineError, PeerError
 from fenceline.testing.local_cluster import LocalCluster
+from fenceline.testing.waiting import eventually
 
 KEY: Final = "retention.ms"
 ANSWER_WAIT_MS: Final = 4000
@@ -244,9 +245,13 @@ class Trouble:
 
 
 def end_of_agreement(cluster: LocalCluster) -> int:
-    """The last offset that is committed and that every node has. Raises OperatorError where nobody tells."""
-    with Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
-        found = admin.describe_quorum()
-    if not found.voters:
-        raise OperatorError("There are no voters")
-    return min([found.high_watermark, *(each.log_end_offset for each in found.voters)]) - 1
+    """The last offset that is committed, once every voter has it. Raises TimeoutError."""
+
+    def everywhere() -> int | None:
+        with Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
+            found = admin.describe_quorum()
+        # A follower may lack what a majority has committed and a client was told of.
+        ends = [voter.log_end_offset for voter in found.voters]
+        return found.high_watermark if ends and min(ends) >= found.high_watermark > 0 else None
+
+    return eventually(everywhere, "every voter has what is committed") - 1
