@@ -13,7 +13,7 @@ from fenceline.cli.app import app
 from fenceline.cli.metadata_files import load_snapshot
 from fenceline.metadata.delta import apply
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
-from fenceline.metadata.records import ClientQuotaRecord, DelegationTokenRecord, EntityData
+from fenceline.metadata.security_records import ClientQuotaRecord, DelegationTokenRecord, EntityData
 from fenceline.node.metadata_batches import SnapshotBatches
 from fenceline.node.metadata_log import DIRECTORY_NAME
 from fenceline.testing.apache_kafka import run_tool, small_kafka
