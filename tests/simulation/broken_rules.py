@@ -139,6 +139,7 @@ _CUT_OFF: Final = {
     "max_job_ms": "50",
     "clients": "4",
     "think_ms": "50",
+    "snapshot_interval_ms": "3600000",
 }
 """Leaders that are cut off while clients, who are sure of every answer, ask for much."""
 
