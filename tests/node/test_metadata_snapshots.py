@@ -63,6 +63,7 @@ def test_after_a_start_that_read_much(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failed_snapshot_leaves_no_file_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G32: counted, and never the last attempt; N54."""
     told: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(Logger, "_write", lambda self, level, event, fields: told.append((event, fields)))
 
@@ -76,11 +77,15 @@ def test_a_failed_snapshot_leaves_no_file_is_told_and_tried_again(monkeypatch: p
         assert len(controller.log.snapshots) == 1
         event, fields = told[0]
         assert event == "metadata snapshot not written"
+        assert controller._snapshots is not None
+        assert (controller._snapshots.failed_count, controller._snapshots.generated_count) == (len(told), 0)
         assert fields["path"].endswith(".checkpoint")
         disk.heal()
         await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
         await _turns()
         assert len(controller.log.snapshots) == 2
+        assert controller._snapshots.generated_count == 1
+        assert controller._snapshots.newest_size_bytes > 0
         await controller.stop()
 
     asyncio.run(story())

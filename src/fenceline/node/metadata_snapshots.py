@@ -13,7 +13,8 @@ fetching, for ten minutes at most, and until there are twice as many bytes as th
 Of KIP-630 `metadata.snapshot.min.changed_records.ratio` is known and off, `metadata.start.offset.lag.time.max.ms` is
 those ten minutes; Kafka has neither (N13).
 
-Rules: snapshots.md N11-N16, N18-N22; gaps.md G23, G30, G32.
+Rules: snapshots.md N11, N12, N14-N16, N18-N20 (the newest stays: N19), N21, N22; gaps.md G23, G30, G32. That nodes'
+snapshots of one id hold the same (G33) is looked at in simulations, by checksums (`testing.simulation.checks`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The consensus state machine of one node.
 
 Owns the order in which its parts work; the parts are `elections`, `leading` with `fetches` and `voter_changes`,
-`following` with `download`, and `hearing` for what all answers have in common, around the shared `core`. Never does
-I/O, knows no clock and no randomness: every call brings the time, and gives back duties (`duties` says what the driver
-owes). After each call everything that is due by then has been ordered; `next_deadline_ms` says when `tick` is wanted.
+`following` with `download`, and `hearing` for what all answers have in common, around the shared `core`; `standing` is
+what can be asked of it. Never does I/O, knows no clock and no randomness: every call brings the time, and gives back
+duties (`duties` says what the driver owes). After each call everything that is due by then has been ordered;
+`next_deadline_ms` says when `tick` is wanted.
 
 Rules: raft.md, snapshots.md N24-N39, since_4_0.md K7-K16; what differs from Kafka: `docs/decisions/009`.
 """
@@ -37,7 +38,6 @@ from fenceline.quorum.messages import (
     EndQuorumEpochRequest,
     FetchRequest,
     FetchSnapshotRequest,
-    NodeEndpoint,
     RemoveRaftVoterRequest,
     RemoveRaftVoterResponse,
     ReplicaKey,
@@ -48,13 +48,13 @@ from fenceline.quorum.messages import (
 )
 from fenceline.quorum.roles import TIMEOUTS, Follower, Leader, OnTimeout, Resigned, Role, Unattached, leader_of
 from fenceline.quorum.settings import QuorumSettings
+from fenceline.quorum.standing import Standing
 from fenceline.quorum.voter_changes import VoterChanges
 from fenceline.quorum.voter_registration import Registration
-from fenceline.quorum.voter_set import VoterSet
 from fenceline.rng import Rng
 
 
-class Quorum:
+class Quorum(Standing):
     """See the module. Times are monotonic ms; a time before the last one counts as the last one."""
 
     def __init__(self, local: Voter, log: LogView, settings: QuorumSettings, rng: Rng) -> None:
@@ -83,75 +83,6 @@ class Quorum:
         )
         self._closes_at_ms: int | None = None
         core.role_changed = self._role_changed
-
-    # -- what others see -----------------------------------------------------------------------------------------------
-
-    @property
-    def role(self) -> Role:
-        return self._core.role
-
-    @property
-    def epoch(self) -> int:
-        return self._core.epoch
-
-    @property
-    def leader_id(self) -> int:
-        """Who leads this epoch as far as known, -1 = nobody known."""
-        return self._core.leader_id
-
-    @property
-    def leader_endpoint(self) -> NodeEndpoint | None:
-        return next(iter(self._core.leader_endpoints()), None)
-
-    @property
-    def is_leader(self) -> bool:
-        return isinstance(self._core.role, Leader)
-
-    @property
-    def in_touch(self) -> bool:
-        """Whether this node follows a leader that it hears from: then it says no to a pre-vote (K8)."""
-        return isinstance(self._core.role, Follower) and self._following.in_touch
-
-    @property
-    def is_voter(self) -> bool:
-        """Whether this node is in the newest voter set; else it is an observer."""
-        return self._core.is_voter
-
-    @property
-    def is_only_voter(self) -> bool:
-        return self._core.is_only_voter
-
-    @property
-    def high_watermark(self) -> int | None:
-        """End of what this node knows to be committed; never falls. None until known."""
-        return self._core.high_watermark
-
-    @property
-    def voter_set(self) -> VoterSet:
-        """In force, committed or not (Q40)."""
-        return self._core.voters
-
-    @property
-    def voters(self) -> tuple[Voter, ...]:
-        return self._core.voters.voters
-
-    def voters_before(self, end_offset: int) -> tuple[int, tuple[Voter, ...]]:
-        """kraft.version and the voter set that a snapshot which ends at `end_offset` stores (N7); none at version 0."""
-        found = self._core.log.voters_before(end_offset)
-        return (0, ()) if found is None else (found.kraft_version, found.voters)
-
-    @property
-    def kraft_version(self) -> int:
-        return self._core.voters.kraft_version
-
-    @property
-    def slowest_fetch_offset(self) -> int | None:
-        """What the replica that is furthest behind fetches next, of those that this leader hears (G30); 0 for one that
-        takes a snapshot. None where there is none, or this node does not lead."""
-        replicas = self._leading.replicas
-        if replicas is None:
-            return None
-        return replicas.slowest_offset(self._core.now_ms - self._core.settings.check_quorum_ms)
 
     @property
     def has_closed(self) -> bool:

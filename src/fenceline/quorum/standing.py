@@ -1,0 +1,89 @@
+"""What a node can be asked about its place in the quorum. Read-only, of the moment of the call.
+
+Rules: raft.md Q1, Q40; snapshots.md N7; since_4_0.md K8; gaps.md G30.
+"""
+
+from __future__ import annotations
+
+from fenceline.quorum.control_records import Voter
+from fenceline.quorum.core import Core
+from fenceline.quorum.following import Following
+from fenceline.quorum.leading import Leading
+from fenceline.quorum.messages import NodeEndpoint
+from fenceline.quorum.roles import Follower, Leader, Role
+from fenceline.quorum.voter_set import VoterSet
+
+
+class Standing:
+    """See the module."""
+
+    _core: Core
+    _leading: Leading
+    _following: Following
+
+    @property
+    def role(self) -> Role:
+        return self._core.role
+
+    @property
+    def epoch(self) -> int:
+        return self._core.epoch
+
+    @property
+    def leader_id(self) -> int:
+        """Who leads this epoch as far as known, -1 = nobody known."""
+        return self._core.leader_id
+
+    @property
+    def leader_endpoint(self) -> NodeEndpoint | None:
+        return next(iter(self._core.leader_endpoints()), None)
+
+    @property
+    def is_leader(self) -> bool:
+        return isinstance(self._core.role, Leader)
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether this node follows a leader that it hears from: then it says no to a pre-vote (K8)."""
+        return isinstance(self._core.role, Follower) and self._following.in_touch
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this node is in the newest voter set; else it is an observer."""
+        return self._core.is_voter
+
+    @property
+    def is_only_voter(self) -> bool:
+        return self._core.is_only_voter
+
+    @property
+    def high_watermark(self) -> int | None:
+        """End of what this node knows to be committed; never falls. None until known."""
+        return self._core.high_watermark
+
+    @property
+    def voter_set(self) -> VoterSet:
+        """In force, committed or not (Q40)."""
+        return self._core.voters
+
+    @property
+    def voters(self) -> tuple[Voter, ...]:
+        return self._core.voters.voters
+
+    def voters_before(self, end_offset: int) -> tuple[int, tuple[Voter, ...]]:
+        """kraft.version and the voter set that a snapshot which ends at `end_offset` stores (N7); none at version 0."""
+        found = self._core.log.voters_before(end_offset)
+        return (0, ()) if found is None else (found.kraft_version, found.voters)
+
+    @property
+    def kraft_version(self) -> int:
+        return self._core.voters.kraft_version
+
+    @property
+    def slowest_fetch_offset(self) -> int | None:
+        """What the replica that is furthest behind fetches next, of those that this leader hears (G30); 0 for one that
+        takes a snapshot. None where there is none, or this node does not lead."""
+        replicas = self._leading.replicas
+        if replicas is None:
+            return None
+        return replicas.slowest_offset(self._core.now_ms - self._core.settings.check_quorum_ms)
