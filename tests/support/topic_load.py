@@ -80,17 +80,19 @@ class TopicLoad:
         if self._ask(lambda: admin.create_topics([topic], timeout_ms=20_000), ErrorCode.TOPIC_ALREADY_EXISTS):
             if not deletes:
                 self.created.add(name)
-            elif self._ask(
-                lambda: admin.delete_topics([name], timeout_ms=20_000), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            ):
+            elif self._ask(lambda: admin.delete_topics([name], timeout_ms=20_000), None):
                 self.deleted.add(name)
 
-    def _ask(self, request: Callable[[], object], done_before: ErrorCode) -> bool:
-        """Whether it was acknowledged in the end; not where this is over before."""
+    def _ask(self, request: Callable[[], object], done_before: ErrorCode | None) -> bool:
+        """Whether it was acknowledged in the end; not where this is over before, and not where the topic is unknown: it
+        may be gone by a request whose connection broke, and a controller of Kafka's that is about to lead looks names
+        up in what it has applied so far."""
         while not self._is_over.is_set():
             try:
                 request()
             except PeerError as error:
+                if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    return False
                 if error.code is done_before:
                     return True
             except FencelineError:
