@@ -112,6 +112,8 @@ def _fault(state: ControllerState, update: FeatureUpdate, proposed: Mapping[str,
     if kind is UpgradeType.UNKNOWN:
         return prefix + "The controller does not support the given upgrade type."
     if name not in SUPPORTED:
+        if level == 0:
+            return prefix + f"Feature {name} not found."
         return prefix + f"Local controller {state.settings.node_id} does not support this feature."
     if level < 0:
         return prefix + "A feature version cannot be less than 0."

@@ -5,7 +5,7 @@ Owns nothing; tells what the image says of brokers. The listener is a broker's, 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import ErrorCode
 from fenceline.node.handlers.metadata_encoding import (
@@ -16,6 +16,10 @@ from fenceline.node.handlers.metadata_encoding import (
 from fenceline.node.handlers.registry import Api, RequestContext
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import request_field
+
+if TYPE_CHECKING:
+    from fenceline.metadata.image import Endpoint
+    from fenceline.quorum.control_records import VoterEndpoint
 
 _BROKERS: Final = 1
 _CONTROLLERS: Final = 2
@@ -60,7 +64,7 @@ def handle_describe_cluster(context: RequestContext, request: Any) -> dict[str, 
 
 
 def handle_describe_controllers(context: RequestContext, request: Any) -> dict[str, Any]:
-    """KIP-919: who votes, on the listener that was asked; `controller_id` is who leads."""
+    """KIP-919: controllers that are registered or vote, on the listener asked; `controller_id` is who leads."""
     kind = request_field(request, "endpoint_type", _BROKERS)
     if kind != _CONTROLLERS:
         return _refused(
@@ -68,13 +72,14 @@ def handle_describe_controllers(context: RequestContext, request: Any) -> dict[s
             "The request was sent to an endpoint of type CONTROLLER, but we wanted an endpoint of type BROKER",
         )
     quorum = context.broker.controller.quorum
+    # Kafka tells registrations only; a voter that has none yet is there all the same.
+    known: dict[int, tuple[Endpoint | VoterEndpoint, ...]] = {each.voter_id: each.endpoints for each in quorum.voters}
+    known.update({each.id: each.endpoints for each in context.broker.image.controllers.values()})
     controllers = []
-    for voter in quorum.voters:
-        endpoint = next((each for each in voter.endpoints if each.name == context.listener), None)
+    for node_id, endpoints in sorted(known.items()):
+        endpoint = next((each for each in endpoints if each.name == context.listener), None)
         if endpoint is not None:
-            controllers.append(
-                {"broker_id": voter.voter_id, "host": endpoint.host, "port": endpoint.port, "rack": None}
-            )
+            controllers.append({"broker_id": node_id, "host": endpoint.host, "port": endpoint.port, "rack": None})
     asked = request.include_cluster_authorized_operations
     return {
         "error_code": ErrorCode.NONE,

@@ -161,6 +161,8 @@ def _is_done_here(context: RequestContext, change: _Change, *, validate_only: bo
         raise PeerError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {change.raw_type}")
     merged = _merged(context, change, replaces=replaces)
     match change.type:
+        case ConfigResourceType.BROKER if context.listener in context.broker.config.controller_listener_names:
+            pass  # a controller answers for every broker, and knows the own settings of none (KIP-919)
         case ConfigResourceType.BROKER:
             if change.name:
                 _check_broker_id(context.broker.node_id, change.name)
