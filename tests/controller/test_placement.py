@@ -65,3 +65,10 @@ def test_a_broker_that_shuts_down_takes_nothing_new() -> None:
     with pytest.raises(PeerError):
         place([_broker(1), leaving], 1, 2, Random(0))
     assert place([_broker(1), replace(leaving, fenced=True)], 1, 2, Random(0)) == [(1, 2)]
+
+
+def test_leaders_take_turns_also_where_every_broker_holds_every_partition() -> None:
+    """Three replicas on three brokers: each leads a third of the partitions."""
+    found = place([_broker(number) for number in (1, 2, 3)], 6, 3, Random(4))
+    assert sorted(Counter(replicas[0] for replicas in found).values()) == [2, 2, 2]
+    assert all(sorted(replicas) == [1, 2, 3] for replicas in found)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import FileSlice, OsDisk, OsMapping
@@ -77,20 +78,28 @@ class _Broker:
         self.failed: list[Any] = []
         self.replicas = [self._replica(log) for log in logs]
         self.partitions = SimpleNamespace(
-            leader=lambda topic, topic_id, index: self.replicas[index],
+            hosted=lambda topic, topic_id, index: self.replicas[index],
             get=lambda topic, index: self.replicas[index],
             storage_failed=lambda replica, error: self.failed.append(error),
         )
+        self.replication = SimpleNamespace(fetched=lambda replica, replica_id, **_: None)
 
     @staticmethod
     def _replica(log: PartitionLog) -> Any:
+        log.advance_high_watermark(log.log_end_offset)
         leader = SimpleNamespace(
-            leader_epoch=0,
-            high_watermark=log.log_end_offset,
-            read_bound=lambda **_: log.log_end_offset,
-            hides_end_offset=lambda replica_id: False,
+            check_follower=lambda *_, **__: ErrorCode.NONE, hides_end_offset=lambda replica_id: False
         )
-        return SimpleNamespace(log=log, leader=leader, high_watermark=log.log_end_offset, waiters=set())
+        return SimpleNamespace(
+            log=log,
+            leader=leader,
+            leader_epoch=0,
+            is_recovering=False,
+            is_being_cut=False,
+            high_watermark=log.log_end_offset,
+            waiters=set(),
+            follower_waiters=set(),
+        )
 
     def fetching(self, **limits: Any) -> Fetching:
         given = {

@@ -19,13 +19,15 @@ from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.format import format_directory
-from fenceline.node.replicas import Replica, Replicas
+from fenceline.node.replica import Replica
+from fenceline.node.replicas import Replicas
 from fenceline.quorum.control_records import VoterEndpoint
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 
 from .controller_helpers import CLUSTER, Held, StillClock
 from .handlers.fakes import image_of, partition, topic_image
+from .replication_helpers import ALONE, NoRoles
 
 D = "/data"
 
@@ -41,7 +43,17 @@ class Node:
         self.topic = topic_image("t", partition(), partition())
         self.image: MetadataImage = image_of([self.topic])
         log_dir = LogDir.open(D, self.disk, node_id=1)
-        self.replicas = Replicas(1, [log_dir], lambda: self.image, lambda _: {}, StillClock(), lambda *_: None)
+        self.replicas = Replicas(
+            1,
+            [log_dir],
+            lambda: self.image,
+            lambda _: {},
+            StillClock(),
+            lambda *_: None,
+            roles=NoRoles(),
+            rules=ALONE,
+            broker_epoch=lambda: 1,
+        )
         self.threads = Held()
         self.flushes = LogFlushes(self.replicas, StillClock(), self.threads)
 

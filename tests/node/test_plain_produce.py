@@ -19,12 +19,15 @@ from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.producing import Producing
-from fenceline.node.replicas import Replica, Replicas
+from fenceline.node.replica import Replica
+from fenceline.node.replicas import Replicas
 from fenceline.records.build import build_batch
 from fenceline.replica.leader import LeaderState
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.produce import PartitionRecords, ProduceRequest, encode_request
+
+from .replication_helpers import ALONE, NoRoles
 
 NOW = 1_700_000_000_000
 RAIN, SNOW, HIDDEN = UUID(int=11), UUID(int=12), UUID(int=13)
@@ -53,8 +56,17 @@ class Side:
         self.disk.mkdir("/data")
         self.refusals: list[Any] = []
         image = SimpleNamespace(topics_by_id={}, topics_by_name={})
+        clock: Any = SimpleNamespace(now_ms=lambda: NOW, monotonic_ms=lambda: NOW)
         self.replicas = Replicas(
-            1, [], lambda: image, lambda topic: {}, SimpleNamespace(now_ms=lambda: NOW), lambda work, delay: None
+            1,
+            [],
+            lambda: image,
+            lambda topic: {},
+            clock,
+            lambda work, delay: None,
+            roles=NoRoles(),
+            rules=ALONE,
+            broker_epoch=lambda: 1,
         )
         files = OpenFiles(self.disk)
         for topic_id, name in NAMES.items():
@@ -69,21 +81,24 @@ class Side:
                     files=files,
                 )
                 log.assign_epoch(5)
-                leader = LeaderState(
+                replica = Replica(where, topic_id, log, configs[topic_id], clock)
+                replica.leader = LeaderState(
                     node_id=1,
+                    broker_epoch=1,
                     leader_epoch=5,
                     partition_epoch=0,
+                    replicas=(1,) if index < 2 else (1, 2, 3),
                     isr=frozenset({1}),
-                    replica_count=1 if index < 2 else 3,
                     epoch_start_offset=0,
+                    rules=ALONE,
                 )
-                replica = Replica(where, topic_id, log, leader, configs[topic_id])
+                replica.leader_epoch = 5
                 self.replicas.open_by_name[name, index] = replica
                 self.replicas.open_by_id[topic_id.bytes, index] = replica
         self.metrics = NodeMetrics()
         broker: Any = SimpleNamespace(
             partitions=self.replicas,
-            clock=SimpleNamespace(now_ms=lambda: NOW),
+            clock=clock,
             metrics=self.metrics,
             loop=SimpleNamespace(call_soon=lambda *_: None),
             storage_trouble=SimpleNamespace(refused=lambda *told: self.refusals.append((str(told[0]), told[1]))),

@@ -64,13 +64,6 @@ def test_what_the_controller_refuses_is_refused_through_any_node(three: MixedClu
         assert "exists" in str(refused.value)
 
 
-def test_replicas_that_nobody_would_fill_are_refused(three: MixedCluster) -> None:
-    for node in three.nodes:
-        with Admin(node.bootstrap) as admin, pytest.raises(PeerError) as refused:
-            admin.create_topics([NewTopic("replicated", 1, 3)])
-        assert "do not replicate" in str(refused.value)
-
-
 def test_groups_work_on_any_node(three: MixedCluster) -> None:
     """The offsets topic is created on first use, handed on like any other."""
     create(three.nodes[0], "read")

@@ -16,7 +16,7 @@ def test_backlog_of_the_listeners(overrides: dict[str, str], expected: int) -> N
     """As the system knows it: for a listening socket, `tcpi_sacked` is the length of its queue."""
     config = NodeConfig.load(None, {"listeners": "PLAINTEXT://127.0.0.1:0", **overrides}, {})
     broker: Any = Broker(config)
-    broker.partitions = broker.controller = None  # nothing is asked
+    broker.partitions = broker.controller = broker.replication = None  # nothing is asked
 
     async def story() -> int:
         broker.loop = asyncio.get_running_loop()

@@ -1,22 +1,63 @@
-"""The leader's fencing, high watermark and read bounds."""
+"""The leader of one partition: high watermark, read bounds, followers, the in-sync set and its changes."""
 
 from __future__ import annotations
 
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.replica.leader import CONSUMER_REPLICA_ID, DEBUG_REPLICA_ID, LeaderState, check_leader_epoch
+from fenceline.replica.fencing import CONSUMER_REPLICA_ID, DEBUG_REPLICA_ID, NO_EPOCH, check_leader_epoch, read_bound
+from fenceline.replica.leader import InSyncRules, LeaderState, Member, Refused
+
+LAG_MS = 30_000
+BROKER_EPOCHS = {1: 101, 2: 102, 3: 103}
+"""Who is registered, unfenced and not shutting down."""
 
 
-def leader(isr: set[int], *, start: int = 0, replicas: int = 3, high_watermark: int = 0) -> LeaderState:
-    return LeaderState(
+def leader(
+    isr: set[int],
+    *,
+    start: int = 0,
+    replicas: tuple[int, ...] = (1, 2, 3),
+    high_watermark: int = 0,
+    brokers: dict[int, int] | None = None,
+    is_recovering: bool = False,
+) -> LeaderState:
+    known = BROKER_EPOCHS if brokers is None else brokers
+    state = LeaderState(
         node_id=1,
+        broker_epoch=101,
         leader_epoch=5,
         partition_epoch=7,
+        replicas=replicas,
         isr=frozenset(isr),
-        replica_count=replicas,
         epoch_start_offset=start,
+        rules=InSyncRules(lambda broker: known.get(broker, NO_EPOCH), LAG_MS),
         high_watermark=high_watermark,
+        is_recovering=is_recovering,
+    )
+    state.heard_before(None, now_ms=0)
+    return state
+
+
+def fetch(state: LeaderState, replica: int, offset: int, *, now_ms: int = 0, min_isr: int = 1, epoch: int = 0) -> bool:
+    return state.on_fetch(
+        replica,
+        offset,
+        log_start_offset=0,
+        broker_epoch=epoch or BROKER_EPOCHS[replica],
+        min_insync_replicas=min_isr,
+        now_ms=now_ms,
+    )
+
+
+def told(state: LeaderState, isr: set[int], *, partition_epoch: int = 8, recovering: bool = False) -> bool:
+    return state.on_partition(
+        partition_epoch=partition_epoch,
+        replicas=state.replicas,
+        isr=isr,
+        is_recovering=recovering,
+        min_insync_replicas=1,
+        now_ms=0,
     )
 
 
@@ -34,43 +75,275 @@ def test_epoch_check(requested: int, expected: ErrorCode) -> None:
     assert check_leader_epoch(requested, 5) is expected
 
 
-def test_a_set_of_one_commits_what_it_appends() -> None:
-    state = leader({1})
-    assert state.on_append(10, 1)
-    assert state.high_watermark == 10
-    assert not state.on_append(10, 1)
+class TestHighWatermark:
+    """`epochs.md E40-E41`."""
+
+    def test_only_replica_commits_what_it_appends(self) -> None:
+        state = leader({1}, replicas=(1,))
+        assert state.on_append(10, 1, 0)
+        assert state.high_watermark == 10
+        assert not state.on_append(10, 1, 0)
+
+    def test_set_of_one_commits_what_it_appends(self) -> None:
+        state = leader({1})
+        assert state.on_append(10, 1, 0)
+        assert state.high_watermark == 10
+
+    def test_is_the_least_end_of_the_in_sync_replicas(self) -> None:
+        state = leader({1, 2, 3})
+        assert not state.on_append(10, 1, 0)
+        assert not fetch(state, 2, 10)
+        assert fetch(state, 3, 6)
+        assert state.high_watermark == 6
+        assert fetch(state, 3, 10)
+        assert state.high_watermark == 10
+
+    def test_never_moves_before_every_in_sync_replica_was_heard(self) -> None:
+        state = leader({1, 2})
+        assert not state.on_append(10, 1, 0)
+        assert state.high_watermark == 0
+        assert told(state, {1})
+        assert state.high_watermark == 10
+
+    def test_never_goes_back_when_a_replica_does(self) -> None:
+        state = leader({1, 2})
+        state.on_append(10, 1, 0)
+        fetch(state, 2, 10)
+        assert not fetch(state, 2, 4)
+        assert state.high_watermark == 10
+
+    def test_stays_with_fewer_in_sync_than_min_insync(self) -> None:
+        """|ISR| < min(min.insync.replicas, replication factor) holds it."""
+        state = leader({1})
+        assert not state.on_append(10, 2, 0)
+        assert not state.has_enough_replicas(2)
+        assert leader({1}, replicas=(1,)).has_enough_replicas(2)
+
+    def test_waits_for_a_caught_up_replica_that_will_join(self) -> None:
+        """`gaps.md G48`: who is caught up and eligible holds it without being in sync, until it lags."""
+        state = leader({1, 2})
+        state.on_append(10, 1, 0)
+        fetch(state, 3, 10, now_ms=1)
+        fetch(state, 2, 10, now_ms=1)
+        assert state.high_watermark == 10
+        state.on_append(20, 1, 2)
+        assert not fetch(state, 2, 20, now_ms=2)
+        assert fetch(state, 2, 20, now_ms=2 + LAG_MS)
+        assert state.high_watermark == 20
+
+    def test_does_not_wait_for_a_caught_up_replica_that_may_not_join(self) -> None:
+        """PartitionTest.testHighWatermarkIncreasesWithFencedOrShutdownFollower."""
+        state = leader({1, 2}, brokers={1: 101, 2: 102})
+        state.on_append(10, 1, 0)
+        fetch(state, 3, 10)
+        fetch(state, 2, 10)
+        state.on_append(20, 1, 1)
+        assert fetch(state, 2, 20, now_ms=1)
 
 
-def test_nothing_is_committed_before_every_insync_replica_was_heard() -> None:
-    state = leader({1, 2})
-    assert not state.on_append(10, 1)
-    assert state.high_watermark == 0
-    assert state.on_isr_change(frozenset({1}), 8, 1)
-    assert state.high_watermark == 10
+class TestReaders:
+    def test_read_bounds_by_role(self) -> None:
+        """`epochs.md E43`: followers to the log end, read_uncommitted to the high watermark, read_committed the LSO."""
+        bounds = {"log_end_offset": 10, "high_watermark": 6, "last_stable_offset": 4}
+        assert read_bound(replica_id=2, isolation=0, **bounds) == 10
+        assert read_bound(replica_id=DEBUG_REPLICA_ID, isolation=1, **bounds) == 10
+        assert read_bound(replica_id=CONSUMER_REPLICA_ID, isolation=0, **bounds) == 6
+        assert read_bound(replica_id=CONSUMER_REPLICA_ID, isolation=1, **bounds) == 4
+
+    def test_end_offset_is_hidden_until_the_epochs_start_is_committed(self) -> None:
+        """`list_offsets.md L11`: blocked while the high watermark is below the epoch's start; equal is not blocked."""
+        state = leader({1, 2}, start=5, high_watermark=2)
+        assert state.hides_end_offset(CONSUMER_REPLICA_ID)
+        assert not state.hides_end_offset(2)
+        assert fetch(state, 2, 5)
+        assert not state.hides_end_offset(CONSUMER_REPLICA_ID)
 
 
-def test_high_watermark_stays_below_min_insync() -> None:
-    """`epochs.md E40`: never advances with fewer in sync than min(min.insync.replicas, replication factor)."""
-    state = leader({1}, replicas=3)
-    assert not state.on_append(10, 2)
-    assert not state.has_enough_replicas(2)
-    assert leader({1}, replicas=1).has_enough_replicas(2)
+class TestFollowers:
+    def test_stranger_is_refused(self) -> None:
+        """`epochs.md E30`."""
+        state = leader({1}, replicas=(1, 2))
+        assert state.check_follower(3, 103, knows_epoch=True) is ErrorCode.UNKNOWN_LEADER_EPOCH
+        assert state.check_follower(3, 103, knows_epoch=False) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert state.check_follower(1, 101, knows_epoch=True) is ErrorCode.UNKNOWN_LEADER_EPOCH
+
+    def test_replaced_process_is_refused(self) -> None:
+        """`epochs.md E31` (KIP-903)."""
+        state = leader({1, 2})
+        assert state.check_follower(2, 101, knows_epoch=True) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert state.check_follower(2, 102, knows_epoch=True) is ErrorCode.NONE
+        assert state.check_follower(2, NO_EPOCH, knows_epoch=True) is ErrorCode.NONE
+
+    def test_caught_up_means_at_the_end_of_the_fetch_before(self) -> None:
+        """`epochs.md E32`: who has what the leader had at the previous fetch was caught up then."""
+        state = leader({1, 2})
+        state.on_append(10, 1, 0)
+        fetch(state, 2, 0, now_ms=100)
+        state.on_append(20, 1, 0)
+        fetch(state, 2, 10, now_ms=200)
+        assert state.followers[2].last_caught_up_ms == 100
+        fetch(state, 2, 20, now_ms=300)
+        assert state.followers[2].last_caught_up_ms == 300
+
+    def test_first_fetch_of_a_new_leaders_time_catches_nobody_up(self) -> None:
+        state = leader({1}, start=10)
+        fetch(state, 3, 4, now_ms=50)
+        assert state.followers[3].last_caught_up_ms is None
+
+    def test_same_leader_keeps_log_ends_in_a_higher_epoch(self) -> None:
+        """`epochs.md E33`, `gaps.md G53`."""
+        before = leader({1, 2})
+        before.on_append(10, 1, 0)
+        fetch(before, 2, 10)
+        after = leader({1, 2}, start=10, high_watermark=10)
+        after.heard_before(before, now_ms=5)
+        assert after.followers[2].log_end_offset == 10
+        anew = leader({1, 2}, start=10)
+        assert anew.followers[2].log_end_offset == -1
+
+    def test_low_watermark_waits_for_live_replicas(self) -> None:
+        state = leader({1, 2, 3})
+        for replica, start in ((2, 4), (3, 2)):
+            state.on_fetch(replica, 9, log_start_offset=start, broker_epoch=1, min_insync_replicas=1, now_ms=0)
+        assert state.low_watermark(7, lambda _: True) == 2
+        assert state.low_watermark(7, lambda replica: replica == 2) == 4
 
 
-def test_read_bounds_by_role() -> None:
-    """`epochs.md E43`: followers to the log end, read_uncommitted to the high watermark, read_committed to the LSO."""
-    state = leader({1, 2}, high_watermark=6)
-    bounds = {"log_end_offset": 10, "last_stable_offset": 4}
-    assert state.read_bound(replica_id=2, isolation=0, **bounds) == 10
-    assert state.read_bound(replica_id=DEBUG_REPLICA_ID, isolation=1, **bounds) == 10
-    assert state.read_bound(replica_id=CONSUMER_REPLICA_ID, isolation=0, **bounds) == 6
-    assert state.read_bound(replica_id=CONSUMER_REPLICA_ID, isolation=1, **bounds) == 4
+class TestInSyncSet:
+    def test_joins_when_it_reached_this_epochs_start(self) -> None:
+        """`epochs.md E35`: PartitionTest.testFollowerDoesNotJoinISRUntilCaughtUpToOffsetWithinCurrentLeaderEpoch."""
+        state = leader({1, 2}, start=10, high_watermark=6)
+        fetch(state, 3, 8)
+        assert state.propose_expansion(3) is None
+        fetch(state, 3, 10)
+        proposal = state.propose_expansion(3)
+        assert proposal is not None
+        assert proposal.members == (Member(1, 101), Member(2, NO_EPOCH), Member(3, 103))
+        assert (proposal.leader_epoch, proposal.partition_epoch) == (5, 7)
+
+    def test_does_not_join_below_the_high_watermark(self) -> None:
+        state = leader({1}, high_watermark=0)
+        state.on_append(10, 1, 0)
+        fetch(state, 3, 9)
+        assert state.propose_expansion(3) is None
+
+    @pytest.mark.parametrize("brokers", [{1: 101}, {1: 101, 3: 104}])
+    def test_who_is_not_eligible_does_not_join(self, brokers: dict[int, int]) -> None:
+        """`epochs.md E36`: fenced, shutting down, gone; or another incarnation than the one that fetched (KIP-903)."""
+        state = leader({1}, brokers=brokers)
+        fetch(state, 3, 0, epoch=103)
+        assert state.propose_expansion(3) is None
+
+    def test_who_tells_no_broker_epoch_does_not_join(self) -> None:
+        """`gaps.md G14c`."""
+        state = leader({1})
+        fetch(state, 3, 0, epoch=NO_EPOCH)
+        assert state.propose_expansion(3) is None
+
+    def test_new_member_is_waited_for_before_the_controller_answers(self) -> None:
+        """`epochs.md E37`: the maximal set counts for the high watermark, the committed one for min.insync.replicas."""
+        state = leader({1}, brokers={1: 101, 3: 103})
+        fetch(state, 3, 0)
+        assert state.propose_expansion(3) is not None
+        assert not state.on_append(10, 1, 2 * LAG_MS)
+        assert not state.has_enough_replicas(2)
+        assert state.had_enough_replicas(2)
+
+    def test_old_member_is_waited_for_until_the_controller_let_it_go(self) -> None:
+        state = leader({1, 2, 3})
+        state.on_append(10, 1, 0)
+        fetch(state, 2, 10, now_ms=LAG_MS + 1)
+        proposal = state.propose_shrink(LAG_MS + 1)
+        assert proposal is not None
+        assert [member.broker_id for member in proposal.members] == [1, 2]
+        assert state.high_watermark == 0
+        assert told(state, {1, 2})
+        assert state.high_watermark == 10
+
+    def test_nobody_is_let_go_within_the_lag(self) -> None:
+        state = leader({1, 2, 3})
+        state.on_append(10, 1, 0)
+        assert state.propose_shrink(LAG_MS) is None
+
+    def test_idle_followers_stay_in_sync(self) -> None:
+        """`epochs.md E34`: at the leader's end is caught up, however long ago the last fetch was."""
+        state = leader({1, 2})
+        state.on_append(10, 1, 0)
+        fetch(state, 2, 10)
+        assert state.propose_shrink(100 * LAG_MS) is None
+
+    def test_one_change_at_a_time(self) -> None:
+        state = leader({1})
+        fetch(state, 2, 0)
+        fetch(state, 3, 0)
+        assert state.propose_expansion(2) is not None
+        assert state.propose_expansion(3) is None
+        assert state.propose_shrink(10 * LAG_MS) is None
+        told(state, {1, 2})
+        assert state.propose_expansion(3) is not None
+
+    def test_older_news_change_nothing(self) -> None:
+        """`epochs.md E33`."""
+        state = leader({1, 2})
+        assert not told(state, {1}, partition_epoch=7)
+        assert not told(state, {1}, partition_epoch=6)
+        assert state.isr == {1, 2}
+
+    @pytest.mark.parametrize(
+        ("code", "outcome", "stays"),
+        [
+            (ErrorCode.OPERATION_NOT_ATTEMPTED, Refused.REVERTED, False),
+            (ErrorCode.INELIGIBLE_REPLICA, Refused.REVERTED, False),
+            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Refused.STANDS, True),
+            (ErrorCode.UNKNOWN_TOPIC_ID, Refused.STANDS, True),
+            (ErrorCode.FENCED_LEADER_EPOCH, Refused.STANDS, True),
+            (ErrorCode.INVALID_UPDATE_VERSION, Refused.STANDS, True),
+            (ErrorCode.INVALID_REQUEST, Refused.STANDS, True),
+            (ErrorCode.NEW_LEADER_ELECTED, Refused.STANDS, True),
+            (ErrorCode.NOT_CONTROLLER, Refused.ASK_AGAIN, True),
+            (ErrorCode.UNKNOWN_SERVER_ERROR, Refused.ASK_AGAIN, True),
+        ],
+    )
+    def test_refused(self, code: ErrorCode, outcome: Refused, stays: bool) -> None:
+        """`epochs.md E39`."""
+        state = leader({1})
+        fetch(state, 2, 0)
+        proposal = state.propose_expansion(2)
+        assert proposal is not None
+        assert state.on_refused(proposal, code) is outcome
+        assert (state.proposal is proposal) is stays
+
+    def test_refusal_of_an_older_change_does_not_touch_the_newer(self) -> None:
+        state = leader({1})
+        fetch(state, 2, 0)
+        older = state.propose_expansion(2)
+        assert older is not None
+        told(state, {1, 2})
+        fetch(state, 3, 0)
+        newer = state.propose_expansion(3)
+        assert state.on_refused(older, ErrorCode.INELIGIBLE_REPLICA) is Refused.REVERTED
+        assert state.proposal is newer
 
 
-def test_end_offset_is_hidden_until_the_epochs_start_is_committed() -> None:
-    """`list_offsets.md L11`: blocked while the high watermark is below the epoch's start; equal is not blocked."""
-    state = leader({1, 2}, start=5, high_watermark=2)
-    assert state.hides_end_offset(CONSUMER_REPLICA_ID)
-    assert not state.hides_end_offset(2)
-    assert state.on_isr_change(frozenset({1}), 8, 1)
-    assert not state.hides_end_offset(CONSUMER_REPLICA_ID)
+class TestRecovering:
+    """`recovery.md V37-V42` (KIP-704)."""
+
+    def test_in_sync_set_stays_until_the_controller_knows_of_the_recovery(self) -> None:
+        state = leader({1}, is_recovering=True)
+        fetch(state, 2, 0)
+        assert state.propose_expansion(2) is None
+        proposal = state.propose_recovered()
+        assert proposal is not None
+        assert proposal.members == (Member(1, 101),)
+        told(state, {1})
+        assert not state.is_recovering
+        assert state.propose_expansion(2) is not None
+
+    def test_news_that_do_not_say_recovered_leave_it_recovering(self) -> None:
+        state = leader({1}, is_recovering=True)
+        told(state, {1}, recovering=True)
+        assert state.is_recovering
+        assert state.propose_recovered() is not None
+
+    def test_recovered_leader_has_nothing_to_tell(self) -> None:
+        assert leader({1}).propose_recovered() is None

@@ -85,6 +85,14 @@ class NodeConfig:
     """Of `controller.quorum.voters`: a fixed set."""
     quorum_bootstrap_servers: tuple[QuorumAddress, ...] = ()
 
+    @property
+    def inter_broker_listener(self) -> str:
+        """The listener on which brokers reach each other: as named, or the first one in the clear."""
+        named = self.text("inter.broker.listener.name")
+        if named is not None:
+            return named.upper()
+        return next((one.name for one in self.listeners if one.security_protocol == "PLAINTEXT"), "PLAINTEXT")
+
     @classmethod
     def load(
         cls, path: Path | None, overrides: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None

@@ -16,19 +16,23 @@ from fenceline.rng import Rng
 
 
 class _Rack:
-    """Brokers of one rack, taken in turns."""
+    """Brokers of one rack, taken in turns: each partition begins with the broker after the one that began the last."""
 
-    __slots__ = ("_turn", "fenced", "unfenced")
+    __slots__ = ("_first", "_turn", "fenced", "unfenced")
 
     def __init__(self) -> None:
         self.unfenced: list[int] = []
         self.fenced: list[int] = []
-        self._turn = 0
+        self._first = self._turn = 0
 
     def shuffle(self, rng: Rng) -> None:
         rng.shuffle(self.unfenced)
         rng.shuffle(self.fenced)
-        self._turn = rng.randrange(max(1, len(self.unfenced)))
+        self._first = rng.randrange(max(1, len(self.unfenced)))
+
+    def next_partition(self) -> None:
+        self._first += 1
+        self._turn = self._first - 1
 
     def leader(self) -> int:
         self._turn += 1
@@ -84,6 +88,8 @@ def place(
 
 
 def _one(order: list[_Rack], first: int, replication_factor: int) -> tuple[int, ...]:
+    for rack in order:
+        rack.next_partition()
     replicas = [order[first].leader()]
     position = first
     while len(replicas) < replication_factor:

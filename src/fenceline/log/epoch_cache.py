@@ -40,6 +40,11 @@ class EpochCache:
         return self._epochs[-1] if self._epochs else -1
 
     @property
+    def latest_start(self) -> int:
+        """Where the latest epoch starts; -1 when the cache is empty."""
+        return self._starts[-1] if self._starts else -1
+
+    @property
     def earliest(self) -> tuple[int, int] | None:
         return (self._epochs[0], self._starts[0]) if self._epochs else None
 

@@ -39,6 +39,8 @@ from fenceline.records.batch import assign_in_place, check_crc, iter_headers, re
 from fenceline.records.validate import ZSTD_SINCE_VERSION, validate_produced
 
 NEWEST_PRODUCE_VERSION: Final = 13
+NO_LIMIT: Final = 2**31 - 1
+"""Of a leader epoch, where the caller knows none."""
 
 
 class AppendInfo(NamedTuple):
@@ -164,6 +166,10 @@ class PartitionLog(ReadableLog):
         return self.epochs.latest_epoch
 
     @property
+    def latest_epoch_start(self) -> int:
+        return self.epochs.latest_start
+
+    @property
     def is_written(self) -> bool:
         """Whether the log has a directory."""
         return bool(self.segments) or self.recovery is not None
@@ -266,14 +272,16 @@ class PartitionLog(ReadableLog):
             self.epochs.assign(leader_epoch, base)
         return AppendInfo(base, next_offset - 1, -1, self.log_start_offset, False, position)
 
-    def append_as_follower(self, records: memoryview, *, now_ms: int = 0) -> AppendInfo:
+    def append_as_follower(self, records: memoryview, *, leader_epoch: int = NO_LIMIT, now_ms: int = 0) -> AppendInfo:
         """Write batches as the leader has them; a batch that is cut short at the end is left out.
 
-        Every CRC is checked. Offsets must go on from the log end, gaps are allowed (compaction). Raises RecordsError(2)
-        on damage, InternalError when the batches do not continue this log (E26), StorageError.
+        Every CRC is checked. Offsets must go on from the log end, gaps are allowed (compaction); epochs never go back
+        and are none above `leader_epoch` (`gaps.md G11`). Raises RecordsError(2) on damage, InternalError when the
+        batches do not continue this log (E26), StorageError; the log is unchanged then.
         """
         found: list[Found] = []
         next_offset = self.log_end_offset
+        epoch = self.epochs.latest_epoch
         taken = 0
         for header in iter_headers(records, allow_partial_tail=True):
             check_crc(records, header)
@@ -285,6 +293,13 @@ class PartitionLog(ReadableLog):
                     )
                 # An empty log that starts inside of the leader's first batch (DeleteRecords there).
                 self.truncate_fully_and_start_at(header.base_offset)
+            if header.leader_epoch >= 0:
+                if not epoch <= header.leader_epoch <= leader_epoch:
+                    raise InternalError(
+                        f"{self.topic_partition}: batch at offset {header.base_offset} has leader epoch "
+                        f"{header.leader_epoch}, after {epoch} and from a leader in epoch {leader_epoch}"
+                    )
+                epoch = header.leader_epoch
             content = records[header.position : header.position + header.size_bytes]
             found.append(Found(header.position, header, content))
             next_offset = header.next_offset

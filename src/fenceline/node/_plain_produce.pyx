@@ -16,7 +16,7 @@ from fenceline.log.config import MAX_INT64
 from fenceline.log.errors import StorageError
 from fenceline.wire.produce import PartitionRecords, put_flexible_result
 
-ABI = 1
+ABI = 2
 
 cdef enum:
     MAX_PARTITIONS = 128
@@ -174,7 +174,7 @@ def answer_plain(producing, context, body):
             config = replica.config
             if config.flush_messages != _WITHOUT_FLUSHES:
                 return None
-            if request.acks == -1 and not replica.leader.has_enough_replicas(config.min_insync_replicas):
+            if request.acks == -1 and not replica.leader.is_only_replica:
                 return None
             replicas.append(replica)
 
@@ -201,7 +201,7 @@ def answer_plain(producing, context, body):
                 continue
             if base == NOT_PLAIN:
                 named = _named(name, by_id, partition.index, records)
-                put_flexible_result(out, version, producing.append(named, version, request.acks, now_ms, False))
+                put_flexible_result(out, version, producing.append(named, version, request.acks, now_ms, False, 0))
                 continue
             replica.appended()
             appended += 1

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from random import Random
 from typing import Final
 from uuid import UUID
@@ -48,7 +47,9 @@ from fenceline.node.metrics import MetricsEndpoint, NodeCollector, NodeMetrics, 
 from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicLog, new_offsets_topic
 from fenceline.node.producing import Producing
 from fenceline.node.quorum_node import QuorumNode
-from fenceline.node.replicas import Replica, Replicas, tell_recovery
+from fenceline.node.replica import Replica
+from fenceline.node.replicas import Replicas, tell_recovery
+from fenceline.node.replication import Replication
 from fenceline.node.server import RawHandler, Server
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.wire.apis import ApiKey
@@ -155,9 +156,6 @@ class Broker:
         topics = tuple(
             new_offsets_topic(self.config) if name == CONSUMER_OFFSETS_TOPIC else NewTopic(name) for name in names
         )
-        if len(self.image.brokers) > 1:
-            # Brokers do not replicate yet: records on more replicas than one would never count as committed.
-            topics = tuple(replace(topic, replication_factor=1) for topic in topics)
         answer = await self.controller.submit(CreateTopics(topics))
         created: dict[str, Outcome] = {}
         topic: CreatedTopic
@@ -197,8 +195,17 @@ class Broker:
             trouble=self.storage_trouble,
         )
         self.controller = self.quorum.controller
+        self.replication = Replication(self)
         self.partitions = Replicas(
-            self.node_id, self.log_dirs, lambda: self.controller.image, self.topic_config, self.clock, self.delete_later
+            self.node_id,
+            self.log_dirs,
+            lambda: self.controller.image,
+            self.topic_config,
+            self.clock,
+            self.delete_later,
+            roles=self.replication,
+            rules=self.replication.rules,
+            broker_epoch=lambda: self.broker_epoch,
         )
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.producer_ids = ProducerIds(self)
@@ -233,6 +240,7 @@ class Broker:
             await self.lifecycle.unfence()
         await self._recover_after_crash()
         self.controller.subscribe(self._on_image)
+        self.partitions.take_roles()
         self._coordinators.load_all(self.image)
         if self.quorum.channel is not None:
             await self.lifecycle.unfence()
@@ -250,20 +258,22 @@ class Broker:
 
     async def stop(self) -> None:
         """Stop cleanly; what was not started is left out."""
+        if "maintenance" in self._started:
+            await self.maintenance.stop()
+        if "controller" in self._started and self.broker_epoch >= 0:
+            try:
+                # Leaders move to other brokers first, while this one still serves.
+                await self.lifecycle.say_goodbye()
+            except PeerError as error:
+                log.warning("controlled shutdown failed", reason=error.message)
         if "server" in self._started:
             await self.server.close()
+            await self.replication.close()
             self.flushes.close()
         if self.metrics_endpoint is not None:
             self.metrics_endpoint.close()
-        if "maintenance" in self._started:
-            await self.maintenance.stop()
         if "controller" in self._started:
             self.groups.close()
-            if self.broker_epoch >= 0:
-                try:
-                    await self.lifecycle.say_goodbye()
-                except PeerError as error:
-                    log.warning("controlled shutdown failed", reason=error.message)
             try:
                 assert self.quorum is not None, "the controller was started"
                 await self.quorum.stop()
@@ -349,5 +359,6 @@ class Broker:
             self.loop.call_later(delay_ms / 1000, start)
 
     def _on_image(self, image: MetadataImage, delta: Delta) -> None:
+        self.replication.on_image(delta)
         self.partitions.apply(delta)
         self._coordinators.follow(image, delta)

@@ -1,7 +1,8 @@
 """One pass over the partitions of a fetch: each is checked and read up to its bound.
 
-Owns the order of the checks (leader `E4`, epoch `E1-E2`, divergence `E8-E10`) and the bytes of an answer. What is not
-in the page cache is noted and not waited for. Never answers, parks or loads: that is `fetching.py`'s.
+Owns the order of the checks (hosted here `E4`, epoch `E1-E2`, role `E3`, follower `E30-E31`, divergence `E8-E10`) and
+the bytes of an answer. What is not in the page cache is noted and not waited for. Never answers, parks or loads: that
+is `fetching.py`'s.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from fenceline.log.disk import FileSlice
 from fenceline.log.errors import StorageError
 from fenceline.node.load_pace import ANSWER_BYTES, LoadPace
 from fenceline.node.server import Buffer
+from fenceline.replica.fencing import NO_EPOCH, IsolationLevel, check_leader_epoch, read_bound
 from fenceline.replica.fetch_session import SessionAnswer
-from fenceline.replica.leader import NO_EPOCH, IsolationLevel, check_leader_epoch
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from fenceline.log.reading import LogRead
     from fenceline.log.segment import Segment
     from fenceline.node.metrics import NodeMetrics
-    from fenceline.node.replicas import Replica, Replicas
+    from fenceline.node.replica import Replica
+    from fenceline.node.replicas import Replicas
+    from fenceline.node.replication import Replication
 
 _MISSING: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
@@ -66,9 +69,16 @@ class FetchReads:
     """The reads of one broker's fetches. Readers of old records share `load_pace`; replicas do not."""
 
     def __init__(
-        self, replicas: Replicas, metrics: NodeMetrics, load_pace: LoadPace, *, max_response_bytes: int
+        self,
+        replicas: Replicas,
+        replication: Replication,
+        metrics: NodeMetrics,
+        load_pace: LoadPace,
+        *,
+        max_response_bytes: int,
     ) -> None:
         self._replicas = replicas
+        self._replication = replication
         self._metrics = metrics
         self.load_pace = load_pace
         self._max_response_bytes = max_response_bytes
@@ -77,8 +87,18 @@ class FetchReads:
         """Whether others come before what this answer brings from the disk."""
         return result.from_disk_bytes > 0 and not result.is_for_replica and self.load_pace.rate() < math.inf
 
-    def read(self, request: FetchRequest, answer: SessionAnswer) -> FetchResult:
+    def read(
+        self,
+        request: FetchRequest,
+        answer: SessionAnswer,
+        reads_followers: bool,
+        *,
+        has_just_arrived: bool = False,
+    ) -> FetchResult:
         """Check and read every partition, within the request's and the node's limit of bytes.
+
+        reads_followers: the reader takes records from any replica. What a request that has just arrived tells of a
+        follower counts once, and not when it is read again (`epochs.md E31`).
 
         Partitions that do not exist come last and do not end the wait of the others, as in Kafka: a reader with an
         outdated list shall not turn in circles.
@@ -91,7 +111,8 @@ class FetchReads:
             if self.is_limited(result):
                 left = min(left, ANSWER_BYTES - result.from_disk_bytes)
             try:
-                self._read_partition(request, partition, left, result)
+                replica = self._checked(request, partition, reads_followers)
+                self._read_partition(request, partition, replica, left, result, has_just_arrived)
             except PeerError as error:
                 code = error.code
                 if code in _MISSING:
@@ -111,20 +132,30 @@ class FetchReads:
         result.fetched += missing
         return result
 
-    def _read_partition(
-        self, request: FetchRequest, partition: FetchPartition, budget_bytes: int, result: FetchResult
-    ) -> None:
-        replica = self._replicas.leader(partition.topic, partition.topic_id, partition.index)
-        leader = replica.leader
-        assert leader is not None, "a leader without leader state"
+    def _checked(self, request: FetchRequest, partition: FetchPartition, reads_followers: bool) -> Replica:
+        """The replica that may serve this reader. Raises PeerError."""
+        replica = self._replicas.hosted(partition.topic, partition.topic_id, partition.index)
         # Every negative epoch is none here (ListOffsets takes -1 alone).
-        code = check_leader_epoch(max(partition.current_leader_epoch, NO_EPOCH), leader.leader_epoch)
+        requested = max(partition.current_leader_epoch, NO_EPOCH)
+        code = check_leader_epoch(requested, replica.leader_epoch)
+        leader = replica.leader
+        if code is ErrorCode.NONE and request.replica_id >= 0 and leader is not None and not replica.is_recovering:
+            code = leader.check_follower(request.replica_id, request.replica_epoch, knows_epoch=requested != NO_EPOCH)
         if code is not ErrorCode.NONE:
             raise PeerError(code)
-        if request.replica_id >= 0:
-            # Nobody replicates from a node that is its partitions' only replica (`epochs.md E30`).
-            known = partition.current_leader_epoch >= 0
-            raise PeerError(ErrorCode.UNKNOWN_LEADER_EPOCH if known else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if replica.is_recovering or replica.is_being_cut or (leader is None and not reads_followers):
+            raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return replica
+
+    def _read_partition(
+        self,
+        request: FetchRequest,
+        partition: FetchPartition,
+        replica: Replica,
+        budget_bytes: int,
+        result: FetchResult,
+        has_just_arrived: bool,
+    ) -> None:
         partition_log = replica.log
         if partition.last_fetched_epoch >= 0:
             diverging = self._divergence(replica, partition)
@@ -132,15 +163,24 @@ class FetchReads:
                 result.must_answer = True
                 result.fetched.append(self._empty(replica, partition, diverging))
                 return
-        bound = leader.read_bound(
-            replica_id=request.replica_id,
-            isolation=request.isolation_level,
-            log_end_offset=partition_log.log_end_offset,
-            last_stable_offset=partition_log.last_stable_offset,
-        )
         offset = partition.fetch_offset
         if offset < partition_log.log_start_offset or offset > partition_log.log_end_offset:
             raise PeerError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if has_just_arrived and result.is_for_replica:
+            self._replication.fetched(
+                replica,
+                request.replica_id,
+                fetch_offset=offset,
+                log_start_offset=partition.log_start_offset,
+                broker_epoch=request.replica_epoch,
+            )
+        bound = read_bound(
+            replica_id=request.replica_id,
+            isolation=request.isolation_level,
+            log_end_offset=partition_log.log_end_offset,
+            high_watermark=partition_log.high_watermark,
+            last_stable_offset=partition_log.last_stable_offset,
+        )
         if offset >= bound:
             empty = self._empty(replica, partition, None)
             is_committed = request.isolation_level == IsolationLevel.READ_COMMITTED
@@ -179,7 +219,7 @@ class FetchReads:
                 partition.topic_id,
                 partition.index,
                 0,
-                leader.high_watermark,
+                partition_log.high_watermark,
                 partition_log.last_stable_offset,
                 partition_log.log_start_offset,
                 aborted_transactions=aborted,

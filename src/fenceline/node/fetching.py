@@ -30,6 +30,7 @@ from fenceline.node.load_pace import LoadPace
 from fenceline.node.logs import Logger
 from fenceline.node.parked_fetch import ParkedFetch
 from fenceline.node.server import Buffer, frame_of
+from fenceline.replica.fencing import CONSUMER_REPLICA_ID
 from fenceline.replica.fetch_session import FetchSessions, SessionAnswer
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse, encode_response, parse_request
@@ -42,6 +43,7 @@ log = Logger("fetch")
 
 MIN_VERSION: Final = 4
 MAX_VERSION: Final = 18
+_FIRST_FROM_FOLLOWERS: Final = 11
 _FIRST_WITH_TOPIC_IDS: Final = 13
 _FIRST_WITH_LEADER_HINT: Final = 16
 _ISOLATION_LEVELS: Final = (0, 1)
@@ -65,7 +67,9 @@ class Fetching:
         metrics = broker.metrics
         self._load_budget = metrics.load_budget = LoadBudget(max_load_bytes)
         load_pace = metrics.load_pace = LoadPace(load_floor_byte_rate, metrics.hurries)
-        self.reads = FetchReads(broker.partitions, metrics, load_pace, max_response_bytes=max_response_bytes)
+        self.reads = FetchReads(
+            broker.partitions, broker.replication, metrics, load_pace, max_response_bytes=max_response_bytes
+        )
         self._sessions = FetchSessions(max_sessions=max_sessions)
         self._rng = rng
 
@@ -86,14 +90,16 @@ class Fetching:
             return frame_of(
                 ApiKey.FETCH, context, encode_response(context.api_version, FetchResponse([], error_code=error.code))
             )
-        result = self.reads.read(request, answer)
+        # Brokers read from leaders only, and so do clients that do not know that followers serve, too (`epochs.md E3`).
+        reads_followers = request.replica_id == CONSUMER_REPLICA_ID and context.api_version >= _FIRST_FROM_FOLLOWERS
+        result = self.reads.read(request, answer, reads_followers, has_just_arrived=True)
         if self.is_ready(request, answer, result):
             if not self.must_wait(result):
                 return self.frame(context, answer, result)
             pending = PendingAnswer()
             self.answer_cold(context, answer, result, pending)
             return pending
-        return ParkedFetch(self, context, request, answer).park()
+        return ParkedFetch(self, context, request, answer, reads_followers).park()
 
     def is_ready(self, request: FetchRequest, answer: SessionAnswer, result: FetchResult) -> bool:
         return result.must_answer or result.size_bytes >= request.min_bytes or request.max_wait_ms <= 0

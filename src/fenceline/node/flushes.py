@@ -22,7 +22,8 @@ from fenceline.log.flush import FlushWork
 
 if TYPE_CHECKING:
     from fenceline.node.clock import Clock
-    from fenceline.node.replicas import Replica, Replicas
+    from fenceline.node.replica import Replica
+    from fenceline.node.replicas import Replicas
 
 
 class _Waiting:

@@ -17,7 +17,7 @@ from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
-    from fenceline.node.replicas import Replica
+    from fenceline.node.replica import Replica
 
 log = Logger("maintenance")
 
@@ -37,6 +37,7 @@ class Maintenance:
     def start(self) -> None:
         config = self._broker.config
         self._every(config.get_int("broker.heartbeat.interval.ms"), self._broker.lifecycle.heartbeat)
+        self._every(config.get_int("replica.lag.time.max.ms") // 2, self._let_go_of_laggards)
         self._every(config.get_int("log.retention.check.interval.ms"), self._enforce_retention)
         self._every(config.get_int("log.flush.offset.checkpoint.interval.ms"), self._checkpoint)
         # Kafka's default is never: it flushes sealed segments by a task of their own. Here one timer serves both.
@@ -72,6 +73,8 @@ class Maintenance:
     async def _in_slices(self, work: Callable[[Replica], None]) -> None:
         """One partition's trouble is its own: the others are looked at all the same."""
         for position, replica in enumerate(self._broker.partitions):
+            if replica.is_being_cut:
+                continue
             if position % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
             try:
@@ -80,6 +83,9 @@ class Maintenance:
                 self._broker.partitions.storage_failed(replica, error)
             except (BadBatch, OSError) as error:
                 log.error("partition not maintained", partition=str(replica.topic_partition), reason=str(error))
+
+    async def _let_go_of_laggards(self) -> None:
+        self._broker.replication.let_go_of_laggards()
 
     async def _enforce_retention(self) -> None:
         """Roll by time, expire producers, take out old segments; their files go by a thread after a delay."""

@@ -6,6 +6,7 @@ Owns its place at the partitions that it waits for, and its timer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fenceline.node.connection import PendingAnswer
@@ -16,21 +17,37 @@ from fenceline.wire.fetch import FetchRequest
 
 if TYPE_CHECKING:
     from fenceline.node.fetching import Fetching
-    from fenceline.node.replicas import Replica
+    from fenceline.node.replica import Replica
 
 
 class ParkedFetch:
     """A fetch that waits for bytes, an error or its time-out."""
 
-    __slots__ = ("_answer", "_context", "_fetching", "_is_woken", "_pending", "_replicas", "_request", "_timer")
+    __slots__ = (
+        "_answer",
+        "_context",
+        "_fetching",
+        "_is_woken",
+        "_pending",
+        "_reads_followers",
+        "_replicas",
+        "_request",
+        "_timer",
+    )
 
     def __init__(
-        self, fetching: Fetching, context: RequestContext, request: FetchRequest, answer: SessionAnswer
+        self,
+        fetching: Fetching,
+        context: RequestContext,
+        request: FetchRequest,
+        answer: SessionAnswer,
+        reads_followers: bool,
     ) -> None:
         self._fetching = fetching
         self._context = context
         self._request = request
         self._answer = answer
+        self._reads_followers = reads_followers
         self._pending = PendingAnswer()
         self._replicas: list[Replica] = []
         self._is_woken = False
@@ -42,7 +59,7 @@ class ParkedFetch:
         for partition in self._answer.partitions:
             replica = self._fetching.reads.replica_of(partition)
             if replica is not None:
-                replica.waiters.add(self._wake)
+                self._waiters(replica).add(self._wake)
                 self._replicas.append(replica)
         self._timer = broker.loop.call_later(self._request.max_wait_ms / 1000, self._time_out)
         self._pending.on_abandoned(self._leave)
@@ -58,13 +75,13 @@ class ParkedFetch:
         self._is_woken = False
         if self._timer is None:
             return
-        result = self._fetching.reads.read(self._request, self._answer)
+        result = self._read()
         if self._fetching.is_ready(self._request, self._answer, result):
             self._fetching.broker.metrics.woken_fetches += 1
             self._complete(result)
 
     def _time_out(self) -> None:
-        self._complete(self._fetching.reads.read(self._request, self._answer))
+        self._complete(self._read())
 
     def _complete(self, result: FetchResult) -> None:
         self._leave()
@@ -80,5 +97,12 @@ class ParkedFetch:
         self._timer = None
         self._fetching.broker.metrics.parked_fetches -= 1
         for replica in self._replicas:
-            replica.waiters.discard(self._wake)
+            self._waiters(replica).discard(self._wake)
         self._replicas.clear()
+
+    def _waiters(self, replica: Replica) -> set[Callable[[], None]]:
+        """Followers wait for the log's end, everybody else for what is committed."""
+        return replica.follower_waiters if self._request.replica_id >= 0 else replica.waiters
+
+    def _read(self) -> FetchResult:
+        return self._fetching.reads.read(self._request, self._answer, self._reads_followers)

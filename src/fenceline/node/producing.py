@@ -1,14 +1,14 @@
 """Produce (api key 0): from the request's bytes to the log in as few steps as can be.
 
 Owns the checks before an append and the mapping of outcomes to the answer. Never decodes a record, never waits for a
-disk: records are views into the receive buffer, appended before the handler returns.
+disk: records are views into the receive buffer, appended before the handler returns. What the answer waits for after
+that, other replicas and flushes, is `acknowledging`'s.
 
 Order of checks as in Kafka: acks, topic, leader, min.insync.replicas, then the batch itself (`fenceline.records`).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +17,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log import tail
 from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
+from fenceline.node.acknowledging import Acknowledging, Owed, OwedBy
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.logs import Logger
@@ -33,7 +34,7 @@ from fenceline.wire.produce import (
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
-    from fenceline.node.replicas import Replica
+    from fenceline.node.replica import Replica
 
 log = Logger("produce")
 
@@ -48,7 +49,7 @@ _WITHOUT_LOG_START: Final = (
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
 """Errors that Kafka answers without the partition's log start."""
-_PLAIN_ABI: Final = 1
+_PLAIN_ABI: Final = 2
 """Changes with every change of `_plain_produce.pyx`, so that a build of older sources is not used."""
 _ADMIN_CLIENT_ID: Final = "__admin_client"
 
@@ -69,9 +70,8 @@ class Producing:
         self.replicas = broker.partitions
         self.clock = broker.clock
         self.metrics = broker.metrics
-        self._unflushed: dict[PartitionRecords, tuple[Replica, int]] = {}
-        """Of the request at hand: partitions that `flush.messages` wants on the disk, and up to which offset."""
-        self._flushing: set[asyncio.Task[None]] = set()
+        self._owed: list[Owed] = []
+        """Of the request at hand: what its answer has to wait for."""
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer | None:
         if _answer_plain is not None:
@@ -92,7 +92,10 @@ class Producing:
             ]
         else:
             internal_allowed = context.client_id == _ADMIN_CLIENT_ID
-            results = [self.append(p, version, acks, now_ms, internal_allowed) for p in partitions]
+            results = [
+                self.append(p, version, acks, now_ms, internal_allowed, position)
+                for position, p in enumerate(partitions)
+            ]
         if acks == 0:
             if any(result.error_code for result in results):
                 # There is no answer to carry the error, so the closed connection has to tell it (as Kafka does).
@@ -103,35 +106,12 @@ class Producing:
                 )
                 return pending
             return None
-        if self._unflushed:
-            owed, self._unflushed = self._unflushed, {}
+        if self._owed:
+            owed, self._owed = self._owed, []
             pending = PendingAnswer()
-            flushing = asyncio.ensure_future(self._answer_when_durable(context, results, owed, pending))
-            self._flushing.add(flushing)
-            flushing.add_done_callback(self._flushing.discard)
+            Acknowledging(self._broker, context, results, pending).wait_for(owed, request.timeout_ms)
             return pending
         return frame_of(ApiKey.PRODUCE, context, encode_response(version, ProduceResponse(results)))
-
-    async def _answer_when_durable(
-        self,
-        context: RequestContext,
-        results: list[PartitionResult],
-        owed: dict[PartitionRecords, tuple[Replica, int]],
-        pending: PendingAnswer,
-    ) -> None:
-        """`flush.messages`: what is acknowledged is on the disk; where the disk refuses, the answer says so."""
-        try:
-            for partition, (replica, end_offset) in owed.items():
-                error = await self._broker.flush_up_to(replica, end_offset)
-                if error is not None:
-                    failed = _failed(partition, error.code, error.message)
-                    results = [failed if _key(each) == _key(partition) else each for each in results]
-        except Exception:
-            log.exception("flush failed", peer=context.peer)
-            pending.fail("internal error, see the log line before")
-            return
-        body = encode_response(context.api_version, ProduceResponse(results))
-        pending.complete(frame_of(ApiKey.PRODUCE, context, body))
 
     def _refuse_acks(self, partition: PartitionRecords, acks: int) -> PartitionResult:
         """The topic is looked up first, as in Kafka."""
@@ -142,8 +122,15 @@ class Producing:
         return _failed(partition, ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}")
 
     def append(
-        self, partition: PartitionRecords, version: int, acks: int, now_ms: int, internal_allowed: bool
+        self,
+        partition: PartitionRecords,
+        version: int,
+        acks: int,
+        now_ms: int,
+        internal_allowed: bool,
+        position: int,
     ) -> PartitionResult:
+        """`position`: in the answer."""
         topic, topic_id, index, records = partition
         log_start_offset = -1
         try:
@@ -179,9 +166,15 @@ class Producing:
         if not appended.duplicate:
             replica.appended()
             if acks and replica.log.unflushed_messages >= replica.config.flush_messages:
-                self._unflushed[partition._replace(records=None)] = replica, replica.log.log_end_offset
+                self._owed.append(Owed(position, replica, replica.log.log_end_offset, OwedBy.DISK))
             self.metrics.produced_partitions += 1
             self.metrics.produced_bytes += appended.size_bytes
+        if acks == -1:
+            end_offset = appended.last_offset + 1
+            if end_offset > replica.high_watermark:
+                self._owed.append(Owed(position, replica, end_offset, OwedBy.REPLICAS))
+            elif not leader.had_enough_replicas(replica.config.min_insync_replicas):
+                return _failed(partition, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, "")
         return PartitionResult(
             topic,
             topic_id,
@@ -210,7 +203,7 @@ def _failed(partition: PartitionRecords, code: ErrorCode, message: str, log_star
     )
 
 
-def _key(partition: PartitionRecords | PartitionResult) -> tuple[str | bytes | None, int]:
+def _key(partition: PartitionRecords) -> tuple[str | bytes | None, int]:
     return partition.topic_id or partition.topic, partition.index
 
 

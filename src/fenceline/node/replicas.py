@@ -1,29 +1,32 @@
-"""The partitions that this node leads: found by name or id on every produce and fetch, built on first use.
+"""The partitions that this node has: found by name or id on every produce and fetch, in step with the metadata image.
 
-Owns the `Replica` objects and who waits for them. An untouched partition of the image has no object at all, so ten
-thousand idle partitions cost nothing here.
+Owns the `Replica` objects and the role that each has. An untouched partition that has no other replica has no object at
+all, so ten thousand idle partitions cost nothing here; one that follows a leader has to be open.
+
+Rules: `epochs.md E4`, `E17`, `E23`, `E33`; `recovery.md V37`, `V41`.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.ids import INTERNAL_TOPICS, METADATA_TOPIC, TopicPartition
+from fenceline.ids import METADATA_TOPIC, NO_LEADER, TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.log_dir import LogDir
 from fenceline.log.partition_log import PartitionLog
-from fenceline.metadata.image import ConfigResourceType
+from fenceline.metadata.image import ConfigResourceType, LeaderRecoveryState
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
-from fenceline.replica.leader import LeaderState
+from fenceline.node.replica import Replica
+from fenceline.replica.leader import InSyncRules, LeaderState
 
 if TYPE_CHECKING:
-    from fenceline.metadata.changes import Delta
+    from fenceline.metadata.changes import ChangedPartition, Delta
     from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
 
 log = Logger("replicas")
@@ -33,67 +36,6 @@ _OFFLINE_ADVICE: Final = (
 )
 _PASSING: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
 """System errors that go away without a repair of the disk."""
-
-
-class Replica:
-    """One partition on this node: its log, its leader state, and who waits for its high watermark."""
-
-    __slots__ = (
-        "config",
-        "is_internal",
-        "leader",
-        "log",
-        "topic_id",
-        "topic_id_bytes",
-        "topic_partition",
-        "waiters",
-    )
-
-    def __init__(
-        self,
-        topic_partition: TopicPartition,
-        topic_id: UUID,
-        partition_log: PartitionLog,
-        leader: LeaderState | None,
-        config: LogConfig,
-    ) -> None:
-        self.topic_partition = topic_partition
-        self.is_internal = topic_partition.topic in INTERNAL_TOPICS
-        self.topic_id = topic_id
-        self.topic_id_bytes = topic_id.bytes
-        self.log = partition_log
-        self.leader = leader
-        self.config = config
-        self.waiters: set[Callable[[], None]] = set()
-
-    @property
-    def is_leader(self) -> bool:
-        return self.leader is not None
-
-    @property
-    def leader_epoch(self) -> int:
-        return self.leader.leader_epoch if self.leader is not None else -1
-
-    @property
-    def high_watermark(self) -> int:
-        return self.log.high_watermark
-
-    def appended(self) -> None:
-        """The log grew: move the high watermark and wake who waits for it."""
-        leader = self.leader
-        if leader is not None and leader.on_append(self.log.log_end_offset, self.config.min_insync_replicas):
-            self.log.advance_high_watermark(leader.high_watermark)
-            self.wake()
-
-    def wake(self) -> None:
-        """Call everybody who waits for a change of this partition; they take themselves off."""
-        if self.waiters:
-            for callback in tuple(self.waiters):
-                callback()
-
-    def end_leadership(self) -> None:
-        self.leader = None
-        self.wake()
 
 
 def tell_recovery(partition_log: PartitionLog) -> None:
@@ -111,6 +53,19 @@ def tell_recovery(partition_log: PartitionLog) -> None:
         )
 
 
+class Roles(Protocol):
+    """Hears of what this node is to its partitions."""
+
+    def leads(self, replica: Replica) -> None:
+        """In a new leader epoch."""
+
+    def follows(self, replica: Replica, leader_id: int) -> None:
+        """In a new leader epoch."""
+
+    def left(self, replica: Replica) -> None:
+        """It follows nobody there any more."""
+
+
 class Replicas:
     """Lookup of replicas, in step with the metadata image."""
 
@@ -122,7 +77,14 @@ class Replicas:
         topic_config: Callable[[str], Mapping[str, str]],
         clock: Clock,
         delete_later: Callable[[Callable[[], None], int], None],
+        *,
+        roles: Roles,
+        rules: InSyncRules,
+        broker_epoch: Callable[[], int],
     ) -> None:
+        self._roles = roles
+        self._rules = rules
+        self._broker_epoch = broker_epoch
         self._clock = clock
         self._delete_later = delete_later
         self._node_id = node_id
@@ -168,10 +130,10 @@ class Replicas:
             replica = self._open(image, index) if image is not None else None
         return replica
 
-    def leader(self, topic: str | None, topic_id: bytes | None, index: int) -> Replica:
-        """The replica that leads the partition here.
+    def hosted(self, topic: str | None, topic_id: bytes | None, index: int) -> Replica:
+        """The replica of a partition on this node, whatever its role.
 
-        Raises PeerError in the order of `epochs.md E4`: 56 offline, 100 or 3 unknown, 6 not leader.
+        Raises PeerError in the order of `epochs.md E4`: 56 offline, 100 or 3 unknown, 6 not here.
         """
         if topic_id is not None:
             replica = self.open_by_id.get((topic_id, index)) or self.by_id(topic_id, index)
@@ -180,7 +142,12 @@ class Replicas:
         if replica is None:
             self._raise_missing(topic, topic_id, index)
             raise AssertionError("unreachable")
-        if replica.leader is None:
+        return replica
+
+    def leader(self, topic: str | None, topic_id: bytes | None, index: int) -> Replica:
+        """The replica that leads the partition here, and has recovered (V37). Raises as `hosted`, or 6."""
+        replica = self.hosted(topic, topic_id, index)
+        if replica.leader is None or replica.is_recovering:
             raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return replica
 
@@ -196,7 +163,7 @@ class Replicas:
         raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def recover(self) -> None:
-        """Open every partition that has a directory, after a crash. Blocks: for a thread, before anything is served.
+        """Open every log that has a directory, after a crash. Blocks: for a thread, before anything is served.
 
         A broken partition goes offline alone; one that the cluster does not know is renamed to `-stray`.
         """
@@ -209,9 +176,9 @@ class Replicas:
             if topic is None or (found.topic_id is not None and found.topic_id != topic.id):
                 self._set_aside(log_dir, topic_partition)
                 continue
-            replica = self._open(topic, topic_partition.partition)
-            if replica is not None:
-                tell_recovery(replica.log)
+            partition_log = self._open_log(topic, topic_partition.partition)
+            if partition_log is not None:
+                tell_recovery(partition_log)
 
     def set_aside_strays(self) -> None:
         """Rename what the cluster has deleted while this node was down (snapshots.md N41). Blocks, as `recover`."""
@@ -248,10 +215,44 @@ class Replicas:
                 self.reload_config(resource.name)
             elif resource.type is ConfigResourceType.BROKER:
                 self.reload_config()
+        for topic in delta.created_topics:
+            self._take_roles_of(topic)
         for changed in delta.changed_partitions:
-            replica = self.open_by_name.get((changed.topic, changed.index))
-            if replica is not None:
-                self._follow(replica, changed.after)
+            self._take_change(changed)
+
+    def take_roles(self) -> None:
+        """At start: begin to follow whatever is led elsewhere, and to recover what has to be."""
+        for topic in self._image().topics_by_name.values():
+            self._take_roles_of(topic)
+
+    def _take_roles_of(self, topic: TopicImage) -> None:
+        for index, partition in enumerate(topic.partitions):
+            if self._has_work(partition):
+                self.get(topic.name, index)
+
+    def _has_work(self, partition: PartitionImage) -> bool:
+        """Whether a replica here has something to do without being asked."""
+        if partition.leader == self._node_id:
+            return partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        return partition.leader != NO_LEADER and self._node_id in partition.replicas
+
+    def _take_change(self, changed: ChangedPartition) -> None:
+        replica = self.open_by_name.get((changed.topic, changed.index))
+        if self._node_id not in changed.after.replicas:
+            if changed.before is not None and self._node_id in changed.before.replicas:
+                self._remove(TopicPartition(changed.topic, changed.index))
+        elif replica is not None:
+            self._follow(replica, changed.after)
+        elif self._has_work(changed.after):
+            self.get(changed.topic, changed.index)
+
+    def cut_ended(self, replica: Replica) -> None:
+        """A thread worked on the log; what the image said meanwhile counts now."""
+        if not self.holds(replica):
+            return
+        topic = self._image().topics_by_id.get(replica.topic_id)
+        if topic is not None:
+            self._follow(replica, topic.partitions[replica.topic_partition.partition])
 
     def reload_config(self, topic: str | None = None) -> None:
         """Take over changed settings of one topic, or of all topics when the node's own settings changed."""
@@ -271,52 +272,85 @@ class Replicas:
         return cached
 
     def _open(self, topic: TopicImage, index: int) -> Replica | None:
-        if not 0 <= index < len(topic.partitions):
-            return None
-        partition = topic.partitions[index]
-        if self._node_id not in partition.replicas:
+        partition_log = self._open_log(topic, index)
+        if partition_log is None:
             return None
         topic_partition = TopicPartition(topic.name, index)
-        if topic_partition in self.offline:
+        replica = Replica(topic_partition, topic.id, partition_log, self._config_of(topic.name), self._clock)
+        self.open_by_name[topic_partition.topic, index] = replica
+        self.open_by_id[topic.id.bytes, index] = replica
+        self._follow(replica, topic.partitions[index])
+        return replica
+
+    def _open_log(self, topic: TopicImage, index: int) -> PartitionLog | None:
+        """None where this node has no replica, or a broken one."""
+        topic_partition = TopicPartition(topic.name, index)
+        if not 0 <= index < len(topic.partitions) or topic_partition in self.offline:
+            return None
+        if self._node_id not in topic.partitions[index].replicas:
             return None
         config = self._config_of(topic.name)
         try:
-            partition_log = self._log_dirs[0].partition(topic_partition, topic.id, config, now_ms=self._clock.now_ms())
+            return self._log_dirs[0].partition(topic_partition, topic.id, config, now_ms=self._clock.now_ms())
         except CorruptLog as error:
             self.set_offline(topic_partition, error.message, error.advice)
-            return None
         except OSError as error:
             self.set_offline(topic_partition, f"{error.filename or topic_partition}: {error.strerror or error}")
-            return None
-        replica = Replica(topic_partition, topic.id, partition_log, None, config)
-        self._follow(replica, partition)
-        self.open_by_name[topic_partition.topic, index] = replica
-        self.open_by_id[topic.id.bytes, index] = replica
-        return replica
+        return None
 
     def _follow(self, replica: Replica, partition: PartitionImage) -> None:
-        if partition.leader != self._node_id:
+        """Take over what the image says of a partition; twice the same changes nothing."""
+        if replica.is_being_cut:
+            return  # see `cut_ended`
+        if partition.leader == self._node_id:
+            self._lead(replica, partition)
+            return
+        if replica.leader is not None:
             replica.end_leadership()
+        is_new = partition.leader_epoch != replica.leader_epoch
+        replica.leader_epoch = partition.leader_epoch
+        replica.follows_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        if partition.leader == NO_LEADER:
+            self._roles.left(replica)
+        elif is_new:
+            self._roles.follows(replica, partition.leader)
+        replica.wake()
+
+    def _lead(self, replica: Replica, partition: PartitionImage) -> None:
+        before, now_ms = replica.leader, self._clock.monotonic_ms()
+        is_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        if before is not None and before.leader_epoch == partition.leader_epoch:
+            if before.on_partition(
+                partition_epoch=partition.partition_epoch,
+                replicas=partition.replicas,
+                isr=partition.isr,
+                is_recovering=is_recovering,
+                min_insync_replicas=replica.config.min_insync_replicas,
+                now_ms=now_ms,
+            ):
+                replica.commit()
+            replica.wake()
             return
-        leader = replica.leader
-        isr = frozenset(partition.isr)
-        if leader is not None and leader.leader_epoch == partition.leader_epoch:
-            if leader.on_isr_change(isr, partition.partition_epoch, replica.config.min_insync_replicas):
-                replica.log.advance_high_watermark(leader.high_watermark)
-                replica.wake()
-            return
+        self._roles.left(replica)
         replica.log.assign_epoch(partition.leader_epoch)
-        replica.leader = LeaderState(
+        leader = LeaderState(
             node_id=self._node_id,
+            broker_epoch=self._broker_epoch(),
             leader_epoch=partition.leader_epoch,
             partition_epoch=partition.partition_epoch,
-            isr=isr,
-            replica_count=len(partition.replicas),
+            replicas=partition.replicas,
+            isr=frozenset(partition.isr),
             epoch_start_offset=replica.log.log_end_offset,
+            rules=self._rules,
             high_watermark=replica.log.high_watermark,
+            is_recovering=is_recovering,
         )
-        replica.appended()
+        leader.heard_before(before, now_ms)
+        replica.leader, replica.leader_epoch = leader, partition.leader_epoch
+        if leader.advance(replica.config.min_insync_replicas, now_ms):
+            replica.commit()
         replica.wake()
+        self._roles.leads(replica)
 
     def storage_failed(self, replica: Replica, error: StorageError) -> None:
         """A flush or a read met the disk's trouble: where it will not pass by itself, the partition goes offline."""
@@ -334,26 +368,31 @@ class Replicas:
         replica = self.open_by_name.pop(topic_partition, None)
         if replica is not None:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
-            replica.end_leadership()
+            self._roles.left(replica)
+            replica.end_leadership(ErrorCode.KAFKA_STORAGE_ERROR)
 
     def _drop(self, topic: TopicImage) -> None:
         self._configs.pop(topic.name, None)
         for index in range(len(topic.partitions)):
-            topic_partition = TopicPartition(topic.name, index)
-            self.offline.pop(topic_partition, None)
-            replica = self.open_by_name.pop(topic_partition, None)
-            if replica is not None:
-                self.open_by_id.pop((replica.topic_id_bytes, index), None)
-                replica.end_leadership()
-            try:
-                removed = self._log_dirs[0].delete_partition(topic_partition)
-            except StorageError as error:
-                log.error(
-                    "files of a deleted topic stay",
-                    partition=str(topic_partition),
-                    reason=error.message,
-                    advice="Check the disk; the next start sets the directory aside as -stray.",
-                )
-                continue
-            if removed is not None:
-                self._delete_later(removed.delete, 0)
+            self._remove(TopicPartition(topic.name, index))
+
+    def _remove(self, topic_partition: TopicPartition) -> None:
+        """The partition is not this node's any more: its topic was deleted, or its replica moved away."""
+        self.offline.pop(topic_partition, None)
+        replica = self.open_by_name.pop(topic_partition, None)
+        if replica is not None:
+            self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
+            self._roles.left(replica)
+            replica.end_leadership()
+        try:
+            removed = self._log_dirs[0].delete_partition(topic_partition)
+        except StorageError as error:
+            log.error(
+                "files of a removed partition stay",
+                partition=str(topic_partition),
+                reason=error.message,
+                advice="Check the disk; the next start sets the directory aside as -stray.",
+            )
+            return
+        if removed is not None:
+            self._delete_later(removed.delete, 0)

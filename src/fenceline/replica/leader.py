@@ -1,101 +1,307 @@
-"""The leader's side of one partition: epoch fencing, high watermark, and what a reader may see.
+"""The leader's side of one partition: how far each replica is, who is in sync, and what a reader may see.
 
-Owns: leader epoch, the in-sync set as committed by the controller, each replica's log end offset, the high watermark.
-Never does: I/O, reading a clock, looking at records.
+Owns one leader epoch of one partition: the in-sync set as the controller committed it, the change of it that is under
+way, each follower's progress, the high watermark, and whether the leader still recovers from an unclean election.
+Never does: I/O, reading a clock, looking at records, asking the controller (it says what to ask: `IsrProposal`).
 
-Rules: `epochs.md E1-E2` (fencing), `E40-E43` (high watermark and read bounds), `list_offsets.md L8-L11` (KIP-207).
+| event                      | high watermark becomes                                              |
+|----------------------------|---------------------------------------------------------------------|
+| become leader              | the least log end of who is waited for; of a lone leader its own (L38) |
+| own append                 | the log end if nobody else is waited for, else unchanged            |
+| a follower's fetch         | the least log end of who is waited for, never lower                 |
+| in-sync set committed      | the same                                                            |
+| fewer in sync than min.isr | unchanged                                                           |
 
-| event                      | high watermark becomes                                             |
-|----------------------------|--------------------------------------------------------------------|
-| become leader, epoch e     | min over the in-sync set; a set of one commits its whole log (L38)  |
-| own append to offset o     | min over the in-sync set, never lower                              |
-| fewer in sync than min.isr | unchanged                                                          |
+Waited for is (E40) who is in the in-sync set or may be in it already: new members of a larger set that is asked for,
+old members of one that a smaller set is asked for; and whoever is caught up and eligible, since it will join at once.
+
+Rules: `epochs.md E30-E43`, `E65`; `list_offsets.md L8-L11` (KIP-207); `recovery.md V37-V42` (KIP-704); `gaps.md G14c`,
+`G48`, `G49`, `G53`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Final
+from enum import Enum
+from typing import Final, NamedTuple
 
 from fenceline.errors import ErrorCode
+from fenceline.replica.fencing import CONSUMER_REPLICA_ID, NO_EPOCH
+from fenceline.replica.progress import Progress
 
-CONSUMER_REPLICA_ID: Final = -1
-DEBUG_REPLICA_ID: Final = -2
-NO_EPOCH: Final = -1
-
-
-class IsolationLevel(IntEnum):
-    READ_UNCOMMITTED = 0
-    READ_COMMITTED = 1
+EligibleEpoch = Callable[[int], int]
+"""Broker id -> its broker epoch, if it may enter an in-sync set now: registered, unfenced, not shutting down (E36).
+NO_EPOCH for any other."""
 
 
-def check_leader_epoch(requested: int, local: int) -> ErrorCode:
-    """Fence a request by its leader epoch: NONE, FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH (`epochs.md E1-E2`)."""
-    if requested in (local, NO_EPOCH):
-        return ErrorCode.NONE
-    return ErrorCode.FENCED_LEADER_EPOCH if requested < local else ErrorCode.UNKNOWN_LEADER_EPOCH
+class InSyncRules(NamedTuple):
+    """What is the same for all partitions of a broker."""
+
+    eligible: EligibleEpoch
+    max_lag_ms: int
+    """`replica.lag.time.max.ms`."""
+
+
+class Member(NamedTuple):
+    """A replica that shall be in sync, and its broker epoch as the leader knows it (KIP-903; NO_EPOCH: it does not)."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class IsrProposal:
+    """What a leader asks the controller for; it always says RECOVERED, too (V38).
+
+    It names the epochs that it was made in, and counts for nothing once they are not the newest (V17, V18).
+    """
+
+    leader_epoch: int
+    partition_epoch: int
+    members: tuple[Member, ...]
+    maximal_isr: frozenset[int]
+    """Who is in sync as far as waiting goes, while the answer is out (E37)."""
+
+
+class Refused(Enum):
+    """What to do with a proposal that the controller refused (E39)."""
+
+    REVERTED = "forgotten: the in-sync set is what was committed last"
+    STANDS = "counted until the metadata log tells more"
+    ASK_AGAIN = "asked again as it is"
+
+
+_REVERTING: Final = frozenset({ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA})
+_FINAL: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.INVALID_UPDATE_VERSION,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.NEW_LEADER_ELECTED,
+    }
+)
 
 
 @dataclass(slots=True)
 class LeaderState:
-    """A partition that this broker leads. Built anew for every leader epoch."""
+    """A partition that this broker leads. Built anew for every leader epoch, by `renewed` if it led before."""
 
     node_id: int
+    broker_epoch: int
     leader_epoch: int
     partition_epoch: int
+    replicas: tuple[int, ...]
     isr: frozenset[int]
-    replica_count: int
+    """As committed by the controller."""
     epoch_start_offset: int
-    """Log end offset when this epoch began; consumers see no end offset before it is committed (KIP-207)."""
+    """Log end when this epoch began (E65); consumers see no end offset before it is committed (KIP-207)."""
+    rules: InSyncRules
     high_watermark: int = 0
-    _end_offsets: dict[int, int] = field(default_factory=dict)
-    """Log end offsets of the in-sync replicas, this one included. A replica not heard of in this epoch is absent."""
-    _is_only_replica: bool = field(init=False)
-    """What is in the own log is committed: nobody else is waited for."""
+    is_recovering: bool = False
+    """Elected uncleanly, and the controller has not heard yet that recovery is done: serves nobody (V37)."""
+    followers: dict[int, Progress] = field(default_factory=dict)
+    proposal: IsrProposal | None = None
+    """Asked of the controller, and not yet answered by it or by its log. One at a time (E35)."""
+    log_end_offset: int = field(init=False)
+    is_only_replica: bool = field(init=False)
+    """What is in the own log is committed: there is nobody to wait for, now or soon."""
 
     def __post_init__(self) -> None:
-        self._end_offsets[self.node_id] = self.epoch_start_offset
-        self._is_only_replica = self.replica_count == 1 and self.isr == {self.node_id}
+        self.log_end_offset = self.epoch_start_offset
+        self._take_replicas()
 
-    def on_append(self, log_end_offset: int, min_insync_replicas: int) -> bool:
+    def _take_replicas(self) -> None:
+        known = self.followers
+        self.followers = {each: known.get(each) or Progress() for each in self.replicas if each != self.node_id}
+        self.is_only_replica = not self.followers and self.isr == {self.node_id}
+
+    def heard_before(self, before: LeaderState | None, now_ms: int) -> None:
+        """Begin an epoch (E33).
+
+        Who led the partition before keeps what it knows of its followers' logs, because its own log did not change
+        between (G53); who did not counts the in-sync set as caught up now, the others as never.
+        """
+        for replica, progress in self.followers.items():
+            old = before.followers.get(replica) if before is not None else None
+            if old is not None:
+                self.followers[replica] = old
+            elif replica in self.isr:
+                progress.last_caught_up_ms = now_ms
+
+    # -- high watermark ------------------------------------------------------------------------------------------------
+
+    @property
+    def maximal_isr(self) -> frozenset[int]:
+        """E37."""
+        return self.isr if self.proposal is None else self.proposal.maximal_isr
+
+    def on_append(self, log_end_offset: int, min_insync_replicas: int, now_ms: int) -> bool:
         """Note that the own log now ends at `log_end_offset` (exclusive). True if the high watermark moved."""
-        self._end_offsets[self.node_id] = log_end_offset
-        if self._is_only_replica and log_end_offset > self.high_watermark:
-            self.high_watermark = log_end_offset
-            return True
-        return self._advance(min_insync_replicas)
+        self.log_end_offset = log_end_offset
+        if self.is_only_replica:
+            moved = log_end_offset > self.high_watermark
+            if moved:
+                self.high_watermark = log_end_offset
+            return moved
+        if len(self.maximal_isr) > 1:
+            return False  # somebody in sync does not have it yet
+        return self.advance(min_insync_replicas, now_ms)
 
-    def on_isr_change(self, isr: frozenset[int], partition_epoch: int, min_insync_replicas: int) -> bool:
-        """The controller committed another in-sync set in the same leader epoch. True if the high watermark moved."""
-        assert partition_epoch >= self.partition_epoch, "a partition epoch went back"
-        self.isr = isr
-        self.partition_epoch = partition_epoch
-        self._is_only_replica = self.replica_count == 1 and isr == {self.node_id}
-        return self._advance(min_insync_replicas)
+    def advance(self, min_insync_replicas: int, now_ms: int) -> bool:
+        """Move the high watermark to what everybody who is waited for has (E40). True if it moved."""
+        if not self.has_enough_replicas(min_insync_replicas) or self.node_id not in self.isr:
+            return False
+        maximal_isr, committed = self.maximal_isr, self.log_end_offset
+        for replica, progress in self.followers.items():
+            if progress.log_end_offset < committed and (
+                replica in maximal_isr or self._joins_soon(replica, progress, now_ms)
+            ):
+                committed = progress.log_end_offset
+        if committed <= self.high_watermark:
+            return False
+        self.high_watermark = committed
+        return True
+
+    def _joins_soon(self, replica: int, progress: Progress, now_ms: int) -> bool:
+        return progress.is_caught_up(self.log_end_offset, now_ms, self.rules.max_lag_ms) and self._is_eligible(
+            replica, progress
+        )
 
     def has_enough_replicas(self, min_insync_replicas: int) -> bool:
         """Whether acks=all may be taken: |ISR| >= min(min.insync.replicas, replication factor) (`E40`, `E42`)."""
-        in_sync = len(self.isr)
-        return in_sync >= min_insync_replicas or in_sync >= self.replica_count
+        return self._suffices(len(self.isr), min_insync_replicas)
 
-    def read_bound(self, *, replica_id: int, isolation: int, log_end_offset: int, last_stable_offset: int) -> int:
-        """The offset (exclusive) up to which this reader may read (`epochs.md E43`, `list_offsets.md L8`)."""
-        if replica_id != CONSUMER_REPLICA_ID:
-            return log_end_offset
-        if isolation == IsolationLevel.READ_COMMITTED:
-            return min(last_stable_offset, self.high_watermark)
-        return self.high_watermark
+    def had_enough_replicas(self, min_insync_replicas: int) -> bool:
+        """Whether what was committed just now is on enough replicas to be acknowledged without a warning (E42)."""
+        return self._suffices(len(self.maximal_isr), min_insync_replicas)
+
+    def _suffices(self, in_sync: int, min_insync_replicas: int) -> bool:
+        return in_sync >= min_insync_replicas or in_sync >= len(self.replicas)
+
+    # -- readers -------------------------------------------------------------------------------------------------------
 
     def hides_end_offset(self, replica_id: int) -> bool:
         """KIP-207: the end offset is not told while the high watermark is below this epoch's start (`L10-L11`)."""
         return replica_id == CONSUMER_REPLICA_ID and self.high_watermark < self.epoch_start_offset
 
-    def _advance(self, min_insync_replicas: int) -> bool:
-        if not self.has_enough_replicas(min_insync_replicas):
+    # -- followers -----------------------------------------------------------------------------------------------------
+
+    def check_follower(self, replica_id: int, broker_epoch: int, *, knows_epoch: bool) -> ErrorCode:
+        """Whether a broker may fetch here as a replica: NONE, 75 or 6.
+
+        knows_epoch: the request carried a leader epoch. Not assigned: E30. A broker epoch older than the registration's
+        is a process that was replaced (E31).
+        """
+        if replica_id not in self.followers:
+            return ErrorCode.UNKNOWN_LEADER_EPOCH if knows_epoch else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if NO_EPOCH != broker_epoch < self.rules.eligible(replica_id):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return ErrorCode.NONE
+
+    def on_fetch(
+        self,
+        replica_id: int,
+        fetch_offset: int,
+        *,
+        log_start_offset: int,
+        broker_epoch: int,
+        min_insync_replicas: int,
+        now_ms: int,
+    ) -> bool:
+        """A follower that was checked and does not diverge has everything below `fetch_offset` (E31). Never for a fetch
+        that was parked and is read again. True if the high watermark moved.
+        """
+        progress = self.followers[replica_id]
+        progress.fetched(fetch_offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms)
+        return self.advance(min_insync_replicas, now_ms)
+
+    def low_watermark(self, own_log_start_offset: int, is_alive: Callable[[int], bool]) -> int:
+        """The log start that all live replicas have reached: what DeleteRecords waits for."""
+        others = [each.log_start_offset for replica, each in self.followers.items() if is_alive(replica)]
+        return min([own_log_start_offset, *others])
+
+    # -- in-sync set ---------------------------------------------------------------------------------------------------
+
+    def propose_expansion(self, replica_id: int) -> IsrProposal | None:
+        """Ask for a follower to be in sync (E35).
+
+        None where it may not be, or a change is under way, or while the leader recovers (V39).
+        """
+        if self.proposal is not None or self.is_recovering or replica_id in self.isr:
+            return None
+        progress = self.followers.get(replica_id)
+        if (
+            progress is None
+            or not self._has_reached_this_epoch(progress)
+            or not self._is_eligible(replica_id, progress)
+        ):
+            return None
+        return self._propose(self.isr | {replica_id}, maximal_isr=self.isr | {replica_id})
+
+    def _has_reached_this_epoch(self, progress: Progress) -> bool:
+        return progress.log_end_offset >= max(self.high_watermark, self.epoch_start_offset)
+
+    def _is_eligible(self, replica_id: int, progress: Progress) -> bool:
+        """E36; a broker epoch that was never told is none (G14c)."""
+        return progress.broker_epoch != NO_EPOCH and progress.broker_epoch == self.rules.eligible(replica_id)
+
+    def propose_shrink(self, now_ms: int) -> IsrProposal | None:
+        """Ask for the in-sync set without those that lag (E38); None where nobody does, or a change is under way."""
+        if self.proposal is not None or self.is_recovering:
+            return None
+        lagging = {replica for replica in self.isr if replica != self.node_id and self._lags(replica, now_ms)}
+        return self._propose(self.isr - lagging, maximal_isr=self.isr) if lagging else None
+
+    def _lags(self, replica_id: int, now_ms: int) -> bool:
+        progress = self.followers.get(replica_id)
+        return progress is None or not progress.is_caught_up(self.log_end_offset, now_ms, self.rules.max_lag_ms)
+
+    def propose_recovered(self) -> IsrProposal | None:
+        """Tell the controller that recovery is done, with the in-sync set as it is (V38); None where it knows."""
+        if self.proposal is not None or not self.is_recovering:
+            return None
+        return self._propose(self.isr, maximal_isr=self.isr)
+
+    def _propose(self, isr: Iterable[int], *, maximal_isr: frozenset[int]) -> IsrProposal:
+        members = tuple(Member(each, self._epoch_of(each)) for each in sorted(isr))
+        self.proposal = IsrProposal(self.leader_epoch, self.partition_epoch, members, maximal_isr)
+        return self.proposal
+
+    def _epoch_of(self, replica_id: int) -> int:
+        return self.broker_epoch if replica_id == self.node_id else self.followers[replica_id].broker_epoch
+
+    def on_partition(
+        self,
+        *,
+        partition_epoch: int,
+        replicas: tuple[int, ...],
+        isr: Iterable[int],
+        is_recovering: bool,
+        min_insync_replicas: int,
+        now_ms: int,
+    ) -> bool:
+        """The controller tells of the partition, in its log or in its answer, in the same leader epoch.
+
+        What is not newer than what is known changes nothing (E33). True if the high watermark moved.
+        """
+        if partition_epoch <= self.partition_epoch:
             return False
-        committed = min(self._end_offsets.get(replica, -1) for replica in self.isr) if self.isr else -1
-        if committed <= self.high_watermark:
-            return False
-        self.high_watermark = committed
-        return True
+        self.partition_epoch = partition_epoch
+        self.proposal = None
+        self.isr = frozenset(isr)
+        self.is_recovering = is_recovering
+        self.replicas = replicas
+        self._take_replicas()
+        return self.advance(min_insync_replicas, now_ms)
+
+    def on_refused(self, proposal: IsrProposal, code: ErrorCode) -> Refused:
+        """The controller did not take a proposal (E39). One that is not the current one is only forgotten."""
+        if proposal is not self.proposal:
+            return Refused.REVERTED
+        if code in _REVERTING:
+            self.proposal = None
+            return Refused.REVERTED
+        return Refused.STANDS if code in _FINAL else Refused.ASK_AGAIN

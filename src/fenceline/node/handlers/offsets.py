@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, cast
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.ids import INTERNAL_TOPICS, METADATA_TOPIC
 from fenceline.node.handlers.registry import Api, RequestContext
-from fenceline.node.replicas import Replica
-from fenceline.replica.leader import LeaderState, check_leader_epoch
+from fenceline.node.replica import Replica
+from fenceline.replica.fencing import DEBUG_REPLICA_ID, check_leader_epoch, read_bound
 from fenceline.wire.apis import ApiKey
 
 LATEST: Final = -1
@@ -113,15 +113,20 @@ def _check_timestamp(timestamp: int, version: int) -> None:
 
 
 async def _find_offset(context: RequestContext, topic: str, partition: Any, replica_id: int, isolation: int) -> _Found:
-    replica, leader = _checked_leader(
-        context, topic, partition.partition_index, getattr(partition, "current_leader_epoch", -1)
+    replica = _checked(
+        context,
+        topic,
+        partition.partition_index,
+        getattr(partition, "current_leader_epoch", -1),
+        by_any_replica=replica_id == DEBUG_REPLICA_ID,
     )
     timestamp = partition.timestamp
     partition_log = replica.log
-    bound = leader.read_bound(
+    bound = read_bound(
         replica_id=replica_id,
         isolation=isolation,
         log_end_offset=partition_log.log_end_offset,
+        high_watermark=partition_log.high_watermark,
         last_stable_offset=partition_log.last_stable_offset,
     )
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
@@ -130,8 +135,8 @@ async def _find_offset(context: RequestContext, topic: str, partition: Any, repl
         # The epoch is told only where it is known to cover the log's start (`L18`).
         return _Found(start, -1, first[0] if first is not None and first[1] <= start else -1)
     if timestamp == LATEST:
-        _require_visible_end(leader, replica_id, context.api_version)
-        return _Found(bound, -1, leader.leader_epoch)
+        _require_visible_end(replica, replica_id, context.api_version)
+        return _Found(bound, -1, replica.leader_epoch)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _NOTHING
     if timestamp == MAX_TIMESTAMP:
@@ -141,13 +146,13 @@ async def _find_offset(context: RequestContext, topic: str, partition: Any, repl
     broker = context.broker
     found = await broker.loop.run_in_executor(broker.disk_threads, look_up)
     if found is None or found.offset >= bound:
-        _require_visible_end(leader, replica_id, context.api_version)
+        _require_visible_end(replica, replica_id, context.api_version)
         return _NOTHING
     return _Found(found.offset, found.timestamp, found.leader_epoch)
 
 
-def _require_visible_end(leader: LeaderState, replica_id: int, version: int) -> None:
-    if leader.hides_end_offset(replica_id):
+def _require_visible_end(replica: Replica, replica_id: int, version: int) -> None:
+    if replica.leader is not None and replica.leader.hides_end_offset(replica_id):
         raise PeerError(
             ErrorCode.OFFSET_NOT_AVAILABLE
             if version >= _FIRST_WITH_OFFSET_NOT_AVAILABLE
@@ -155,17 +160,17 @@ def _require_visible_end(leader: LeaderState, replica_id: int, version: int) -> 
         )
 
 
-def _checked_leader(
-    context: RequestContext, topic: str, index: int, requested_epoch: int
-) -> tuple[Replica, LeaderState]:
-    """The partition's leader after resolution, epoch check and leadership check, in that order (`E1-E4`)."""
-    replica = context.broker.partitions.leader(topic, None, index)
-    leader = replica.leader
-    assert leader is not None, "a leader without leader state"
-    code = check_leader_epoch(requested_epoch, leader.leader_epoch)
+def _checked(
+    context: RequestContext, topic: str, index: int, requested_epoch: int, *, by_any_replica: bool = False
+) -> Replica:
+    """The partition's replica after resolution, epoch check and leadership check, in that order (`E1-E4`, V37)."""
+    replica = context.broker.partitions.hosted(topic, None, index)
+    code = check_leader_epoch(requested_epoch, replica.leader_epoch)
     if code is not ErrorCode.NONE:
         raise PeerError(code)
-    return replica, leader
+    if (replica.leader is None and not by_any_replica) or replica.is_recovering or replica.is_being_cut:
+        raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    return replica
 
 
 def offset_for_leader_epoch(context: RequestContext, request: Any) -> dict[str, Any]:
@@ -177,7 +182,7 @@ def offset_for_leader_epoch(context: RequestContext, request: Any) -> dict[str, 
             index = partition.partition
             code, epoch, end_offset = ErrorCode.NONE, -1, -1
             try:
-                replica, _ = _checked_leader(context, topic.topic, index, partition.current_leader_epoch)
+                replica = _checked(context, topic.topic, index, partition.current_leader_epoch)
                 epoch, end_offset = replica.log.end_offset_for_epoch(partition.leader_epoch)
             except PeerError as error:
                 code = error.code

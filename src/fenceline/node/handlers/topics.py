@@ -40,10 +40,6 @@ _NAME_AND_ID: Final = Outcome(
 _METADATA_TOPIC: Final = Outcome(
     ErrorCode.INVALID_REQUEST, f"Creation of internal topic {METADATA_TOPIC} is prohibited."
 )
-_NO_REPLICATION: Final = Outcome(
-    ErrorCode.INVALID_REPLICATION_FACTOR,
-    "Brokers of this release do not replicate partitions yet: use a replication factor of 1.",
-)
 _DELETION_DISABLED_SINCE: Final = 3
 
 
@@ -60,8 +56,6 @@ async def handle_create_topics(context: RequestContext, request: Any) -> dict[st
             results[topic.name] = CreatedTopic(topic.name, _METADATA_TOPIC)
         elif names[topic.name] > 1:
             results[topic.name] = CreatedTopic(topic.name, _REPEATED_NAME)
-        elif not context.is_forwarded and _wants_replicas(context, topic):
-            results[topic.name] = CreatedTopic(topic.name, _NO_REPLICATION)
         else:
             wanted.append(_new_topic(topic))
     if wanted:
@@ -72,18 +66,6 @@ async def handle_create_topics(context: RequestContext, request: Any) -> dict[st
             outcome = _outcome_of(error)
             results.update((topic.name, CreatedTopic(topic.name, outcome)) for topic in wanted)
     return {"topics": [_created(context, results[name]) for name in names]}
-
-
-def _wants_replicas(context: RequestContext, topic: Any) -> bool:
-    """Whether more than one replica is asked for where there are brokers enough for them; the controller refuses the
-    rest."""
-    image = context.broker.image
-    if topic.assignments:
-        return any(1 < len(each.broker_ids) <= len(image.brokers) for each in topic.assignments)
-    wanted: int = topic.replication_factor
-    if wanted == -1:
-        wanted = context.broker.config.get_int("default.replication.factor")
-    return 1 < wanted <= len(image.brokers)
 
 
 def _new_topic(topic: Any) -> NewTopic:

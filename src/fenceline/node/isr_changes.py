@@ -1,0 +1,135 @@
+"""What leaders of this broker want changed in their in-sync sets, on its way to the controller and back.
+
+Owns what is to be asked, and one request that is out (`epochs.md E35`, E39): what comes up meanwhile goes together into
+the next one. Decides nothing: `LeaderState` proposes, and knows what an answer means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from fenceline.controller.partition_requests import AlteredPartition, AlterPartition, IsrChange, IsrMember
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.metadata.image import LeaderRecoveryState
+from fenceline.node.logs import Logger
+from fenceline.replica.leader import IsrProposal, Refused
+
+if TYPE_CHECKING:
+    from fenceline.controller.requests import Request
+    from fenceline.node.replica import Replica
+
+log = Logger("replication")
+
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 1.0
+
+
+class IsrChanges:
+    """One broker's changes. All methods belong to the loop."""
+
+    def __init__(
+        self,
+        node_id: int,
+        broker_epoch: Callable[[], int],
+        submit: Callable[[Request], Awaitable[Any]],
+        applied: Callable[[Replica, AlteredPartition], None],
+    ) -> None:
+        """`applied` hears of each partition that the controller changed."""
+        self._node_id = node_id
+        self._broker_epoch = broker_epoch
+        self._submit = submit
+        self._applied = applied
+        self._wanted: dict[Replica, IsrProposal] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def ask(self, replica: Replica, proposal: IsrProposal) -> None:
+        """Ask for a change, with the next request."""
+        self._wanted[replica] = proposal
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while self._wanted:
+                # One turn of the loop later: changes of one cause come together.
+                await asyncio.sleep(0)
+                asked, self._wanted = self._wanted, {}
+                asked = {replica: each for replica, each in asked.items() if _stands(replica, each)}
+                again = await self._ask(asked) if asked else {}
+                if again:
+                    for replica, proposal in again.items():
+                        self._wanted.setdefault(replica, proposal)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                else:
+                    pause_s = _FIRST_PAUSE_S
+        finally:
+            self._task = None
+
+    async def _ask(self, asked: dict[Replica, IsrProposal]) -> dict[Replica, IsrProposal]:
+        """What is to be asked again."""
+        try:
+            answer = await self._submit(AlterPartition(self._node_id, self._broker_epoch(), _topics(asked)))
+        except PeerError as error:
+            log.warning(
+                "in-sync sets not changed",
+                partitions=len(asked),
+                reason=error.message or error.code.name,
+                advice="It is asked again. A majority of the controllers must run and be reached from here.",
+            )
+            return asked
+        by_id = {(replica.topic_id, replica.topic_partition.partition): replica for replica in asked}
+        again: dict[Replica, IsrProposal] = {}
+        for topic_id, partitions in answer.topics:
+            for altered in partitions:
+                replica = by_id.pop((topic_id, altered.index), None)
+                if replica is not None and self._is_to_ask_again(replica, asked[replica], altered):
+                    again[replica] = asked[replica]
+        again.update((replica, asked[replica]) for replica in by_id.values())  # left out of the answer
+        return again
+
+    def _is_to_ask_again(self, replica: Replica, proposal: IsrProposal, altered: AlteredPartition) -> bool:
+        leader = replica.leader
+        if leader is None or not _stands(replica, proposal):
+            return False
+        if altered.code is ErrorCode.NONE:
+            if altered.leader_epoch == leader.leader_epoch:
+                self._applied(replica, altered)
+            return False
+        refused = leader.on_refused(proposal, altered.code)
+        log.info(
+            "in-sync set not changed",
+            partition=str(replica.topic_partition),
+            reason=altered.code.name,
+            wanted=[member.broker_id for member in proposal.members],
+            proposal=refused.value,
+        )
+        return refused is Refused.ASK_AGAIN
+
+
+def _stands(replica: Replica, proposal: IsrProposal) -> bool:
+    return replica.leader is not None and replica.leader.proposal is proposal
+
+
+def _topics(asked: dict[Replica, IsrProposal]) -> tuple[tuple[UUID, tuple[IsrChange, ...]], ...]:
+    topics: dict[UUID, list[IsrChange]] = {}
+    for replica, proposal in asked.items():
+        change = IsrChange(
+            replica.topic_partition.partition,
+            proposal.leader_epoch,
+            proposal.partition_epoch,
+            tuple(IsrMember(*member) for member in proposal.members),
+            LeaderRecoveryState.RECOVERED,
+        )
+        topics.setdefault(replica.topic_id, []).append(change)
+    return tuple((topic_id, tuple(changes)) for topic_id, changes in topics.items())

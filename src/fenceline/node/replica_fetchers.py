@@ -1,0 +1,386 @@
+"""Follows the leaders of this broker's partitions: one connection and one task for each leader.
+
+Owns the connections, and carries out what `fenceline.replica` decides: sends fetches, appends what comes, cuts logs in
+threads. One partition's trouble is its own, the others of the same leader go on. Decides nothing about the protocol.
+
+A partition that is new at a leader does not wait for the fetch that is parked there: the connection is opened anew,
+with everything in the first request.
+
+Rules: `epochs.md E23-E29`; `gaps.md G3`, `G10`, `G11`, `G14b`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Final, Protocol
+
+from fenceline.errors import FencelineError
+from fenceline.log.errors import StorageError
+from fenceline.log.truncation import Truncated
+from fenceline.node.clock import Clock
+from fenceline.node.logs import Logger
+from fenceline.node.peer_connection import ConnectionLost, Dial, NoSuchVersion, PeerConnection, dial, open_peer
+from fenceline.records.errors import RecordsError
+from fenceline.replica.fetcher import Fetcher, FetchLimits
+from fenceline.replica.follower import (
+    Append,
+    AskEnd,
+    AskStart,
+    BeginAnew,
+    CutTo,
+    Duty,
+    FollowerState,
+    Learn,
+)
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.fetch import encode_request, parse_response
+
+if TYPE_CHECKING:
+    from fenceline.metadata.image import Endpoint
+    from fenceline.node.replica import Replica
+
+log = Logger("replication")
+
+FIRST_FETCH_VERSION: Final = 13
+LAST_FETCH_VERSION: Final = 17
+_LATEST: Final = -1
+_EARLIEST_LOCAL: Final = -4
+_TROUBLE = (ConnectionError, MalformedRequest, NoSuchVersion)
+
+
+class Host(Protocol):
+    """What fetchers need of their broker."""
+
+    @property
+    def node_id(self) -> int: ...
+    @property
+    def broker_epoch(self) -> int: ...
+    def replication_endpoint(self, node_id: int) -> Endpoint | None:
+        """Where other brokers reach a broker; None while it is not registered."""
+
+    def storage_failed(self, replica: Replica, error: StorageError) -> None: ...
+    def log_was_cut(self, replica: Replica, duty: CutTo | BeginAnew, cut: Truncated, leader_id: int) -> None:
+        """In a thread, before the partition is fetched again."""
+
+    def cut_ended(self, replica: Replica) -> None:
+        """On the loop: the log is nobody else's again."""
+
+
+class ReplicaFetchers:
+    """All leaders that this broker follows. All methods belong to the loop."""
+
+    def __init__(
+        self,
+        host: Host,
+        clock: Clock,
+        executor: Callable[[], Executor | None],
+        limits: FetchLimits,
+        *,
+        answer_timeout_ms: int,
+        connect: Dial = dial,
+    ) -> None:
+        self.host = host
+        self.clock = clock
+        self.executor = executor
+        self.limits = limits
+        self.answer_timeout_s = answer_timeout_ms / 1000
+        self.connect = connect
+        self._links: dict[int, _Link] = {}
+        self._leader_of: dict[tuple[bytes, int], int] = {}
+        self._is_closed = False
+
+    def follow(self, replica: Replica, leader_id: int, leader_epoch: int) -> None:
+        """Fetch a partition from its leader, in this epoch (E23)."""
+        key = (replica.topic_id_bytes, replica.topic_partition.partition)
+        before = self._leader_of.get(key)
+        if before is not None and before != leader_id:
+            self.leave(replica)
+        if self._is_closed:
+            return
+        link = self._links.get(leader_id)
+        if link is None:
+            link = self._links[leader_id] = _Link(self, leader_id)
+        self._leader_of[key] = leader_id
+        link.follow(replica, leader_epoch)
+
+    def leave(self, replica: Replica) -> None:
+        """Follow it no more."""
+        key = (replica.topic_id_bytes, replica.topic_partition.partition)
+        leader_id = self._leader_of.pop(key, None)
+        if leader_id is None:
+            return
+        link = self._links[leader_id]
+        link.leave(key)
+        if not len(link.fetcher):
+            del self._links[leader_id]
+            link.close()
+
+    def leader_moved(self, node_id: int) -> None:
+        """A broker registered anew: its address may be another."""
+        link = self._links.get(node_id)
+        if link is not None:
+            link.interrupt()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        links, self._links = list(self._links.values()), {}
+        self._leader_of.clear()
+        for link in links:
+            link.close()
+        await asyncio.gather(*(link.ended() for link in links))
+
+
+class _Link:
+    """One leader."""
+
+    def __init__(self, fetchers: ReplicaFetchers, leader_id: int) -> None:
+        self._fetchers = fetchers
+        self._host = fetchers.host
+        self._clock = fetchers.clock
+        self._leader_id = leader_id
+        self.fetcher = Fetcher(
+            replica_id=self._host.node_id, broker_epoch=self._host.broker_epoch, limits=fetchers.limits
+        )
+        self._replicas: dict[tuple[bytes, int], Replica] = {}
+        self._connection: PeerConnection | None = None
+        self._news = asyncio.Event()
+        self._cuts: set[asyncio.Task[None]] = set()
+        self._is_unreachable = False
+        self._task = asyncio.ensure_future(self._run())
+
+    def follow(self, replica: Replica, leader_epoch: int) -> None:
+        key = (replica.topic_id_bytes, replica.topic_partition.partition)
+        self._replicas[key] = replica
+        self.fetcher.follow(FollowerState(replica.topic_partition.topic, key[0], key[1], leader_epoch, replica.log))
+        self.interrupt()
+
+    def leave(self, key: tuple[bytes, int]) -> None:
+        self._replicas.pop(key, None)
+        self.fetcher.leave(key)
+
+    def interrupt(self) -> None:
+        """Do not wait for the answer that is out: there is something new to ask for."""
+        self._news.set()
+
+    def close(self) -> None:
+        self._task.cancel()
+        for cut in self._cuts:
+            cut.cancel()
+        if self._connection is not None:
+            self._connection.close()
+
+    async def ended(self) -> None:
+        await asyncio.gather(self._task, *self._cuts, return_exceptions=True)
+
+    # -- fetching ------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._round()
+                failures = 0
+            except _TROUBLE as error:
+                self._lost()
+                failures += 1
+                self._tell_unreachable(error)
+                await self._pause(min(20 << min(failures, 10), self._fetchers.limits.backoff_ms))
+            except Exception:
+                # Our bug; the partitions of this leader must not stand still for ever because of it.
+                log.exception("replication failed", leader=self._leader_id)
+                self._lost()
+                await self._pause(self._fetchers.limits.backoff_ms)
+
+    async def _round(self) -> None:
+        """One fetch, and what follows from its answer. Raises one of _TROUBLE."""
+        self._news.clear()
+        now_ms = self._clock.monotonic_ms()
+        request = self.fetcher.next_request(now_ms)
+        if request is None:
+            ready_ms = self.fetcher.next_ready_ms()
+            await self._pause(None if ready_ms is None else max(1, ready_ms - now_ms))
+            return
+        connection = await self._connected()
+        version = connection.version_for(ApiKey.FETCH, FIRST_FETCH_VERSION, LAST_FETCH_VERSION)
+        answer = connection.post(ApiKey.FETCH, version, encode_request(version, request))
+        body = await self._answer_or_news(answer)
+        if body is None:
+            self._lost()
+            return
+        self._is_unreachable = False
+        response = parse_response(version, body)
+        questions: list[AskEnd | AskStart] = []
+        for duty in self.fetcher.on_answer(response, self._clock.monotonic_ms()):
+            self._do(duty, questions)
+        for question in questions:
+            await self._ask(connection, question)
+
+    async def _answer_or_news(self, answer: asyncio.Future[memoryview]) -> memoryview | None:
+        """None: something new is to be asked for, and the answer is not awaited any more."""
+        if not self._news.is_set():
+            news = asyncio.ensure_future(self._news.wait())
+            try:
+                await asyncio.wait(
+                    (answer, news), timeout=self._fetchers.answer_timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                news.cancel()
+        if answer.done():
+            return answer.result()
+        answer.cancel()
+        if self._news.is_set():
+            return None
+        raise ConnectionLost(f"no answer within {self._fetchers.answer_timeout_s} s")
+
+    async def _pause(self, pause_ms: int | None) -> None:
+        """Until something is new, or for so long."""
+        try:
+            async with asyncio.timeout(None if pause_ms is None else pause_ms / 1000):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+
+    async def _connected(self) -> PeerConnection:
+        connection = self._connection
+        if connection is not None and connection.is_open:
+            return connection
+        endpoint = self._host.replication_endpoint(self._leader_id)
+        if endpoint is None:
+            raise ConnectionLost("it is not registered")
+        self.fetcher.on_connection_lost()
+        self._connection = connection = await open_peer(
+            endpoint.host, endpoint.port, client_id=f"replica-{self._host.node_id}", connect=self._fetchers.connect
+        )
+        return connection
+
+    def _lost(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        self.fetcher.on_connection_lost()
+
+    def _tell_unreachable(self, error: Exception) -> None:
+        if not self._is_unreachable:
+            self._is_unreachable = True
+            log.info(
+                "leader not reached",
+                leader=self._leader_id,
+                partitions=len(self.fetcher),
+                reason=str(error),
+                advice="It is tried again until it answers or another broker leads.",
+            )
+
+    # -- duties --------------------------------------------------------------------------------------------------------
+
+    def _do(self, duty: Duty, questions: list[AskEnd | AskStart]) -> None:
+        state = duty.state
+        replica = self._replica(state)
+        if replica is None:
+            return
+        match duty:
+            case Append():
+                self._append(replica, duty)
+            case Learn():
+                replica.learn(duty.high_watermark, duty.log_start_offset)
+            case CutTo() | BeginAnew():
+                cut = asyncio.ensure_future(self._cut(replica, duty))
+                self._cuts.add(cut)
+                cut.add_done_callback(self._cuts.discard)
+            case AskEnd() | AskStart():
+                questions.append(duty)
+
+    def _replica(self, state: FollowerState) -> Replica | None:
+        key = (state.topic_id, state.index)
+        return self._replicas.get(key) if self.fetcher.states.get(key) is state else None
+
+    def _append(self, replica: Replica, duty: Append) -> None:
+        state = duty.state
+        try:
+            replica.log.append_as_follower(duty.records, leader_epoch=state.leader_epoch, now_ms=self._clock.now_ms())
+        except StorageError as error:
+            self._refused(replica, state, error)
+            return
+        except (RecordsError, FencelineError) as error:
+            log.error(
+                "records of the leader not taken",
+                partition=str(replica.topic_partition),
+                leader=self._leader_id,
+                offset=state.log.log_end_offset,
+                reason=str(error),
+                advice="They are fetched again. If it goes on, check the leader's disk: its copy may be damaged.",
+            )
+            self.fetcher.failed(state, self._clock.monotonic_ms())
+            return
+        replica.learn(duty.high_watermark, duty.log_start_offset)
+        self.fetcher.done(state)
+
+    async def _cut(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
+        """In a thread; meanwhile nobody reads or maintains this log."""
+        state, partition_log = duty.state, replica.log
+
+        def work() -> None:
+            if isinstance(duty, CutTo):
+                cut = partition_log.truncate_to(duty.offset)
+            else:
+                cut = partition_log.truncate_fully_and_start_at(duty.offset)
+            self._host.log_was_cut(replica, duty, cut, self._leader_id)
+
+        replica.is_being_cut = True
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._fetchers.executor(), work)
+        except StorageError as error:
+            self._refused(replica, state, error)
+            return
+        finally:
+            replica.is_being_cut = False
+            self._host.cut_ended(replica)
+        self.fetcher.done(state)
+        self._news.set()
+
+    def _refused(self, replica: Replica, state: FollowerState, error: StorageError) -> None:
+        """The disk did not do it."""
+        self.fetcher.failed(state, self._clock.monotonic_ms())
+        self._host.storage_failed(replica, error)
+
+    async def _ask(self, connection: PeerConnection, question: AskEnd | AskStart) -> None:
+        """ListOffsets as a replica, fenced by the leader epoch (E28). Raises one of _TROUBLE."""
+        state: FollowerState = question.state
+        following: Duty | None = question
+        while isinstance(following, AskEnd | AskStart):
+            wanted = _LATEST if isinstance(following, AskEnd) else _EARLIEST_LOCAL
+            found = await self._end_of_leader(connection, state, wanted)
+            if self._replica(state) is None:
+                return
+            if found is None:
+                self.fetcher.failed(state, self._clock.monotonic_ms())
+                return
+            following = state.on_leader_end(found) if isinstance(following, AskEnd) else state.on_leader_start(found)
+        if following is None:
+            self.fetcher.done(state)
+        else:
+            self._do(following, [])
+
+    async def _end_of_leader(self, connection: PeerConnection, state: FollowerState, timestamp: int) -> int | None:
+        fields = {
+            "replica_id": self._host.node_id,
+            "isolation_level": 0,
+            "topics": [
+                {
+                    "name": state.topic,
+                    "partitions": [
+                        {
+                            "partition_index": state.index,
+                            "current_leader_epoch": state.leader_epoch,
+                            "timestamp": timestamp,
+                        }
+                    ],
+                }
+            ],
+        }
+        version = connection.version_for(ApiKey.LIST_OFFSETS, 8, 10)
+        answer = await connection.call(ApiKey.LIST_OFFSETS, version, fields, self._fetchers.answer_timeout_s)
+        partition = answer.topics[0].partitions[0]
+        return None if partition.error_code else int(partition.offset)

@@ -1,0 +1,238 @@
+"""What this node is to its partitions: leader of some, follower of others.
+
+Owns the fetchers, the changes of in-sync sets that are asked for, and the recovery of leaders that were elected
+uncleanly (KIP-704). Follows the roles that `Replicas` gives; decides nothing about the protocol.
+
+Rules: `epochs.md E31`, `E35`, `E38`; `recovery.md V37-V41`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from fenceline.controller.partition_requests import AlteredPartition
+from fenceline.errors import PeerError
+from fenceline.log.errors import StorageError
+from fenceline.log.producer_state import Origin
+from fenceline.log.truncation import Truncated
+from fenceline.metadata.image import Endpoint, LeaderRecoveryState
+from fenceline.node.isr_changes import IsrChanges
+from fenceline.node.logs import Logger
+from fenceline.node.replica_fetchers import ReplicaFetchers
+from fenceline.records.markers import abort_marker
+from fenceline.replica.fencing import NO_EPOCH
+from fenceline.replica.fetcher import FetchLimits
+from fenceline.replica.follower import BeginAnew, CutTo
+from fenceline.replica.leader import InSyncRules, LeaderState
+
+if TYPE_CHECKING:
+    from fenceline.metadata.changes import Delta
+    from fenceline.node.broker import Broker
+    from fenceline.node.replica import Replica
+
+log = Logger("replication")
+
+_RECOVERY_PAUSE_S: Final = 1.0
+
+
+class Replication:
+    """One broker's replication. All methods belong to the loop unless they say otherwise."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._listener = broker.config.inter_broker_listener
+        config = broker.config
+        self.rules = InSyncRules(self.eligible_epoch, config.get_int("replica.lag.time.max.ms"))
+        self.fetchers = ReplicaFetchers(
+            self,
+            broker.clock,
+            lambda: broker.disk_threads,
+            FetchLimits(
+                max_wait_ms=config.get_int("replica.fetch.wait.max.ms"),
+                min_bytes=config.get_int("replica.fetch.min.bytes"),
+                max_bytes=config.get_int("replica.fetch.response.max.bytes"),
+                partition_max_bytes=config.get_int("replica.fetch.max.bytes"),
+                backoff_ms=config.get_int("replica.fetch.backoff.ms"),
+            ),
+            answer_timeout_ms=config.get_int("replica.socket.timeout.ms"),
+        )
+        self.isr_changes = IsrChanges(
+            broker.node_id, lambda: broker.broker_epoch, broker.controller.submit, self._altered
+        )
+        self._recoveries: dict[Replica, asyncio.Task[None]] = {}
+
+    @property
+    def node_id(self) -> int:
+        return self._broker.node_id
+
+    @property
+    def broker_epoch(self) -> int:
+        return self._broker.broker_epoch
+
+    async def close(self) -> None:
+        """Follow nobody any more, and leave recoveries to the next start."""
+        await self.fetchers.close()
+        await self.isr_changes.close()
+        recoveries, self._recoveries = self._recoveries, {}
+        for task in recoveries.values():
+            task.cancel()
+        await asyncio.gather(*recoveries.values(), return_exceptions=True)
+
+    # -- what the image says -------------------------------------------------------------------------------------------
+
+    def eligible_epoch(self, node_id: int) -> int:
+        """E36."""
+        broker = self._broker.image.brokers.get(node_id)
+        return broker.epoch if broker is not None and broker.is_active else NO_EPOCH
+
+    def replication_endpoint(self, node_id: int) -> Endpoint | None:
+        broker = self._broker.image.brokers.get(node_id)
+        return broker.endpoint(self._listener) if broker is not None else None
+
+    def on_image(self, delta: Delta) -> None:
+        """Brokers that came back may have another address."""
+        for node_id in delta.changed_brokers:
+            self.fetchers.leader_moved(node_id)
+
+    # -- roles, as `Replicas` gives them -------------------------------------------------------------------------------
+
+    def leads(self, replica: Replica) -> None:
+        self._stop_recovery(replica)
+        if replica.is_recovering:
+            self._recoveries[replica] = asyncio.ensure_future(self._recover(replica))
+
+    def follows(self, replica: Replica, leader_id: int) -> None:
+        self._stop_recovery(replica)
+        self.fetchers.follow(replica, leader_id, replica.leader_epoch)
+
+    def left(self, replica: Replica) -> None:
+        self._stop_recovery(replica)
+        self.fetchers.leave(replica)
+
+    # -- leading -------------------------------------------------------------------------------------------------------
+
+    def fetched(
+        self, replica: Replica, replica_id: int, *, fetch_offset: int, log_start_offset: int, broker_epoch: int
+    ) -> None:
+        """A follower fetched, and does not diverge (E31)."""
+        leader = replica.leader
+        assert leader is not None, "only a leader is followed"
+        moved = leader.on_fetch(
+            replica_id,
+            fetch_offset,
+            log_start_offset=log_start_offset,
+            broker_epoch=broker_epoch,
+            min_insync_replicas=replica.config.min_insync_replicas,
+            now_ms=self._broker.clock.monotonic_ms(),
+        )
+        if moved:
+            replica.commit()
+        if replica_id not in leader.isr:
+            proposal = leader.propose_expansion(replica_id)
+            if proposal is not None:
+                self.isr_changes.ask(replica, proposal)
+
+    def let_go_of_laggards(self) -> None:
+        """Ask for in-sync sets without those that lag (E38)."""
+        now_ms = self._broker.clock.monotonic_ms()
+        for replica in self._broker.partitions:
+            leader = replica.leader
+            if leader is None or len(leader.isr) < 2:
+                continue
+            proposal = leader.propose_shrink(now_ms)
+            if proposal is not None:
+                log.info(
+                    "replicas lag",
+                    partition=str(replica.topic_partition),
+                    in_sync=sorted(leader.isr),
+                    wanted=[member.broker_id for member in proposal.members],
+                    log_end_offset=replica.log.log_end_offset,
+                )
+                self.isr_changes.ask(replica, proposal)
+
+    def _altered(self, replica: Replica, altered: AlteredPartition) -> None:
+        """The controller took a change: the same as its log will tell."""
+        leader = replica.leader
+        assert leader is not None, "it was asked"
+        if leader.on_partition(
+            partition_epoch=altered.partition_epoch,
+            replicas=leader.replicas,
+            isr=altered.isr,
+            is_recovering=altered.leader_recovery_state == LeaderRecoveryState.RECOVERING,
+            min_insync_replicas=replica.config.min_insync_replicas,
+            now_ms=self._broker.clock.monotonic_ms(),
+        ):
+            replica.commit()
+        replica.wake()
+
+    # -- recovery of an uncleanly elected leader -----------------------------------------------------------------------
+
+    async def _recover(self, replica: Replica) -> None:
+        """Decide open transactions, make the log durable, tell the controller (V38); then it serves (V39)."""
+        leader = replica.leader
+        assert leader is not None, "only a leader recovers"
+        while replica.leader is leader and leader.is_recovering:
+            try:
+                aborted = self._abort_open_transactions(replica, leader)
+                error = await self._broker.flush_up_to(replica, replica.log.log_end_offset)
+                if error is not None:
+                    raise error
+            except StorageError as error:
+                self._broker.partitions.storage_failed(replica, error)
+                return
+            except PeerError as error:
+                log.warning("recovery put off", partition=str(replica.topic_partition), reason=str(error))
+                await asyncio.sleep(_RECOVERY_PAUSE_S)
+                continue
+            if replica.leader is not leader:
+                return
+            log.warning(
+                "recovered after an unclean election",
+                partition=str(replica.topic_partition),
+                leader_epoch=leader.leader_epoch,
+                log_end_offset=replica.log.log_end_offset,
+                aborted_transactions=aborted,
+            )
+            proposal = leader.propose_recovered()
+            if proposal is not None:
+                self.isr_changes.ask(replica, proposal)
+            return
+
+    def _abort_open_transactions(self, replica: Replica, leader: LeaderState) -> int:
+        now_ms = self._broker.clock.now_ms()
+        open_ones = [each for each in replica.log.producers if each.transaction_first_offset >= 0]
+        for producer in open_ones:
+            marker = abort_marker(producer.producer_id, producer.epoch, producer.coordinator_epoch, now_ms)
+            replica.log.append_as_leader(
+                memoryview(marker), leader_epoch=leader.leader_epoch, now_ms=now_ms, origin=Origin.COORDINATOR
+            )
+            replica.appended()
+        return len(open_ones)
+
+    def _stop_recovery(self, replica: Replica) -> None:
+        task = self._recoveries.pop(replica, None)
+        if task is not None:
+            task.cancel()
+
+    # -- following -----------------------------------------------------------------------------------------------------
+
+    def storage_failed(self, replica: Replica, error: StorageError) -> None:
+        self._broker.partitions.storage_failed(replica, error)
+
+    def log_was_cut(self, replica: Replica, duty: CutTo | BeginAnew, cut: Truncated, leader_id: int) -> None:
+        """In a thread: say what was lost before the partition is fetched again."""
+        log.warning(
+            "log cut back to the leader's",
+            partition=str(replica.topic_partition),
+            leader=leader_id,
+            leader_epoch=duty.state.leader_epoch,
+            from_offset=cut.from_offset,
+            to_offset=cut.to_offset,
+            size_bytes=cut.size_bytes,
+            reason=duty.cause.value,
+            evidence=cut.evidence,
+        )
+
+    def cut_ended(self, replica: Replica) -> None:
+        self._broker.partitions.cut_ended(replica)

@@ -1,0 +1,221 @@
+"""Everything that one broker follows from one leader: the requests of a fetch session (KIP-227), what answers mean.
+
+Owns the states of the partitions, what the leader's session knows of each, and who backs off for how long. One request
+is out at a time. Never does I/O: `next_request` gives what to send, `on_answer` gives what to do with the logs, and
+`done` or `failed` says that it was done.
+
+Work follows what changed: a partition that has nothing new is neither asked for again nor looked at.
+
+An answer counts only for the state that asked: the same leader epoch and offset as in the session, and still FETCHING
+(`epochs.md E26`, `gaps.md G10`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+from fenceline.errors import ErrorCode
+from fenceline.replica.fencing import CONSUMER_REPLICA_ID
+from fenceline.replica.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION_ID
+from fenceline.replica.follower import Append, Duty, FollowerState, Learn, Phase
+from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
+
+Key: TypeAlias = tuple[bytes, int]
+"""Topic id, partition index."""
+
+FIRST_BACKOFF_MS: Final = 20
+_LAST_SESSION_EPOCH: Final = 2**31 - 1
+
+
+class FetchLimits(NamedTuple):
+    """`replica.fetch.*` of the broker's configuration."""
+
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    partition_max_bytes: int
+    backoff_ms: int
+    """The longest pause after errors; the first are shorter."""
+
+
+class Fetcher:
+    """One leader. Keys of partitions are (topic id, index)."""
+
+    def __init__(self, *, replica_id: int, broker_epoch: int, limits: FetchLimits) -> None:
+        assert replica_id > CONSUMER_REPLICA_ID, "only brokers follow"
+        self._replica_id = replica_id
+        self._broker_epoch = broker_epoch
+        self._limits = limits
+        self.states: dict[Key, FollowerState] = {}
+        self._told: dict[Key, FetchPartition] = {}
+        """What the leader's session holds, once the request that is out was taken."""
+        self._changed: set[Key] = set()
+        """Whose state may differ from what was told."""
+        self._session_id = NO_SESSION_ID
+        self._session_epoch = INITIAL_EPOCH
+        self._is_waiting_for_answer = False
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    # -- which partitions ----------------------------------------------------------------------------------------------
+
+    def follow(self, state: FollowerState) -> None:
+        """Begin to follow a partition, or go on in a newer leader epoch; answers to the state before are dropped."""
+        key = (state.topic_id, state.index)
+        self.states[key] = state
+        self._changed.add(key)
+
+    def leave(self, key: Key) -> FollowerState | None:
+        """Follow it no more; its state, if there was one."""
+        state = self.states.pop(key, None)
+        if state is not None:
+            self._changed.add(key)
+        return state
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def next_request(self, now_ms: int) -> FetchRequest | None:
+        """What to send now; None while an answer is waited for, or nothing is ready (see `next_ready_ms`)."""
+        if self._is_waiting_for_answer:
+            return None
+        if self._session_epoch == INITIAL_EPOCH:
+            self._told.clear()
+            self._changed.update(self.states)
+        wanted: list[FetchPartition] = []
+        forgotten: list[tuple[str | None, bytes | None, list[int]]] = []
+        for key in tuple(self._changed):
+            state = self.states.get(key)
+            if state is not None and state.is_ready(now_ms):
+                self._changed.discard(key)
+                asked = self._ask(state)
+                if self._told.get(key) != asked:
+                    self._told[key] = asked
+                    wanted.append(asked)
+            else:
+                if state is None or state.phase is not Phase.WAITING:
+                    self._changed.discard(key)
+                if self._told.pop(key, None) is not None:
+                    forgotten.append((None, key[0], [key[1]]))
+        if not self._told:
+            self._session_epoch = INITIAL_EPOCH  # the leader drops a session without partitions
+            return None
+        self._is_waiting_for_answer = True
+        limits = self._limits
+        return FetchRequest(
+            cluster_id=None,
+            replica_id=self._replica_id,
+            replica_epoch=self._broker_epoch,
+            max_wait_ms=limits.max_wait_ms,
+            min_bytes=limits.min_bytes,
+            max_bytes=limits.max_bytes,
+            isolation_level=0,
+            session_id=self._session_id if self._session_epoch != INITIAL_EPOCH else NO_SESSION_ID,
+            session_epoch=self._session_epoch,
+            partitions=wanted,
+            forgotten=forgotten,
+            rack_id="",
+        )
+
+    def _ask(self, state: FollowerState) -> FetchPartition:
+        """E24."""
+        log = state.log
+        return FetchPartition(
+            topic=None,
+            topic_id=state.topic_id,
+            index=state.index,
+            fetch_offset=log.log_end_offset,
+            max_bytes=self._limits.partition_max_bytes,
+            current_leader_epoch=state.leader_epoch,
+            last_fetched_epoch=log.latest_epoch,
+            log_start_offset=log.log_start_offset,
+        )
+
+    def next_ready_ms(self) -> int | None:
+        """When the next partition that backs off is ready again; None where none does."""
+        waiting = [
+            state.ready_at_ms
+            for key in self._changed
+            if (state := self.states.get(key)) is not None and state.phase is Phase.WAITING
+        ]
+        return min(waiting, default=None)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def on_answer(self, response: FetchResponse, now_ms: int) -> Iterator[Duty]:
+        """What to do, in the order of the answer. Each duty is to be ended by `done` or `failed` of its state, but
+        `Learn`, which needs neither. Until then the partition is not fetched.
+        """
+        self._is_waiting_for_answer = False
+        if response.error_code:
+            # An unknown or mistaken session: the next request opens a new one with everything in it.
+            self._session_epoch = INITIAL_EPOCH
+            return
+        self._session_id = response.session_id
+        if response.session_id == NO_SESSION_ID:
+            self._session_epoch = INITIAL_EPOCH
+        else:
+            self._session_epoch = self._session_epoch + 1 if self._session_epoch < _LAST_SESSION_EPOCH else 1
+        for fetched in response.partitions:
+            state = self._asking(fetched)
+            if state is not None:
+                duty = self._duty(state, fetched, now_ms)
+                if duty is not None:
+                    yield duty
+
+    def _asking(self, fetched: FetchedPartition) -> FollowerState | None:
+        """Whose question this answers, if it still asks the same."""
+        key = (fetched.topic_id or b"", fetched.index)
+        state, told = self.states.get(key), self._told.get(key)
+        if state is None or told is None or state.phase is not Phase.FETCHING:
+            return None
+        is_current = told.current_leader_epoch == state.leader_epoch and told.fetch_offset == state.log.log_end_offset
+        return state if is_current else None
+
+    def _duty(self, state: FollowerState, fetched: FetchedPartition, now_ms: int) -> Duty | None:
+        key = (state.topic_id, state.index)
+        code = fetched.error_code
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._changed.add(key)
+            return state.on_out_of_range()
+        if code:
+            self.failed(state, now_ms)
+            return None
+        if fetched.diverging_epoch is not None:
+            self._changed.add(key)
+            return state.on_divergence(*fetched.diverging_epoch)
+        if fetched.records is not None and len(fetched.records):
+            self._changed.add(key)
+            return Append(state, memoryview(fetched.records), fetched.high_watermark, fetched.log_start_offset)
+        state.failures = 0
+        return Learn(state, fetched.high_watermark, fetched.log_start_offset)
+
+    def done(self, state: FollowerState) -> None:
+        """A duty was done, and the log stands where it stands."""
+        state.resume()
+        self._note(state)
+
+    def failed(self, state: FollowerState, now_ms: int) -> None:
+        """It could not be done, or the leader refused: back off, for longer each time."""
+        pause_ms = min(FIRST_BACKOFF_MS << min(state.failures, 16), self._limits.backoff_ms)
+        state.wait_until(now_ms + pause_ms)
+        self._note(state)
+
+    def _note(self, state: FollowerState) -> None:
+        key = (state.topic_id, state.index)
+        if self.states.get(key) is state:
+            self._changed.add(key)
+
+    def on_connection_lost(self) -> None:
+        """No answer will come; the session is not known to live on."""
+        self._is_waiting_for_answer = False
+        self._session_epoch = INITIAL_EPOCH
+
+    def farewell(self) -> FetchRequest | None:
+        """Close the leader's session, where there is one."""
+        if self._session_epoch == INITIAL_EPOCH:
+            return None
+        return FetchRequest(
+            None, self._replica_id, self._broker_epoch, 0, 0, 0, 0, self._session_id, FINAL_EPOCH, [], [], ""
+        )

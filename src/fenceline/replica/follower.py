@@ -1,0 +1,197 @@
+"""The follower's side of one partition: where it fetches next, and what the leader's answers make it do.
+
+Owns the state of following one leader in one leader epoch. Never changes a log: it reads where the log stands and says
+what is to be done with it (`Duty`). Which partitions go into one fetch is the work of `fenceline.replica.fetcher`.
+
+| phase    | means                                     | left by                                        |
+|----------|-------------------------------------------|------------------------------------------------|
+| FETCHING | asks for records from the own log end     | divergence, out of range, an error             |
+| CUTTING  | the log is being cut back or emptied      | `resume`                                       |
+| LOOKING  | waits for one end of the leader's log     | `on_leader_end`, `on_leader_start`, an error   |
+| WAITING  | backs off until `ready_at_ms`             | time                                           |
+
+| answer                                  | what follows                                              | rule      |
+|-----------------------------------------|-----------------------------------------------------------|-----------|
+| records                                 | append them, take over high watermark and log start       | E29       |
+| diverging (epoch, end)                  | cut to where the own log leaves that epoch, fetch again   | E25       |
+| 1 out of range                          | ask for the leader's end: where it is below ours, cut;    | E28       |
+|                                         | else for its start: where it is above our end, begin anew |           |
+|                                         | there; else the leader knows nothing of our last epoch:   | E8, G14a  |
+|                                         | cut that off                                              |           |
+| 74 while no newer leader epoch is known | wait and ask again; never given up                        | G3        |
+| 75, 6, 3, 56, 100, 103 and others       | wait and ask again                                        | E27       |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Protocol, TypeAlias
+
+from fenceline.replica.fencing import NO_EPOCH
+
+_UNDEFINED: Final = -1
+
+
+class FollowedLog(Protocol):
+    """What a follower reads of its own log. Offsets are exclusive ends; epochs are -1 where there is none."""
+
+    @property
+    def log_start_offset(self) -> int: ...
+    @property
+    def log_end_offset(self) -> int: ...
+    @property
+    def latest_epoch(self) -> int: ...
+    @property
+    def latest_epoch_start(self) -> int: ...
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]: ...
+
+
+class Phase(Enum):
+    FETCHING = "fetching"
+    CUTTING = "cutting"
+    LOOKING = "looking"
+    WAITING = "waiting"
+
+
+class Cause(Enum):
+    """Why a follower cuts its log; goes into the receipt of the loss."""
+
+    DIVERGENCE = "the leader's log went another way"
+    LEADER_IS_SHORTER = "the leader's log ends before this one"
+    UNKNOWN_EPOCH = "the leader does not know the last epoch of this log"
+    LEADER_STARTS_LATER = "the leader's log starts after the end of this one"
+
+
+@dataclass(slots=True)
+class FollowerState:
+    """One partition that is followed, in one leader epoch. `topic_id`: 16 raw bytes."""
+
+    topic: str
+    topic_id: bytes
+    index: int
+    leader_epoch: int
+    log: FollowedLog
+    phase: Phase = Phase.FETCHING
+    ready_at_ms: int = 0
+    failures: int = 0
+    """In a row, since the last answer that helped."""
+    initial_offset: int = field(init=False)
+    """Log end when following began: where a leader that can not tell an epoch's end makes it cut (E25)."""
+
+    def __post_init__(self) -> None:
+        self.initial_offset = self.log.log_end_offset
+
+    def is_ready(self, now_ms: int) -> bool:
+        """Whether it belongs into a fetch now."""
+        if self.phase is Phase.WAITING and now_ms >= self.ready_at_ms:
+            self.phase = Phase.FETCHING
+        return self.phase is Phase.FETCHING
+
+    def wait_until(self, ready_at_ms: int) -> None:
+        """Back off after an error, whatever was going on."""
+        self.phase = Phase.WAITING
+        self.ready_at_ms = ready_at_ms
+        self.failures += 1
+
+    def resume(self) -> None:
+        """The duty is done, the log stands where it stands: fetch from there."""
+        self.phase = Phase.FETCHING
+        self.failures = 0
+
+    def on_divergence(self, leader_epoch: int, leader_end: int) -> CutTo:
+        """The leader's newest epoch not above our last one is `leader_epoch`, and it ends at `leader_end` (E25).
+
+        Where our log does not have that epoch, the cut ends with our next lower one, and the next answer goes on from
+        there: each round at least one epoch is gone.
+        """
+        log_end = self.log.log_end_offset
+        own_epoch, own_end = self.log.end_offset_for_epoch(leader_epoch)
+        if leader_end == _UNDEFINED:
+            end = self.initial_offset
+        elif leader_epoch == NO_EPOCH or own_end == _UNDEFINED:
+            end = leader_end
+        elif own_epoch == leader_epoch:
+            end = min(own_end, leader_end)
+        else:
+            end = own_end
+        self.phase = Phase.CUTTING
+        return CutTo(self, max(0, min(end, log_end)), Cause.DIVERGENCE)
+
+    def on_out_of_range(self) -> AskEnd:
+        self.phase = Phase.LOOKING
+        return AskEnd(self)
+
+    def on_leader_end(self, leader_end: int) -> CutTo | AskStart:
+        """E28."""
+        if leader_end < self.log.log_end_offset:
+            self.phase = Phase.CUTTING
+            return CutTo(self, max(leader_end, 0), Cause.LEADER_IS_SHORTER)
+        return AskStart(self)
+
+    def on_leader_start(self, leader_start: int) -> CutTo | BeginAnew | None:
+        """E28. None: the log lies within the leader's by now, fetch again."""
+        log = self.log
+        if leader_start > log.log_end_offset:
+            self.phase = Phase.CUTTING
+            return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
+        if log.latest_epoch > NO_EPOCH and log.log_end_offset > log.log_start_offset:
+            # In range and refused all the same: the leader's epochs all lie below our last one (E8, E13 c).
+            self.phase = Phase.CUTTING
+            return CutTo(self, max(log.latest_epoch_start, log.log_start_offset), Cause.UNKNOWN_EPOCH)
+        self.phase = Phase.FETCHING
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Write these batches at the log's end; then, as `Learn`."""
+
+    state: FollowerState
+    records: memoryview
+    high_watermark: int
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Take over the leader's high watermark and log start, within the own log (E29)."""
+
+    state: FollowerState
+    high_watermark: int
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutTo:
+    """Cut the log back so that it ends at `offset`, also where it ends there already (E18)."""
+
+    state: FollowerState
+    offset: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAnew:
+    """Empty the log; it goes on at `offset`."""
+
+    state: FollowerState
+    offset: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class AskEnd:
+    """Ask for the leader's log end, with the leader epoch (ListOffsets, latest)."""
+
+    state: FollowerState
+
+
+@dataclass(frozen=True, slots=True)
+class AskStart:
+    """Ask for the leader's log start, with the leader epoch (ListOffsets, earliest local)."""
+
+    state: FollowerState
+
+
+Duty: TypeAlias = Append | Learn | CutTo | BeginAnew | AskEnd | AskStart

@@ -1,0 +1,47 @@
+"""How far one follower has come, as its fetches tell its leader.
+
+Rules: `epochs.md E31-E34`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from fenceline.replica.fencing import NO_EPOCH
+
+UNKNOWN_OFFSET: Final = -1
+
+
+@dataclass(slots=True)
+class Progress:
+    """`log_end_offset` is where the follower fetched last, which is where its log ends; unknown before its first fetch
+    in this leader's time. Times are of the leader's monotonic clock."""
+
+    log_end_offset: int = UNKNOWN_OFFSET
+    log_start_offset: int = UNKNOWN_OFFSET
+    broker_epoch: int = NO_EPOCH
+    last_fetch_ms: int = 0
+    last_caught_up_ms: int | None = None
+    """None: never in this leader's time."""
+    leader_end_at_last_fetch: int = 0
+
+    def fetched(
+        self, fetch_offset: int, log_start_offset: int, broker_epoch: int, leader_end_offset: int, now_ms: int
+    ) -> None:
+        """A fetch arrived while the leader's log ended at `leader_end_offset` (E32)."""
+        if fetch_offset >= leader_end_offset:
+            self.last_caught_up_ms = now_ms
+        elif self.log_end_offset != UNKNOWN_OFFSET and fetch_offset >= self.leader_end_at_last_fetch:
+            self.last_caught_up_ms = max(self.last_fetch_ms, self.last_caught_up_ms or 0)
+        self.log_end_offset = fetch_offset
+        self.log_start_offset = log_start_offset
+        self.broker_epoch = broker_epoch
+        self.leader_end_at_last_fetch = leader_end_offset
+        self.last_fetch_ms = now_ms
+
+    def is_caught_up(self, leader_end_offset: int, now_ms: int, max_lag_ms: int) -> bool:
+        """E34: at the leader's end, or there not longer ago than `replica.lag.time.max.ms`."""
+        if self.log_end_offset == leader_end_offset:
+            return True
+        return self.last_caught_up_ms is not None and now_ms - self.last_caught_up_ms <= max_lag_ms

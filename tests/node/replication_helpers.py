@@ -1,0 +1,25 @@
+"""Stand-ins for what `Replicas` tells of roles."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fenceline.node.replica import Replica
+from fenceline.replica.fencing import NO_EPOCH
+from fenceline.replica.leader import InSyncRules
+
+ALONE: Final = InSyncRules(lambda broker_id: NO_EPOCH, 30_000)
+"""No other broker may be in sync."""
+
+
+class NoRoles:
+    """Nobody hears of roles."""
+
+    def leads(self, replica: Replica) -> None:
+        pass
+
+    def follows(self, replica: Replica, leader_id: int) -> None:
+        pass
+
+    def left(self, replica: Replica) -> None:
+        pass

@@ -1,0 +1,257 @@
+"""A follower's fetch sessions, and whole logs that are made equal to their leader's."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.replica.fetch_session import FetchSessions
+from fenceline.replica.fetcher import Fetcher, FetchLimits
+from fenceline.replica.follower import Append, AskEnd, AskStart, BeginAnew, CutTo, FollowerState, Learn
+from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse
+from tests.replica.histories import MemoryLog, answer, histories
+
+TOPIC = bytes(range(16))
+LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000, backoff_ms=1_000)
+
+
+class Leader:
+    """The leading broker: logs by partition, and its fetch sessions."""
+
+    def __init__(self, logs: dict[int, MemoryLog], epoch: int) -> None:
+        self.logs = logs
+        self.epoch = epoch
+        self.sessions = FetchSessions()
+        self.read: list[int] = []
+        """How many partitions were asked for anew in each request."""
+
+    def serve(self, request: FetchRequest, *, at_most: int = 100) -> FetchResponse:
+        self.read.append(len(request.partitions))
+        try:
+            plan = self.sessions.begin(request, uses_topic_ids=True, now_ms=0, fresh_id=77)
+        except PeerError as error:
+            return FetchResponse([], error_code=error.code)
+        fetched = [answer(self.logs[each.index], self.epoch, each, at_most=at_most) for each in plan.partitions]
+        return FetchResponse(plan.select(fetched), session_id=plan.session_id)
+
+
+def follow(fetcher: Fetcher, log: MemoryLog, *, epoch: int, index: int = 0) -> FollowerState:
+    state = FollowerState("topic", TOPIC, index, epoch, log)
+    fetcher.follow(state)
+    return state
+
+
+def fetcher() -> Fetcher:
+    return Fetcher(replica_id=2, broker_epoch=102, limits=LIMITS)
+
+
+def run(fetcher: Fetcher, leader: Leader, *, rounds: int = 200, at_most: int = 100) -> dict[int, list[int]]:
+    """Fetch until nothing is new; what each partition cut off, in the order of the cuts (oldest record first each)."""
+    gone: dict[int, list[int]] = {}
+    for round_ in range(rounds):
+        now_ms = round_ * 10_000
+        request = fetcher.next_request(now_ms)
+        assert request is not None
+        response = leader.serve(request, at_most=at_most)
+        duties = list(fetcher.on_answer(response, now_ms))
+        is_news = request.partitions or request.forgotten or response.error_code
+        if not is_news and all(isinstance(duty, Learn) for duty in duties):
+            return gone
+        pending = duties
+        while pending:
+            duty = pending.pop(0)
+            state = duty.state
+            log, leading = state.log, leader.logs[state.index]
+            assert isinstance(log, MemoryLog)
+            match duty:
+                case Append():
+                    log.append(list(duty.records))
+                    fetcher.done(state)
+                case CutTo():
+                    gone.setdefault(state.index, []).extend(log.cut_to(duty.offset))
+                    fetcher.done(state)
+                case BeginAnew():
+                    gone.setdefault(state.index, []).extend(log.begin_anew(duty.offset))
+                    fetcher.done(state)
+                case AskEnd():
+                    pending.append(state.on_leader_end(leading.log_end_offset))
+                case AskStart():
+                    following = state.on_leader_start(leading.log_start_offset)
+                    if following is None:
+                        fetcher.done(state)
+                    else:
+                        pending.append(following)
+                case Learn():
+                    pass
+    raise AssertionError("the logs never became equal")
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_follower_becomes_equal_and_cuts_no_record_that_its_leader_has(seed: int) -> None:
+    """`epochs.md E25`, E64 (i): after any history, one leader's epoch makes every log equal to its own, and the cut is
+    exactly what the two do not share.
+    """
+    rng = Random(seed)
+    logs, epoch = histories(rng, replicas=4, elections=rng.randint(1, 12))
+    leading, *others = rng.sample(logs, len(logs))
+    epoch += 1
+    leading.lead(epoch)
+    leading.append([epoch] * rng.randint(0, 3))
+    if rng.random() < 0.3:
+        leading.forget_below(rng.randint(0, leading.log_end_offset))
+    following = fetcher()
+    shared, ends = {}, {}
+    for index, log in enumerate(others):
+        shared[index], ends[index] = log.common_end(leading), log.log_end_offset
+        follow(following, log, epoch=epoch, index=index)
+    begins = {index: log.log_start_offset for index, log in enumerate(others)}
+    gone = run(following, Leader(dict.fromkeys(range(len(others)), leading), epoch), at_most=rng.randint(1, 4))
+    for index, log in enumerate(others):
+        assert log.log_end_offset == leading.log_end_offset
+        assert log.common_end(leading) == leading.log_end_offset
+        if begins[index] == log.log_start_offset:  # did not have to begin anew
+            assert len(gone.get(index, [])) == ends[index] - shared[index]
+
+
+def test_epoch_of_the_future_is_cut_off() -> None:
+    """A log with an epoch that its leader never heard of comes back to its leader's (`epochs.md E8`, E13 c)."""
+    leading, log = MemoryLog(), MemoryLog()
+    leading.append([1, 1, 2, 2, 2])
+    log.append([1, 1, 9, 9])
+    following = fetcher()
+    follow(following, log, epoch=3)
+    assert run(following, Leader({0: leading}, 3)) == {0: [9, 9]}
+    assert log.records == leading.records
+
+
+def test_only_what_changed_is_asked_for_again() -> None:
+    """KIP-227: idle partitions cost nothing in a request."""
+    leading = {index: MemoryLog() for index in range(50)}
+    following, leader = fetcher(), Leader(leading, 1)
+    for index in range(50):
+        follow(following, MemoryLog(), epoch=1, index=index)
+    run(following, leader)
+    leading[7].append([1])
+    run(following, leader)
+    assert leader.read == [50, 0, 0, 1, 0]
+
+
+def test_lost_session_is_opened_anew_with_everything() -> None:
+    leading = {index: MemoryLog() for index in range(3)}
+    following, leader = fetcher(), Leader(leading, 1)
+    for index in range(3):
+        follow(following, MemoryLog(), epoch=1, index=index)
+    run(following, leader)
+    leader.sessions = FetchSessions()
+    leading[1].append([1, 1])
+    run(following, leader)
+    assert [state.log.log_end_offset for state in following.states.values()] == [0, 2, 0]
+
+
+def test_answer_to_an_older_epoch_is_dropped() -> None:
+    """`gaps.md G10`: the same offset in a newer leader epoch; Kafka would append it."""
+    leading = MemoryLog()
+    leading.append([1, 1])
+    following, log = fetcher(), MemoryLog()
+    follow(following, log, epoch=1)
+    request = following.next_request(0)
+    assert request is not None
+    late = Leader({0: leading}, 1).serve(request)
+    follow(following, log, epoch=2)
+    assert list(following.on_answer(late, 0)) == []
+
+
+def test_answer_for_a_partition_that_moved_is_dropped() -> None:
+    """`epochs.md E26`."""
+    leading = MemoryLog()
+    leading.append([1, 1])
+    following, log = fetcher(), MemoryLog()
+    follow(following, log, epoch=1)
+    request = following.next_request(0)
+    assert request is not None
+    late = Leader({0: leading}, 1).serve(request)
+    log.append([0])
+    assert list(following.on_answer(late, 0)) == []
+    following.leave((TOPIC, 0))
+    assert following.next_request(0) is None
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    ],
+)
+def test_refused_partition_waits_longer_each_time_and_is_never_given_up(code: ErrorCode) -> None:
+    """`epochs.md E27`; `gaps.md G3`: also when it is fenced in the newest epoch that is known. The others go on."""
+    following = fetcher()
+    state = follow(following, MemoryLog(), epoch=1, index=0)
+    other = follow(following, MemoryLog(), epoch=1, index=1)
+    pauses, now_ms = [], 0
+    for _ in range(9):
+        assert following.next_request(now_ms) is not None
+        refused = FetchedPartition(None, TOPIC, 0, error_code=code)
+        assert list(following.on_answer(FetchResponse([refused], session_id=5), now_ms)) == []
+        assert other.is_ready(now_ms)
+        assert not state.is_ready(now_ms)
+        ready = following.next_ready_ms()
+        assert ready is not None
+        pauses.append(ready - now_ms)
+        now_ms = ready
+    assert pauses == [20, 40, 80, 160, 320, 640, 1_000, 1_000, 1_000]
+
+
+def test_cutting_partition_leaves_the_session_and_comes_back() -> None:
+    leading, log = MemoryLog(), MemoryLog()
+    leading.append([1, 3])
+    log.append([1, 2, 2])
+    following, leader = fetcher(), Leader({0: leading, 1: MemoryLog()}, 3)
+    follow(following, log, epoch=3, index=0)
+    follow(following, MemoryLog(), epoch=3, index=1)
+    request = following.next_request(0)
+    assert request is not None
+    duties = [duty for duty in following.on_answer(leader.serve(request), 0) if isinstance(duty, CutTo)]
+    assert [duty.offset for duty in duties] == [1]
+    request = following.next_request(0)
+    assert request is not None
+    assert request.forgotten == [(None, TOPIC, [0])]
+    list(following.on_answer(leader.serve(request), 0))
+    log.cut_to(1)
+    following.done(duties[0].state)
+    request = following.next_request(0)
+    assert request is not None
+    assert [(each.index, each.fetch_offset, each.last_fetched_epoch) for each in request.partitions] == [(0, 1, 1)]
+
+
+def test_one_request_is_out_at_a_time() -> None:
+    following = fetcher()
+    follow(following, MemoryLog(), epoch=1)
+    assert following.next_request(0) is not None
+    assert following.next_request(0) is None
+    following.on_connection_lost()
+    again = following.next_request(0)
+    assert again is not None
+    assert (again.session_id, again.session_epoch) == (0, 0)
+
+
+def test_request_tells_who_asks_and_how_far_it_is() -> None:
+    """`epochs.md E24`."""
+    following, log = fetcher(), MemoryLog(log_start_offset=3)
+    log.append([4, 4])
+    follow(following, log, epoch=6)
+    request = following.next_request(0)
+    assert request is not None
+    assert (request.replica_id, request.replica_epoch, request.isolation_level) == (2, 102, 0)
+    (asked,) = request.partitions
+    assert (asked.fetch_offset, asked.current_leader_epoch, asked.last_fetched_epoch, asked.log_start_offset) == (
+        5,
+        6,
+        4,
+        3,
+    )

@@ -1,0 +1,81 @@
+"""What a follower does with a leader's answers, one answer at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.replica.follower import AskEnd, AskStart, BeginAnew, Cause, CutTo, FollowerState, Phase
+from tests.replica.histories import MemoryLog
+
+
+def follower(epochs: list[int], *, start: int = 0) -> FollowerState:
+    log = MemoryLog(log_start_offset=start)
+    log.append(epochs)
+    return FollowerState("topic", bytes(16), 0, leader_epoch=20, log=log)
+
+
+HISTORY = [0] * 3 + [2] * 5 + [4] * 5 + [7] * 1 + [9] * 3
+"""0@0, 2@3, 4@8, 7@13, 9@14, end 17."""
+
+
+@pytest.mark.parametrize(
+    ("leader_epoch", "leader_end", "expected"),
+    [
+        (9, 16, 16),  # the same epoch, shorter there
+        (9, 40, 17),  # the same epoch, longer there
+        (8, 30, 14),  # unknown here: the next lower one ends here at 14
+        (4, 10, 10),  # known on both sides
+        (4, 13, 13),
+        (1, 3, 3),  # unknown here, between 0 and 2
+        (-1, 5, 5),  # a leader that knows no epoch, but an end
+        (12, 9, 9),  # above all that is known here
+        (4, -1, 17),  # a leader that can not tell: where following began
+    ],
+)
+def test_divergence(leader_epoch: int, leader_end: int, expected: int) -> None:
+    """`epochs.md E25`, all its branches; ReplicaFetcherThreadTest.shouldTruncateIfLeaderRepliesWithDivergingEpochNot...
+
+    KnownToFollower is the third row.
+    """
+    state = follower(HISTORY)
+    duty = state.on_divergence(leader_epoch, leader_end)
+    assert duty == CutTo(state, expected, Cause.DIVERGENCE)
+    assert state.phase is Phase.CUTTING
+
+
+def test_leader_that_is_shorter_makes_it_cut() -> None:
+    """`epochs.md E28`."""
+    state = follower(HISTORY)
+    assert state.on_out_of_range() == AskEnd(state)
+    assert state.on_leader_end(12) == CutTo(state, 12, Cause.LEADER_IS_SHORTER)
+
+
+def test_leader_that_starts_later_makes_it_begin_anew() -> None:
+    """`epochs.md E28`."""
+    state = follower(HISTORY)
+    state.on_out_of_range()
+    assert state.on_leader_end(60) == AskStart(state)
+    assert state.on_leader_start(50) == BeginAnew(state, 50, Cause.LEADER_STARTS_LATER)
+
+
+def test_epoch_that_the_leader_never_heard_of_is_cut_off() -> None:
+    """`epochs.md E8`, E13 (c): in range, refused; Kafka asks in circles."""
+    state = follower(HISTORY)
+    state.on_out_of_range()
+    state.on_leader_end(17)
+    assert state.on_leader_start(0) == CutTo(state, 14, Cause.UNKNOWN_EPOCH)
+
+
+def test_log_without_records_fetches_again() -> None:
+    state = follower([], start=5)
+    state.on_out_of_range()
+    state.on_leader_end(9)
+    assert state.on_leader_start(2) is None
+    assert state.phase is Phase.FETCHING
+
+
+def test_backs_off_until_its_time() -> None:
+    state = follower(HISTORY)
+    state.wait_until(100)
+    assert not state.is_ready(99)
+    assert state.is_ready(100)
