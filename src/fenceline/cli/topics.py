@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, done, existing_topic, pairs, show
+from fenceline.cli.topic_view import json_row, summary, table_row
 from fenceline.client.admin import NewTopic
 from fenceline.ids import encode_uuid
 
@@ -28,20 +29,18 @@ def list_topics(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = Fals
 
 @topics.command()
 def describe(name: str, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
-    """Leaders, leader epochs and replicas of each partition."""
+    """Leader, leader epoch and replicas of each partition, how far followers are behind, and what is wrong."""
     with admin_of(bootstrap) as admin:
         topic = existing_topic(admin, name)
-        rows = [
-            {
-                "partition": index,
-                "leader": partition.leader,
-                "leader_epoch": partition.leader_epoch,
-                "replicas": list(partition.replicas),
-                "isr": list(partition.isr),
-            }
-            for index, partition in sorted(topic.partitions.items())
-        ]
-        show(rows, as_json=as_json, title=f"{name} ({encode_uuid(topic.id)})")
+        setting = admin.describe_configs([("topic", name)])["topic", name].get("min.insync.replicas")
+        needed = int(setting.value) if setting is not None and setting.value else 1
+        found = sorted((tp.partition, states) for tp, states in admin.describe_replicas([name]).items())
+        if as_json:
+            show([json_row(index, states, needed) for index, states in found], as_json=True)
+        else:
+            title = f"{name} ({encode_uuid(topic.id)}){summary([states for _, states in found], needed)}"
+            rows = [table_row(index, states, needed) for index, states in found]
+            show(rows, as_json=False, title=title, optional=("high_watermark", "replicas"))
 
 
 @topics.command()

@@ -12,6 +12,7 @@ from uuid import UUID
 from fenceline.client.admin_brokers import LogDirDescription, RegisteredBroker
 from fenceline.client.admin_groups import GroupDescription, GroupListing
 from fenceline.client.admin_quorum import Change, Endpoint, NodeFeatures, QuorumDescription
+from fenceline.client.admin_replicas import ReplicaStates
 from fenceline.client.async_admin import (
     AsyncAdmin,
     ClusterDescription,
@@ -204,6 +205,12 @@ class Admin(BlockingFace[AsyncAdmin]):
     ) -> dict[int, tuple[LogDirDescription, ...]]:
         """See `AsyncAdmin.describe_log_dirs`."""
         return self._run(self._async.describe_log_dirs(broker_ids, timeout_ms=timeout_ms))
+
+    def describe_replicas(
+        self, topics: Collection[str], *, timeout_ms: float | None = None
+    ) -> dict[TopicPartition, ReplicaStates]:
+        """See `AsyncAdmin.describe_replicas`."""
+        return self._run(self._async.describe_replicas(topics, timeout_ms=timeout_ms))
 
 
 __all__ = ["Admin", "AsyncAdmin", "ConfigEntry", "NewTopic"]

@@ -2,7 +2,7 @@
 
 Owns the operator's calls. A call that names several things sends one request where the protocol allows it and raises
 the first refusal, naming the thing that was refused. Groups are in `admin_groups`, the quorum and features in
-`admin_quorum`, brokers and their directories in `admin_brokers`.
+`admin_quorum`, brokers and their directories in `admin_brokers`, replicas of partitions in `admin_replicas`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from uuid import UUID
 from fenceline.client.admin_brokers import BrokersAdmin
 from fenceline.client.admin_groups import GroupsAdmin
 from fenceline.client.admin_quorum import QuorumAdmin
+from fenceline.client.admin_replicas import ReplicasAdmin
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
@@ -103,7 +104,7 @@ class ProducerDescription(NamedTuple):
     last_timestamp_ms: int
 
 
-class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, AsyncFace):
+class AsyncAdmin(GroupsAdmin, QuorumAdmin, BrokersAdmin, ReplicasAdmin, AsyncFace):
     """Make it inside a running loop; close it with `await close()` or use it as an async context manager."""
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:

@@ -1,0 +1,88 @@
+"""How `fenceline topics describe` shows a partition: what is wrong in words, who is behind and how far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.client.admin_replicas import ReplicaStates
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_WELL: Final = "in sync"
+_STYLES: Final = {"no leader": "bold red", "recovering": "bold red", "too few in sync": "bold red"}
+_UNHEALTHY: Final = "yellow"
+
+
+def state_of(states: ReplicaStates, min_insync_replicas: int) -> str:
+    """The worst that is to be said: no leader, recovering, too few in sync (acks=all is refused), under-replicated,
+    leader silent, or in sync."""
+    partition = states.partition
+    if partition.leader < 0:
+        return "no leader"
+    if states.is_recovering:
+        return "recovering"
+    if len(partition.isr) < min(min_insync_replicas, len(partition.replicas)):
+        return "too few in sync"
+    if len(partition.isr) < len(partition.replicas):
+        return "under-replicated"
+    return _WELL if partition.leader in states.ends else "leader silent"
+
+
+def json_row(index: int, states: ReplicaStates, min_insync_replicas: int) -> dict[str, Any]:
+    """`lag` and `log_end_offsets` by replica; a lag is null where it is not known."""
+    partition = states.partition
+    return {
+        "partition": index,
+        "leader": partition.leader,
+        "leader_epoch": partition.leader_epoch,
+        "replicas": list(partition.replicas),
+        "isr": list(partition.isr),
+        "high_watermark": states.high_watermark,
+        "log_end_offsets": dict(sorted(states.ends.items())),
+        "lag": dict(sorted(states.lag.items())),
+        "state": state_of(states, min_insync_replicas),
+    }
+
+
+def table_row(index: int, states: ReplicaStates, min_insync_replicas: int) -> dict[str, Any]:
+    """A partition as a line of the table; what is behind or wrong stands out."""
+    from rich.text import Text
+
+    partition = states.partition
+    state = state_of(states, min_insync_replicas)
+    high_watermark = states.high_watermark
+    return {
+        "partition": index,
+        "leader": "none" if partition.leader < 0 else str(partition.leader),
+        "epoch": partition.leader_epoch,
+        "replicas": _ids(partition.replicas),
+        "in sync": _ids(partition.isr),
+        "high_watermark": "?" if high_watermark is None else str(high_watermark),
+        "behind": _behind(states),
+        "state": Text(state, style="" if state == _WELL else _STYLES.get(state, _UNHEALTHY)),
+    }
+
+
+def summary(found: Sequence[ReplicaStates], min_insync_replicas: int) -> str:
+    """What is wrong with how many partitions; empty where nothing is."""
+    counts = Counter(state_of(states, min_insync_replicas) for states in found)
+    del counts[_WELL]
+    if not counts:
+        return ""
+    return f": of {len(found)} partitions " + ", ".join(f"{count} {state}" for state, count in counts.most_common())
+
+
+def _behind(states: ReplicaStates) -> Text:
+    """Followers that lack records, or could not be asked: `3: 120, 2: ?`."""
+    from rich.text import Text
+
+    lag = {replica: lag for replica, lag in states.lag.items() if lag != 0}
+    told = ", ".join(f"{replica}: {'?' if each is None else each}" for replica, each in sorted(lag.items()))
+    return Text(told, style=_UNHEALTHY)
+
+
+def _ids(nodes: Sequence[int]) -> str:
+    return ", ".join(map(str, nodes))

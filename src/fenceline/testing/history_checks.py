@@ -1,0 +1,251 @@
+"""Judges a history of producers and consumers: what can not have happened in a log that keeps its promises.
+
+Owns the rules and nothing else: pure functions of a `History`. One pass a partition, so that memory follows the largest
+partition, not the run. Asserts nothing: each find is an `Anomaly`.
+
+The kinds are those that Jepsen's Kafka workload looks for, and a few for who can look into every replica's log. What a
+receipt tells as lost (`LossRange`) is no anomaly: a record of such a range may be gone, another may have its offset.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from fenceline.testing.history import NO_OFFSET, Consumer, Contents, History, Partition, Polls, Sends
+
+SHOWN_OF_A_KIND: Final = 5
+
+
+class Kind(Enum):
+    LOST_WRITE = "acknowledged, and not in the log"
+    LOST_READ = "given to a consumer, and not in the log"
+    DUPLICATE = "sent once, and there twice"
+    INCONSISTENT_OFFSET = "two values at one offset"
+    DISAGREEMENT = "acknowledged at another offset than it is at"
+    REFUSED_AND_WRITTEN = "refused, and there all the same"
+    NOBODY_SENT_IT = "there, and nobody sent it to this partition"
+    REORDERED = "before what its idempotent producer sent earlier"
+    POLL_SKIP = "left out by a consumer"
+    NONMONOTONIC_POLL = "a consumer went back without being asked to"
+    HOLE = "offsets without a record"
+    COPIES_DIFFER = "copies of one log end differently"
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """`offset`: -1 where it is not about one. `who`: the client or copy that shows it."""
+
+    kind: Kind
+    partition: Partition
+    who: str
+    offset: int
+    value: int
+    detail: str = ""
+
+    def __str__(self) -> str:
+        topic, index = self.partition
+        where = f"{topic}-{index}" + (f" offset {self.offset}" if self.offset != NO_OFFSET else "")
+        return f"{self.kind.name}: {where}, value {self.value}, {self.who}: {self.detail or self.kind.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class LossRange:
+    """A range that was cut off, and that somebody was told about."""
+
+    partition: Partition
+    start_offset: int
+    end_offset_exclusive: int
+
+
+def check(history: History, losses: Iterable[LossRange] = ()) -> Iterator[Anomaly]:
+    """All anomalies, partition by partition. Raises ValueError where the log of a partition is not in the history:
+    without it nothing can be said to be lost."""
+    told = list(losses)
+    partitions = {each for producer in history.producers for each in producer.sends}
+    partitions.update(each for consumer in history.consumers for each in consumer.polls)
+    partitions.update(history.logs)
+    for partition in sorted(partitions):
+        if not history.logs.get(partition):
+            raise ValueError(f"what the log of {partition[0]}-{partition[1]} held in the end is not recorded")
+        excused = [range(each.start_offset, each.end_offset_exclusive) for each in told if each.partition == partition]
+        yield from _Judged(history, partition, excused).anomalies()
+
+
+def summary(anomalies: Iterable[Anomaly]) -> str:
+    """How many of each kind, and the first of each; empty where there are none."""
+    counts: Counter[Kind] = Counter()
+    lines: list[str] = []
+    for each in anomalies:
+        counts[each.kind] += 1
+        if counts[each.kind] <= SHOWN_OF_A_KIND:
+            lines.append(str(each))
+    if not counts:
+        return ""
+    return "\n".join([", ".join(f"{count} {kind.name}" for kind, count in counts.most_common()), *lines])
+
+
+class _Judged:
+    """One partition."""
+
+    def __init__(self, history: History, partition: Partition, excused: Sequence[range]) -> None:
+        self._partition = partition
+        self._excused = excused
+        self._producers = [(each, each.sends[partition]) for each in history.producers if partition in each.sends]
+        self._consumers = [(each, each.polls[partition]) for each in history.consumers if partition in each.polls]
+        self._copies = history.logs[partition]
+        self._at: dict[int, int] = {}
+        """Offset -> value: the first copy that has it."""
+        self._where: dict[int, int] = {}
+        """Value -> its lowest offset in any copy."""
+        for contents in self._copies.values():
+            for offset, value in zip(contents.offsets, contents.values, strict=True):
+                self._at.setdefault(offset, value)
+                self._where[value] = min(offset, self._where.get(value, offset))
+        self._offsets = sorted(self._at)
+        self._may_repeat = {
+            value for producer, sends in self._producers if not producer.is_idempotent for value in sends.values
+        }
+
+    def anomalies(self) -> Iterator[Anomaly]:
+        for name, contents in self._copies.items():
+            yield from self._copy(name, contents)
+        yield from self._ends()
+        sent: set[int] = set()
+        for producer, sends in self._producers:
+            sent.update(sends.values)
+            yield from self._acknowledgements(producer.name, sends)
+            yield from self._refusals(producer.name, sends)
+            if producer.is_idempotent:
+                yield from self._order(producer.name, sends)
+        for value, offset in self._where.items():
+            if value not in sent:
+                yield self._anomaly(Kind.NOBODY_SENT_IT, "log", offset, value)
+        for consumer, polls in self._consumers:
+            yield from self._polls(consumer, polls)
+
+    # -- copies of the log ---------------------------------------------------------------------------------------------
+
+    def _copy(self, name: str, contents: Contents) -> Iterator[Anomaly]:
+        first_at: dict[int, int] = {}
+        expected: int | None = None
+        for offset, value in zip(contents.offsets, contents.values, strict=True):
+            if expected is not None and offset > expected:
+                yield self._anomaly(Kind.HOLE, name, expected, value, f"{offset} comes after {expected - 1}")
+            elif expected is not None and offset < expected:
+                yield self._anomaly(Kind.INCONSISTENT_OFFSET, name, offset, value, f"{offset} is in the log twice")
+            expected = offset + 1
+            known = self._at[offset]
+            if known != value and not self._is_excused(offset):
+                yield self._anomaly(
+                    Kind.INCONSISTENT_OFFSET, name, offset, value, f"another copy has {known} at this offset"
+                )
+            before = first_at.setdefault(value, offset)
+            if before != offset and value not in self._may_repeat:
+                yield self._anomaly(Kind.DUPLICATE, name, offset, value, f"it is at offset {before}, too")
+
+    def _ends(self) -> Iterator[Anomaly]:
+        ends = {name: contents.offsets[-1] + 1 if contents.offsets else 0 for name, contents in self._copies.items()}
+        if len(set(ends.values())) > 1:
+            shortest = min(ends, key=lambda name: ends[name])
+            told = ", ".join(f"{name} at {end}" for name, end in ends.items())
+            yield self._anomaly(Kind.COPIES_DIFFER, shortest, ends[shortest], NO_OFFSET, f"ends: {told}")
+
+    # -- producers -----------------------------------------------------------------------------------------------------
+
+    def _acknowledgements(self, name: str, sends: Sends) -> Iterator[Anomaly]:
+        told: dict[int, int] = {}
+        for value, offset in zip(sends.acknowledged_values, sends.acknowledged_offsets, strict=True):
+            found = self._where.get(value)
+            before = told.setdefault(value, offset)
+            if NO_OFFSET not in (before, offset) and before != offset:
+                yield self._anomaly(Kind.DISAGREEMENT, name, offset, value, f"first it was told to be at {before}")
+            if offset != NO_OFFSET and self._is_excused(offset):
+                continue
+            if found is None:
+                yield self._anomaly(Kind.LOST_WRITE, name, offset, value)
+                continue
+            for copy, contents in self._copies.items():
+                if not _holds(contents, found):
+                    yield self._anomaly(Kind.LOST_WRITE, copy, found, value, "another copy has it")
+            if offset != NO_OFFSET and self._at.get(offset) != value and value not in self._may_repeat:
+                yield self._anomaly(Kind.DISAGREEMENT, name, offset, value, f"it is at {found}")
+
+    def _refusals(self, name: str, sends: Sends) -> Iterator[Anomaly]:
+        for value in sends.refused:
+            if value in self._where:
+                yield self._anomaly(Kind.REFUSED_AND_WRITTEN, name, self._where[value], value)
+
+    def _order(self, name: str, sends: Sends) -> Iterator[Anomaly]:
+        last_offset, last_value = -1, 0
+        for value in sends.values:
+            offset = self._where.get(value)
+            if offset is None:
+                continue
+            if offset < last_offset:
+                yield self._anomaly(Kind.REORDERED, name, offset, value, f"{last_value} is at {last_offset}")
+            else:
+                last_offset, last_value = offset, value
+
+    # -- consumers -----------------------------------------------------------------------------------------------------
+
+    def _polls(self, consumer: Consumer, polls: Polls) -> Iterator[Anomaly]:
+        position: int | None = None  # where the next record is looked for; None: anywhere
+        for offset, value in zip(polls.offsets, polls.values, strict=True):
+            if offset < 0:
+                position = value
+                continue
+            if position is not None and offset < position:
+                yield self._anomaly(
+                    Kind.NONMONOTONIC_POLL, consumer.name, offset, value, f"its position was {position}"
+                )
+            elif position is not None:
+                left_out = self._first_from(position)
+                if left_out is not None and left_out < offset:
+                    yield self._anomaly(
+                        Kind.POLL_SKIP,
+                        consumer.name,
+                        left_out,
+                        self._at[left_out],
+                        f"its position was {position}, the next record was {offset}",
+                    )
+            position = offset + 1
+            if self._is_excused(offset):
+                continue
+            known = self._at.get(offset)
+            if known is None:
+                yield self._anomaly(Kind.LOST_READ, consumer.name, offset, value)
+            elif known != value:
+                yield self._anomaly(
+                    Kind.INCONSISTENT_OFFSET, consumer.name, offset, value, f"the log has {known} at this offset"
+                )
+
+    def _first_from(self, position: int) -> int | None:
+        if position in self._at:
+            return position
+        index = bisect_left(self._offsets, position)
+        return self._offsets[index] if index < len(self._offsets) else None
+
+    # -- shared --------------------------------------------------------------------------------------------------------
+
+    def _is_excused(self, offset: int) -> bool:
+        return any(offset in each for each in self._excused)
+
+    def _anomaly(self, kind: Kind, who: str, offset: int, value: int, detail: str = "") -> Anomaly:
+        return Anomaly(kind, self._partition, who, offset, value, detail)
+
+
+def _holds(contents: Contents, offset: int) -> bool:
+    offsets = contents.offsets
+    if not offsets or not offsets[0] <= offset <= offsets[-1]:
+        return False
+    # Without holes it lies at its distance from the first.
+    guess = offset - offsets[0]
+    if guess < len(offsets) and offsets[guess] == offset:
+        return True
+    index = bisect_left(offsets, offset)
+    return index < len(offsets) and offsets[index] == offset

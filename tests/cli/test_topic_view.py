@@ -1,0 +1,107 @@
+"""`fenceline topics describe` as it is read during an incident."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fenceline.cli.app import app
+from fenceline.cli.topic_view import json_row, state_of, summary, table_row
+from fenceline.client.admin_replicas import ReplicaStates
+from fenceline.client.metadata import PartitionMetadata
+from fenceline.testing.local_cluster import LocalCluster
+from fenceline.testing.waiting import eventually
+
+ALL = (1, 2, 3)
+
+
+def states(
+    *,
+    leader: int = 1,
+    isr: tuple[int, ...] = ALL,
+    ends: dict[int, int] | None = None,
+    high_watermark: int | None = 10,
+    is_recovering: bool = False,
+) -> ReplicaStates:
+    found = {1: 10, 2: 10, 3: 10} if ends is None else ends
+    return ReplicaStates(PartitionMetadata(leader, 7, ALL, isr), found, high_watermark, is_recovering)
+
+
+@pytest.mark.parametrize(
+    ("found", "state"),
+    [
+        (states(), "in sync"),
+        (states(isr=(1, 2)), "under-replicated"),
+        (states(isr=(1,)), "too few in sync"),
+        (states(isr=(1,), is_recovering=True, high_watermark=None), "recovering"),
+        (states(leader=-1, isr=(1,), high_watermark=None), "no leader"),
+        (states(ends={2: 10, 3: 10}, high_watermark=None), "leader silent"),
+    ],
+)
+def test_the_worst_is_said(found: ReplicaStates, state: str) -> None:
+    assert state_of(found, 2) == state
+    assert json_row(0, found, 2)["state"] == state
+    assert str(table_row(0, found, 2)["state"]) == state
+
+
+def test_fewer_replicas_than_min_insync_replicas_suffice() -> None:
+    assert state_of(states(), 5) == "in sync"
+
+
+def test_who_is_behind_and_how_far() -> None:
+    found = states(isr=(1, 2), ends={1: 120, 2: 120, 3: 100}, high_watermark=120)
+    assert found.lag == {2: 0, 3: 20}
+    assert str(table_row(0, found, 2)["behind"]) == "3: 20"
+
+
+def test_who_did_not_answer_may_be_behind() -> None:
+    assert states(ends={1: 10, 2: 10}).lag == {2: 0, 3: None}
+    assert str(table_row(0, states(ends={1: 10, 2: 10}), 2)["behind"]) == "3: ?"
+    assert states(ends={2: 10, 3: 10}).lag == {2: None, 3: None}
+
+
+def test_a_follower_that_is_ahead_lags_by_nothing() -> None:
+    """It is about to be cut, or the leader was asked first."""
+    assert states(ends={1: 10, 2: 15, 3: 10}).lag == {2: 0, 3: 0}
+
+
+def test_the_title_counts_what_is_wrong() -> None:
+    assert summary([states(), states()], 2) == ""
+    found = [states(), states(isr=(1,)), states(isr=(2,)), states(leader=-1)]
+    assert summary(found, 2) == ": of 4 partitions 2 too few in sync, 1 no leader"
+
+
+def test_a_broker_is_killed() -> None:
+    overrides = {"broker.session.timeout.ms": "2000", "replica.lag.time.max.ms": "2000"}
+
+    def run(cluster: LocalCluster, *arguments: str) -> str:
+        result = CliRunner().invoke(app, list(arguments), env={"FENCELINE_BOOTSTRAP": cluster.bootstrap})
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def rows(cluster: LocalCluster) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(run(cluster, "topics", "describe", "t", "--json"))
+        return found
+
+    with LocalCluster(3, overrides=overrides) as cluster:
+        settings = ("--partitions", "3", "--replication-factor", "3", "--config", "min.insync.replicas=2")
+        run(cluster, "topics", "create", "t", *settings)
+
+        def whole() -> list[dict[str, Any]] | None:
+            found = rows(cluster)
+            return found if {row["state"] for row in found} == {"in sync"} else None
+
+        found = eventually(whole, "all are in sync and answer")
+        assert [row["high_watermark"] for row in found] == [0, 0, 0]
+        assert all(row["log_end_offsets"] == {"1": 0, "2": 0, "3": 0} for row in found)
+        cluster.kill(3)
+        eventually(
+            lambda: {row["state"] for row in rows(cluster)} == {"under-replicated"}, "the broker's replicas are missed"
+        )
+        assert all(row["lag"].get("3", 0) is None for row in rows(cluster))
+        shown = run(cluster, "topics", "describe", "t")
+        assert "of 3 partitions 3 under-replicated" in shown
+        assert "3: ?" in shown
