@@ -255,3 +255,59 @@ def test_request_tells_who_asks_and_how_far_it_is() -> None:
         4,
         3,
     )
+
+
+def test_a_session_that_is_given_up_is_named_when_the_next_is_opened() -> None:
+    """KIP-227: the leader frees its room at once, not when its time is up."""
+    following, leader = fetcher(), Leader({0: MemoryLog()}, 1)
+    follow(following, MemoryLog(), epoch=1)
+    run(following, leader)
+    following.on_connection_lost()
+    leader.sessions = sessions = FetchSessions()
+    again = following.next_request(0)
+    assert again is not None
+    assert (again.session_id, again.session_epoch) == (77, 0)
+    list(following.on_answer(leader.serve(again), 0))
+    following.on_connection_lost()
+    run(following, leader)
+    assert len(sessions) == 1
+
+
+def test_a_session_that_the_leader_does_not_know_is_not_named_again() -> None:
+    following = fetcher()
+    follow(following, MemoryLog(), epoch=1)
+    run(following, Leader({0: MemoryLog()}, 1))
+    assert following.next_request(0) is not None
+    list(following.on_answer(FetchResponse([], error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND), 0))
+    again = following.next_request(0)
+    assert again is not None
+    assert (again.session_id, again.session_epoch) == (0, 0)
+
+
+def test_log_start_that_moved_is_told_though_nothing_was_written() -> None:
+    """Kafka's leader keeps DeleteRecords waiting until each live follower's log starts there, too."""
+    leading, log = MemoryLog(), MemoryLog()
+    leading.append([1, 1, 1])
+    following, leader = fetcher(), Leader({0: leading}, 1)
+    follow(following, log, epoch=1)
+    run(following, leader)
+    leading.forget_below(2)
+    request = following.next_request(0)
+    assert request is not None
+    (learn,) = following.on_answer(leader.serve(request), 0)
+    assert isinstance(learn, Learn)
+    assert learn.log_start_offset == 2
+    log.forget_below(2)
+    request = following.next_request(0)
+    assert request is not None
+    assert [each.log_start_offset for each in request.partitions] == [2]
+
+
+def test_broker_epoch_is_that_of_the_registration_now() -> None:
+    """`epochs.md E31`: a broker that registered again would be refused for ever by its old epoch."""
+    following = fetcher()
+    follow(following, MemoryLog(), epoch=1)
+    following.broker_epoch = 205
+    request = following.next_request(0)
+    assert request is not None
+    assert request.replica_epoch == 205

@@ -167,8 +167,7 @@ class _Link:
 
     def close(self) -> None:
         self._task.cancel()
-        for cut in self._cuts:
-            cut.cancel()
+        # Cuts go on: their threads could not be stopped, and until they end the log is theirs.
         if self._connection is not None:
             self._connection.close()
 
@@ -198,6 +197,8 @@ class _Link:
         """One fetch, and what follows from its answer. Raises one of _TROUBLE."""
         self._news.clear()
         now_ms = self._clock.monotonic_ms()
+        # A controller that had forgotten this broker has given it another.
+        self.fetcher.broker_epoch = self._host.broker_epoch
         request = self.fetcher.next_request(now_ms)
         if request is None:
             ready_ms = self.fetcher.next_ready_ms()

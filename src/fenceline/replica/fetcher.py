@@ -45,7 +45,8 @@ class Fetcher:
     def __init__(self, *, replica_id: int, broker_epoch: int, limits: FetchLimits) -> None:
         assert replica_id > CONSUMER_REPLICA_ID, "only brokers follow"
         self._replica_id = replica_id
-        self._broker_epoch = broker_epoch
+        self.broker_epoch = broker_epoch
+        """Of this broker's registration now: a leader refuses an older one (E31)."""
         self._limits = limits
         self.states: dict[Key, FollowerState] = {}
         self._told: dict[Key, FetchPartition] = {}
@@ -106,12 +107,13 @@ class Fetcher:
         return FetchRequest(
             cluster_id=None,
             replica_id=self._replica_id,
-            replica_epoch=self._broker_epoch,
+            replica_epoch=self.broker_epoch,
             max_wait_ms=limits.max_wait_ms,
             min_bytes=limits.min_bytes,
             max_bytes=limits.max_bytes,
             isolation_level=0,
-            session_id=self._session_id if self._session_epoch != INITIAL_EPOCH else NO_SESSION_ID,
+            # With the first epoch: the one that is given up, so that it takes no room at the leader.
+            session_id=self._session_id,
             session_epoch=self._session_epoch,
             partitions=wanted,
             forgotten=forgotten,
@@ -151,6 +153,8 @@ class Fetcher:
         if response.error_code:
             # An unknown or mistaken session: the next request opens a new one with everything in it.
             self._session_epoch = INITIAL_EPOCH
+            if response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
+                self._session_id = NO_SESSION_ID
             return
         self._session_id = response.session_id
         if response.session_id == NO_SESSION_ID:
@@ -189,6 +193,8 @@ class Fetcher:
             self._changed.add(key)
             return Append(state, memoryview(fetched.records), fetched.high_watermark, fetched.log_start_offset)
         state.failures = 0
+        # Whoever deletes records waits until the leader knows that they are gone here, too.
+        self._changed.add(key)
         return Learn(state, fetched.high_watermark, fetched.log_start_offset)
 
     def done(self, state: FollowerState) -> None:
@@ -217,5 +223,5 @@ class Fetcher:
         if self._session_epoch == INITIAL_EPOCH:
             return None
         return FetchRequest(
-            None, self._replica_id, self._broker_epoch, 0, 0, 0, 0, self._session_id, FINAL_EPOCH, [], [], ""
+            None, self._replica_id, self.broker_epoch, 0, 0, 0, 0, self._session_id, FINAL_EPOCH, [], [], ""
         )
