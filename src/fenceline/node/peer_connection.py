@@ -167,6 +167,7 @@ class PeerConnection(asyncio.Protocol):
             answer = self._pending.popleft().answer
             if not answer.done():
                 answer.set_exception(ConnectionLost(self._why_lost))
+                answer.exception()  # seen: who was cancelled meanwhile does not wait for it any more
 
 
 async def open_peer(host: str, port: int, *, client_id: str, connect: Dial = dial) -> PeerConnection:
