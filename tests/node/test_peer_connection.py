@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from typing import Any
 
@@ -16,8 +17,9 @@ async def _connected() -> tuple[asyncio.Server, PeerConnection]:
     """To a peer that reads and never answers."""
 
     async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.read(1024):
-            pass
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1024):
+                pass
         writer.close()
 
     server = await asyncio.start_server(ignore, "127.0.0.1", 0)
