@@ -82,13 +82,15 @@ class _Broker:
             get=lambda topic, index: self.replicas[index],
             storage_failed=lambda replica, error: self.failed.append(error),
         )
-        self.replication = SimpleNamespace(fetched=lambda replica, replica_id, **_: None)
+        self.replication = SimpleNamespace(fetched=lambda replica, replica_id, **_: None, eligible_epoch=lambda _: -1)
 
     @staticmethod
     def _replica(log: PartitionLog) -> Any:
         log.advance_high_watermark(log.log_end_offset)
         leader = SimpleNamespace(
-            check_follower=lambda *_, **__: ErrorCode.NONE, hides_end_offset=lambda replica_id: False
+            check_follower=lambda *_, **__: ErrorCode.NONE,
+            hides_end_offset=lambda replica_id: False,
+            isr=frozenset(),
         )
         return SimpleNamespace(
             log=log,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
+
 import pytest
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.replica.fetch_session import FetchSessions, SessionAnswer
+from fenceline.replica.progress import Progress
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
 TOPIC_ID = bytes(range(16))
@@ -253,13 +257,118 @@ def test_what_was_served_goes_to_the_end_of_the_row(reader: Reader) -> None:
 def test_a_session_knows_the_topics_that_it_has_found(reader: Reader) -> None:
     by_id = wanted(0, topic=None, topic_id=TOPIC_ID)
     unknown = FetchedPartition(None, TOPIC_ID, 0, ErrorCode.UNKNOWN_TOPIC_ID)
+
+    def is_known(answer: SessionAnswer) -> bool:
+        return answer.to_read()[0].is_known
+
     answer = reader.ask(by_id, ids=True)
-    assert not answer.knew(by_id)
+    assert not is_known(answer)
     answer.select([unknown])
     answer = reader.ask(ids=True)
-    assert not answer.knew(by_id)
+    assert not is_known(answer)
     answer.select([FetchedPartition(None, TOPIC_ID, 0, 0, 0, 0, 0, records=b"")])
-    assert reader.ask(ids=True).knew(by_id)
+    assert is_known(reader.ask(ids=True))
+
+
+# --- what needs not be read ---------------------------------------------------------------------------------------
+
+
+class Partitions:
+    """Who waits for each."""
+
+    def __init__(self) -> None:
+        self.waiters: dict[int, set[Callable[[], None]]] = defaultdict(set)
+
+    def settle(self, answer: SessionAnswer, progress: Progress | None = None) -> None:
+        """Nothing is new anywhere."""
+        for each in answer.to_read():
+            each.settle(self.waiters[each.asked.index], progress)
+
+    def change(self, index: int) -> None:
+        for call in tuple(self.waiters[index]):
+            call()
+
+    @property
+    def waited_for(self) -> list[int]:
+        return [index for index, waiters in self.waiters.items() if waiters]
+
+
+@pytest.fixture
+def partitions() -> Partitions:
+    return Partitions()
+
+
+def test_what_is_settled_is_not_read_until_it_changes(reader: Reader, partitions: Partitions) -> None:
+    partitions.settle(reader.ask(wanted(0), wanted(1), wanted(2)))
+    answer = reader.ask()
+    assert indexes(answer.partitions) == []
+    assert answer.has_settled
+    partitions.change(2)
+    partitions.change(0)
+    assert indexes(reader.ask().partitions) == [0, 2]
+    assert partitions.waited_for == [1], "it takes itself off with the first call"
+
+
+def test_who_waits_hears_of_a_change_once(reader: Reader, partitions: Partitions) -> None:
+    answer = reader.ask(wanted(0))
+    partitions.settle(answer)
+    heard: list[int] = []
+    assert answer.session is not None
+    answer.session.listeners.add(lambda: heard.append(1))
+    partitions.change(0)
+    partitions.change(0)
+    assert heard == [1]
+
+
+def test_asking_again_unsettles(reader: Reader, partitions: Partitions) -> None:
+    partitions.settle(reader.ask(wanted(0), wanted(1)))
+    assert [(p.index, p.fetch_offset) for p in reader.ask(wanted(1, 7)).partitions] == [(1, 7)]
+    assert partitions.waited_for == [0]
+
+
+@pytest.mark.parametrize("how", ["forgotten", "closed", "replaced", "evicted"])
+def test_a_session_leaves_nothing_behind(
+    reader: Reader, sessions: FetchSessions, partitions: Partitions, how: str
+) -> None:
+    answer = reader.ask(wanted(0), wanted(1))
+    partitions.settle(answer)
+    match how:
+        case "forgotten":
+            reader.ask(forgotten=[("t", None, [0, 1])])
+        case "closed":
+            sessions.begin(request(answer.session_id, -1), uses_topic_ids=False, now_ms=0, fresh_id=5)
+        case "replaced":
+            sessions.begin(request(answer.session_id, 0), uses_topic_ids=False, now_ms=0, fresh_id=5)
+        case _:
+            for number in range(3):
+                _open(sessions, now_ms=10_000, fresh_id=900 + number)
+    assert partitions.waited_for == []
+
+
+def test_a_follower_that_is_settled_is_there_as_long_as_its_session_fetches(
+    reader: Reader, partitions: Partitions
+) -> None:
+    """`epochs.md E32`: it is at the log's end with every fetch, though nobody notes it each time."""
+    progress = Progress()
+    progress.fetched(5, 0, 102, 5, 1_000)
+    partitions.settle(reader.ask(wanted(0), now_ms=1_000), progress)
+    reader.ask(now_ms=90_000)
+    partitions.change(0)
+    assert (progress.last_caught_up_ms, progress.last_fetch_ms) == (90_000, 90_000)
+    assert progress.is_caught_up(6, 119_000, 30_000)
+    assert not progress.is_caught_up(6, 121_000, 30_000)
+
+
+def test_a_request_of_an_outdated_process_is_read_whole_and_proves_nothing(
+    reader: Reader, sessions: FetchSessions, partitions: Partitions
+) -> None:
+    progress = Progress()
+    progress.fetched(5, 0, 102, 5, 1_000)
+    partitions.settle(reader.ask(wanted(0), wanted(1), now_ms=1_000), progress)
+    asked = request(reader.session_id, 1, replica_id=2)
+    answer = sessions.begin(asked, uses_topic_ids=False, now_ms=90_000, fresh_id=1, is_outdated=True)
+    assert indexes(answer.partitions) == [0, 1]
+    assert progress.last_caught_up_ms == 1_000
 
 
 # --- room ---------------------------------------------------------------------------------------------------------

@@ -171,8 +171,8 @@ security.inter.broker.protocol string PLAINTEXT medium in:PLAINTEXT,SSL,SASL_PLA
     Security protocol between brokers.
 inter.broker.listener.name string null medium
     Listener that brokers use among themselves.
-replica.selector.class string null medium refused:class
-    Class that chooses the replica a consumer reads from.
+replica.selector.class string null medium in:org.apache.kafka.common.replica.RackAwareReplicaSelector
+    Send consumers to a replica in their own rack; not set: to the leader. No other class can be loaded here.
 follower.fetch.last.tiered.offset.enable boolean false medium cluster-wide inert
     Let an empty follower begin after the tiered part.
 num.partitions int 1 medium >=1

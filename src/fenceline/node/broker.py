@@ -36,7 +36,7 @@ from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.controller_node import run_until
 from fenceline.node.directories import open_directories, starting
-from fenceline.node.fetching import Fetching
+from fenceline.node.fetching import RACK_AWARE_SELECTOR, Fetching
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.groups_driver import GroupsDriver
 from fenceline.node.handlers.producers import ProducerIds
@@ -50,6 +50,7 @@ from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.replica import Replica
 from fenceline.node.replicas import Replicas, tell_recovery
 from fenceline.node.replication import Replication
+from fenceline.node.replication_metrics import ReplicationCollector
 from fenceline.node.server import RawHandler, Server
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.wire.apis import ApiKey
@@ -249,7 +250,7 @@ class Broker:
         self._started.append("maintenance")
         await self.server.start_serving()
         if config.get_int("fenceline.metrics.port") >= 0:
-            collectors = [NodeCollector(self, self.metrics), *self.quorum.collectors()]
+            collectors = [NodeCollector(self, self.metrics), ReplicationCollector(self), *self.quorum.collectors()]
             self.metrics_endpoint = open_endpoint(config, collectors)
 
     async def run_until(self, stop: asyncio.Event) -> None:
@@ -301,6 +302,7 @@ class Broker:
             load_floor_byte_rate=config.get_int("fenceline.fetch.load.min.byte.rate"),
             max_sessions=config.get_int("max.incremental.fetch.session.cache.slots"),
             rng=self.rng,
+            chooses_by_rack=config.get("replica.selector.class") == RACK_AWARE_SELECTOR,
         )
         from fenceline.node import fetching as fetch_api
         from fenceline.node import producing as produce_api

@@ -1,8 +1,8 @@
-"""One pass over the partitions of a fetch: each is checked and read up to its bound.
+"""One pass over the partitions of a fetch that may have news: each is checked and read up to its bound.
 
-Owns the order of the checks (hosted here `E4`, epoch `E1-E2`, role `E3`, follower `E30-E31`, divergence `E8-E10`) and
-the bytes of an answer. What is not in the page cache is noted and not waited for. Never answers, parks or loads: that
-is `fetching.py`'s.
+Owns the order of the checks (hosted here `E4`, epoch `E1-E2`, role `E3`, follower `E30-E31`, divergence `E8-E10`), the
+bytes of an answer, and which partitions of a session need not be read again (`fenceline.replica.fetch_session`). What
+is not in the page cache is noted and not waited for. Never answers, parks or loads: that is `fetching.py`'s.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from fenceline.log.disk import FileSlice
 from fenceline.log.errors import StorageError
 from fenceline.node.load_pace import ANSWER_BYTES, LoadPace
 from fenceline.node.server import Buffer
-from fenceline.replica.fencing import NO_EPOCH, IsolationLevel, check_leader_epoch, read_bound
-from fenceline.replica.fetch_session import SessionAnswer
+from fenceline.replica.fencing import CONSUMER_REPLICA_ID, NO_EPOCH, IsolationLevel, check_leader_epoch, read_bound
+from fenceline.replica.fetch_session import SessionAnswer, Told, Wanted
+from fenceline.replica.read_replica import NOBODY
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fenceline.log.reading import LogRead
     from fenceline.log.segment import Segment
     from fenceline.node.metrics import NodeMetrics
+    from fenceline.node.preferred_replicas import PreferredReplicas
     from fenceline.node.replica import Replica
     from fenceline.node.replicas import Replicas
     from fenceline.node.replication import Replication
@@ -48,6 +50,14 @@ class Cold(NamedTuple):
         for segment in self.unread_aborted:
             segment.aborted_transactions()
         self.read.begin_load()
+
+
+class Reader(NamedTuple):
+    """Who fetches, beyond what the request says of each partition."""
+
+    takes_any_replica: bool
+    """Records of followers, too (`epochs.md E3`, KIP-392)."""
+    listener: str
 
 
 class FetchResult:
@@ -76,9 +86,12 @@ class FetchReads:
         load_pace: LoadPace,
         *,
         max_response_bytes: int,
+        preferred: PreferredReplicas | None = None,
     ) -> None:
+        """`preferred`: None where every reader stays with the leader."""
         self._replicas = replicas
         self._replication = replication
+        self._preferred = preferred
         self._metrics = metrics
         self.load_pace = load_pace
         self._max_response_bytes = max_response_bytes
@@ -91,14 +104,14 @@ class FetchReads:
         self,
         request: FetchRequest,
         answer: SessionAnswer,
-        reads_followers: bool,
+        reader: Reader,
         *,
         has_just_arrived: bool = False,
     ) -> FetchResult:
-        """Check and read every partition, within the request's and the node's limit of bytes.
+        """Check and read every partition that may have news, within the request's and the node's limit of bytes.
 
-        reads_followers: the reader takes records from any replica. What a request that has just arrived tells of a
-        follower counts once, and not when it is read again (`epochs.md E31`).
+        What a request that has just arrived tells of a follower counts once, and not when it is read again
+        (`epochs.md E31`).
 
         Partitions that do not exist come last and do not end the wait of the others, as in Kafka: a reader with an
         outdated list shall not turn in circles.
@@ -106,17 +119,18 @@ class FetchReads:
         result = FetchResult(request.replica_id >= 0)
         missing: list[FetchedPartition] = []
         budget = min(request.max_bytes, self._max_response_bytes)
-        for partition in answer.partitions:
+        for wanted in answer.to_read():
+            partition = wanted.asked
             left = budget - result.size_bytes
             if self.is_limited(result):
                 left = min(left, ANSWER_BYTES - result.from_disk_bytes)
             try:
-                replica = self._checked(request, partition, reads_followers)
-                self._read_partition(request, partition, replica, left, result, has_just_arrived)
+                replica = self._checked(request, partition, reader)
+                self._read_partition(request, wanted, replica, left, result, reader, has_just_arrived)
             except PeerError as error:
                 code = error.code
                 if code in _MISSING:
-                    if code is ErrorCode.UNKNOWN_TOPIC_ID and answer.knew(partition):
+                    if code is ErrorCode.UNKNOWN_TOPIC_ID and wanted.is_known:
                         # A session remembers the name of a topic that was deleted since.
                         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                     missing.append(failed_partition(partition, code)._replace(aborted_transactions=[]))
@@ -125,14 +139,14 @@ class FetchReads:
                     self.storage_failed(partition, error)
                 result.must_answer = True
                 result.fetched.append(failed_partition(partition, code))
-        if not result.fetched:
+        if not result.fetched and not answer.has_settled:
             result.must_answer = True
         if len(missing) > 1:
             missing.sort(key=lambda partition: partition.error_code != ErrorCode.UNKNOWN_TOPIC_ID)
         result.fetched += missing
         return result
 
-    def _checked(self, request: FetchRequest, partition: FetchPartition, reads_followers: bool) -> Replica:
+    def _checked(self, request: FetchRequest, partition: FetchPartition, reader: Reader) -> Replica:
         """The replica that may serve this reader. Raises PeerError."""
         replica = self._replicas.hosted(partition.topic, partition.topic_id, partition.index)
         # Every negative epoch is none here (ListOffsets takes -1 alone).
@@ -143,20 +157,30 @@ class FetchReads:
             code = leader.check_follower(request.replica_id, request.replica_epoch, knows_epoch=requested != NO_EPOCH)
         if code is not ErrorCode.NONE:
             raise PeerError(code)
-        if replica.is_recovering or replica.is_being_cut or (leader is None and not reads_followers):
+        if replica.is_recovering or replica.is_being_cut or (leader is None and not reader.takes_any_replica):
             raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return replica
 
     def _read_partition(
         self,
         request: FetchRequest,
-        partition: FetchPartition,
+        wanted: Wanted,
         replica: Replica,
         budget_bytes: int,
         result: FetchResult,
+        reader: Reader,
         has_just_arrived: bool,
     ) -> None:
+        partition = wanted.asked
         partition_log = replica.log
+        if self._preferred is not None and request.replica_id == CONSUMER_REPLICA_ID and request.rack_id:
+            nearest = self._preferred.of(replica, partition.fetch_offset, request.rack_id, reader.listener)
+            if nearest != NOBODY:
+                # E66: the reader goes there; nothing is read for it here.
+                result.must_answer = True
+                empty = self._empty(replica, partition, None)
+                result.fetched.append(empty._replace(preferred_read_replica=nearest))
+                return
         if partition.last_fetched_epoch >= 0:
             diverging = self._divergence(replica, partition)
             if diverging is not None:
@@ -185,6 +209,8 @@ class FetchReads:
             empty = self._empty(replica, partition, None)
             is_committed = request.isolation_level == IsolationLevel.READ_COMMITTED
             result.fetched.append(empty._replace(aborted_transactions=[]) if is_committed else empty)
+            if wanted.session is not None:
+                self._settle(request, wanted, replica, result)
             return
         at_least_one = result.size_bytes == 0
         if budget_bytes <= 0 and not at_least_one:
@@ -229,6 +255,25 @@ class FetchReads:
         if size:
             self._metrics.fetched_partitions += 1
             self._metrics.fetched_bytes += size
+
+    def _settle(self, request: FetchRequest, wanted: Wanted, replica: Replica, result: FetchResult) -> None:
+        """There are no records for this reader: see whether it knows everything else, too."""
+        partition_log, told = replica.log, wanted.told
+        if told != Told(partition_log.high_watermark, partition_log.log_start_offset):
+            if result.is_for_replica and -1 < told.log_start_offset != partition_log.log_start_offset:
+                result.must_answer = True  # what is deleted goes on all replicas, and somebody may wait for it
+            return
+        if request.replica_id == CONSUMER_REPLICA_ID:
+            wanted.settle(replica.waiters)
+            return
+        leader = replica.leader
+        if (
+            leader is not None
+            and request.replica_id in leader.isr
+            and partition_log.high_watermark == partition_log.log_end_offset
+        ):
+            # Others are looked at with each fetch: they may be what an in-sync set or a high watermark waits for.
+            wanted.settle(replica.follower_waiters, leader.followers.get(request.replica_id))
 
     def _divergence(self, replica: Replica, partition: FetchPartition) -> tuple[int, int] | None:
         """`epochs.md E8-E10`: where the reader's log leaves ours, or None. Raises OFFSET_OUT_OF_RANGE."""

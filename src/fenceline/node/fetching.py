@@ -4,8 +4,8 @@ Owns the life of a fetch from request to answer. Records leave as pieces of the 
 
 1. The session says which partitions to read (`fenceline.replica.fetch_session`).
 2. Each partition is checked and read up to its bound (`fetch_reads.py`; `E43`).
-3. Enough bytes, an error, or no time to wait: answer. Else the fetch parks at its partitions (`parked_fetch.py`) and is
-   read anew when one of them moves, at the latest after `max_wait_ms` (`E7`: every check runs again).
+3. Enough bytes, an error, or no time to wait: answer. Else the fetch parks (`parked_fetch.py`) and what moved of it is
+   read anew, at the latest after `max_wait_ms` (`E7`: every check runs again).
 4. What is not in the page cache is brought there by a thread, so that the loop never waits for a disk. What that takes
    of memory comes out of one budget for all connections (`fenceline.fetch.load.max.bytes`).
 5. What came from the disk gives way to who is in a hurry (`load_pace`); what a replica asks for never does.
@@ -23,14 +23,15 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.disk import FileSlice
 from fenceline.log.errors import StorageError
 from fenceline.node.connection import PendingAnswer
-from fenceline.node.fetch_reads import Cold, FetchReads, FetchResult, aborted_of, failed_partition
+from fenceline.node.fetch_reads import Cold, FetchReads, FetchResult, Reader, aborted_of, failed_partition
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.load_budget import Lease, LoadBudget
 from fenceline.node.load_pace import LoadPace
 from fenceline.node.logs import Logger
 from fenceline.node.parked_fetch import ParkedFetch
+from fenceline.node.preferred_replicas import PreferredReplicas
 from fenceline.node.server import Buffer, frame_of
-from fenceline.replica.fencing import CONSUMER_REPLICA_ID
+from fenceline.replica.fencing import CONSUMER_REPLICA_ID, DEBUG_REPLICA_ID, NO_EPOCH
 from fenceline.replica.fetch_session import FetchSessions, SessionAnswer
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse, encode_response, parse_request
@@ -43,6 +44,8 @@ log = Logger("fetch")
 
 MIN_VERSION: Final = 4
 MAX_VERSION: Final = 18
+RACK_AWARE_SELECTOR: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+"""Kafka's name for what `PreferredReplicas` does; its other one, LeaderSelector, is the default."""
 _FIRST_FROM_FOLLOWERS: Final = 11
 _FIRST_WITH_TOPIC_IDS: Final = 13
 _FIRST_WITH_LEADER_HINT: Final = 16
@@ -62,13 +65,20 @@ class Fetching:
         load_floor_byte_rate: int,
         max_sessions: int,
         rng: Random,
+        chooses_by_rack: bool = False,
     ) -> None:
+        """`chooses_by_rack`: consumers are sent to a replica in their own rack (`replica.selector.class`, KIP-392)."""
         self.broker = broker
         metrics = broker.metrics
         self._load_budget = metrics.load_budget = LoadBudget(max_load_bytes)
         load_pace = metrics.load_pace = LoadPace(load_floor_byte_rate, metrics.hurries)
         self.reads = FetchReads(
-            broker.partitions, broker.replication, metrics, load_pace, max_response_bytes=max_response_bytes
+            broker.partitions,
+            broker.replication,
+            metrics,
+            load_pace,
+            max_response_bytes=max_response_bytes,
+            preferred=PreferredReplicas(broker) if chooses_by_rack else None,
         )
         self._sessions = FetchSessions(max_sessions=max_sessions)
         self._rng = rng
@@ -85,21 +95,31 @@ class Fetching:
                 uses_topic_ids=context.api_version >= _FIRST_WITH_TOPIC_IDS,
                 now_ms=self.broker.clock.monotonic_ms(),
                 fresh_id=self._rng.randrange(1, 2**31),
+                is_outdated=request.replica_id >= 0 and self._is_outdated(request),
             )
         except PeerError as error:
             return frame_of(
                 ApiKey.FETCH, context, encode_response(context.api_version, FetchResponse([], error_code=error.code))
             )
         # Brokers read from leaders only, and so do clients that do not know that followers serve, too (`epochs.md E3`).
-        reads_followers = request.replica_id == CONSUMER_REPLICA_ID and context.api_version >= _FIRST_FROM_FOLLOWERS
-        result = self.reads.read(request, answer, reads_followers, has_just_arrived=True)
+        takes_any_replica = (
+            context.api_version >= _FIRST_FROM_FOLLOWERS
+            if request.replica_id == CONSUMER_REPLICA_ID
+            else request.replica_id <= DEBUG_REPLICA_ID
+        )
+        reader = Reader(takes_any_replica, context.listener)
+        result = self.reads.read(request, answer, reader, has_just_arrived=True)
         if self.is_ready(request, answer, result):
             if not self.must_wait(result):
                 return self.frame(context, answer, result)
             pending = PendingAnswer()
             self.answer_cold(context, answer, result, pending)
             return pending
-        return ParkedFetch(self, context, request, answer, reads_followers).park()
+        return ParkedFetch(self, context, request, answer, reader).park()
+
+    def _is_outdated(self, request: FetchRequest) -> bool:
+        """Whether the broker that follows has registered anew since this process of it did (KIP-903)."""
+        return NO_EPOCH != request.replica_epoch < self.broker.replication.eligible_epoch(request.replica_id)
 
     def is_ready(self, request: FetchRequest, answer: SessionAnswer, result: FetchResult) -> bool:
         return result.must_answer or result.size_bytes >= request.min_bytes or request.max_wait_ms <= 0
@@ -114,12 +134,12 @@ class Fetching:
         partitions = answer.select(result.fetched)
         endpoints: tuple[NodeEndpoint, ...] = ()
         if context.api_version >= _FIRST_WITH_LEADER_HINT and result.must_answer:
-            partitions, endpoints = self._with_hints(partitions, is_for_replica=result.is_for_replica)
+            partitions, endpoints = self._with_hints(partitions, context.listener, is_for_replica=result.is_for_replica)
         response = FetchResponse(partitions, session_id=answer.session_id, node_endpoints=endpoints)
         return frame_of(ApiKey.FETCH, context, encode_response(context.api_version, response))
 
     def _with_hints(
-        self, partitions: list[FetchedPartition], *, is_for_replica: bool
+        self, partitions: list[FetchedPartition], listener: str, *, is_for_replica: bool
     ) -> tuple[list[FetchedPartition], tuple[NodeEndpoint, ...]]:
         """Tell who leads where the reader asked with an outdated epoch or the wrong node (KIP-951, `epochs.md E6`)."""
         broker = self.broker
@@ -131,7 +151,8 @@ class Fetching:
         ]
         if is_for_replica:
             return hinted, ()
-        return hinted, broker.node_endpoints({p.current_leader[0] for p in hinted if p.current_leader is not None})
+        leaders = {p.current_leader[0] for p in hinted if p.current_leader is not None}
+        return hinted, broker.node_endpoints(leaders, listener)
 
     def answer_cold(
         self, context: RequestContext, answer: SessionAnswer, result: FetchResult, pending: PendingAnswer

@@ -44,6 +44,9 @@ class IsrChanges:
         self._applied = applied
         self._wanted: dict[Replica, IsrProposal] = {}
         self._task: asyncio.Task[None] | None = None
+        self.expands = 0
+        self.shrinks = 0
+        self.failures = 0
 
     def ask(self, replica: Replica, proposal: IsrProposal) -> None:
         """Ask for a change, with the next request."""
@@ -100,12 +103,17 @@ class IsrChanges:
 
     def _is_to_ask_again(self, replica: Replica, proposal: IsrProposal, altered: AlteredPartition) -> bool:
         leader = replica.leader
+        if altered.code is ErrorCode.NONE:
+            # Counted also where the log told of it before the answer.
+            self.expands += max(proposal.growth, 0)
+            self.shrinks += max(-proposal.growth, 0)
         if leader is None or not _stands(replica, proposal):
             return False
         if altered.code is ErrorCode.NONE:
             if altered.leader_epoch == leader.leader_epoch:
                 self._applied(replica, altered)
             return False
+        self.failures += 1
         refused = leader.on_refused(proposal, altered.code)
         log.info(
             "in-sync set not changed",

@@ -104,6 +104,8 @@ class Maintenance:
                     log_start_offset=partition_log.log_start_offset,
                 )
                 self._broker.delete_later(segment.delete, replica.config.file_delete_delay_ms)
+            if removed:
+                replica.wake()
             partition_log.maybe_roll(now_ms)
 
         await self._in_slices(enforce)

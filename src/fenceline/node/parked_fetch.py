@@ -1,6 +1,7 @@
 """A fetch that waits for bytes, an error or its time-out (`epochs.md E7`: every check runs again).
 
-Owns its place at the partitions that it waits for, and its timer.
+Owns its place at the partitions that it waits for, and its timer. Settled partitions of a session call the session; the
+fetch itself hangs at the others only.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fenceline.node.connection import PendingAnswer
-from fenceline.node.fetch_reads import FetchResult
+from fenceline.node.fetch_reads import FetchResult, Reader
 from fenceline.node.handlers.registry import RequestContext
+from fenceline.replica.fencing import CONSUMER_REPLICA_ID
 from fenceline.replica.fetch_session import SessionAnswer
 from fenceline.wire.fetch import FetchRequest
 
@@ -29,7 +31,7 @@ class ParkedFetch:
         "_fetching",
         "_is_woken",
         "_pending",
-        "_reads_followers",
+        "_reader",
         "_replicas",
         "_request",
         "_timer",
@@ -41,13 +43,13 @@ class ParkedFetch:
         context: RequestContext,
         request: FetchRequest,
         answer: SessionAnswer,
-        reads_followers: bool,
+        reader: Reader,
     ) -> None:
         self._fetching = fetching
         self._context = context
         self._request = request
         self._answer = answer
-        self._reads_followers = reads_followers
+        self._reader = reader
         self._pending = PendingAnswer()
         self._replicas: list[Replica] = []
         self._is_woken = False
@@ -56,14 +58,26 @@ class ParkedFetch:
     def park(self) -> PendingAnswer:
         broker = self._fetching.broker
         broker.metrics.parked_fetches += 1
-        for partition in self._answer.partitions:
-            replica = self._fetching.reads.replica_of(partition)
-            if replica is not None:
-                self._waiters(replica).add(self._wake)
-                self._replicas.append(replica)
+        session = self._answer.session
+        if session is not None:
+            session.listeners.add(self._wake)
+        self._watch()
         self._timer = broker.loop.call_later(self._request.max_wait_ms / 1000, self._time_out)
         self._pending.on_abandoned(self._leave)
         return self._pending
+
+    def _watch(self) -> None:
+        """Hang at whatever may have news."""
+        for wanted in self._answer.to_read():
+            replica = self._fetching.reads.replica_of(wanted.asked)
+            if replica is not None:
+                self._waiters(replica).add(self._wake)
+                self._replicas.append(replica)
+
+    def _unwatch(self) -> None:
+        for replica in self._replicas:
+            self._waiters(replica).discard(self._wake)
+        self._replicas.clear()
 
     def _wake(self) -> None:
         # Several partitions may move within one produce request: look once, after it.
@@ -79,6 +93,9 @@ class ParkedFetch:
         if self._fetching.is_ready(self._request, self._answer, result):
             self._fetching.broker.metrics.woken_fetches += 1
             self._complete(result)
+        elif self._answer.session is not None:
+            self._unwatch()
+            self._watch()
 
     def _time_out(self) -> None:
         self._complete(self._read())
@@ -96,13 +113,13 @@ class ParkedFetch:
         self._timer.cancel()
         self._timer = None
         self._fetching.broker.metrics.parked_fetches -= 1
-        for replica in self._replicas:
-            self._waiters(replica).discard(self._wake)
-        self._replicas.clear()
+        if self._answer.session is not None:
+            self._answer.session.listeners.discard(self._wake)
+        self._unwatch()
 
     def _waiters(self, replica: Replica) -> set[Callable[[], None]]:
-        """Followers wait for the log's end, everybody else for what is committed."""
-        return replica.follower_waiters if self._request.replica_id >= 0 else replica.waiters
+        """Consumers wait for what is committed, everybody else for the log's end."""
+        return replica.waiters if self._request.replica_id == CONSUMER_REPLICA_ID else replica.follower_waiters
 
     def _read(self) -> FetchResult:
-        return self._fetching.reads.read(self._request, self._answer, self._reads_followers)
+        return self._fetching.reads.read(self._request, self._answer, self._reader)

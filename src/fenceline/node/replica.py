@@ -76,7 +76,7 @@ class Replica:
         self.is_being_cut = False
         """A thread works on the log."""
         self.waiters: set[Callable[[], None]] = set()
-        """For a high watermark, a role or an epoch that changes."""
+        """For a high watermark, a log start, a role or an epoch that changes."""
         self.follower_waiters: set[Callable[[], None]] = set()
         """For a log end that changes, or any of the above."""
         self._commits: deque[_Commit] = deque()
@@ -123,13 +123,16 @@ class Replica:
 
     def learn(self, high_watermark: int, log_start_offset: int) -> None:
         """A follower takes over what its leader tells (E29). The high watermark goes back with the log only (G14b)."""
-        log = self.log
+        log, has_moved = self.log, False
         if high_watermark > log.high_watermark and log.high_watermark < log.log_end_offset:
             log.advance_high_watermark(high_watermark)
-            self.wake()
+            has_moved = True
         start = min(log_start_offset, log.high_watermark)
         if start > log.log_start_offset:
             log.advance_log_start(start)
+            has_moved = True
+        if has_moved:
+            self.wake()
 
     def when_committed(self, end_offset: int, waiter: Committer, position: int) -> None:
         """Tell when all below `end_offset`, the log end now, is committed, or never will be by this leader."""

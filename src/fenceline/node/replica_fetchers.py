@@ -33,6 +33,7 @@ from fenceline.replica.follower import (
     Duty,
     FollowerState,
     Learn,
+    Phase,
 )
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
@@ -91,6 +92,11 @@ class ReplicaFetchers:
         self._links: dict[int, _Link] = {}
         self._leader_of: dict[tuple[bytes, int], int] = {}
         self._is_closed = False
+        self.appended_bytes = 0
+
+    def phases(self) -> list[Phase]:
+        """What goes on with each partition."""
+        return [state.phase for link in list(self._links.values()) for state in list(link.fetcher.states.values())]
 
     def follow(self, replica: Replica, leader_id: int, leader_epoch: int) -> None:
         """Fetch a partition from its leader, in this epoch (E23)."""
@@ -301,6 +307,7 @@ class _Link:
         state = duty.state
         try:
             replica.log.append_as_follower(duty.records, leader_epoch=state.leader_epoch, now_ms=self._clock.now_ms())
+            self._fetchers.appended_bytes += len(duty.records)
         except StorageError as error:
             self._refused(replica, state, error)
             return

@@ -17,6 +17,7 @@ from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
 from fenceline.log.truncation import Truncated
 from fenceline.metadata.image import Endpoint, LeaderRecoveryState
+from fenceline.node.deletions import Deletions
 from fenceline.node.isr_changes import IsrChanges
 from fenceline.node.logs import Logger
 from fenceline.node.replica_fetchers import ReplicaFetchers
@@ -60,6 +61,7 @@ class Replication:
         self.isr_changes = IsrChanges(
             broker.node_id, lambda: broker.broker_epoch, broker.controller.submit, self._altered
         )
+        self.deletions = Deletions(self.is_alive)
         self._recoveries: dict[Replica, asyncio.Task[None]] = {}
 
     @property
@@ -86,6 +88,11 @@ class Replication:
         broker = self._broker.image.brokers.get(node_id)
         return broker.epoch if broker is not None and broker.is_active else NO_EPOCH
 
+    def is_alive(self, node_id: int) -> bool:
+        """Registered and not fenced."""
+        broker = self._broker.image.brokers.get(node_id)
+        return broker is not None and not broker.fenced
+
     def replication_endpoint(self, node_id: int) -> Endpoint | None:
         broker = self._broker.image.brokers.get(node_id)
         return broker.endpoint(self._listener) if broker is not None else None
@@ -94,6 +101,8 @@ class Replication:
         """Brokers that came back may have another address."""
         for node_id in delta.changed_brokers:
             self.fetchers.leader_moved(node_id)
+        if delta.changed_brokers:
+            self.deletions.brokers_changed()
 
     # -- roles, as `Replicas` gives them -------------------------------------------------------------------------------
 
@@ -128,6 +137,7 @@ class Replication:
         )
         if moved:
             replica.commit()
+        self.deletions.progressed(replica)
         if replica_id not in leader.isr:
             proposal = leader.propose_expansion(replica_id)
             if proposal is not None:

@@ -10,16 +10,27 @@ Owns the cached partitions of each session and the rules that open, continue and
 
 An answer within a session leaves out partitions with nothing new: no records, no error, same high watermark and log
 start. A cached partition keeps its leader epoch and is fenced by it every time (`epochs.md E5`).
+
+A fetch costs what changed. A partition that has nothing for its reader, and of which the reader knows everything, is
+settled: it is not read again until the partition itself says that something changed. It hangs in the partition's set of
+waiters meanwhile, and takes itself off with the first call.
+
+| event                                              | settled partition                            |
+|----------------------------------------------------|----------------------------------------------|
+| the reader asks for it again, at another offset or epoch | is read with this request              |
+| its log end, high watermark, log start, epoch or role moves | is read with the next, or wakes the one that waits |
+| the follower's broker epoch is out of date (E31)   | all of the session are read                  |
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.replica.progress import Progress
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
 FINAL_EPOCH: Final = -1
@@ -29,6 +40,8 @@ _LAST_EPOCH: Final = 2**31 - 1
 
 PartitionKey: TypeAlias = tuple[str | bytes | None, int]
 """Topic (name below v13, raw id from v13) and partition index."""
+
+Waiters: TypeAlias = set[Callable[[], None]]
 
 
 class Told(NamedTuple):
@@ -46,33 +59,133 @@ def key_of(partition: FetchPartition | FetchedPartition) -> PartitionKey:
     return topic, partition.index
 
 
-@dataclass(slots=True)
-class FetchSession:
-    """One reader's session. `partitions` is in the order in which they are served next."""
+class Wanted:
+    """One partition that a reader wants, with what it was told of it. `session` None: it asks this once."""
 
-    session_id: int
-    uses_topic_ids: bool
-    is_replica: bool
-    next_epoch: int = 1
-    partitions: OrderedDict[PartitionKey, FetchPartition] = field(default_factory=OrderedDict)
-    told: dict[PartitionKey, Told] = field(default_factory=dict)
-    last_used_ms: int = 0
-    opened_ms: int = 0
+    __slots__ = ("_progress", "_waiters", "asked", "is_known", "key", "place", "session", "told")
+
+    def __init__(self, asked: FetchPartition, session: FetchSession | None = None, place: int = 0) -> None:
+        self.key = key_of(asked)
+        self.asked = asked
+        self.session = session
+        self.place = place
+        """Who is lower is served first."""
+        self.told = _NOTHING_TOLD
+        self.is_known = False
+        """Its topic was found once."""
+        self._waiters: Waiters | None = None
+        self._progress: Progress | None = None
+
+    def settle(self, waiters: Waiters, progress: Progress | None = None) -> None:
+        """There is nothing more to tell: not to be read again until one of `waiters` is called.
+
+        progress: of a follower that is at the log's end. Each further fetch of its session says the same again, so its
+        time is the session's, until the log grows (`epochs.md E32`).
+        """
+        session = self.session
+        assert session is not None, "only a session remembers"
+        session.unsettled.pop(self.key, None)
+        self._waiters, self._progress = waiters, progress
+        waiters.add(self.unsettle)
+
+    def unsettle(self) -> None:
+        """Something may have changed."""
+        session = self.session
+        if self._waiters is None or session is None:
+            return
+        self.let_go()
+        session.unsettled[self.key] = self
+        for listener in tuple(session.listeners):
+            listener()
+
+    def let_go(self) -> None:
+        """Hang at the partition no more."""
+        if self._waiters is None or self.session is None:
+            return
+        self._waiters.discard(self.unsettle)
+        self._waiters = None
+        if self._progress is not None:
+            self._progress.was_there(self.session.last_used_ms)
+            self._progress = None
+
+
+class FetchSession:
+    """One reader's session."""
+
+    __slots__ = (
+        "_next_place",
+        "is_replica",
+        "last_used_ms",
+        "listeners",
+        "next_epoch",
+        "opened_ms",
+        "partitions",
+        "session_id",
+        "unsettled",
+        "uses_topic_ids",
+    )
+
+    def __init__(self, session_id: int, *, uses_topic_ids: bool, is_replica: bool, now_ms: int) -> None:
+        self.session_id = session_id
+        self.uses_topic_ids = uses_topic_ids
+        self.is_replica = is_replica
+        self.next_epoch = 1
+        self.partitions: dict[PartitionKey, Wanted] = {}
+        self.unsettled: dict[PartitionKey, Wanted] = {}
+        """Those that are to be read."""
+        self.listeners: Waiters = set()
+        """Called when a settled partition changes."""
+        self.opened_ms = now_ms
+        self.last_used_ms = now_ms
+        self._next_place = 0
 
     def update(self, added: Iterable[FetchPartition], forgotten: Iterable[PartitionKey]) -> None:
         """Add or replace partitions, then drop the forgotten ones."""
         for partition in added:
-            self.partitions[key_of(partition)] = partition
+            wanted = self.partitions.get(key_of(partition))
+            if wanted is None:
+                wanted = Wanted(partition, self, self._take_place())
+                self.partitions[wanted.key] = wanted
+            else:
+                wanted.let_go()
+                wanted.asked = partition
+            self.unsettled[wanted.key] = wanted
         for key in forgotten:
-            self.partitions.pop(key, None)
-            self.told.pop(key, None)
+            gone = self.partitions.pop(key, None)
+            if gone is not None:
+                gone.let_go()
+                self.unsettled.pop(key, None)
+
+    def _take_place(self) -> int:
+        self._next_place += 1
+        return self._next_place
+
+    def unsettle_all(self) -> None:
+        for wanted in self.partitions.values():
+            wanted.unsettle()
+
+    def close(self) -> None:
+        """Hang at no partition any more."""
+        for wanted in self.partitions.values():
+            wanted.let_go()
+
+    def to_read(self) -> list[Wanted]:
+        """What may have news, in the order in which it is served."""
+        unsettled = self.unsettled
+        return sorted(unsettled.values(), key=_PLACE) if len(unsettled) > 1 else list(unsettled.values())
+
+    @property
+    def has_settled(self) -> bool:
+        return len(self.unsettled) < len(self.partitions)
 
     def filter(self, fetched: list[FetchedPartition], *, reorder: bool = True) -> list[FetchedPartition]:
         """Leave out what the reader knows already; partitions with records move to the end of the order."""
         changed = []
-        told, order = self.told, self.partitions
         for partition in fetched:
-            key = key_of(partition)
+            wanted = self.partitions.get(key_of(partition))
+            if wanted is None:
+                changed.append(partition)  # forgotten since
+                continue
             now = Told(partition.high_watermark, partition.log_start_offset)
             has_records = partition.records is not None and len(partition.records) > 0
             if (
@@ -81,37 +194,51 @@ class FetchSession:
                 or partition.diverging_epoch is not None
                 or partition.snapshot_id is not None
                 or partition.preferred_read_replica != -1
-                or told.get(key, _NOTHING_TOLD) != now
+                or wanted.told != now
             ):
                 changed.append(partition)
                 # After an error the reader needs the partition again, whatever it knew before.
                 if not partition.error_code:
-                    told[key] = now
+                    wanted.told, wanted.is_known = now, True
                 elif partition.error_code != ErrorCode.UNKNOWN_TOPIC_ID:
-                    told[key] = _NOTHING_TOLD
-                if has_records and reorder and key in order:
-                    order.move_to_end(key)
+                    wanted.told, wanted.is_known = _NOTHING_TOLD, True
+                if has_records and reorder:
+                    wanted.place = self._take_place()
         return changed
 
 
-@dataclass(frozen=True, slots=True)
+_PLACE: Final = attrgetter("place")
+
+
 class SessionAnswer:
     """How to answer one fetch: which partitions to read, and the session to filter by (None: a full answer)."""
 
-    partitions: list[FetchPartition]
-    session_id: int
-    session: FetchSession | None
-    is_full: bool
+    __slots__ = ("_once", "is_full", "session", "session_id")
+
+    def __init__(self, session: FetchSession | None, *, is_full: bool, once: Iterable[FetchPartition] = ()) -> None:
+        self.session = session
+        self.session_id = session.session_id if session is not None else NO_SESSION_ID
+        self.is_full = is_full
+        self._once = [Wanted(partition) for partition in once]
+
+    def to_read(self) -> list[Wanted]:
+        """Which partitions are to be read now. Within a session these change while a fetch waits."""
+        return self._once if self.session is None else self.session.to_read()
+
+    @property
+    def partitions(self) -> list[FetchPartition]:
+        return [wanted.asked for wanted in self.to_read()]
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether there are partitions that need not be read."""
+        return self.session is not None and self.session.has_settled
 
     def select(self, fetched: list[FetchedPartition]) -> list[FetchedPartition]:
         if self.session is None:
             return fetched
         changed = self.session.filter(fetched, reorder=not self.is_full)
         return fetched if self.is_full else changed
-
-    def knew(self, partition: FetchPartition) -> bool:
-        """Whether the session has found this partition's topic before."""
-        return self.session is not None and key_of(partition) in self.session.told
 
 
 def _last_mentions(partitions: list[FetchPartition]) -> list[FetchPartition]:
@@ -131,22 +258,23 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def begin(self, request: FetchRequest, *, uses_topic_ids: bool, now_ms: int, fresh_id: int) -> SessionAnswer:
+    def begin(
+        self, request: FetchRequest, *, uses_topic_ids: bool, now_ms: int, fresh_id: int, is_outdated: bool = False
+    ) -> SessionAnswer:
         """Apply a request to its session.
 
-        `fresh_id` is a random positive int32 used if a session is opened.
+        fresh_id: a random positive int32, used if a session is opened. is_outdated: it comes from a process of a broker
+        that has another one by now, so all is read (and refused) and nothing is taken from it (`epochs.md E31`).
         Raises PeerError 70 (unknown session), 71 (epoch out of turn) or 106 (topic ids and names mixed).
         """
         if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
-            if request.session_id != NO_SESSION_ID:
-                self._sessions.pop(request.session_id, None)
-            partitions = _last_mentions(request.partitions)
-            if request.session_epoch == FINAL_EPOCH:
-                return SessionAnswer(partitions, NO_SESSION_ID, None, True)
-            session = self._open(request, uses_topic_ids, now_ms, fresh_id)
-            if session is None:
-                return SessionAnswer(partitions, NO_SESSION_ID, None, True)
-            return SessionAnswer(partitions, session.session_id, session, True)
+            if request.session_id in self._sessions:
+                self._close(request.session_id)
+            session = None
+            if request.session_epoch == INITIAL_EPOCH:
+                session = self._open(request, uses_topic_ids, now_ms, fresh_id)
+            once = _last_mentions(request.partitions) if session is None else ()
+            return SessionAnswer(session, is_full=True, once=once)
         session = self._sessions.get(request.session_id)
         if session is None:
             raise PeerError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -161,12 +289,17 @@ class FetchSessions:
         ]
         session.update(request.partitions, forgotten)
         if not session.partitions:
-            del self._sessions[session.session_id]
-            return SessionAnswer([], NO_SESSION_ID, None, True)
+            self._close(session.session_id)
+            return SessionAnswer(None, is_full=True)
         session.next_epoch = session.next_epoch + 1 if session.next_epoch < _LAST_EPOCH else 1
+        if is_outdated:
+            session.unsettle_all()
         session.last_used_ms = now_ms
         self._sessions.move_to_end(session.session_id)
-        return SessionAnswer(list(session.partitions.values()), session.session_id, session, False)
+        return SessionAnswer(session, is_full=False)
+
+    def _close(self, session_id: int) -> None:
+        self._sessions.pop(session_id).close()
 
     def _open(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int, fresh_id: int) -> FetchSession | None:
         is_replica = request.replica_id >= 0
@@ -174,7 +307,7 @@ class FetchSessions:
             return None
         while fresh_id in self._sessions or fresh_id == NO_SESSION_ID:
             fresh_id = fresh_id % _LAST_EPOCH + 1
-        session = FetchSession(fresh_id, uses_topic_ids, is_replica, opened_ms=now_ms, last_used_ms=now_ms)
+        session = FetchSession(fresh_id, uses_topic_ids=uses_topic_ids, is_replica=is_replica, now_ms=now_ms)
         session.update(request.partitions, ())
         self._sessions[fresh_id] = session
         return session
@@ -189,7 +322,7 @@ class FetchSessions:
         """
         oldest = next(iter(self._sessions.values()))
         if now_ms - oldest.last_used_ms > self._min_eviction_ms:
-            del self._sessions[oldest.session_id]
+            self._close(oldest.session_id)
             return True
         candidates = [
             (session.is_replica, len(session.partitions), session.session_id)
@@ -200,5 +333,5 @@ class FetchSessions:
         least = min(candidates, default=None)
         if least is None or least[:2] >= (is_replica, partition_count):
             return False
-        del self._sessions[least[2]]
+        self._close(least[2])
         return True

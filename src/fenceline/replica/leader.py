@@ -62,6 +62,8 @@ class IsrProposal:
     members: tuple[Member, ...]
     maximal_isr: frozenset[int]
     """Who is in sync as far as waiting goes, while the answer is out (E37)."""
+    growth: int = 0
+    """How many more are in sync with it; negative: how many fewer."""
 
 
 class Refused(Enum):
@@ -267,7 +269,8 @@ class LeaderState:
 
     def _propose(self, isr: Iterable[int], *, maximal_isr: frozenset[int]) -> IsrProposal:
         members = tuple(Member(each, self._epoch_of(each)) for each in sorted(isr))
-        self.proposal = IsrProposal(self.leader_epoch, self.partition_epoch, members, maximal_isr)
+        growth = len(members) - len(self.isr)
+        self.proposal = IsrProposal(self.leader_epoch, self.partition_epoch, members, maximal_isr, growth)
         return self.proposal
 
     def _epoch_of(self, replica_id: int) -> int:

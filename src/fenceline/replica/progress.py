@@ -40,6 +40,11 @@ class Progress:
         self.leader_end_at_last_fetch = leader_end_offset
         self.last_fetch_ms = now_ms
 
+    def was_there(self, at_ms: int) -> None:
+        """It fetched at the leader's log end again at `at_ms`, which nobody noted then (see `fetch_session`)."""
+        self.last_fetch_ms = max(at_ms, self.last_fetch_ms)
+        self.last_caught_up_ms = max(at_ms, self.last_caught_up_ms or 0)
+
     def is_caught_up(self, leader_end_offset: int, now_ms: int, max_lag_ms: int) -> bool:
         """E34: at the leader's end, or there not longer ago than `replica.lag.time.max.ms`."""
         if self.log_end_offset == leader_end_offset:

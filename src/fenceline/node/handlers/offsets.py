@@ -5,6 +5,7 @@ Rules: `list_offsets.md L2-L24` (order of checks, KIP-207), `epochs.md E21` (an 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Coroutine
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
@@ -15,6 +16,7 @@ from fenceline.node.handlers.registry import Api, RequestContext
 from fenceline.node.replica import Replica
 from fenceline.replica.fencing import DEBUG_REPLICA_ID, check_leader_epoch, read_bound
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import millis
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -113,22 +115,19 @@ def _check_timestamp(timestamp: int, version: int) -> None:
 
 
 async def _find_offset(context: RequestContext, topic: str, partition: Any, replica_id: int, isolation: int) -> _Found:
-    replica = _checked(
-        context,
-        topic,
-        partition.partition_index,
-        getattr(partition, "current_leader_epoch", -1),
-        by_any_replica=replica_id == DEBUG_REPLICA_ID,
-    )
+    def checked() -> Replica:
+        return _checked(
+            context,
+            topic,
+            partition.partition_index,
+            getattr(partition, "current_leader_epoch", -1),
+            by_any_replica=replica_id == DEBUG_REPLICA_ID,
+        )
+
+    replica = checked()
     timestamp = partition.timestamp
     partition_log = replica.log
-    bound = read_bound(
-        replica_id=replica_id,
-        isolation=isolation,
-        log_end_offset=partition_log.log_end_offset,
-        high_watermark=partition_log.high_watermark,
-        last_stable_offset=partition_log.last_stable_offset,
-    )
+    bound = _read_bound(replica, replica_id, isolation)
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         start = partition_log.log_start_offset
         first = partition_log.epochs.earliest
@@ -144,11 +143,28 @@ async def _find_offset(context: RequestContext, topic: str, partition: Any, repl
     else:
         look_up = partial(partition_log.offset_for_timestamp, timestamp, end_offset_exclusive=bound)
     broker = context.broker
-    found = await broker.loop.run_in_executor(broker.disk_threads, look_up)
+    looking = broker.loop.run_in_executor(broker.disk_threads, look_up)
+    await asyncio.wait((looking,))
+    # The role, the epoch and the log may be others by now (`epochs.md E7`).
+    if checked() is not replica:
+        raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    found = looking.result()
+    bound = min(bound, _read_bound(replica, replica_id, isolation))
     if found is None or found.offset >= bound:
         _require_visible_end(replica, replica_id, context.api_version)
         return _NOTHING
     return _Found(found.offset, found.timestamp, found.leader_epoch)
+
+
+def _read_bound(replica: Replica, replica_id: int, isolation: int) -> int:
+    partition_log = replica.log
+    return read_bound(
+        replica_id=replica_id,
+        isolation=isolation,
+        log_end_offset=partition_log.log_end_offset,
+        high_watermark=partition_log.high_watermark,
+        last_stable_offset=partition_log.last_stable_offset,
+    )
 
 
 def _require_visible_end(replica: Replica, replica_id: int, version: int) -> None:
@@ -191,25 +207,80 @@ def offset_for_leader_epoch(context: RequestContext, request: Any) -> dict[str, 
     return {"topics": topics}
 
 
-def delete_records(context: RequestContext, request: Any) -> dict[str, Any]:
-    """Move the log start of each partition up; whole segments below it go to the cleaner."""
-    topics = []
-    for topic in request.topics:
-        answers = []
-        for partition in topic.partitions:
-            low_watermark, code = -1, ErrorCode.NONE
-            try:
-                low_watermark = _delete_before(context, topic.name, partition.partition_index, partition.offset)
-            except PeerError as error:
-                code = error.code
-            answers.append(
-                {"partition_index": partition.partition_index, "low_watermark": low_watermark, "error_code": code}
-            )
-        topics.append({"name": topic.name, "partitions": answers})
-    return {"topics": topics}
+class _Deletion(NamedTuple):
+    """What became of one partition. `replica` None: `code` says why nothing was deleted."""
+
+    replica: Replica | None
+    offset: int
+    low_watermark: int
+    code: ErrorCode
 
 
-def _delete_before(context: RequestContext, topic: str, index: int, offset: int) -> int:
+def delete_records(context: RequestContext, request: Any) -> dict[str, Any] | Awaitable[dict[str, Any]]:
+    """Move the log start of each partition up; whole segments below it go to the cleaner.
+
+    Answered when all live replicas have done so: 7 for a partition where that takes longer than the request's timeout,
+    6 where the leadership moved meanwhile.
+    """
+    deletions = [
+        [_delete(context, topic.name, partition.partition_index, partition.offset) for partition in topic.partitions]
+        for topic in request.topics
+    ]
+    if all(each.low_watermark >= each.offset for of_topic in deletions for each in of_topic):
+        return _deletion_answer(request, deletions)
+    return _wait_for_replicas(context, request, deletions)
+
+
+def _deletion_answer(request: Any, deletions: list[list[_Deletion]]) -> dict[str, Any]:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": partition.partition_index,
+                        "low_watermark": deleted.low_watermark,
+                        "error_code": deleted.code,
+                    }
+                    for partition, deleted in zip(topic.partitions, of_topic, strict=True)
+                ],
+            }
+            for topic, of_topic in zip(request.topics, deletions, strict=True)
+        ]
+    }
+
+
+async def _wait_for_replicas(context: RequestContext, request: Any, deletions: list[list[_Deletion]]) -> dict[str, Any]:
+    waiting = {
+        (of_topic, position): context.broker.replication.deletions.reached(each.replica, each.offset)
+        for of_topic, each_of in enumerate(deletions)
+        for position, each in enumerate(each_of)
+        if each.replica is not None and each.low_watermark < each.offset
+    }
+    await asyncio.wait(waiting.values(), timeout=max(millis(request.timeout), 0) / 1000)
+    for (of_topic, position), reached in waiting.items():
+        before = deletions[of_topic][position]
+        if not reached.done():
+            reached.cancel()
+            after = before._replace(code=ErrorCode.REQUEST_TIMED_OUT)
+        elif (error := reached.exception()) is not None:
+            if not isinstance(error, PeerError):
+                raise error
+            after = before._replace(code=error.code, low_watermark=-1)
+        else:
+            after = before._replace(low_watermark=reached.result())
+        deletions[of_topic][position] = after
+    return _deletion_answer(request, deletions)
+
+
+def _delete(context: RequestContext, topic: str, index: int, offset: int) -> _Deletion:
+    try:
+        return _delete_before(context, topic, index, offset)
+    except PeerError as error:
+        return _Deletion(None, -1, -1, error.code)
+
+
+def _delete_before(context: RequestContext, topic: str, index: int, offset: int) -> _Deletion:
     if topic == METADATA_TOPIC:
         raise PeerError(ErrorCode.POLICY_VIOLATION)  # N23, as KIP-630 has it: its log starts at snapshots only
     replica = context.broker.partitions.leader(topic, None, index)
@@ -222,7 +293,7 @@ def _delete_before(context: RequestContext, topic: str, index: int, offset: int)
         raise PeerError(ErrorCode.OFFSET_OUT_OF_RANGE)
     replica.log.advance_log_start(target)
     replica.wake()
-    return replica.log.log_start_offset
+    return _Deletion(replica, target, context.broker.replication.deletions.low_watermark(replica), ErrorCode.NONE)
 
 
 APIS: Final = (

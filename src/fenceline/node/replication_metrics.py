@@ -1,0 +1,106 @@
+"""The figures of replication, computed when somebody scrapes: who is behind, what is under-replicated.
+
+Owns nothing but the sums. Runs in the scraper's thread, so it takes snapshots and never changes anything. Names are
+documented in `docs/metrics.md`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from fenceline.replica.progress import UNKNOWN_OFFSET
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+    from fenceline.node.replica import Replica
+    from fenceline.replica.leader import LeaderState
+
+
+class ReplicationCollector:
+    """Gives a broker's figures of replication to prometheus-client."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        now_ms = self._broker.clock.monotonic_ms()
+        sums = Sums()
+        for replica in self._broker.partitions:
+            leader = replica.leader
+            if leader is not None:
+                sums.add(replica, leader, now_ms)
+        for name, help_text, value in (
+            ("fenceline_led_partitions", "Partitions in use that this broker leads", sums.led),
+            ("fenceline_under_replicated_partitions", "Led, and a replica is not in sync", sums.under_replicated),
+            ("fenceline_at_min_isr_partitions", "Led, and just as many in sync as must be", sums.at_min_isr),
+            ("fenceline_under_min_isr_partitions", "Led, and too few in sync for acks=all", sums.under_min_isr),
+            (
+                "fenceline_end_offset_hidden_partitions",
+                "Led, and the end offset is not told yet (KIP-207)",
+                sums.hidden,
+            ),
+        ):
+            yield GaugeMetricFamily(name, help_text, value=value)
+        lag_records = GaugeMetricFamily(
+            "fenceline_follower_lag_records",
+            "How far a follower is behind in what is led here, at most",
+            labels=["broker"],
+        )
+        lag_seconds = GaugeMetricFamily(
+            "fenceline_follower_lag_seconds", "For how long it has been behind, at most", labels=["broker"]
+        )
+        for broker_id, records in sorted(sums.lag_records.items()):
+            lag_records.add_metric([str(broker_id)], records)
+            lag_seconds.add_metric([str(broker_id)], sums.lag_ms[broker_id] / 1000)
+        yield lag_records
+        yield lag_seconds
+        replication = self._broker.replication
+        followed = GaugeMetricFamily(
+            "fenceline_followed_partitions", "Partitions that this broker follows, by what goes on", labels=["state"]
+        )
+        phases = Counter(phase.value for phase in replication.fetchers.phases())
+        for state in ("fetching", "cutting", "looking", "waiting"):
+            followed.add_metric([state], phases[state])
+        yield followed
+        changes = replication.isr_changes
+        for name, help_text, count in (
+            ("fenceline_isr_expands", "Replicas that came back in sync, of what is led here", changes.expands),
+            ("fenceline_isr_shrinks", "Replicas that fell out of sync, of what is led here", changes.shrinks),
+            ("fenceline_isr_update_failures", "Changes of in-sync sets that the controller refused", changes.failures),
+            ("fenceline_replicated_bytes", "Bytes of records taken from leaders", replication.fetchers.appended_bytes),
+        ):
+            yield CounterMetricFamily(name, help_text, value=count)
+
+
+class Sums:
+    """Over all partitions that are led here."""
+
+    def __init__(self) -> None:
+        self.led = 0
+        self.under_replicated = 0
+        self.at_min_isr = 0
+        self.under_min_isr = 0
+        self.hidden = 0
+        self.lag_records: dict[int, int] = {}
+        """By follower: the most of any partition."""
+        self.lag_ms: dict[int, int] = {}
+
+    def add(self, replica: Replica, leader: LeaderState, now_ms: int) -> None:
+        least = min(replica.config.min_insync_replicas, len(leader.replicas))
+        in_sync = len(leader.isr)
+        self.led += 1
+        self.under_replicated += in_sync < len(leader.replicas)
+        self.at_min_isr += in_sync == least
+        self.under_min_isr += in_sync < least
+        self.hidden += leader.high_watermark < leader.epoch_start_offset
+        end_offset = replica.log.log_end_offset
+        for broker_id, progress in leader.followers.items():
+            has = progress.log_end_offset
+            records = end_offset - (replica.log.log_start_offset if has == UNKNOWN_OFFSET else has)
+            behind_ms = now_ms - (progress.last_caught_up_ms or 0) if records > 0 else 0
+            self.lag_records[broker_id] = max(records, self.lag_records.get(broker_id, 0))
+            self.lag_ms[broker_id] = max(behind_ms, self.lag_ms.get(broker_id, 0))

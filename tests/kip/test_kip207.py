@@ -1,0 +1,326 @@
+"""KIP-207, sentence by sentence: end offsets that a client is told never go back, also when the leader moves.
+
+`§` names the section of the KIP; the rule is the one in our own words (list_offsets.md L1-L40). Where Kafka as released
+differs from the KIP's text, the test says which of the two holds. The KIP's client side (retry, no refresh of metadata)
+is the client's: `tests/client`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.errors import ErrorCode
+from fenceline.wire.apis import ApiKey
+from tests.node.desk import RECOVERING, TOPIC, Desk, told
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+
+
+def _moved_away_and_back(desk: Desk) -> None:
+    """PartitionTest.testMonotonicOffsetsAfterLeaderChange: epoch 8, log end 5, high watermark 2; led again in 10."""
+    desk.lead(8, isr=(1, 2, 3))
+    desk.append(timestamps=(10, 11, 12, 13, 14))
+    for follower in (2, 3):
+        desk.follower_fetched(follower, 2)
+    assert desk.replica().high_watermark == 2
+    desk.follow(9, leader=2, isr=(1, 2, 3))
+    desk.lead(10, isr=(1, 2, 3))
+
+
+def _catch_up(desk: Desk) -> None:
+    for follower in (2, 3):
+        desk.follower_fetched(follower, 5)
+
+
+# -- § Proposed Changes: the refusal -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [(version, ErrorCode.LEADER_NOT_AVAILABLE) for version in (1, 2, 3, 4)]
+    + [(version, ErrorCode.OFFSET_NOT_AVAILABLE) for version in (5, 6, 7, 10, 11)],
+)
+def test_a_new_leader_refuses_until_its_high_watermark_has_caught_up(version: int, code: ErrorCode) -> None:
+    """§ Proposed Changes 1, § Public Interfaces: 78 from version 5 on, LEADER_NOT_AVAILABLE below; L11-L12."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        refused = await desk.list_offset(LATEST, version=version)
+        assert (refused.error_code, refused.offset, refused.timestamp) == (code, -1, -1)
+
+    told(story)
+
+
+def test_it_answers_as_soon_as_every_replica_in_sync_has_reached_the_epochs_start() -> None:
+    """§ Proposed Changes 2; L15, L39: nobody is told, the client asks again."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        desk.follower_fetched(2, 5)
+        assert (await desk.list_offset(LATEST)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+        desk.follower_fetched(3, 5)
+        found = await desk.list_offset(LATEST)
+        assert (found.error_code, found.offset, found.leader_epoch) == (0, 5, 10)
+
+    told(story)
+
+
+def test_it_answers_when_a_replica_that_lags_leaves_the_in_sync_set() -> None:
+    """§ Proposed Changes 2; L39."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        desk.follower_fetched(2, 5)
+        desk.clock.ms += 60_000
+        desk.tell(isr=(1, 2))
+        assert (await desk.list_offset(LATEST)).offset == 5
+
+    told(story)
+
+
+def test_the_bar_is_the_log_end_at_the_election_not_what_came_later() -> None:
+    """§ Proposed Changes 1; L10-L11: the high watermark at the epoch's start is enough."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        desk.append(3)
+        assert (await desk.list_offset(LATEST)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+        _catch_up(desk)
+        assert (await desk.list_offset(LATEST)).offset == 5
+
+    told(story)
+
+
+def test_fetches_go_on_meanwhile() -> None:
+    """§ Proposed Changes: only ListOffsets is refused; L15."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        fetched = desk.fetched(0)
+        assert (fetched.error_code, fetched.high_watermark) == (0, 2)
+        assert len(fetched.records or b"") > 0
+
+    told(story)
+
+
+def test_a_replica_is_never_refused() -> None:
+    """§ Proposed Changes: brokers ask with their id; L9."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        for replica_id in (2, -2):
+            assert (await desk.list_offset(LATEST, replica_id=replica_id)).offset == 5
+
+    told(story)
+
+
+@pytest.mark.parametrize("timestamp", [EARLIEST, EARLIEST_LOCAL])
+def test_the_start_is_told_all_the_same(timestamp: int) -> None:
+    """The KIP refuses every kind; Kafka as released, and Fenceline, the end alone (L13c, G12)."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        found = await desk.list_offset(timestamp)
+        assert (found.error_code, found.offset) == (0, 0)
+
+    told(story)
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "code", "offset"),
+    [(11, 0, 1), (13, ErrorCode.OFFSET_NOT_AVAILABLE, -1), (100, ErrorCode.OFFSET_NOT_AVAILABLE, -1)],
+)
+def test_times_are_looked_up_below_the_high_watermark(timestamp: int, code: int, offset: int) -> None:
+    """L13b: what is found below is told, since it stays; what is not, or lies above, is refused."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        found = await desk.list_offset(timestamp)
+        assert (found.error_code, found.offset) == (code, offset)
+
+    told(story)
+
+
+def test_the_largest_time_is_refused_where_it_lies_above() -> None:
+    """L13b."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        assert (await desk.list_offset(MAX_TIMESTAMP)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+        _catch_up(desk)
+        found = await desk.list_offset(MAX_TIMESTAMP)
+        assert (found.error_code, found.offset, found.timestamp) == (0, 4, 14)
+
+    told(story)
+
+
+def test_what_lies_in_tiers_is_nothing_and_no_secret() -> None:
+    """L21: there are no tiers."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        found = await desk.list_offset(LATEST_TIERED)
+        assert (found.error_code, found.offset, found.leader_epoch) == (0, -1, -1)
+
+    told(story)
+
+
+# -- § Motivation: monotonic ---------------------------------------------------------------------------------------
+
+
+def test_offsets_after_a_leader_change_are_monotonic() -> None:
+    """L26, L28, in the order of PartitionTest.testMonotonicOffsetsAfterLeaderChange."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(8, isr=(1, 2, 3))
+        desk.append(timestamps=(10, 11, 12, 13, 14))
+        for follower in (2, 3):
+            desk.follower_fetched(follower, 2)
+        assert (await desk.list_offset(LATEST)).offset == 2
+        beyond = await desk.list_offset(100)
+        assert (beyond.error_code, beyond.offset) == (0, -1), "no leader change yet: a plain empty answer"
+        desk.follow(9, leader=2, isr=(1, 2, 3))
+        desk.lead(10, isr=(1, 2, 3))
+        assert (await desk.list_offset(LATEST)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+        assert (await desk.list_offset(100)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+        _catch_up(desk)
+        assert (await desk.list_offset(LATEST)).offset == 5
+        beyond = await desk.list_offset(100)
+        assert (beyond.error_code, beyond.offset) == (0, -1)
+
+    told(story)
+
+
+def test_a_follower_that_becomes_leader_tells_no_end_below_what_its_leader_told() -> None:
+    """§ Motivation: the follower's high watermark is behind its leader's, so its word would go back."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(3, leader=2, isr=(1, 2))
+        desk.copied(6, epoch=3, high_watermark=2)
+        assert desk.replica().high_watermark == 2
+        desk.lead(4, isr=(1, 2))
+        assert (await desk.list_offset(LATEST)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+        desk.follower_fetched(2, 6)
+        assert (await desk.list_offset(LATEST)).offset == 6
+
+    told(story)
+
+
+def test_the_same_leader_in_a_newer_epoch_counts_as_a_change() -> None:
+    """L10, L40."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(8, isr=(1, 2))
+        desk.append(3)
+        desk.follower_fetched(2, 2)
+        assert (await desk.list_offset(LATEST)).offset == 2
+        desk.lead(9, isr=(1, 2))
+        assert (await desk.list_offset(LATEST)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+
+    told(story)
+
+
+def test_a_change_of_the_in_sync_set_alone_does_not() -> None:
+    """L10; PartitionTest.testDoNotUpdateEpochStartOffsetIfLeaderEpochIsNotBumped."""
+
+    async def story(desk: Desk) -> None:
+        replica = desk.lead(8, isr=(1, 2))
+        desk.append(3)
+        desk.follower_fetched(2, 2)
+        desk.tell(isr=(1, 2, 3))
+        assert replica.leader is not None
+        assert replica.leader.epoch_start_offset == 0
+        assert (await desk.list_offset(LATEST)).offset == 2
+
+    told(story)
+
+
+def test_a_leader_without_followers_is_never_caught_between() -> None:
+    """L16, L38."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(3, leader=2, isr=(1, 2))
+        desk.copied(6, epoch=3, high_watermark=2)
+        desk.lead(4, isr=(1,))
+        assert (await desk.list_offset(LATEST)).offset == 6
+
+    told(story)
+
+
+def test_too_few_in_sync_keep_the_end_hidden() -> None:
+    """L16: the high watermark does not move, so the refusal lasts."""
+
+    async def story(desk: Desk) -> None:
+        desk.topic_settings = {"min.insync.replicas": "2"}
+        desk.follow(3, leader=2, isr=(1, 2))
+        desk.copied(6, epoch=3, high_watermark=2)
+        desk.lead(4, isr=(1,))
+        assert (await desk.list_offset(LATEST)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+        desk.follower_fetched(2, 6)
+        desk.tell(isr=(1, 2))
+        assert (await desk.list_offset(LATEST)).offset == 6
+
+    told(story)
+
+
+def test_read_committed_is_measured_by_the_high_watermark_too() -> None:
+    """L11."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        refused = await desk.list_offset(LATEST, isolation_level=1)
+        assert refused.error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+
+    told(story)
+
+
+def test_unclean_elections_are_no_exception() -> None:
+    """The KIP answers at once where unclean elections are allowed; Kafka as released never looks (L14, G13)."""
+
+    async def story(desk: Desk) -> None:
+        desk.topic_settings = {"unclean.leader.election.enable": "true"}
+        _moved_away_and_back(desk)
+        assert (await desk.list_offset(LATEST)).error_code == ErrorCode.OFFSET_NOT_AVAILABLE
+
+    told(story)
+
+
+# -- order of answers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epoch", "code"),
+    [(9, ErrorCode.FENCED_LEADER_EPOCH), (11, ErrorCode.UNKNOWN_LEADER_EPOCH), (10, ErrorCode.OFFSET_NOT_AVAILABLE)],
+)
+def test_a_wrong_epoch_comes_before_the_refusal(epoch: int, code: ErrorCode) -> None:
+    """L35."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        assert (await desk.list_offset(LATEST, epoch=epoch)).error_code == code
+
+    told(story)
+
+
+def test_a_leader_that_recovers_is_no_leader_yet() -> None:
+    """KIP-704 before KIP-207 (V37)."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        assert (await desk.list_offset(LATEST)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    told(story)
+
+
+def test_one_partitions_refusal_is_its_own() -> None:
+    """§ Public Interfaces: the error is the partition's."""
+
+    async def story(desk: Desk) -> None:
+        _moved_away_and_back(desk)
+        desk.lead(1, index=1)
+        asked = [{"partition_index": index, "timestamp": LATEST} for index in (0, 1)]
+        answer = await desk.ask(ApiKey.LIST_OFFSETS, 10, replica_id=-1, topics=[{"name": TOPIC, "partitions": asked}])
+        codes = {each.partition_index: each.error_code for each in answer.topics[0].partitions}
+        assert codes == {0: ErrorCode.OFFSET_NOT_AVAILABLE, 1: 0}
+
+    told(story, partitions=2)

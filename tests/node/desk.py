@@ -1,0 +1,411 @@
+"""One broker without sockets: real replicas on a simulated disk, real handlers; the test is the controller and the
+other brokers.
+
+Partitions of the topic `rain` are what `lead`, `follow` and `tell` say; requests go through the real handlers as bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from random import Random
+from typing import Any, Final
+
+from immutables import Map
+
+from fenceline.config.node import NodeConfig
+from fenceline.errors import PeerError
+from fenceline.ids import TopicPartition
+from fenceline.log.disk import FileSlice
+from fenceline.log.log_dir import LogDir
+from fenceline.metadata.changes import difference
+from fenceline.metadata.image import BrokerImage, Endpoint, LeaderRecoveryState, MetadataImage, PartitionImage
+from fenceline.node.broker import Broker
+from fenceline.node.connection import PendingAnswer
+from fenceline.node.fetching import Fetching
+from fenceline.node.flushes import LogFlushes
+from fenceline.node.format import format_directory
+from fenceline.node.handlers import offsets, producers
+from fenceline.node.handlers.registry import RequestContext
+from fenceline.node.metrics import NodeMetrics
+from fenceline.node.producing import Producing
+from fenceline.node.replica import Replica
+from fenceline.node.replicas import Replicas
+from fenceline.node.replication import Replication
+from fenceline.node.storage_trouble import StorageTrouble
+from fenceline.quorum.control_records import VoterEndpoint
+from fenceline.records.build import build_batch
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import read_request, read_response, write_request, write_response
+from fenceline.wire.fetch import (
+    FetchedPartition,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    encode_request,
+    parse_response,
+)
+from fenceline.wire.frame import parse_response_header
+
+from .controller_helpers import CLUSTER
+from .handlers.fakes import broker_image, image_of, partition, topic_image
+
+TOPIC: Final = "rain"
+ME: Final = 1
+OTHERS: Final = (2, 3)
+RECOVERING: Final = LeaderRecoveryState.RECOVERING
+_DATA: Final = "/data"
+_HANDLERS: Final = {api.key: api.handler for module in (offsets, producers) for api in module.APIS}
+
+
+class SetClock:
+    """Stands where it is put; both clocks are one."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic_ms(self) -> int:
+        return self.ms
+
+
+class _Controller:
+    """Takes requests and answers none, until `answer` is set."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.answer: Callable[[Any], Any] | None = None
+
+    async def submit(self, request: Any) -> Any:
+        self.asked.append(request)
+        if self.answer is None:
+            return await asyncio.get_running_loop().create_future()
+        answered = self.answer(request)
+        if isinstance(answered, PeerError):
+            raise answered
+        return answered
+
+
+class _Roles:
+    """Leaders recover; followers do not fetch, the test does what they would have fetched."""
+
+    def __init__(self, replication: Replication) -> None:
+        self._replication = replication
+
+    def leads(self, replica: Replica) -> None:
+        self._replication.leads(replica)
+
+    def follows(self, replica: Replica, leader_id: int) -> None:
+        self._replication._stop_recovery(replica)
+
+    def left(self, replica: Replica) -> None:
+        self._replication._stop_recovery(replica)
+
+
+class Desk:
+    """Broker 1 of three. Build it inside of a running loop, `close` it at the end."""
+
+    leader_hint = Broker.leader_hint
+    node_endpoints = Broker.node_endpoints
+
+    def __init__(self, partitions: int = 1, *, settings: dict[str, str] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.node_id = ME
+        self.broker_epoch = 101
+        self.config = NodeConfig.load(None, {"broker.rack": "a", **(settings or {})}, {})
+        self.clock = SetClock()
+        self.metrics = NodeMetrics()
+        self.disk_threads = ThreadPoolExecutor(2)
+        self.controller = _Controller()
+        self.storage_trouble = StorageTrouble(self.clock)
+        self.topic_settings: dict[str, str] = {}
+        self.disk = SimDisk(0)
+        self.disk.mkdir(_DATA)
+        endpoint = VoterEndpoint("CONTROLLER", "localhost", 9093)
+        format_directory([_DATA], cluster_id=CLUSTER, node_id=ME, voter_endpoint=endpoint, disk=self.disk, now_ms=0)
+        self.brokers: dict[int, BrokerImage] = {
+            number: broker_image(
+                number,
+                epoch=100 + number,
+                rack="abc"[number - 1],
+                endpoints=(
+                    Endpoint("PLAINTEXT", f"host{number}", 9092, 0),
+                    Endpoint("OUTSIDE", f"public{number}", 9094, 0),
+                ),
+            )
+            for number in (ME, *OTHERS)
+        }
+        nobody = partition((1, 2, 3), leader=-1)
+        self.image: MetadataImage = image_of(
+            [topic_image(TOPIC, *[nobody] * partitions, number=4711)], self.brokers.values()
+        )
+        self.topic_id = self.image.topics_by_name[TOPIC].id
+        self.replication = Replication(self)  # type: ignore[arg-type]
+        self.partitions = Replicas(
+            ME,
+            [LogDir.open(_DATA, self.disk, node_id=ME)],
+            lambda: self.image,
+            lambda _: self.topic_settings,
+            self.clock,
+            lambda *_: None,
+            roles=_Roles(self.replication),
+            rules=self.replication.rules,
+            broker_epoch=lambda: self.broker_epoch,
+        )
+        self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
+        self.fetching = Fetching(
+            self,  # type: ignore[arg-type]
+            max_response_bytes=50 << 20,
+            max_load_bytes=64 << 20,
+            load_floor_byte_rate=0,
+            max_sessions=10,
+            rng=Random(1),
+            chooses_by_rack=self.config.get("replica.selector.class") is not None,
+        )
+        self.producing = Producing(self)  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        await self.replication.close()
+        self.flushes.close()
+        await turns()
+        self.disk_threads.shutdown()
+
+    async def flush_up_to(self, replica: Replica, end_offset: int) -> PeerError | None:
+        return await self.flushes.up_to(replica, end_offset)
+
+    # --- what the controller says -----------------------------------------------------------------------------------
+
+    def tell(self, index: int = 0, **changes: Any) -> None:
+        """Change the partition in the image, with the next partition epoch."""
+        before = self.image
+        topic = before.topics_by_name[TOPIC]
+        partitions = list(topic.partitions)
+        changes.setdefault("partition_epoch", partitions[index].partition_epoch + 1)
+        partitions[index] = partitions[index]._replace(**changes)
+        self._apply(before, replace(before, **_with_topic(before, replace(topic, partitions=tuple(partitions)))))
+
+    def lead(self, epoch: int, isr: Iterable[int] = (1,), index: int = 0, **changes: Any) -> Replica:
+        self.tell(index, leader=ME, leader_epoch=epoch, isr=tuple(isr), **changes)
+        return self.replica(index)
+
+    def follow(
+        self, epoch: int, leader: int = 2, isr: Iterable[int] = (2, 1), index: int = 0, **changes: Any
+    ) -> Replica:
+        self.tell(index, leader=leader, leader_epoch=epoch, isr=tuple(isr), **changes)
+        return self.replica(index)
+
+    def tell_broker(self, number: int, **changes: Any) -> None:
+        self.brokers[number] = replace(self.brokers[number], **changes)
+        self._apply(self.image, replace(self.image, brokers=Map(self.brokers)))
+
+    def delete_topic(self) -> None:
+        self._apply(self.image, replace(self.image, topics_by_name=Map(), topics_by_id=Map()))
+
+    def _apply(self, before: MetadataImage, after: MetadataImage) -> None:
+        self.image = after
+        delta = difference(before, after)
+        self.replication.on_image(delta)
+        self.partitions.apply(delta)
+
+    # --- the log ----------------------------------------------------------------------------------------------------
+
+    def replica(self, index: int = 0) -> Replica:
+        return self.partitions.hosted(TOPIC, None, index)
+
+    def append(self, records: int = 1, *, index: int = 0, timestamps: Iterable[int] | None = None) -> None:
+        """As a producer with acks=1 does."""
+        replica = self.replica(index)
+        rows = [(at, b"k", b"v", ()) for at in (timestamps or range(records))]
+        for row in rows:
+            replica.log.append_as_leader(
+                memoryview(build_batch([row])), leader_epoch=replica.leader_epoch, now_ms=self.clock.ms
+            )
+        replica.appended()
+
+    def copied(self, records: int, *, epoch: int, index: int = 0, high_watermark: int = 0) -> None:
+        """What a fetch as a follower brings."""
+        replica = self.replica(index)
+        for _ in range(records):
+            batch = bytearray(build_batch([(0, b"k", b"v", ())]))
+            batch[0:8] = replica.log.log_end_offset.to_bytes(8, "big")
+            batch[12:16] = epoch.to_bytes(4, "big")
+            replica.log.append_as_follower(memoryview(batch), leader_epoch=epoch, now_ms=self.clock.ms)
+        replica.learn(high_watermark, 0)
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def context(self, version: int, listener: str = "PLAINTEXT") -> RequestContext:
+        return RequestContext(self, version, 7, "test", "peer", "host", listener)  # type: ignore[arg-type]
+
+    def fetch(self, *wanted: FetchPartition, version: int = 17, **fields: Any) -> Answer:
+        given: dict[str, Any] = {
+            "cluster_id": None,
+            "replica_id": -1,
+            "replica_epoch": -1,
+            "max_wait_ms": 0,
+            "min_bytes": 1,
+            "max_bytes": 50 << 20,
+            "isolation_level": 0,
+            "session_id": 0,
+            "session_epoch": -1,
+            "forgotten": [],
+            "rack_id": "",
+        }
+        listener = fields.pop("listener", "PLAINTEXT")
+        request = FetchRequest(partitions=list(wanted), **given | fields)
+        body = memoryview(bytes(b"".join(encode_request(version, request))))
+        return Answer(version, self.fetching.handle(self.context(version, listener), body))
+
+    def wanted(self, offset: int = 0, *, index: int = 0, version: int = 17, **fields: Any) -> FetchPartition:
+        by_id = version >= 13
+        topic, topic_id = (None, self.topic_id.bytes) if by_id else (TOPIC, None)
+        return FetchPartition(topic, topic_id, index, offset, 1 << 20, **fields)
+
+    def fetched(self, offset: int = 0, *, version: int = 17, index: int = 0, **fields: Any) -> FetchedPartition:
+        """The answer for one partition, asked for by a consumer (or who `fields` say) that does not wait."""
+        own = {name: fields.pop(name) for name in tuple(fields) if name in FetchPartition._fields}
+        answer = self.fetch(self.wanted(offset, index=index, version=version, **own), version=version, **fields)
+        return answer.response.partitions[0]
+
+    def follower_fetched(self, replica_id: int, offset: int, *, index: int = 0, **fields: Any) -> FetchedPartition:
+        """As broker `replica_id` fetches from here, with the right epochs."""
+        fields.setdefault("current_leader_epoch", self.replica(index).leader_epoch)
+        fields.setdefault("replica_epoch", 100 + replica_id)
+        fields.setdefault("log_start_offset", 0)
+        return self.fetched(offset, index=index, replica_id=replica_id, **fields)
+
+    async def ask(self, key: ApiKey, version: int, **fields: Any) -> Any:
+        request = read_request(key, version, write_request(key, version, fields))
+        answer = _HANDLERS[key](self.context(version), request)
+        if not isinstance(answer, (bytes, dict)):
+            answer = await answer
+        body = answer if isinstance(answer, bytes) else write_response(key, version, answer)
+        return read_response(key, version, body)
+
+    async def list_offset(
+        self,
+        timestamp: int = -1,
+        *,
+        version: int = 10,
+        replica_id: int = -1,
+        epoch: int = -1,
+        index: int = 0,
+        **more: Any,
+    ) -> Any:
+        """The answer for one partition."""
+        asked = {"partition_index": index, "timestamp": timestamp, "current_leader_epoch": epoch}
+        topics = [{"name": TOPIC, "partitions": [asked]}]
+        answer = await self.ask(ApiKey.LIST_OFFSETS, version, replica_id=replica_id, topics=topics, **more)
+        return answer.topics[0].partitions[0]
+
+    async def epoch_end(self, leader_epoch: int, *, current: int = -1, version: int = 4, index: int = 0) -> Any:
+        asked = {"partition": index, "current_leader_epoch": current, "leader_epoch": leader_epoch}
+        topics = [{"topic": TOPIC, "partitions": [asked]}]
+        answer = await self.ask(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, replica_id=-1, topics=topics)
+        return answer.topics[0].partitions[0]
+
+    async def delete_records(self, offset: int, *, timeout_ms: int = 60_000, index: int = 0) -> Any:
+        topics = [{"name": TOPIC, "partitions": [{"partition_index": index, "offset": offset}]}]
+        answer = await self.ask(ApiKey.DELETE_RECORDS, 2, topics=topics, timeout=timeout_ms)
+        return answer.topics[0].partitions[0]
+
+    def produced(self, *, version: int = 12, acks: int = 1, index: int = 0, listener: str = "PLAINTEXT") -> Any:
+        """The whole answer to a produce request of one record."""
+        batch = bytes(build_batch([(0, b"k", b"v", ())]))
+        data = [{"name": TOPIC, "topic_id": self.topic_id, "partition_data": [{"index": index, "records": batch}]}]
+        fields = {"transactional_id": None, "acks": acks, "timeout": 1_000, "topic_data": data}
+        outcome = self.producing.handle(
+            self.context(version, listener), memoryview(write_request(ApiKey.PRODUCE, version, fields))
+        )
+        assert isinstance(outcome, list), "it waits"
+        return read_response(ApiKey.PRODUCE, version, _body(ApiKey.PRODUCE, version, outcome))
+
+
+def _with_topic(image: MetadataImage, topic: Any) -> dict[str, Any]:
+    return {
+        "topics_by_name": image.topics_by_name.set(topic.name, topic),
+        "topics_by_id": image.topics_by_id.set(topic.id, topic),
+    }
+
+
+def _body(key: ApiKey, version: int, parts: Any) -> bytes:
+    frame = b"".join(bytes(_read(part)) for part in parts)
+    _, position = parse_response_header(key, version, frame[4:])
+    return frame[4 + position :]
+
+
+def _read(part: Any) -> Any:
+    assert not isinstance(part, FileSlice), "this disk knows no files"
+    return part
+
+
+class Answer:
+    """A fetch's answer, at once or later. Stands in for the connection."""
+
+    def __init__(self, version: int, outcome: Any) -> None:
+        self._version = version
+        self._parts: Any = None
+        self.is_pending = isinstance(outcome, PendingAnswer)
+        self._arrived = asyncio.Event()
+        if self.is_pending:
+            self._pending = outcome
+            outcome.attach(self)
+        else:
+            self.answer_pending(outcome)
+
+    def answer_pending(self, parts: Any, let_go: Callable[[], None] | None = None) -> None:
+        self._parts = parts
+        self.is_pending = False
+        self._arrived.set()
+        if let_go is not None:
+            let_go()
+
+    def close(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def abort(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        """The reader goes away."""
+        self._pending.abandon()
+
+    @property
+    def response(self) -> FetchResponse:
+        assert not self.is_pending, "it waits"
+        return parse_response(self._version, memoryview(_body(ApiKey.FETCH, self._version, self._parts)))
+
+    async def later(self) -> FetchResponse:
+        await self._arrived.wait()
+        return self.response
+
+
+async def turns(count: int = 10) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def told(story: Callable[..., Coroutine[Any, Any, None]], **given: Any) -> None:
+    """Play `story(desk)`."""
+
+    async def whole() -> None:
+        desk = Desk(**given)
+        try:
+            await story(desk)
+        finally:
+            await desk.close()
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def where(index: int = 0) -> TopicPartition:
+    return TopicPartition(TOPIC, index)
+
+
+def state(image: MetadataImage, index: int = 0) -> PartitionImage:
+    return image.topics_by_name[TOPIC].partitions[index]
