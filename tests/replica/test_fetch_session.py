@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -369,6 +370,19 @@ def test_a_request_of_an_outdated_process_is_read_whole_and_proves_nothing(
     answer = sessions.begin(asked, uses_topic_ids=False, now_ms=90_000, fresh_id=1, is_outdated=True)
     assert indexes(answer.partitions) == [0, 1]
     assert progress.last_caught_up_ms == 1_000
+
+
+def test_a_follower_that_registered_anew_is_looked_at_whole(
+    reader: Reader, sessions: FetchSessions, partitions: Partitions
+) -> None:
+    """Its leader has to learn the new broker epoch of every partition (E36)."""
+    partitions.settle(reader.ask(wanted(0), wanted(1)))
+    asked = replace(request(reader.session_id, 1, replica_id=2), replica_epoch=7)
+    answer = sessions.begin(asked, uses_topic_ids=False, now_ms=0, fresh_id=1)
+    assert indexes(answer.partitions) == [0, 1]
+    partitions.settle(answer)
+    asked = replace(request(reader.session_id, 2, replica_id=2), replica_epoch=7)
+    assert sessions.begin(asked, uses_topic_ids=False, now_ms=0, fresh_id=1).partitions == []
 
 
 # --- room ---------------------------------------------------------------------------------------------------------

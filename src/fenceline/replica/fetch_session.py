@@ -19,7 +19,7 @@ waiters meanwhile, and takes itself off with the first call.
 |----------------------------------------------------|----------------------------------------------|
 | the reader asks for it again, at another offset or epoch | is read with this request              |
 | its log end, high watermark, log start, epoch or role moves | is read with the next, or wakes the one that waits |
-| the follower's broker epoch is out of date (E31)   | all of the session are read                  |
+| the follower's broker epoch is another (E31)       | all of the session are read                  |
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.progress import Progress
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
@@ -120,6 +121,7 @@ class FetchSession:
         "next_epoch",
         "opened_ms",
         "partitions",
+        "replica_epoch",
         "session_id",
         "unsettled",
         "uses_topic_ids",
@@ -130,6 +132,8 @@ class FetchSession:
         self.uses_topic_ids = uses_topic_ids
         self.is_replica = is_replica
         self.next_epoch = 1
+        self.replica_epoch = NO_EPOCH
+        """Of the follower's registration, as its last request told."""
         self.partitions: dict[PartitionKey, Wanted] = {}
         self.unsettled: dict[PartitionKey, Wanted] = {}
         """Those that are to be read."""
@@ -292,8 +296,9 @@ class FetchSessions:
             self._close(session.session_id)
             return SessionAnswer(None, is_full=True)
         session.next_epoch = session.next_epoch + 1 if session.next_epoch < _LAST_EPOCH else 1
-        if is_outdated:
+        if is_outdated or request.replica_epoch != session.replica_epoch:
             session.unsettle_all()
+            session.replica_epoch = request.replica_epoch
         session.last_used_ms = now_ms
         self._sessions.move_to_end(session.session_id)
         return SessionAnswer(session, is_full=False)
@@ -308,6 +313,7 @@ class FetchSessions:
         while fresh_id in self._sessions or fresh_id == NO_SESSION_ID:
             fresh_id = fresh_id % _LAST_EPOCH + 1
         session = FetchSession(fresh_id, uses_topic_ids=uses_topic_ids, is_replica=is_replica, now_ms=now_ms)
+        session.replica_epoch = request.replica_epoch
         session.update(request.partitions, ())
         self._sessions[fresh_id] = session
         return session
