@@ -1,0 +1,118 @@
+"""Partitions that Fenceline and Kafka 4.3.1 replicate together: whoever leads, all have the same bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.mixed_replication import (
+    BEHIND,
+    CODECS,
+    DECIDED,
+    MOVED,
+    MOVES,
+    SPARSE,
+    TORN,
+    Lived,
+    Story,
+    batches,
+    epochs,
+    evidence,
+    log_bytes,
+    values,
+)
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+EVERYWHERE = [(MOVED, index) for index in range(len(CODECS))] + [(DECIDED, 0), (SPARSE, 0)]
+"""What all three brokers have."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(
+            (("broker,controller", "broker", "kafka:broker"), 2, 3),
+            id="2+1",
+            marks=pytest.mark.together("kafka of replicas 2+1"),
+        ),
+        pytest.param(
+            (("broker", "kafka:broker,controller", "kafka:broker"), 1, 3),
+            id="1+2",
+            marks=pytest.mark.together("kafka of replicas 1+2"),
+        ),
+    ],
+)
+def lived(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lived:
+    """Fenceline controls the first cluster, Kafka the second."""
+    kinds, ours, theirs = request.param
+    return Story(tmp_path_factory.mktemp("mixed"), kinds, ours=ours, theirs=theirs).live()
+
+
+def test_leaders_move_both_ways(lived: Lived) -> None:
+    assert {("kafka", "fenceline"), ("fenceline", "kafka")} <= lived.handed
+    for index in range(len(CODECS)):
+        assert lived.led[index] == set(lived.directories)
+        assert len(set(lived.epochs[index])) > MOVES // 2
+        assert lived.epochs[index] == sorted(lived.epochs[index])
+
+
+def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice(lived: Lived) -> None:
+    assert not lived.doubled
+    for index, acknowledged in enumerate(lived.acknowledged):
+        found = values(lived.directories[lived.ours], MOVED, index)
+        assert len(acknowledged) > 10 * MOVES
+        assert {offset: found.get(offset) for offset in acknowledged} == acknowledged
+        assert len(set(found.values())) == len(found) == len(acknowledged) + 1
+
+
+@pytest.mark.parametrize(("topic", "index"), EVERYWHERE)
+def test_replicas_are_equal_byte_for_byte(lived: Lived, topic: str, index: int) -> None:
+    whole = log_bytes(lived.directories[lived.theirs], topic, index)
+    assert whole
+    for directory in lived.directories.values():
+        assert log_bytes(directory, topic, index) == whole
+    assert len({tuple(epochs(directory, topic, index)) for directory in lived.directories.values()}) == 1
+    assert epochs(lived.directories[lived.ours], topic, index)
+
+
+def test_batches_are_of_every_kind(lived: Lived) -> None:
+    """Compressed by each codec, of idempotent producers, transactional, and markers."""
+    directory = lived.directories[lived.ours]
+    headers = [header for topic, index in EVERYWHERE for header, _ in batches(directory, topic, index)]
+    assert {header.codec.name.lower() for header in headers} >= {"none", "lz4", "zstd", "snappy"}
+    assert any(header.producer_id >= 0 and not header.is_transactional for header in headers)
+    assert any(header.is_transactional and not header.is_control for header in headers)
+    assert any(header.is_control for header in headers)
+
+
+def test_committed_transactions_are_the_same_whoever_leads(lived: Lived) -> None:
+    assert lived.committed
+    assert lived.read_committed == {lived.theirs: lived.committed, lived.ours: lived.committed}
+
+
+@pytest.mark.parametrize("index", range(2))
+def test_unclean_election_makes_the_other_kind_cut(lived: Lived, index: int) -> None:
+    """0: Kafka follows Fenceline's history; 1: Fenceline follows Kafka's, and keeps what it cuts."""
+    ours, theirs = lived.directories[lived.ours], lived.directories[lived.theirs]
+    assert log_bytes(ours, TORN, index) == log_bytes(theirs, TORN, index)
+    assert epochs(ours, TORN, index) == epochs(theirs, TORN, index)
+    assert list(values(ours, TORN, index).values()) == lived.kept[index]
+    assert lived.lost[index]
+    assert evidence(ours, TORN, index).endswith(lived.lost[index]) is (index == 1)
+
+
+@pytest.mark.parametrize(("index", "leader_is_ours"), [(0, True), (1, False)])
+def test_a_follower_far_behind_begins_anew(lived: Lived, index: int, leader_is_ours: bool) -> None:
+    ours, theirs = (log_bytes(lived.directories[each], BEHIND, index) for each in (lived.ours, lived.theirs))
+    leaders, followers = (ours, theirs) if leader_is_ours else (theirs, ours)
+    assert followers
+    assert len(followers) < len(leaders)
+    assert leaders.endswith(followers)
+    follower = lived.theirs if leader_is_ours else lived.ours
+    assert min(values(lived.directories[follower], BEHIND, index)) <= lived.began_at[index]
+
+
+def test_the_only_replica_moves_from_kind_to_kind(lived: Lived) -> None:
+    at_kafka, at_fenceline, back_at_kafka = lived.migrated
+    assert 0 < len(at_kafka) < len(at_fenceline) < len(back_at_kafka)
+    assert at_fenceline.startswith(at_kafka)
+    assert back_at_kafka.startswith(at_fenceline)

@@ -1,0 +1,409 @@
+"""The story of partitions that Fenceline and Kafka brokers replicate together: leaders move, die, and lose records.
+
+Owns the order of events and what was seen of them; what must hold afterwards is for the tests to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka import Producer as Librdkafka
+
+from fenceline.client.admin import Admin
+from fenceline.client.async_admin import NewTopic
+from fenceline.client.consumer import Consumer
+from fenceline.client.metadata import PartitionMetadata
+from fenceline.client.producer import Producer
+from fenceline.ids import TopicPartition
+from fenceline.log.file_names import EPOCH_FILE
+from fenceline.records.batch import BatchHeader
+from fenceline.records.build import Record
+from fenceline.records.decode import decode_all
+from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
+from fenceline.testing.waiting import eventually
+
+from .kafka_start import quick_environment
+from .leaders import elect, order_replicas
+from .partition_load import PartitionLoad
+
+MOVES = 20
+MOVED = "moved"
+"""Its leaders move under load, one partition for each codec and broker."""
+TORN = "torn"
+"""Its partitions get leaders that were not in sync; number 0 is Kafka's to cut, number 1 Fenceline's."""
+BEHIND = "behind"
+"""The leader's log starts where a follower never was; number 0 is followed by Kafka, number 1 by Fenceline."""
+DECIDED = "decided"
+"""Transactions, written while Kafka leads."""
+SPARSE = "sparse"
+"""Leaders move, and nothing is written until the end."""
+MIGRATED = "migrated"
+"""Its only replica goes from Kafka to Fenceline and back."""
+CODECS = ("none", "lz4", "zstd")
+SETTINGS = {
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+}
+_GOES = {5: "ours", 9: "theirs"}
+"""In which turns a leader of which kind is killed."""
+_STOPS = {13: "ours", 16: "theirs"}
+"""In which turns one is stopped as an operator does it."""
+_SOME = 10
+"""Records that every leader acknowledges before the next comes."""
+
+
+@dataclass(slots=True)
+class Lived:
+    """What is left when all nodes have stopped."""
+
+    directories: dict[int, Path]
+    ours: int
+    theirs: int
+    kinds: dict[int, str]
+    acknowledged: list[dict[int, bytes]] = field(default_factory=list)
+    doubled: list[tuple[int, int]] = field(default_factory=list)
+    handed: set[tuple[str, str]] = field(default_factory=set)
+    """From a leader's kind to its successor's."""
+    led: dict[int, set[int]] = field(default_factory=dict)
+    """By partition of MOVED: who led it."""
+    epochs: dict[int, list[int]] = field(default_factory=dict)
+    """By partition of MOVED: the leader epoch after each turn."""
+    lost: dict[int, bytes] = field(default_factory=dict)
+    """By partition of TORN: the bytes that only the old leader had."""
+    kept: dict[int, list[bytes]] = field(default_factory=dict)
+    """By partition of TORN: the values that all must have."""
+    began_at: dict[int, int] = field(default_factory=dict)
+    """By partition of BEHIND: the leader's log start."""
+    migrated: list[bytes] = field(default_factory=list)
+    """The bytes of MIGRATED at each of its places."""
+    committed: list[bytes] = field(default_factory=list)
+    read_committed: dict[int, list[bytes]] = field(default_factory=dict)
+    """By leader: what it gives readers of committed transactions."""
+
+
+class Story:
+    """One cluster with brokers 1 to 3; `ours` and `theirs` are killed and stopped, the third never."""
+
+    def __init__(self, root: Path, kinds: Sequence[str], *, ours: int, theirs: int) -> None:
+        scratch = root / "scratch"
+        scratch.mkdir()
+        self.cluster = MixedCluster(root, kinds, settings=SETTINGS, environment=quick_environment(scratch))
+        self.ours, self.theirs = self.cluster.node(ours), self.cluster.node(theirs)
+        self.third = next(node for node in self.cluster.nodes if node.node_id not in (ours, theirs))
+        self.ids = [node.node_id for node in self.cluster.nodes]
+        self.lived = Lived(
+            {node.node_id: node.log_dir for node in self.cluster.nodes},
+            ours,
+            theirs,
+            {node.node_id: node.kind for node in self.cluster.nodes},
+        )
+
+    def live(self) -> Lived:
+        """From the first start to the last stop."""
+        with self.cluster:
+            self.cluster.wait_ready()
+            self.cluster.wait_complete()
+            self._create()
+            with PartitionLoad(self.bootstrap, MOVED, CODECS) as load:
+                load.await_more(_SOME)
+                for turn in range(MOVES):
+                    self._turn(turn, load)
+            self.lived.acknowledged, self.lived.doubled = load.acknowledged, load.doubled
+            self._transact()
+            self._migrate()
+            self._tear(0, self.theirs, self.ours)
+            self._tear(1, self.ours, self.theirs)
+            self._end()
+        return self.lived
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    @property
+    def bootstrap(self) -> list[str]:
+        return [node.bootstrap for node in self.cluster.nodes]
+
+    def partition(self, topic: str, index: int) -> PartitionMetadata:
+        """As the broker tells it that is never away."""
+        with Admin(self.third.bootstrap) as admin:
+            return admin.metadata([topic]).topics[topic].partitions[index]
+
+    def _leads(self, topic: str, index: int, node_id: int) -> None:
+        eventually(
+            lambda: self.partition(topic, index).leader == node_id, f"{node_id} leads {topic}-{index}", wait_s=120
+        )
+
+    def _in_sync(self, topic: str, index: int, wanted: Collection[int]) -> None:
+        eventually(
+            lambda: set(self.partition(topic, index).isr) == set(wanted),
+            f"{sorted(wanted)} are in sync for {topic}-{index}",
+            wait_s=120,
+        )
+
+    def _equal(self, topic: str, index: int, nodes: Collection[MixedNode]) -> None:
+        def look() -> bool:
+            logs = {log_bytes(node.log_dir, topic, index) for node in nodes}
+            return len(logs) == 1 and logs != {b""}
+
+        eventually(look, f"the replicas of {topic}-{index} are equal", wait_s=120)
+
+    # -- doing ---------------------------------------------------------------------------------------------------------
+
+    def _create(self) -> None:
+        ours, theirs = self.ours.node_id, self.theirs.node_id
+        both_ways = {0: [theirs, ours], 1: [ours, theirs]}
+        all_ways = {index: self._order(index) for index in range(len(CODECS))}
+        with Admin(self.third.bootstrap) as admin:
+            admin.create_topics(
+                [
+                    NewTopic(MOVED, configs={"min.insync.replicas": "2"}, assignments=all_ways),
+                    NewTopic(TORN, configs={"unclean.leader.election.enable": "true"}, assignments=both_ways),
+                    NewTopic(BEHIND, assignments={0: [ours, theirs], 1: [theirs, ours]}),
+                    NewTopic(DECIDED, assignments={0: [theirs, *(each for each in self.ids if each != theirs)]}),
+                    NewTopic(SPARSE, assignments={0: self.ids}),
+                    NewTopic(MIGRATED, assignments={0: [theirs]}),
+                    NewTopic("__transaction_state", configs={"cleanup.policy": "compact"}, assignments={0: [theirs]}),
+                ]
+            )
+        for topic, count in ((MOVED, len(CODECS)), (TORN, 2), (BEHIND, 2), (DECIDED, 1), (SPARSE, 1), (MIGRATED, 1)):
+            for index in range(count):
+                eventually(lambda topic=topic, index=index: self.partition(topic, index).leader >= 0)  # type: ignore[misc]
+        for index in range(2):
+            self._write(BEHIND, index, [f"early {number}" for number in range(20)])
+
+    def _order(self, first: int) -> list[int]:
+        first %= len(self.ids)
+        return self.ids[first:] + self.ids[:first]
+
+    def _write(self, topic: str, index: int, values: Sequence[str], **config: object) -> None:
+        """All acknowledged, in their order."""
+        with Producer(self.bootstrap, **config) as producer:
+            sent = [producer.send(topic, value.encode(), partition=index) for value in values]
+            producer.flush()
+            for each in sent:
+                each.result()
+
+    def _turn(self, turn: int, load: PartitionLoad) -> None:
+        before = [self.partition(MOVED, index).leader for index in range(len(CODECS))]
+        if turn in _GOES:
+            self._leave(getattr(self, _GOES[turn]), load, by_kill=True)
+        elif turn in _STOPS:
+            self._leave(getattr(self, _STOPS[turn]), load, by_kill=False)
+        else:
+            self._move(turn, load)
+        for index in range(len(CODECS)):
+            now = self.partition(MOVED, index)
+            self.lived.led.setdefault(index, set()).add(now.leader)
+            self.lived.epochs.setdefault(index, []).append(now.leader_epoch)
+            if before[index] != now.leader:
+                self.lived.handed.add((self.lived.kinds[before[index]], self.lived.kinds[now.leader]))
+
+    def _move(self, turn: int, load: PartitionLoad) -> None:
+        """Every partition gets another preferred leader, and has it elected."""
+        orders = {index: self._order(turn + 1 + index) for index in range(len(CODECS))}
+        for index in orders:
+            self._in_sync(MOVED, index, self.ids)
+        order_replicas(self.third.port, MOVED, orders)
+        order_replicas(self.third.port, SPARSE, {0: self._order(turn)})
+
+        def elected() -> bool:
+            elect(self.third.port, MOVED, list(orders))
+            elect(self.third.port, SPARSE, [0])
+            return all(self.partition(MOVED, index).leader == order[0] for index, order in orders.items())
+
+        eventually(elected, f"leaders are as wished in turn {turn}", wait_s=120)
+        load.await_more(_SOME)
+
+    def _leave(self, node: MixedNode, load: PartitionLoad, *, by_kill: bool) -> None:
+        """A broker that leads a partition goes, and comes back when the others have gone on without it."""
+        if by_kill:
+            node.kill()
+        else:
+            node.stop()
+        for index in range(len(CODECS)):
+            eventually(
+                lambda index=index: self.partition(MOVED, index).leader not in (-1, node.node_id),  # type: ignore[misc]
+                f"another broker leads {MOVED}-{index}",
+                wait_s=120,
+            )
+        load.await_more(_SOME)
+        if by_kill:
+            self._leave_behind(0 if node is self.theirs else 1, self.ours if node is self.theirs else self.theirs)
+        node.start()
+        node.wait_ready()
+        for index in range(len(CODECS)):
+            self._in_sync(MOVED, index, self.ids)
+
+    def _leave_behind(self, index: int, leader: MixedNode) -> None:
+        """The follower is away; what it would need next is deleted, up to the middle of a batch."""
+        self._in_sync(BEHIND, index, [leader.node_id])
+        self._write(BEHIND, index, [f"late {number}" for number in range(20)])
+        start = 35
+        with Admin(leader.bootstrap) as admin:
+            admin.delete_records({TopicPartition(BEHIND, index): start})
+        self.lived.began_at[index] = start
+
+    def _transact(self) -> None:
+        """Kafka coordinates and leads while transactions are decided; then Fenceline leads what it has replicated."""
+        self._in_sync(DECIDED, 0, self.ids)
+        order_replicas(self.third.port, DECIDED, {0: self._first(self.theirs)})
+        self._elect(DECIDED, self.theirs)
+        producer = Librdkafka(
+            {
+                "bootstrap.servers": ",".join(self.bootstrap),
+                "transactional.id": "mixed",
+                "compression.type": "snappy",
+                "log_level": 0,
+            }
+        )
+
+        def is_ready() -> bool:
+            try:
+                producer.init_transactions(30)
+            except KafkaException as error:
+                raise AssertionError(str(error)) from error
+            return True
+
+        eventually(is_ready, "transactions", wait_s=120)
+        for number in range(4):
+            producer.begin_transaction()
+            values = [f"transaction {number} record {each}".encode() for each in range(10)]
+            for value in values:
+                producer.produce(DECIDED, value, partition=0)
+            assert producer.flush(120) == 0
+            if number % 2:
+                producer.abort_transaction(120)
+            else:
+                producer.commit_transaction(120)
+                self.lived.committed += values
+        for node in (self.theirs, self.ours):
+            order_replicas(self.third.port, DECIDED, {0: self._first(node)})
+            self._elect(DECIDED, node)
+            self.lived.read_committed[node.node_id] = self._read_committed()
+
+    def _first(self, node: MixedNode) -> list[int]:
+        return self._order(self.ids.index(node.node_id))
+
+    def _elect(self, topic: str, node: MixedNode) -> None:
+        def elected() -> bool:
+            elect(self.third.port, topic, [0])
+            return self.partition(topic, 0).leader == node.node_id
+
+        eventually(elected, f"{node.node_id} leads {topic}", wait_s=120)
+
+    def _read_committed(self) -> list[bytes]:
+        found: list[bytes] = []
+        with Consumer(self.bootstrap, auto_offset_reset="earliest", isolation_level="read_committed") as consumer:
+            consumer.assign([TopicPartition(DECIDED, 0)])
+
+            def all_read() -> bool:
+                found.extend(record.value or b"" for record in consumer.poll(500))
+                return len(found) >= len(self.lived.committed)
+
+            eventually(all_read, f"{DECIDED} is read", wait_s=120)
+        return found
+
+    def _migrate(self) -> None:
+        for node in (self.theirs, self.ours, self.theirs):
+            wanted = (node.node_id,)
+            order_replicas(self.third.port, MIGRATED, {0: wanted})
+            eventually(
+                lambda wanted=wanted: self.partition(MIGRATED, 0).replicas == wanted,  # type: ignore[misc]
+                f"{MIGRATED} has moved to {wanted}",
+                wait_s=120,
+            )
+            self._leads(MIGRATED, 0, node.node_id)
+            self._write(MIGRATED, 0, [f"{MIGRATED} to {wanted} {number}" for number in range(100)])
+            self.lived.migrated.append(log_bytes(node.log_dir, MIGRATED))
+
+    def _tear(self, index: int, old: MixedNode, behind: MixedNode) -> None:
+        """`old` leads alone, goes, and has to take over the history of `behind`, which lacks its last records."""
+        self._in_sync(TORN, index, [old.node_id, behind.node_id])
+        order_replicas(self.third.port, TORN, {index: [old.node_id, behind.node_id]})
+
+        def elected() -> bool:
+            elect(self.third.port, TORN, [index])
+            return self.partition(TORN, index).leader == old.node_id
+
+        eventually(elected, f"{old.node_id} leads {TORN}-{index}", wait_s=120)
+        self._write(TORN, index, [f"kept {number}" for number in range(50)], compression_type="gzip")
+        self._equal(TORN, index, [old, behind])
+        behind.kill()
+        self._in_sync(TORN, index, [old.node_id])
+        common = len(log_bytes(old.log_dir, TORN, index))
+        self._write(TORN, index, [f"lost {number}" for number in range(50)], compression_type="snappy")
+        self._write(TORN, index, [f"lost too {number}" for number in range(50)])
+        self.lived.lost[index] = log_bytes(old.log_dir, TORN, index)[common:]
+        old.kill()
+        behind.start()
+        behind.wait_ready()
+        self._leads(TORN, index, behind.node_id)
+        self._write(TORN, index, [f"new {number}" for number in range(70)], compression_type="lz4")
+        old.start()
+        old.wait_ready()
+        self._in_sync(TORN, index, [old.node_id, behind.node_id])
+        self._equal(TORN, index, [old, behind])
+        self.lived.kept[index] = [f"kept {number}".encode() for number in range(50)]
+        self.lived.kept[index] += [f"new {number}".encode() for number in range(70)]
+
+    def _end(self) -> None:
+        """Everybody has everything; then all stop."""
+        for index in range(len(CODECS)):
+            self._in_sync(MOVED, index, self.ids)
+            self._write(MOVED, index, ["the last"])
+            self._equal(MOVED, index, self.cluster.nodes)
+        for topic in (DECIDED, SPARSE):
+            self._in_sync(topic, 0, self.ids)
+            self._write(topic, 0, ["the last"])
+            self._equal(topic, 0, self.cluster.nodes)
+        for index in range(2):
+            self._in_sync(BEHIND, index, [self.ours.node_id, self.theirs.node_id])
+            self._write(BEHIND, index, ["the last"])
+            self._in_sync(TORN, index, [self.ours.node_id, self.theirs.node_id])
+        for node in sorted(self.cluster.nodes, key=lambda node: node.is_controller):
+            node.stop()
+
+
+# -- what directories hold ---------------------------------------------------------------------------------------------
+
+
+def log_bytes(log_dir: Path, topic: str, index: int = 0) -> bytes:
+    """The records of a replica."""
+    return b"".join(each.read_bytes() for each in sorted((log_dir / f"{topic}-{index}").glob("*.log")))
+
+
+def evidence(log_dir: Path, topic: str, index: int) -> bytes:
+    """What a Fenceline replica has cut off."""
+    folder = log_dir / f"{topic}-{index}" / "lost+found"
+    return b"".join(each.read_bytes() for each in sorted(folder.glob("*.log*")))
+
+
+def batches(log_dir: Path, topic: str, index: int = 0) -> Iterator[tuple[BatchHeader, list[Record]]]:
+    return decode_all(log_bytes(log_dir, topic, index))
+
+
+def values(log_dir: Path, topic: str, index: int = 0) -> dict[int, bytes]:
+    """Offset to value, without control records."""
+    return {
+        record.offset: record.value or b""
+        for header, records in batches(log_dir, topic, index)
+        if not header.is_control
+        for record in records
+    }
+
+
+def epochs(log_dir: Path, topic: str, index: int = 0) -> list[tuple[int, int]]:
+    """Epoch and start offset, of epochs that have records: one in which nothing was written is its leader's only."""
+    end = max(header.next_offset for header, _ in batches(log_dir, topic, index))
+    lines = (log_dir / f"{topic}-{index}" / EPOCH_FILE).read_text().splitlines()
+    entries = [(int(epoch), int(start)) for epoch, start in (line.split() for line in lines[2:])]
+    assert lines[0] == "0"
+    assert int(lines[1]) == len(entries)
+    return [(epoch, start) for epoch, start in entries if start < end]
