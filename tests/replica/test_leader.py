@@ -21,12 +21,13 @@ def leader(
     high_watermark: int = 0,
     brokers: dict[int, int] | None = None,
     is_recovering: bool = False,
+    leader_epoch: int = 5,
 ) -> LeaderState:
     known = BROKER_EPOCHS if brokers is None else brokers
     state = LeaderState(
         node_id=1,
         broker_epoch=101,
-        leader_epoch=5,
+        leader_epoch=leader_epoch,
         partition_epoch=7,
         replicas=replicas,
         isr=frozenset(isr),
@@ -192,7 +193,7 @@ class TestFollowers:
 
     def test_same_leader_keeps_log_ends_in_a_higher_epoch(self) -> None:
         """`epochs.md E33`, `gaps.md G53`."""
-        before = leader({1, 2})
+        before = leader({1, 2}, leader_epoch=4)
         before.on_append(10, 1, 0)
         fetch(before, 2, 10)
         after = leader({1, 2}, start=10, high_watermark=10)
@@ -200,6 +201,18 @@ class TestFollowers:
         assert after.followers[2].log_end_offset == 10
         anew = leader({1, 2}, start=10)
         assert anew.followers[2].log_end_offset == -1
+
+    def test_same_leader_forgets_log_ends_where_another_may_have_led_between(self) -> None:
+        """`gaps.md G53`. Epoch 3 was broker 1's, 4 was broker 2's, 5 is broker 1's again, and it hears of both at once.
+        Broker 3 had offset 9 of epoch 3 and was cut by the leader of epoch 4: nothing of it may count as committed."""
+        before = leader({1, 2, 3}, leader_epoch=3)
+        before.on_append(10, 1, 0)
+        fetch(before, 3, 10)
+        after = leader({1, 3}, start=10, high_watermark=5)
+        after.heard_before(before, now_ms=5)
+        assert after.followers[3].log_end_offset == -1
+        assert not after.advance(1, now_ms=5)
+        assert after.high_watermark == 5
 
     def test_low_watermark_waits_for_live_replicas(self) -> None:
         state = leader({1, 2, 3})

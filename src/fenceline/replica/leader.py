@@ -123,11 +123,13 @@ class LeaderState:
     def heard_before(self, before: LeaderState | None, now_ms: int) -> None:
         """Begin an epoch (E33).
 
-        Who led the partition before keeps what it knows of its followers' logs, because its own log did not change
-        between (G53); who did not counts the in-sync set as caught up now, the others as never.
+        Who led the epoch before keeps what it knows of its followers' logs, because nobody's changed between (G53); who
+        did not counts the in-sync set as caught up now, the others as never. A broker that was frozen may hear of
+        several epochs at once: in those between, followers may have been cut by another leader.
         """
+        followed = before.followers if before is not None and before.leader_epoch + 1 == self.leader_epoch else {}
         for replica, progress in self.followers.items():
-            old = before.followers.get(replica) if before is not None else None
+            old = followed.get(replica)
             if old is not None:
                 self.followers[replica] = old
             elif replica in self.isr:
