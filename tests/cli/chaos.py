@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,6 +29,8 @@ from fenceline.testing.waiting import eventually
 
 KEY: Final = "retention.ms"
 ANSWER_WAIT_MS: Final = 4000
+KINDS: Final = ("kill", "kill", "pause", "isolate", "isolate", "inbound", "outbound", "from", "restart")
+"""Of trouble; what is there twice comes twice as often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +182,10 @@ class Changes(threading.Thread):
 class Trouble:
     """Breaks random nodes, mostly one at a time, sometimes a majority, and mends each again."""
 
-    def __init__(self, cluster: LocalCluster, rng: random.Random, *, longest_s: float) -> None:
-        self._cluster, self._rng, self._longest_s = cluster, rng, longest_s
+    def __init__(
+        self, cluster: LocalCluster, rng: random.Random, *, longest_s: float, kinds: Sequence[str] = KINDS
+    ) -> None:
+        self._cluster, self._rng, self._longest_s, self._kinds = cluster, rng, longest_s, kinds
         self._nodes = [node.node_id for node in cluster.layout.nodes]
         self._busy: dict[int, Future[None]] = {}
         self._pool = ThreadPoolExecutor(len(self._nodes))
@@ -210,9 +214,7 @@ class Trouble:
                 del self._busy[node]
 
     def _break(self, node: int) -> None:
-        kind = self._rng.choice(
-            ("kill", "kill", "pause", "isolate", "isolate", "inbound", "outbound", "from", "restart")
-        )
+        kind = self._rng.choice(self._kinds)
         lasts_s = self._rng.random() ** 2 * self._longest_s
         peer = self._rng.choice([each for each in self._nodes if each != node])
         self.done[kind] += 1

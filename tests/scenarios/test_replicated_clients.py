@@ -1,0 +1,222 @@
+"""Other people's clients go on when leaders are killed: nothing lost, nothing twice, nothing out of order.
+
+Three brokers, three replicas, min.insync.replicas=2, acks=all, idempotent producers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from fenceline.client.admin import Admin
+from fenceline.testing.apache_kafka import run_tool
+from fenceline.testing.history import History
+from fenceline.testing.history_checks import check, summary
+from fenceline.testing.local_cluster import LocalCluster
+from fenceline.testing.waiting import eventually
+from tests.support.replicated_chaos import all_in_sync, create, ends, finish
+from tests.support.replicated_load import (
+    AiokafkaReader,
+    AiokafkaSender,
+    KafkaPythonReader,
+    KafkaPythonSender,
+    LibrdkafkaReader,
+    LibrdkafkaSender,
+    OwnReader,
+    OwnSender,
+    Reader,
+    Sender,
+    quiet_clients,
+)
+from tests.support.running_tool import RunningTool
+
+pytestmark = pytest.mark.timeout(300)
+
+PARTITIONS: Final = 3
+KILLS: Final = 2
+_names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    overrides = {
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "300",
+        "offsets.topic.num.partitions": "1",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+    with LocalCluster(3, overrides=overrides) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with quiet_clients():
+        yield
+
+
+@pytest.fixture
+def topic(cluster: LocalCluster) -> str:
+    name = f"clients-{next(_names)}"
+    create(cluster.bootstrap, topic=name, partitions=PARTITIONS)
+    eventually(lambda: all_in_sync(cluster.bootstrap, name), "the topic is there")
+    return name
+
+
+def leader_of(cluster: LocalCluster, topic: str, partition: int) -> int:
+    with Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
+        return admin.metadata([topic]).topics[topic].partitions[partition].leader
+
+
+def read_everything(cluster: LocalCluster, history: History, topic: str) -> None:
+    """The log as one reads it in the end, of committed records only."""
+    aside = History()
+    reader = LibrdkafkaReader(cluster.bootstrap, aside, topic, PARTITIONS)
+    reader.start()
+    reader.finish(ends(cluster.bootstrap, topic, PARTITIONS))
+    for partition, polls in aside.consumers[0].polls.items():
+        seen = [(o, v) for o, v in zip(polls.offsets, polls.values, strict=True) if o >= 0]
+        history.log("end", partition, (offset for offset, _ in seen), (value for _, value in seen))
+
+
+@pytest.mark.parametrize(
+    ("sender_of", "reader_of"),
+    [
+        pytest.param(LibrdkafkaSender, LibrdkafkaReader, id="confluent-kafka"),
+        pytest.param(KafkaPythonSender, KafkaPythonReader, id="kafka-python"),
+        pytest.param(AiokafkaSender, AiokafkaReader, id="aiokafka"),
+        pytest.param(OwnSender, OwnReader, id="fenceline"),
+    ],
+)
+def test_leaders_are_killed_under_a_client(
+    cluster: LocalCluster, topic: str, sender_of: type[Sender], reader_of: type[Reader]
+) -> None:
+    history = History()
+    where = (cluster.bootstrap, history, topic, PARTITIONS)
+    sender, reader = sender_of(*where, 300), reader_of(*where)
+    sender.start()
+    reader.start()
+    for number in range(KILLS):
+        _await_more(sender, 20)
+        node = leader_of(cluster, topic, number % PARTITIONS)
+        cluster.kill(node)
+        _await_more(sender, 20)
+        cluster.restart(node)
+        eventually(lambda: all_in_sync(cluster.bootstrap, topic), "all replicas are in sync", wait_s=120)
+    verdict = finish(cluster, [sender], [reader], topic=topic, partitions=PARTITIONS)
+    read_everything(cluster, history, topic)
+    assert summary(check(history)) == ""
+    assert verdict.given_up == []
+    assert verdict.troubles == []
+
+
+def _await_more(sender: Sender, count: int) -> None:
+    """Until so many more records of each partition are acknowledged."""
+    wanted = [each + count for each in sender.settled_of]
+
+    def look() -> bool:
+        if sender.failure is not None:
+            raise sender.failure
+        return all(now >= least for now, least in zip(sender.settled_of, wanted, strict=True))
+
+    eventually(look, f"{count} more of each partition are acknowledged", wait_s=120)
+
+
+# --- Kafka's own tools --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.kafka
+def test_leaders_are_killed_under_kafkas_verifiable_tools(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
+    history = History()
+    producer = history.producer("VerifiableProducer")
+    settings = tmp_path / "producer.properties"
+    settings.write_text("retries=2147483647\ndelivery.timeout.ms=280000\nrequest.timeout.ms=10000\n")
+    writing = RunningTool(
+        "org.apache.kafka.tools.VerifiableProducer",
+        *("--bootstrap-server", cluster.bootstrap, "--topic", topic, "--throughput", "200", "--acks", "-1"),
+        *("--command-config", str(settings)),
+    )
+    reading = RunningTool(
+        "org.apache.kafka.tools.VerifiableConsumer",
+        *("--bootstrap-server", cluster.bootstrap, "--topic", topic, "--group-id", f"group-{topic}", "--verbose"),
+        *("--group-protocol", "classic", "--reset-policy", "earliest"),
+    )
+    try:
+        for number in range(KILLS):
+            _await_more_lines(writing, "producer_send_success", 200)
+            node = leader_of(cluster, topic, number % PARTITIONS)
+            cluster.kill(node)
+            _await_more_lines(writing, "producer_send_success", 200)
+            cluster.restart(node)
+            eventually(lambda: all_in_sync(cluster.bootstrap, topic), "all replicas are in sync", wait_s=120)
+    finally:
+        writing.end()
+    reached = ends(cluster.bootstrap, topic, PARTITIONS)
+    try:
+        eventually(
+            lambda: len({_place(each) for each in reading.events("record_data")}) >= sum(reached.values()),
+            "the consumer has all",
+            wait_s=120,
+        )
+    finally:
+        reading.end()
+    for each in writing.events("producer_send_success"):
+        partition = (topic, int(each["partition"]))
+        producer.sent(partition, int(each["value"]))
+        producer.acknowledged(partition, int(each["value"]), int(each["offset"]))
+    assert writing.events("producer_send_error") == []
+    consumer = history.consumer("VerifiableConsumer")
+    for each in reading.events():
+        match each["name"]:
+            case "partitions_assigned":  # goes on at what was committed
+                consumer = history.consumer("VerifiableConsumer")
+            case "record_data":
+                consumer.polled((topic, int(each["partition"])), int(each["offset"]), int(each["value"]))
+    read_everything(cluster, history, topic)
+    assert summary(check(history)) == ""
+
+
+def _place(event: dict[str, Any]) -> tuple[int, int]:
+    return int(event["partition"]), int(event["offset"])
+
+
+def _await_more_lines(tool: RunningTool, name: str, count: int) -> None:
+    wanted = len(tool.events(name)) + count
+
+    def look() -> bool:
+        if not tool.is_running:
+            raise RuntimeError("\n".join(tool.lines[-20:]))
+        return len(tool.events(name)) >= wanted
+
+    eventually(look, f"{count} more of {name}", wait_s=120, step_s=0.2)
+
+
+@pytest.mark.kafka
+def test_leaders_are_killed_under_kafkas_console_tools(cluster: LocalCluster, topic: str) -> None:
+    count = 2_000
+    writing = RunningTool(
+        "org.apache.kafka.tools.ConsoleProducer",
+        *("--bootstrap-server", cluster.bootstrap, "--topic", topic),
+        *("--command-property", "delivery.timeout.ms=280000", "--request-required-acks", "-1"),
+    )
+    node = 0
+    for number in range(count):
+        writing.say(str(number))
+        if number == count // 2:
+            eventually(lambda: sum(ends(cluster.bootstrap, topic, PARTITIONS).values()) > 0, "it writes")
+            node = leader_of(cluster, topic, 0)
+            cluster.kill(node)
+    assert writing.end(by_eof=True) == 0, writing.lines
+    cluster.restart(node)
+    printed = run_tool(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        *("--bootstrap-server", cluster.bootstrap, "--topic", topic, "--from-beginning"),
+        *("--max-messages", str(count), "--timeout-ms", "60000"),
+    )
+    read = [int(line) for line in printed.splitlines() if line.isdigit()]
+    assert sorted(read) == list(range(count))
+    assert sum(ends(cluster.bootstrap, topic, PARTITIONS).values()) == count

@@ -1,0 +1,263 @@
+"""Clients that detect a truncation name the offset where the logs part, after an unclean election.
+
+A partition with two replicas: one is down while the other takes records and commits them alone. Then that one is down,
+and the first is elected though it lacks them. A reader that had read them, and takes no reset for an answer, is told.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError
+from kafka.errors import LogTruncationError as KafkaPythonTruncation
+from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+from py4j.protocol import Py4JJavaError
+
+from fenceline.client import Consumer, LogTruncationError, NewTopic, Producer, TopicPartition
+from fenceline.client.admin import Admin
+from fenceline.testing import reaper
+from fenceline.testing.apache_kafka import DEFAULT_JARS, QUICK_START
+from fenceline.testing.local_cluster import LocalCluster
+from fenceline.testing.waiting import eventually
+from kafka import KafkaConsumer
+from kafka import TopicPartition as KafkaPythonPartition
+from tests.support.leaders import UNCLEAN, elect
+
+pytestmark = pytest.mark.timeout(300)
+
+KEPT: Final = 100
+LOST: Final = 50
+WRITTEN_ANEW: Final = 20
+_names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    overrides = {
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "300",
+        "offsets.topic.num.partitions": "1",
+        "replica.lag.time.max.ms": "2000",
+    }
+    with LocalCluster(3, overrides=overrides) as running:
+        yield running
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A topic of one partition and two replicas, where the logs will part at KEPT."""
+
+    cluster: LocalCluster
+    topic: str
+    leader: int
+    other: int
+
+    def isr(self) -> set[int]:
+        return set(self._partition().isr)
+
+    def current_leader(self) -> int:
+        return self._partition().leader
+
+    def _partition(self):  # type: ignore[no-untyped-def]
+        with Admin({"bootstrap.servers": self.cluster.bootstrap}) as admin:
+            return admin.metadata([self.topic]).topics[self.topic].partitions[0]
+
+    def write(self, count: int) -> None:
+        with Producer({"bootstrap.servers": self.cluster.bootstrap, "acks": "all"}) as producer:
+            deliveries = [producer.send(self.topic, b"%d" % number, partition=0) for number in range(count)]
+            for each in deliveries:
+                each.result(60)
+
+    def lose(self) -> None:
+        """The records from KEPT on were read; now others lie there, and the old leader is down."""
+        cluster = self.cluster
+        cluster.kill(self.leader)
+        cluster.restart(self.other)
+        port = next(node.port for node in cluster.layout.nodes if node.node_id == self.other)
+        assert port is not None
+
+        def is_elected() -> bool:
+            elect(port, self.topic, [0], UNCLEAN)
+            return self.current_leader() == self.other
+
+        eventually(is_elected, "the other one is elected uncleanly")
+        eventually(lambda: self.write(WRITTEN_ANEW) is None, "it serves")
+
+    def mend(self) -> None:
+        self.cluster.restart(self.leader)
+        eventually(lambda: self.isr() == {self.leader, self.other}, "both are in sync")
+
+
+@pytest.fixture
+def stage(cluster: LocalCluster) -> Iterator[Stage]:
+    name = f"truncated-{next(_names)}"
+    with Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
+        configs = {"min.insync.replicas": "1", "retention.ms": "-1"}
+        admin.create_topics([NewTopic(name, assignments={0: [1, 2]}, configs=configs)])
+    eventually(lambda: Stage(cluster, name, 1, 2).current_leader() == 1, "node 1 leads")
+    stage = Stage(cluster, name, 1, 2)
+    stage.write(KEPT)
+    cluster.kill(stage.other)
+    eventually(lambda: stage.isr() == {stage.leader}, "one is in sync")
+    stage.write(LOST)
+    yield stage
+    stage.mend()
+
+
+def test_confluent_kafka(stage: Stage) -> None:
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": stage.cluster.bootstrap,
+            "group.id": "unused",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "topic.metadata.refresh.interval.ms": 1000,
+            "log_level": 0,
+        }
+    )
+    consumer.assign([confluent_kafka.TopicPartition(stage.topic, 0, 0)])
+    read = 0
+    while read < KEPT + LOST:
+        for message in consumer.consume(500, 1.0):
+            assert message.error() is None, message.error()
+            read += 1
+    stage.lose()
+    told: list[KafkaError] = []
+
+    def look() -> bool:
+        for message in consumer.consume(500, 1.0):
+            error = message.error()
+            assert error is not None, f"it crossed the truncation unnoticed: offset {message.offset()}"
+            if error.code() not in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+                told.append(error)
+        return bool(told)
+
+    _until(look)
+    consumer.close()
+    # It reports the lack of a reset, which the truncation is the reason of.
+    assert told[0].code() in (KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET_RESET), told[0]
+    assert "truncation" in told[0].str(), told[0].str()
+    assert f"offset {KEPT + LOST}" in told[0].str(), told[0].str()
+    assert f"end offset is {KEPT}" in told[0].str(), told[0].str()
+
+
+def test_kafka_python(stage: Stage) -> None:
+    consumer = KafkaConsumer(
+        bootstrap_servers=stage.cluster.bootstrap.split(","),
+        auto_offset_reset="none",
+        enable_auto_commit=False,
+        metadata_max_age_ms=1000,
+    )
+    partition = KafkaPythonPartition(stage.topic, 0)
+    consumer.assign([partition])
+    consumer.seek(partition, 0)
+    read = 0
+    while read < KEPT + LOST:
+        read += sum(map(len, consumer.poll(timeout_ms=1000).values()))
+    stage.lose()
+    told: list[KafkaPythonTruncation] = []
+
+    def look() -> bool:
+        try:
+            found = consumer.poll(timeout_ms=1000)
+        except KafkaPythonTruncation as error:
+            told.append(error)
+            return True
+        assert not found, f"it crossed the truncation unnoticed: {found}"
+        return False
+
+    _until(look)
+    consumer.close()
+    assert told[0].divergent_offsets[partition].offset == KEPT
+
+
+def test_fenceline(stage: Stage) -> None:
+    with Consumer({"bootstrap.servers": stage.cluster.bootstrap, "auto.offset.reset": "none"}) as consumer:
+        partition = TopicPartition(stage.topic, 0)
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        read = 0
+        while read < KEPT + LOST:
+            read += len(consumer.poll(1000))
+        stage.lose()
+        told: list[LogTruncationError] = []
+
+        def look() -> bool:
+            try:
+                found = consumer.poll(1000)
+            except LogTruncationError as error:
+                told.append(error)
+                return True
+            assert not found, f"it crossed the truncation unnoticed: {found[0]}"
+            return False
+
+        _until(look)
+    assert (told[0].offset, told[0].divergent_offset) == (KEPT + LOST, KEPT)
+
+
+@pytest.mark.kafka
+def test_kafkas_own_client(stage: Stage) -> None:
+    """In a JVM of its own: what the console tool says of it goes into a log that it does not write by default."""
+    port, process = launch_gateway(
+        classpath=str(DEFAULT_JARS / "server" / "*"),
+        javaopts=["-Xmx256m", *QUICK_START],
+        die_on_exit=True,
+        return_proc=True,
+    )
+    reaper.watch_process(process.pid)
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auto_convert=True))
+    try:
+        jvm = gateway.jvm
+        decoder = "org.apache.kafka.common.serialization.StringDeserializer"
+        settings = {
+            "bootstrap.servers": stage.cluster.bootstrap,
+            "auto.offset.reset": "none",
+            "enable.auto.commit": "false",
+            "metadata.max.age.ms": "1000",
+            "key.deserializer": decoder,
+            "value.deserializer": decoder,
+        }
+        consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(settings)
+        partition = jvm.org.apache.kafka.common.TopicPartition(stage.topic, 0)
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        second = jvm.java.time.Duration.ofSeconds(1)
+        read = 0
+        while read < KEPT + LOST:
+            read += consumer.poll(second).count()
+        stage.lose()
+        told: list[Any] = []
+
+        def look() -> bool:
+            try:
+                found = consumer.poll(second).count()
+            except Py4JJavaError as error:
+                told.append(error.java_exception)
+                return True
+            assert found == 0, "it crossed the truncation unnoticed"
+            return False
+
+        _until(look)
+        assert told[0].getClass().getSimpleName() == "LogTruncationException", told[0].toString()
+        assert told[0].offsetOutOfRangePartitions()[partition] == KEPT + LOST
+        assert told[0].divergentOffsets()[partition].offset() == KEPT
+        consumer.close()
+    finally:
+        gateway.shutdown()
+        process.kill()
+        process.wait()
+        reaper.forget_process(process.pid)
+
+
+def _until(look: Callable[[], bool], wait_s: float = 120) -> None:
+    """As `eventually`, but an assertion that fails in `look` is a failure."""
+    deadline = time.monotonic() + wait_s
+    while not look():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.02)

@@ -1,0 +1,172 @@
+"""A replicated topic in a local cluster under load and in trouble, and how its history is judged afterwards.
+
+Owns the course of a run: begin, load, trouble, end, judgement. What goes wrong is in `Verdict`; nothing here asserts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from fenceline.client.admin import Admin
+from fenceline.client.async_admin import NewTopic
+from fenceline.client.offsets import LATEST
+from fenceline.ids import TopicPartition
+from fenceline.records.batch import iter_headers
+from fenceline.records.decode import decode_batch
+from fenceline.testing.history import History
+from fenceline.testing.local_cluster import LocalCluster
+from fenceline.testing.waiting import eventually
+from tests.cli.chaos import KINDS, Trouble
+from tests.support.process_faults import ProcessFaults
+from tests.support.replicated_load import Reader, Sender
+
+TOPIC: Final = "replicated"
+PARTITIONS: Final = 6
+NODES: Final = 3
+_CLOCK_STEP_S: Final = 50 * 60.0
+"""Less than what brokers let the clocks of producers differ from theirs."""
+
+
+class ReplicaTrouble(Trouble):
+    """Also disks without room and clocks that step."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        rng: random.Random,
+        *,
+        longest_s: float,
+        faults: ProcessFaults,
+        kinds: Sequence[str] = (*KINDS, "full", "clock"),
+    ) -> None:
+        super().__init__(cluster, rng, longest_s=longest_s, kinds=kinds)
+        self._faults, self._steps = faults, random.Random(rng.random())
+
+    def _break_and_mend(self, kind: str, node: int, peer: int, lasts_s: float) -> None:
+        if kind not in ("full", "clock"):
+            super()._break_and_mend(kind, node, peer, lasts_s)
+            return
+        cluster, pid = self._cluster, self._cluster.pid(node)
+        if kind == "full":
+            self._faults.fill_disk(pid)
+            time.sleep(lasts_s)
+            self._faults.fill_disk(pid, is_full=False)
+        else:
+            self._faults.step_clock(pid, self._steps.uniform(-_CLOCK_STEP_S, _CLOCK_STEP_S))
+            time.sleep(lasts_s)
+            self._faults.step_clock(pid, 0)
+        if cluster.status_of(node).state == "ended":
+            self.story.append(f"node {node} had ended by itself")
+            cluster.restart(node)
+        self.story.append(f"{time.monotonic() - self._begin:.1f} {kind} {node} over")
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What is to be said of a run besides its history."""
+
+    given_up: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    lines: Counter[str] = field(default_factory=Counter)
+    """What nodes said, by level and event."""
+
+
+def create(bootstrap: str, *, topic: str = TOPIC, partitions: int = PARTITIONS, **configs: str) -> None:
+    """A topic with three replicas that keeps all records."""
+    settings = {"retention.ms": "-1", "min.insync.replicas": "2"} | {
+        key.replace("_", "."): value for key, value in configs.items()
+    }
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_topics([NewTopic(topic, partitions, NODES, configs=settings)])
+
+
+def all_in_sync(bootstrap: str, topic: str = TOPIC) -> bool:
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        found = admin.metadata([topic]).topics[topic].partitions
+    return all(len(each.isr) == NODES and each.leader >= 0 for each in found.values())
+
+
+def ends(bootstrap: str, topic: str = TOPIC, partitions: int = PARTITIONS) -> dict[int, int]:
+    wanted = {TopicPartition(topic, index): LATEST for index in range(partitions)}
+    with Admin({"bootstrap.servers": bootstrap}) as admin:
+        return {tp.partition: found.offset for tp, found in admin.list_offsets(wanted).items()}
+
+
+def finish(
+    cluster: LocalCluster,
+    senders: Sequence[Sender],
+    readers: Sequence[Reader],
+    *,
+    topic: str = TOPIC,
+    partitions: int = PARTITIONS,
+) -> Verdict:
+    """Let everything that is on its way arrive; the cluster runs, with all nodes."""
+    for sender in senders:
+        sender.finish()
+    eventually(lambda: all_in_sync(cluster.bootstrap, topic), "all replicas are in sync", wait_s=120)
+    reached = ends(cluster.bootstrap, topic, partitions)
+    for reader in readers:
+        reader.finish(reached)
+    verdict = Verdict()
+    verdict.given_up = [each for sender in senders for each in sender.given_up]
+    verdict.troubles = [f"{reader.name}: {each}" for reader in readers for each in reader.troubles]
+    return verdict
+
+
+def look_at_files(cluster: LocalCluster, history: History, verdict: Verdict) -> None:
+    """Every replica's log, and what the nodes said. The cluster has stopped."""
+    for index in range(PARTITIONS):
+        contents: dict[int, bytes] = {}
+        for place in cluster.layout.nodes:
+            content = contents[place.node_id] = log_bytes(place.data_dir / f"{TOPIC}-{index}")
+            offsets, values = _records(content)
+            history.log(f"node {place.node_id}", (TOPIC, index), offsets, values)
+        if len(set(contents.values())) > 1:
+            sizes = {node: len(content) for node, content in contents.items()}
+            verdict.differing.append(f"{TOPIC}-{index}: the replicas' bytes differ; sizes are {sizes}")
+    for node_id, line in _said(cluster):
+        if not line.startswith("{"):
+            if not line.startswith("Fenceline is ready"):
+                verdict.complaints.append(f"{node_id}: {line}")
+            continue
+        told = json.loads(line)
+        verdict.lines[f"{told['level']}: {told['event']}"] += 1
+        if told["level"] not in ("debug", "info", "warning") and not _is_of_a_full_disk(line):
+            verdict.complaints.append(f"{node_id}: {line}")
+
+
+def log_bytes(directory: Path) -> bytes:
+    """All segments of a partition, one behind the other."""
+    return b"".join(segment.read_bytes() for segment in sorted(directory.glob("*.log")))
+
+
+def _records(content: bytes) -> tuple[list[int], list[int]]:
+    offsets: list[int] = []
+    values: list[int] = []
+    for header in iter_headers(content):
+        for record in decode_batch(content, header):
+            assert record.value is not None
+            offsets.append(record.offset)
+            values.append(int(bytes(record.value)))
+    return offsets, values
+
+
+def _said(cluster: LocalCluster) -> Iterator[tuple[int, str]]:
+    for place in cluster.layout.nodes:
+        for file in (place.log_file.with_name("node.log.1"), place.log_file):
+            if file.exists():
+                for line in file.read_text().splitlines():
+                    yield place.node_id, line
+
+
+def _is_of_a_full_disk(line: str) -> bool:
+    return "no space left" in line.lower()
