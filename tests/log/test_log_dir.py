@@ -60,11 +60,19 @@ def test_a_directory_of_somebody_else(path: Path, ids: dict[str, object], advice
     assert advice in caught.value.advice
 
 
-@pytest.mark.parametrize("meta", [None, "", "version=0\nnode.id=1\ncluster.id=x", "version=1\ncluster.id=x"])
-def test_a_directory_that_is_not_formatted(tmp_path: Path, meta: str | None) -> None:
+@pytest.mark.parametrize(
+    ("meta", "said"),
+    [
+        (None, "not formatted"),
+        ("", "damaged"),
+        ("version=0\nnode.id=1\ncluster.id=x", "has version 0; this release knows version 1"),
+        ("version=1\ncluster.id=x", "damaged"),
+    ],
+)
+def test_a_directory_that_is_not_formatted(tmp_path: Path, meta: str | None, said: str) -> None:
     if meta is not None:
         (tmp_path / "meta.properties").write_text(meta)
-    with pytest.raises(OperatorError, match="not formatted" if meta is None else "damaged"):
+    with pytest.raises(OperatorError, match=said):
         LogDir.open(str(tmp_path), OsDisk())
 
 

@@ -15,6 +15,28 @@ from fenceline.records.batch import iter_headers
 
 from .helpers import append, batch, open_log, read_all
 
+
+class LyingDisk(OsDisk):
+    """Gives one wrong bit in the nth read of a file, and in no other."""
+
+    def __init__(self, name: str, read: int, position: int) -> None:
+        self._name, self._left, self._position = name, read, position
+        self._watched: set[int] = set()
+
+    def open_read(self, path: str) -> int:
+        fd = super().open_read(path)
+        (self._watched.add if path.endswith(self._name) else self._watched.discard)(fd)
+        return fd
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        content = bytearray(super().pread(fd, size_bytes, position))
+        at = self._position - position
+        if fd in self._watched and 0 <= at < len(content):
+            if self._left == 0:
+                content[at] ^= 4
+            self._left -= 1
+        return bytes(content)
+
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200)
 
 
@@ -184,3 +206,35 @@ def test_recovery_reads_only_past_what_is_trusted(directory: Path) -> None:
     assert log.recovery is not None
     assert log.recovery.scanned_bytes <= 2_000
     same_as_before(log)
+
+
+@pytest.mark.parametrize("wrong_byte", [3, 6, 13, 70], ids=["offset", "offset, low", "epoch", "records"])
+def test_a_disk_that_reads_wrong_now_and_then_makes_no_log_lose_a_record(tmp_path: Path, wrong_byte: int) -> None:
+    """A wrong bit in one read of the last batch looks like a torn write; what is read twice and differs is not cut."""
+    log = open_log(OsDisk(), str(tmp_path / "t-0"))
+    append(log)
+    last = log.size_bytes
+    append(log)
+    end = log.log_end_offset
+    log.close(clean=False)
+    content = segments(tmp_path / "t-0")[0].read_bytes()
+    for read in range(3):
+        disk = LyingDisk(".log", read, last + wrong_byte)
+        try:
+            opened = open_log(disk, str(tmp_path / "t-0"))
+        except CorruptLog as error:
+            assert "gives other bytes each time" in error.advice
+        else:
+            assert opened.log_end_offset == end
+            assert opened.latest_epoch == log.latest_epoch
+            opened.close(clean=False)
+    assert segments(tmp_path / "t-0")[0].read_bytes() == content
+
+
+def test_a_wrong_bit_in_a_read_of_the_epochs_is_not_believed(tmp_path: Path) -> None:
+    """They are found from the batches instead."""
+    log = open_log(OsDisk(), str(tmp_path / "t-0"))
+    log.append_as_follower(batch(1, base_offset=0, leader_epoch=2))
+    log.close()
+    opened = open_log(LyingDisk("leader-epoch-checkpoint", 0, 4), str(tmp_path / "t-0"))
+    assert opened.epochs.entries == ((2, 0),)

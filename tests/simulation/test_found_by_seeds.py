@@ -159,6 +159,9 @@ def test_what_a_full_disk_refuses_leaves_no_epoch_behind() -> None:
         ("quorum", 174),  # a snapshot that needs a damaged record
         ("controllers", 246),  # epochs of batches that a full disk refused
         ("controllers", 256),  # too many open files when a term begins
+        ("quorum", 1272),  # one wrong bit in one read at a start cut off what was committed
+        ("quorum", 1964),  # a wrong bit in the offset of a batch
+        ("quorum", 1432),  # a wrong bit in the epochs' checkpoint was written back
     ],
 )
 def test_seeds_that_found_something(story: str, seed: int) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,8 +34,8 @@ from fenceline.log.index import OffsetIndex, TimeIndex
 from fenceline.log.lost_and_found import keep_file, keep_tail
 from fenceline.log.producer_state import BadSnapshot, ProducerStates
 from fenceline.log.replay import apply_to_producers
-from fenceline.log.scan import BadBatch, find_whole_batch, scan
-from fenceline.log.segment import Segment
+from fenceline.log.scan import BadBatch, Found, ReadTwice, Unstable, find_whole_batch, scan
+from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
 from fenceline.records.batch import BATCH_OVERHEAD, peek_header
 
 _LOOK_BEHIND_BYTES: Final = 16 << 20
@@ -190,8 +190,11 @@ class _Loader:
         return segments
 
     def _load_epochs(self) -> bool:
+        path = f"{self._directory}/{EPOCH_FILE}"
         try:
-            entries = read_epochs(self._disk, f"{self._directory}/{EPOCH_FILE}")
+            entries = read_epochs(self._disk, path)
+            if entries != read_epochs(self._disk, path):  # no checksum covers it
+                return False
             self._epochs = EpochCache(entries)
         except (BadCheckpoint, ValueError):
             return False
@@ -242,9 +245,57 @@ class _Loader:
             try:
                 self._scan_segment(segment, start_offset, replay_from, last=number == len(segments) - 1)
             except BadBatch as bad:
+                self._look_again(segment, bad)
                 self._cut(segments, number, bad)
                 break
         return self._end
+
+    def _batches(
+        self, disk: Disk | ReadTwice, fd: int, segment: Segment, start: int, end: int, next_offset: int
+    ) -> Iterator[Found]:
+        """As `scan` of a segment of this log."""
+        return scan(
+            disk,
+            fd,
+            start,
+            end,
+            next_offset=next_offset,
+            crc_from_offset=None if self._clean else self._recovery_point,
+            highest_offset=segment.base_offset + MAX_RELATIVE_OFFSET,
+            has_gaps=not self._only_torn,
+        )
+
+    def _confirm(self, segment: Segment, fd: int, found: Found) -> None:
+        """A batch begins an epoch or leaves a gap; no checksum covers either. Raises CorruptLog when it is another one
+        when it is read again.
+        """
+        header = found.header
+        try:
+            again = peek_header(self._disk.pread(fd, BATCH_OVERHEAD, found.position))
+        except PeerError:
+            again = None
+        if again is None or (again.base_offset, again.leader_epoch) != (header.base_offset, header.leader_epoch):
+            raise _unstable(segment, found.position, f"the batch at offset {header.base_offset} is another each time")
+
+    def _look_again(self, segment: Segment, bad: BadBatch) -> None:
+        """What a crash has torn is bad in the same way each time it is read; a disk that reads wrong now and then must
+        not make a log lose what it holds. Raises CorruptLog.
+        """
+        found = self._disk.stat(segment.path)
+        fd = self._disk.open_read(segment.path)
+        try:
+            end = found.size_bytes if found is not None else bad.position
+            for _ in self._batches(ReadTwice(self._disk), fd, segment, bad.position, end, self._end):
+                break
+            told = "it is whole"
+        except BadBatch as again:
+            told = again.reason
+        except Unstable:
+            told = "the bytes are others"
+        finally:
+            self._disk.close(fd)
+        if told != bad.reason:
+            raise _unstable(segment, bad.position, f"{bad.reason}; read again, {told}")
 
     def _gap(self, segment: Segment) -> bool:
         """Whether offsets past the recovery point are missing before a segment. Compaction leaves gaps, crashes too."""
@@ -268,11 +319,13 @@ class _Loader:
             if not keep_indexes:
                 segment.size_bytes, segment.next_offset = start, next_offset
             self._end = next_offset
-            crc_from = None if self._clean else self._recovery_point
-            for found in scan(self._disk, fd, start, file_bytes, next_offset=next_offset, crc_from_offset=crc_from):
+            for found in self._batches(self._disk, fd, segment, start, file_bytes, next_offset):
                 header = found.header
+                begins_epoch = header.leader_epoch > max(self._epochs.latest_epoch, -1)
+                if begins_epoch or header.base_offset != self._end:
+                    self._confirm(segment, fd, found)
                 self._end = header.next_offset
-                if header.leader_epoch >= 0 and header.leader_epoch > self._epochs.latest_epoch:
+                if begins_epoch:
                     self._epochs.assign(header.leader_epoch, header.base_offset)
                 if not keep_indexes:
                     segment.appended(
@@ -377,6 +430,16 @@ class _Loader:
         segment.size_bytes = bad.position
         segment.sealed = False
         segment.indexes_saved = False
+
+
+def _unstable(segment: Segment, position: int, reason: str) -> CorruptLog:
+    return CorruptLog(
+        segment.path,
+        position,
+        reason,
+        "The disk gives other bytes each time it is read; nothing was cut off. Check the disk (dmesg, smartctl) and its"
+        " cables, then start again.",
+    )
 
 
 def _restore_advice(what: str) -> str:

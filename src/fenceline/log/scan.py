@@ -18,6 +18,9 @@ CHUNK_BYTES: Final = 1 << 20
 MAGIC_POSITION: Final = 16
 
 
+_HIGHEST_OFFSET: Final = (1 << 63) - 1
+
+
 class BadBatch(FencelineError):
     """The bytes at `position` of the file are no valid batch. `torn`: the file ends within what a write began."""
 
@@ -37,12 +40,22 @@ class Found(NamedTuple):
 
 
 def scan(
-    disk: Disk, fd: int, start: int, end: int, *, next_offset: int, crc_from_offset: int | None, whole: bool = False
+    disk: Disk | ReadTwice,
+    fd: int,
+    start: int,
+    end: int,
+    *,
+    next_offset: int,
+    crc_from_offset: int | None,
+    whole: bool = False,
+    highest_offset: int = _HIGHEST_OFFSET,
+    has_gaps: bool = True,
 ) -> Iterator[Found]:
     """Batches between two positions of a segment; `start` must be a batch boundary.
 
-    `next_offset` is the lowest offset that the first batch may have. Batches that end at or after `crc_from_offset` are
-    read whole and their CRC is checked (None: no CRC at all). Control batches always come whole.
+    `next_offset` is the lowest offset that the first batch may have, and the only one where there are no gaps;
+    `highest_offset` the highest of all: no checksum covers a batch's offset. Batches that end at or after
+    `crc_from_offset` are read whole and their CRC is checked (None: no CRC at all). Control batches always come whole.
     Raises BadBatch, OSError.
     """
     position = start
@@ -55,7 +68,8 @@ def scan(
         if len(buffer) - at < BATCH_OVERHEAD:
             raise BadBatch(position, f"{end - position} bytes are too few for a batch", torn=True)
         header = _header(buffer, at, position, end)
-        if header.base_offset < next_offset or header.last_offset_delta < 0:
+        is_due = next_offset <= header.base_offset if has_gaps else next_offset == header.base_offset
+        if not is_due or header.last_offset_delta < 0 or header.last_offset > highest_offset:
             raise BadBatch(position, f"offset {header.base_offset} where {next_offset} is due", torn=False)
         size = header.size_bytes
         check = crc_from_offset is not None and header.last_offset >= crc_from_offset
@@ -74,6 +88,23 @@ def scan(
         yield Found(position, header, content)
         next_offset = header.next_offset
         position += size
+
+
+class Unstable(Exception):
+    """The disk gave other bytes when it was read a second time."""
+
+
+class ReadTwice:
+    """As much of a disk as `scan` needs, which reads everything twice. Raises Unstable."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        content = self._disk.pread(fd, size_bytes, position)
+        if content != self._disk.pread(fd, size_bytes, position):
+            raise Unstable
+        return content
 
 
 def find_whole_batch(content: memoryview) -> int | None:
@@ -97,7 +128,7 @@ def find_whole_batch(content: memoryview) -> int | None:
     return None
 
 
-def _fill(disk: Disk, fd: int, position: int, size_bytes: int) -> memoryview:
+def _fill(disk: Disk | ReadTwice, fd: int, position: int, size_bytes: int) -> memoryview:
     content = disk.pread(fd, size_bytes, position)
     while len(content) < size_bytes:
         more = disk.pread(fd, size_bytes - len(content), position + len(content))
