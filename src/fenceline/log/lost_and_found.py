@@ -17,6 +17,14 @@ EVIDENCE_DIR: Final = "lost+found"
 COPY_CHUNK_BYTES: Final = 1 << 20
 
 
+def evidence_in(disk: Disk, directory: str) -> list[str]:
+    """Names of what lies there. Raises OSError."""
+    try:
+        return list(disk.listdir(f"{directory}/{EVIDENCE_DIR}"))
+    except FileNotFoundError:
+        return []
+
+
 def keep_file(disk: Disk, directory: str, path: str) -> list[str]:
     """Move a whole file there; returns its new path (none for an empty file, which is removed). Raises OSError."""
     found = disk.stat(path)

@@ -26,6 +26,7 @@ from fenceline.log import retention, saving, truncation
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk
 from fenceline.log.flush import FlushWork
+from fenceline.log.lost_batches import Piece
 from fenceline.log.open_files import OpenFiles
 from fenceline.log.producer_state import Origin
 from fenceline.log.readable_log import ReadableLog
@@ -366,13 +367,20 @@ class PartitionLog(ReadableLog):
         """
         return retention.enforce_retention(self, now_ms)
 
-    def truncate_to(self, offset: int) -> Truncated:
-        """Cut the log back to end at `offset`, keeping what was cut (E18, E19). For a thread. Raises StorageError."""
-        return truncation.truncate_to(self, offset)
+    def truncate_to(self, offset: int, *, keep_evidence: bool = True) -> Truncated:
+        """Cut the log back to end at `offset`, keeping what was cut (E18, E19). For a thread.
 
-    def truncate_fully_and_start_at(self, offset: int) -> Truncated:
+        Raises StorageError: on a disk that is full nothing has changed, unless no evidence was to be kept.
+        """
+        return truncation.truncate_to(self, offset, keep_evidence=keep_evidence)
+
+    def truncate_fully_and_start_at(self, offset: int, *, keep_evidence: bool = True) -> Truncated:
         """Empty the log; it goes on at `offset` (E19). For a thread. Raises StorageError."""
-        return truncation.truncate_fully_and_start_at(self, offset)
+        return truncation.truncate_fully_and_start_at(self, offset, keep_evidence=keep_evidence)
+
+    def pieces_from(self, offset: int) -> list[Piece]:
+        """Where the bytes lie that `truncate_to(offset)` cuts. For a thread. Raises OSError."""
+        return truncation.pieces_from(self, offset)
 
     def close(self, clean: bool = True) -> None:
         """Flush everything if `clean`, let go of all files. For a thread. Raises StorageError when it can not."""

@@ -4,7 +4,8 @@ Owns the decision what to trust. Never decides that damaged data is acceptable: 
 of them after a clean stop) had been safe on the disk, so damage there is `CorruptLog` and the partition stays offline.
 Past the recovery point every CRC is checked, and the log ends before the first batch that is not whole: what is cut
 there goes into the partition's `lost+found` unless it is the torn end of one write, with nothing whole behind it. A log
-that is fsynced before it counts (`only_torn`) is never cut before a whole batch: that one was acknowledged.
+that is fsynced before it counts (`only_torn`) is never cut before a whole batch: that one was acknowledged. Before
+anything of another log is cut a note says what goes (`recovery_note.py`).
 
 - Trusted: sealed segments that end at or below the recovery point. Their indexes are read when they are needed.
 - Scanned: from the newest producer snapshot that can be trusted or the recovery point, whichever is lower; headers
@@ -31,8 +32,10 @@ from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import CorruptLog
 from fenceline.log.file_names import DELETED_SUFFIX, EPOCH_FILE, INDEX_SUFFIXES, LOG_SUFFIX, OFFSET_DIGITS, offset_in
 from fenceline.log.index import OffsetIndex, TimeIndex
-from fenceline.log.lost_and_found import keep_file, keep_tail
+from fenceline.log.lost_and_found import evidence_in, keep_file, keep_tail
+from fenceline.log.lost_batches import Piece, count_lost
 from fenceline.log.producer_state import BadSnapshot, ProducerStates
+from fenceline.log.recovery_note import RecoveryNote, write_note
 from fenceline.log.replay import apply_to_producers
 from fenceline.log.scan import BadBatch, Found, ReadTwice, Unstable, find_whole_batch, scan
 from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
@@ -410,6 +413,13 @@ class _Loader:
         report.reason = f"{segment.path}: at byte {bad.position}: {bad.reason}"
         found = self._disk.stat(segment.path)
         tail_bytes = (found.size_bytes if found is not None else bad.position) - bad.position
+        if not self._only_torn:
+            pieces = [Piece(segment.path, bad.position, bad.position + tail_bytes)]
+            pieces += [Piece(later.path, 0, later.size_bytes) for later in following]
+            lost = count_lost(self._disk, pieces, start_offset=end)
+            torn = bad.torn and not whole_follows
+            others = tuple(evidence_in(self._disk, self._directory))
+            write_note(self._disk, self._directory, RecoveryNote(lost, report.reason, torn, self._now_ms, others))
         if bad.torn and not whole_follows:
             report.torn_bytes += tail_bytes
         elif tail_bytes:

@@ -2,6 +2,8 @@
 
 Owns the order in which files change, so that a crash between any two steps leaves a log that opens and no byte gone.
 Never decides that a log must be cut, and never says what was lost by it: it tells offsets, bytes and where they are.
+What needs room on the disk comes first: a disk that is full refuses a cut before anything has changed. Only who finds
+no room for evidence, and says so, cuts without it.
 Works on the private parts of a `PartitionLog` and on nothing else.
 """
 
@@ -14,10 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.log import producer_snapshots, saving
 from fenceline.log.checkpoints import encode_epochs
-from fenceline.log.disk import replace_file
+from fenceline.log.disk import Disk, replace_file
 from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.file_names import EPOCH_FILE
 from fenceline.log.lost_and_found import copy_range, keep_file, keep_link
+from fenceline.log.lost_batches import Piece
 from fenceline.log.positions import extent_of, find
 from fenceline.log.recovery import load
 from fenceline.log.segment import Segment
@@ -38,15 +41,15 @@ class Truncated:
     evidence: tuple[str, ...]
 
 
-def truncate_to(log: PartitionLog, offset: int) -> Truncated:
+def truncate_to(log: PartitionLog, offset: int, *, keep_evidence: bool = True) -> Truncated:
     if offset >= log.log_end_offset:
         end = log.log_end_offset
         log.epochs.truncate_from_end(end)  # E18: an epoch that started here but wrote nothing
         return Truncated(end, end, 0, ())
     if not log.segments or offset <= log.segments[0].base_offset:
-        return truncate_fully_and_start_at(log, offset)
+        return truncate_fully_and_start_at(log, offset, keep_evidence=keep_evidence)
     try:
-        return _truncate(log, offset)
+        return _truncate(log, offset, keep_evidence)
     except OSError as error:
         log.offline = StorageError(
             f"truncating {log.topic_partition} to {offset} failed: {error.strerror}; restart the node"
@@ -57,28 +60,54 @@ def truncate_to(log: PartitionLog, offset: int) -> Truncated:
         raise log.offline from error
 
 
-def _truncate(log: PartitionLog, offset: int) -> Truncated:
-    disk, directory, end = log._disk, log.directory, log.log_end_offset
-    _forget_files(log)
+def pieces_from(log: PartitionLog, offset: int) -> list[Piece]:
+    """Where the bytes lie that a truncation to `offset` cuts, oldest first. For a thread. Raises OSError."""
+    if not log.segments or offset >= log.log_end_offset:
+        return []
+    if offset <= log.segments[0].base_offset:
+        number, position = 0, 0
+    else:
+        number, position = _place_of(log, offset)
+    pieces = [Piece(log.segments[number].path, position, log.segments[number].size_bytes)]
+    pieces += [Piece(segment.path, 0, segment.size_bytes) for segment in log.segments[number + 1 :]]
+    return [piece for piece in pieces if piece.end > piece.start]
+
+
+def _place_of(log: PartitionLog, offset: int) -> tuple[int, int]:
+    """Which segment is the last that stays, and how many of its bytes."""
     number = bisect_left(log._bases, offset + 1) - 1
     if log._bases[number] == offset and number > 0:
         number -= 1  # the cut falls between two segments: the one before stays whole
-        position = log.segments[number].size_bytes
-    else:
-        position = _position_of(log, log.segments[number], offset)
+        return number, log.segments[number].size_bytes
+    return number, _position_of(log, log.segments[number], offset)
+
+
+def _truncate(log: PartitionLog, offset: int, keep_evidence: bool) -> Truncated:
+    disk, directory, end = log._disk, log.directory, log.log_end_offset
+    number, position = _place_of(log, offset)
     kept = log.segments[number]
-    cut_bytes = kept.size_bytes - position
+    following = log.segments[number + 1 :]
+    cut_bytes = kept.size_bytes - position + sum(segment.size_bytes for segment in following)
+    copy = kept.path + _KEPT_SUFFIX if position < kept.size_bytes else ""
+    if keep_evidence:
+        try:
+            _copy_start(disk, kept.path, copy, position)
+        except OSError as error:
+            raise StorageError.of(f"truncating {log.topic_partition} to {offset}", error) from error
+    _forget_files(log)
     evidence: list[str] = []
-    for segment in reversed(log.segments[number + 1 :]):
-        cut_bytes += segment.size_bytes
-        evidence[:0] = keep_file(disk, directory, segment.path)
-        segment.delete_index_files()
-    if position < kept.size_bytes:
-        copy = kept.path + _KEPT_SUFFIX
-        with contextlib.suppress(FileNotFoundError):
-            disk.unlink(copy)
-        copy_range(disk, kept.path, copy, 0, position)
-        evidence[:0] = keep_link(disk, directory, kept.path)
+    if not keep_evidence:
+        for segment in reversed(following):
+            disk.unlink(segment.path)
+            segment.delete_index_files()
+        _copy_start(disk, kept.path, copy, position)
+    if keep_evidence:
+        for segment in reversed(following):
+            evidence[:0] = keep_file(disk, directory, segment.path)
+            segment.delete_index_files()
+    if copy:
+        if keep_evidence:
+            evidence[:0] = keep_link(disk, directory, kept.path)
         kept.delete_index_files()
         disk.rename(copy, kept.path)
     elif log._bases[number] != log.active_segment_base:
@@ -93,6 +122,14 @@ def _truncate(log: PartitionLog, offset: int) -> Truncated:
     return Truncated(log.log_end_offset, end, cut_bytes, tuple(evidence))
 
 
+def _copy_start(disk: Disk, path: str, copy: str, size_bytes: int) -> None:
+    if not copy:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        disk.unlink(copy)
+    copy_range(disk, path, copy, 0, size_bytes)
+
+
 def _position_of(log: PartitionLog, segment: Segment, offset: int) -> int:
     index, _ = segment.indexes()
     fd = log._disk.open_read(segment.path)
@@ -102,7 +139,7 @@ def _position_of(log: PartitionLog, segment: Segment, offset: int) -> int:
         log._disk.close(fd)
 
 
-def truncate_fully_and_start_at(log: PartitionLog, offset: int) -> Truncated:
+def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence: bool = True) -> Truncated:
     start, end = log.log_start_offset, log.log_end_offset
     evidence: list[str] = []
     cut_bytes = log.size_bytes
@@ -110,7 +147,10 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int) -> Truncated:
     try:
         _forget_files(log)
         for segment in reversed(log.segments):
-            evidence[:0] = keep_file(log._disk, log.directory, segment.path)
+            if keep_evidence:
+                evidence[:0] = keep_file(log._disk, log.directory, segment.path)
+            else:
+                log._disk.unlink(segment.path)
             segment.delete_index_files()
         if written:
             producer_snapshots.drop(log._disk, log.directory, log._disk.listdir(log.directory), lambda _: True)

@@ -1,0 +1,128 @@
+"""What a cut takes away, counted from the headers of the batches before they go.
+
+Owns the walk over bytes that are about to leave a log, damaged ones too. Changes nothing; what the records were
+worth to somebody is for the losses room to say. Blocks on the disk: for a thread, or at start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from fenceline.errors import PeerError
+from fenceline.log.disk import Disk
+from fenceline.log.scan import BadBatch, find_whole_batch, scan
+from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
+
+_LOOK_BEHIND_BYTES: Final = 16 << 20
+_MOST_OFFSETS: Final = 1 << 31
+"""Of one batch; more than that is damage."""
+
+
+class Piece(NamedTuple):
+    """Bytes [start, end) of a segment file."""
+
+    path: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class LostBatches:
+    """Offsets [start, end), records and bytes of the batches of a range."""
+
+    start_offset: int
+    end_offset_exclusive: int
+    records: int
+    size_bytes: int
+    leader_epochs: tuple[int, ...]
+    """Each once, in the order of the log."""
+    only_unanswered: bool = False
+    """Each batch is a control batch, or ends at one of the offsets that were named."""
+    unreadable_bytes: int = 0
+    """Of bytes that are no batch."""
+
+
+def count_lost(
+    disk: Disk,
+    pieces: Sequence[Piece],
+    *,
+    start_offset: int,
+    unanswered_ends: frozenset[int] = frozenset(),
+) -> LostBatches:
+    """Count the batches of these pieces, oldest first, from `start_offset` on. Raises OSError.
+
+    Records below `start_offset` are not counted: they were deleted before.
+    """
+    first = end = -1
+    records = size_bytes = unreadable = 0
+    epochs: list[int] = []
+    only_unanswered = True
+    next_offset = 0
+    for piece in pieces:
+        read_bytes = 0
+        for header in _batches(disk, piece, next_offset, start_offset):
+            read_bytes += header.size_bytes
+            next_offset = header.next_offset
+            if header.next_offset <= start_offset:
+                continue
+            if first < 0:
+                first = max(header.base_offset, start_offset)
+            end = header.next_offset
+            records += max(0, header.record_count - max(0, start_offset - header.base_offset))
+            size_bytes += header.size_bytes
+            if not epochs or epochs[-1] != header.leader_epoch:
+                epochs.append(header.leader_epoch)
+            only_unanswered &= header.is_control or header.next_offset in unanswered_ends
+        unreadable += piece.end - piece.start - read_bytes
+    if first < 0:
+        return LostBatches(start_offset, start_offset, 0, 0, (), False, max(0, unreadable))
+    return LostBatches(first, end, records, size_bytes, tuple(epochs), only_unanswered, max(0, unreadable))
+
+
+def _batches(disk: Disk, piece: Piece, next_offset: int, start_offset: int) -> Iterator[BatchHeader]:
+    """Headers of a piece; what is damaged is passed over, a batch whose end is torn off counts by its header."""
+    fd = disk.open_read(piece.path)
+    try:
+        position = piece.start
+        while position < piece.end:
+            try:
+                for found in scan(disk, fd, position, piece.end, next_offset=next_offset, crc_from_offset=None):
+                    yield found.header
+                    next_offset = found.header.next_offset
+                return
+            except BadBatch as bad:
+                position = bad.position
+            header = _header_of_damaged(disk.pread(fd, BATCH_OVERHEAD, position), max(next_offset, start_offset))
+            if header is not None:
+                yield header._replace(size_bytes=min(header.size_bytes, piece.end - position))
+                next_offset = header.next_offset
+                position += header.size_bytes
+                continue
+            content = disk.pread(fd, min(_LOOK_BEHIND_BYTES, piece.end - position - 1), position + 1)
+            whole = find_whole_batch(memoryview(content))
+            if whole is None:
+                return
+            position += 1 + whole
+            next_offset = 0
+    finally:
+        disk.close(fd)
+
+
+def _header_of_damaged(content: bytes, next_offset: int) -> BatchHeader | None:
+    """What the header of a damaged batch says, where that can be."""
+    if len(content) < BATCH_OVERHEAD:
+        return None
+    try:
+        header = peek_header(memoryview(content))
+    except PeerError:
+        return None
+    is_likely = (
+        header.size_bytes >= BATCH_OVERHEAD
+        and header.base_offset >= next_offset
+        and 0 <= header.last_offset_delta < _MOST_OFFSETS
+        and 0 <= header.record_count <= header.last_offset_delta + 1
+        and header.base_offset - next_offset < _MOST_OFFSETS
+    )
+    return header if is_likely else None

@@ -1,0 +1,84 @@
+"""Checks receipts against the logs themselves: a receipt must equal the difference.
+
+Owns the comparison, for tests and simulations. Never used by a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from fenceline.log.partition_log import PartitionLog
+from fenceline.losses.receipt import Receipt
+from fenceline.records.batch import iter_headers
+
+
+class Stored(NamedTuple):
+    """One batch as a log has it. `crc` covers the records: two batches are the same where all of it is."""
+
+    base_offset: int
+    next_offset: int
+    leader_epoch: int
+    record_count: int
+    size_bytes: int
+    crc: int
+
+
+def stored_batches(log: PartitionLog) -> list[Stored]:
+    """All batches from log start to log end. Reads the log: not while somebody cuts it. Raises StorageError."""
+    found: list[Stored] = []
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        records = log.read(offset, 1 << 20, end_offset_exclusive=log.log_end_offset).load()
+        for header in iter_headers(records):
+            offset = header.next_offset
+            found.append(
+                Stored(
+                    header.base_offset,
+                    header.next_offset,
+                    header.leader_epoch,
+                    header.record_count,
+                    header.size_bytes,
+                    header.crc,
+                )
+            )
+    return found
+
+
+def lost_between(before: Sequence[Stored], after: Iterable[Stored]) -> list[Stored]:
+    """The batches of one log that another one, or the same one later, does not have."""
+    there = set(after)
+    return [batch for batch in before if batch not in there]
+
+
+def complaints(receipts: Sequence[Receipt], lost: Sequence[Stored]) -> list[str]:
+    """What receipts of one partition say that is not so, or do not say; empty where they equal the difference.
+
+    `lost`: what is gone, by `lost_between`. Receipts are taken together: no lost batch may be in none of them or in
+    two, and each must have the offsets, epochs, records and bytes of its batches.
+    """
+    found: list[str] = []
+    left = list(lost)
+    for receipt in sorted(receipts, key=lambda each: each.start_offset):
+        mine = [
+            batch
+            for batch in left
+            if receipt.start_offset < batch.next_offset and batch.base_offset < receipt.end_offset_exclusive
+        ]
+        left = [batch for batch in left if batch not in mine]
+        if not mine:
+            found.append(f"receipt {receipt.id} of {receipt} tells of batches that are not lost")
+            continue
+        epochs = tuple(dict.fromkeys(batch.leader_epoch for batch in mine))
+        for what, told, true in (
+            ("starts at", receipt.start_offset, mine[0].base_offset),
+            ("ends at", receipt.end_offset_exclusive, mine[-1].next_offset),
+            ("has records", receipt.records, sum(batch.record_count for batch in mine)),
+            ("has bytes", receipt.size_bytes, sum(batch.size_bytes for batch in mine)),
+            ("has epochs", receipt.leader_epochs, epochs),
+        ):
+            if told != true:
+                found.append(f"receipt {receipt.id} of {receipt} {what} {told}, the difference {true}")
+    if left:
+        found.append(f"no receipt tells of offsets {left[0].base_offset} to {left[-1].next_offset - 1}")
+    return found

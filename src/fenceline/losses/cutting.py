@@ -1,0 +1,282 @@
+"""Cuts a log so that no loss goes without a receipt, whenever the machine stops.
+
+Owns the order: what is about to go is counted and written down, then the log is cut, then the receipt says what has
+really gone and where it is. After a crash `settle` looks which of it happened. A disk that is full makes room from
+older evidence first, then cuts without evidence and says so; a receipt that can not be written stops the cut.
+
+Blocks on the disk: for a thread, or at start. Used by simulations as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+from fenceline.ids import TopicPartition
+from fenceline.log.disk import Disk
+from fenceline.log.errors import StorageError
+from fenceline.log.lost_batches import Piece, count_lost
+from fenceline.log.partition_log import PartitionLog
+from fenceline.log.recovery_note import RecoveryNote, read_note
+from fenceline.losses.classes import of_cut, of_recovery
+from fenceline.losses.folder import Intent, ReceiptFolder
+from fenceline.losses.receipt import NOBODY, Cause, Receipt, receipt_id
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_NO_EVIDENCE: Final = "The disk was full, or the node stopped before the cut bytes were kept."
+_TORN: Final = "The torn end of one write is not kept."
+_STOPPED: Final = "The node stopped in the middle of the cut."
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a follower is to do, and for whom. `begins_anew`: empty the log, it goes on at `offset`."""
+
+    offset: int
+    begins_anew: bool
+    cause: Cause
+    reason: str
+    replica: int
+    leader: int
+    leader_epoch: int
+    time_ms: int
+    unanswered_ends: frozenset[int] = frozenset()
+    """Ends of batches whose producers were told that they are not committed; only where this replica led just before
+    and nobody else since."""
+
+
+def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], bool] = lambda: False) -> list[Receipt]:
+    """Carry it out; the receipts of what was lost lie beside the evidence when this returns.
+
+    `make_room` frees space of the disk, False when there is none to be freed. Raises StorageError: where the disk is
+    full, the log is as it was.
+    """
+    folder = ReceiptFolder(disk, log.directory)
+    receipts: list[Receipt] = []
+    while True:
+        try:
+            receipts += _settle_intents(folder, log)
+            intent = _intent_of(folder, log, cut)
+            if intent is None:
+                _do(log, cut, keep_evidence=True)
+                return receipts
+            folder.intend(intent)
+        except OSError as error:
+            if error.errno in _FULL and make_room():
+                continue
+            raise StorageError.of(f"writing the loss receipt of {log.topic_partition}", error) from error
+        try:
+            _do(log, cut, keep_evidence=True)
+        except StorageError as error:
+            if not error.disk_full or log.offline is not None:
+                raise
+            if make_room():
+                continue
+            _do(log, cut, keep_evidence=False)
+        return receipts + _settle_now(folder, log, make_room)
+
+
+def settle(
+    disk: Disk,
+    log: PartitionLog,
+    *,
+    replica: int,
+    high_watermark: int,
+) -> list[Receipt]:
+    """Receipts of cuts that a crash interrupted, and of what recovery cut; before the log is used. Raises OSError.
+
+    `high_watermark`: of the last checkpoint.
+    """
+    folder = ReceiptFolder(disk, log.directory)
+    notes = [(path, note) for path in folder.notes() if (note := read_note(disk, path)) is not None]
+    # What recovery cut is the notes' to tell, also where it lay in the range of an interrupted cut.
+    told_up_to = max((note.lost.end_offset_exclusive for _, note in notes), default=0)
+    receipts = _settle_intents(folder, log, told_up_to)
+    for path, note in notes:
+        receipt = _receipt_of_note(folder, note, log.topic_partition, log.topic_id, replica, high_watermark)
+        if not folder.is_known(receipt.id):
+            folder.owe(receipt)
+            receipts.append(receipt)
+        disk.unlink(path)
+    return receipts
+
+
+def _do(log: PartitionLog, cut: Cut, *, keep_evidence: bool) -> None:
+    if cut.begins_anew:
+        log.truncate_fully_and_start_at(cut.offset, keep_evidence=keep_evidence)
+    else:
+        log.truncate_to(cut.offset, keep_evidence=keep_evidence)
+
+
+def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | None:
+    """None where nothing is lost. Raises OSError."""
+    pieces = log.pieces_from(0 if cut.begins_anew else cut.offset)
+    lost = count_lost(folder.disk, pieces, start_offset=log.log_start_offset, unanswered_ends=cut.unanswered_ends)
+    if not lost.records and not lost.unreadable_bytes:
+        return None
+    loss_class, known_by = of_cut(lost, log.high_watermark, leader_starts_at=cut.offset if cut.begins_anew else None)
+    topic, partition = log.topic_partition
+    receipt = Receipt(
+        id=receipt_id(
+            topic=topic,
+            topic_id=log.topic_id,
+            partition=partition,
+            start_offset=lost.start_offset,
+            end_offset_exclusive=lost.end_offset_exclusive,
+            cause=cut.cause,
+            replica=cut.replica,
+            leader_epoch=cut.leader_epoch,
+            time_ms=cut.time_ms,
+        ),
+        topic=topic,
+        topic_id=log.topic_id,
+        partition=partition,
+        start_offset=lost.start_offset,
+        end_offset_exclusive=lost.end_offset_exclusive,
+        leader_epochs=lost.leader_epochs,
+        records=lost.records,
+        size_bytes=lost.size_bytes,
+        loss_class=loss_class,
+        known_by=known_by,
+        cause=cut.cause,
+        reason=cut.reason,
+        replica=cut.replica,
+        leader=cut.leader,
+        leader_epoch=cut.leader_epoch,
+        time_ms=cut.time_ms,
+    )
+    return Intent(
+        receipt,
+        log.log_start_offset,
+        log.log_end_offset,
+        log.high_watermark,
+        cut.begins_anew,
+        tuple(folder.evidence()),
+    )
+
+
+def _settle_now(folder: ReceiptFolder, log: PartitionLog, make_room: Callable[[], bool]) -> list[Receipt]:
+    while True:
+        try:
+            return _settle_intents(folder, log)
+        except OSError as error:
+            if error.errno in _FULL and make_room():
+                continue
+            # The intent is durable, and settled by the next start; until then this log must not be served.
+            log.offline = StorageError.of(f"writing the loss receipt of {log.topic_partition}", error)
+            raise log.offline from error
+
+
+def _settle_intents(folder: ReceiptFolder, log: PartitionLog, told_up_to: int = 0) -> list[Receipt]:
+    """Raises OSError."""
+    receipts = []
+    for intent in list(folder.intents()):
+        if not folder.is_known(intent.receipt.id):
+            receipt = _what_happened(folder, log, intent, told_up_to)
+            if receipt is not None:
+                folder.owe(receipt)
+                receipts.append(receipt)
+        folder.drop_intent(intent.receipt.id)
+    return receipts
+
+
+def _what_happened(folder: ReceiptFolder, log: PartitionLog, intent: Intent, told_up_to: int) -> Receipt | None:
+    """The receipt of as much of a cut as was carried out; None where nothing was."""
+    planned = intent.receipt
+    new = [name for name in folder.evidence() if name not in intent.others]
+    is_anew = intent.begins_anew and log.log_start_offset >= intent.log_end_offset
+    gone_from = max(planned.start_offset if is_anew else log.log_end_offset, told_up_to)
+    if gone_from <= planned.start_offset:
+        evidence = tuple(f"{folder.path}/{name}" for name in new)
+        return replace(planned, evidence=evidence, evidence_note="" if evidence else _NO_EVIDENCE)
+    if gone_from >= intent.log_end_offset:
+        return None
+    # Part of it: whole segments have gone, the rest is cut again by whoever follows next.
+    evidence = tuple(f"{folder.path}/{name}" for name in new if _base_offset(name) >= gone_from)
+    lost = count_lost(
+        folder.disk, [Piece(path, 0, _size(folder.disk, path)) for path in evidence], start_offset=gone_from
+    )
+    loss_class, known_by = of_cut(replace(lost, start_offset=gone_from), intent.high_watermark)
+    if lost.end_offset_exclusive != planned.end_offset_exclusive:
+        # The machine stopped before evidence was kept; what is known is what was planned.
+        return replace(
+            planned,
+            start_offset=gone_from,
+            records=min(planned.records, planned.end_offset_exclusive - gone_from),
+            loss_class=loss_class,
+            known_by=f"{known_by}; records are counted by their offsets, bytes are those of the whole cut",
+            evidence=evidence,
+            evidence_note=_STOPPED,
+        )
+    return replace(
+        planned,
+        start_offset=lost.start_offset,
+        leader_epochs=lost.leader_epochs,
+        records=lost.records,
+        size_bytes=lost.size_bytes,
+        loss_class=loss_class,
+        known_by=known_by,
+        evidence=evidence,
+        evidence_note=_STOPPED,
+    )
+
+
+def _receipt_of_note(
+    folder: ReceiptFolder,
+    note: RecoveryNote,
+    topic_partition: TopicPartition,
+    topic_id: UUID | None,
+    replica: int,
+    high_watermark: int,
+) -> Receipt:
+    """Raises OSError."""
+    claimed = {path for receipt in folder.contents().receipts for path in receipt.evidence}
+    new = (f"{folder.path}/{name}" for name in folder.evidence() if name not in note.others)
+    # A copy that a crash interrupted before its first byte is none.
+    evidence = tuple(path for path in new if path not in claimed and _size(folder.disk, path))
+    lost = note.lost
+    loss_class, known_by = of_recovery(lost, high_watermark, torn=note.torn)
+    return Receipt(
+        id=receipt_id(
+            topic=topic_partition.topic,
+            topic_id=topic_id,
+            partition=topic_partition.partition,
+            start_offset=lost.start_offset,
+            end_offset_exclusive=lost.end_offset_exclusive,
+            cause=Cause.RECOVERY,
+            replica=replica,
+            time_ms=note.time_ms,
+        ),
+        topic=topic_partition.topic,
+        topic_id=topic_id,
+        partition=topic_partition.partition,
+        start_offset=lost.start_offset,
+        end_offset_exclusive=lost.end_offset_exclusive,
+        leader_epochs=lost.leader_epochs,
+        records=lost.records,
+        size_bytes=lost.size_bytes + lost.unreadable_bytes,
+        loss_class=loss_class,
+        known_by=known_by,
+        cause=Cause.RECOVERY,
+        reason=note.reason,
+        replica=replica,
+        leader=NOBODY,
+        leader_epoch=NOBODY,
+        time_ms=note.time_ms,
+        evidence=evidence,
+        evidence_note="" if evidence else _TORN if note.torn else _NO_EVIDENCE,
+    )
+
+
+def _size(disk: Disk, path: str) -> int:
+    found = disk.stat(path)
+    return found.size_bytes if found is not None else 0
+
+
+def _base_offset(name: str) -> int:
+    """Of the segment that evidence was made of; -1 where it is the end of one."""
+    digits, _, rest = name.partition(".")
+    return int(digits) if digits.isdigit() and rest.startswith("log.") and "from-" not in rest else -1

@@ -1,0 +1,184 @@
+"""Receipts as files: beside the evidence of one partition, in its `lost+found`.
+
+Owns their names and states, and makes each durable before it counts. Decides nothing about what they say.
+
+| file                    | means                                                                           |
+|-------------------------|---------------------------------------------------------------------------------|
+| `receipt-ID.intended`   | the log is about to be cut; what that takes is said, whether it was done is not |
+| `receipt-ID.due`        | a loss that the ledger does not have yet, or not as it is now                   |
+| `receipt-ID.told`       | the ledger has it; the file says whose the evidence is                          |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fenceline.log.disk import Disk, read_file, replace_file
+from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.log.recovery_note import NOTE_PREFIX, NOTE_SUFFIX
+from fenceline.losses.receipt import Receipt, decode, document, encode, of_document
+
+PREFIX: Final = "receipt-"
+OUTBOX_PREFIX: Final = "fenceline-loss-"
+INTENDED: Final = ".intended"
+DUE: Final = ".due"
+TOLD: Final = ".told"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A cut that is about to happen. `receipt`: what it says when all of it happens."""
+
+    receipt: Receipt
+    log_start_offset: int
+    """Before it."""
+    log_end_offset: int
+    high_watermark: int
+    begins_anew: bool
+    others: tuple[str, ...]
+    """What lay in `lost+found` before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """`evidence`: paths of all files that are evidence, whoever's."""
+
+    receipts: tuple[Receipt, ...]
+    evidence: tuple[str, ...]
+    is_being_cut: bool
+
+
+class Receipts:
+    """Receipts in one folder, as files. For a thread; everything may raise OSError."""
+
+    def __init__(self, disk: Disk, path: str, prefix: str) -> None:
+        self.disk = disk
+        self.path = path
+        self._prefix = prefix
+
+    def is_known(self, receipt_id: str) -> bool:
+        return any(self.disk.stat(self._file(receipt_id, state)) is not None for state in (DUE, TOLD))
+
+    def owe(self, receipt: Receipt) -> None:
+        """To be told, as it is now. Durable when it returns."""
+        self.disk.mkdir(self.path)
+        replace_file(self.disk, self._file(receipt.id, DUE), encode(receipt))
+        with contextlib.suppress(FileNotFoundError):
+            self.disk.unlink(self._file(receipt.id, TOLD))
+
+    def due(self) -> list[Receipt]:
+        return self._receipts(self._names(), DUE)
+
+    def told(self, receipt: Receipt) -> None:
+        """The ledger has it as it is; what has no evidence left is not kept any longer."""
+        path = self._file(receipt.id, DUE)
+        if read_if_there(self.disk, path) != encode(receipt):
+            return  # something else is to be told of it by now
+        if receipt.evidence:
+            self.disk.rename(path, self._file(receipt.id, TOLD))
+        else:
+            self.disk.unlink(path)
+
+    def _receipts(self, names: Sequence[str], state: str) -> list[Receipt]:
+        found = []
+        for name in names:
+            if name.startswith(self._prefix) and name.endswith(state):
+                content = read_if_there(self.disk, f"{self.path}/{name}")
+                with contextlib.suppress(ValueError):
+                    if content is not None:
+                        found.append(decode(content))
+        return found
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(self.disk.listdir(self.path))
+        except FileNotFoundError:
+            return []
+
+    def _file(self, receipt_id: str, state: str) -> str:
+        return f"{self.path}/{self._prefix}{receipt_id}{state}"
+
+
+class Outbox(Receipts):
+    """Receipts that belong to no partition's folder, or whose folder goes: beside the checkpoints of a log directory.
+
+    They are files, since Apache Kafka takes every folder there for a partition.
+    """
+
+    def __init__(self, disk: Disk, log_dir: str) -> None:
+        super().__init__(disk, log_dir, OUTBOX_PREFIX)
+
+
+class ReceiptFolder(Receipts):
+    """The `lost+found` of one partition's directory."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        super().__init__(disk, f"{directory}/{EVIDENCE_DIR}", PREFIX)
+        self.directory = directory
+
+    def evidence(self) -> list[str]:
+        """Names of files that are evidence."""
+        return [name for name in self._names() if not is_paper(name)]
+
+    def notes(self) -> list[str]:
+        """Paths of what recovery left."""
+        names = self._names()
+        return [f"{self.path}/{name}" for name in names if name.startswith(NOTE_PREFIX) and name.endswith(NOTE_SUFFIX)]
+
+    def intend(self, intent: Intent) -> None:
+        """Durable when it returns."""
+        self.disk.mkdir(self.path)
+        self.disk.fsync_dir(self.directory)
+        fields = {
+            "receipt": document(intent.receipt),
+            "log_start_offset": intent.log_start_offset,
+            "log_end_offset": intent.log_end_offset,
+            "high_watermark": intent.high_watermark,
+            "begins_anew": intent.begins_anew,
+            "others": list(intent.others),
+        }
+        replace_file(self.disk, self._file(intent.receipt.id, INTENDED), json.dumps(fields).encode())
+
+    def intents(self) -> Iterator[Intent]:
+        for name in self._names():
+            if not name.endswith(INTENDED):
+                continue
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                fields = json.loads(read_file(self.disk, f"{self.path}/{name}") or b"")
+                yield Intent(
+                    of_document(fields["receipt"]),
+                    int(fields["log_start_offset"]),
+                    int(fields["log_end_offset"]),
+                    int(fields["high_watermark"]),
+                    bool(fields["begins_anew"]),
+                    tuple(fields["others"]),
+                )
+
+    def drop_intent(self, receipt_id: str) -> None:
+        self.disk.unlink(self._file(receipt_id, INTENDED))
+
+    def contents(self) -> Contents:
+        """All of it, as of one look."""
+        names = self._names()
+        return Contents(
+            (*self._receipts(names, DUE), *self._receipts(names, TOLD)),
+            tuple(f"{self.path}/{name}" for name in names if not is_paper(name)),
+            any(name.endswith(INTENDED) for name in names),
+        )
+
+
+def read_if_there(disk: Disk, path: str) -> bytes | None:
+    """None where another thread has taken it away. Raises OSError."""
+    try:
+        return read_file(disk, path)
+    except FileNotFoundError:
+        return None
+
+
+def is_paper(name: str) -> bool:
+    """Whether a file in `lost+found` is written about evidence, and none itself."""
+    return name.startswith((PREFIX, NOTE_PREFIX))

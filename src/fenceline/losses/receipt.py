@@ -1,0 +1,192 @@
+"""The loss receipt: which offsets of which partition are gone from where, what they were worth, and why.
+
+Owns its fields, its id and its two forms: the document on disk and in the ledger topic, and the fourteen fields that
+programs are shown. Decides nothing.
+
+A receipt's id is drawn from what it says and never changes, so that it can be delivered twice and counts once. What is
+said later of the same loss (its evidence went) has the same id; the last one said counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any, Final
+from uuid import UUID
+
+from fenceline.ids import decode_uuid, encode_uuid
+
+LEDGER_TOPIC: Final = "__fenceline_losses"
+NOBODY: Final = -1
+"""No leader, or none that is known."""
+
+
+class LossClass(StrEnum):
+    """What the records were worth to who wrote them. A range of several classes has the worst."""
+
+    COMMITTED = "committed"
+    """Below a high watermark that the replica knew: acknowledged to acks=all, and readable."""
+    MAYBE_ACKNOWLEDGED = "maybe_acknowledged"
+    """Above it. Who wrote with acks=1 was told that it is written, and the high watermark may have been higher."""
+    NEVER_ACKNOWLEDGED = "never_acknowledged"
+    """Nobody was told that they are written."""
+    EXPIRED = "expired"
+    """Retention or a deletion took them before somebody who had not read them yet."""
+
+
+class Cause(StrEnum):
+    """Why. The first four are a follower's, in the words of `fenceline.replica.follower.Cause`."""
+
+    DIVERGENCE = "divergence"
+    LEADER_IS_SHORTER = "leader_is_shorter"
+    UNKNOWN_EPOCH = "unknown_epoch"
+    LEADER_STARTS_LATER = "leader_starts_later"
+    RECOVERY = "recovery"
+    LOG_START = "log_start_moved"
+    TOPIC_DELETED = "topic_deleted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """Offsets [start, end) of one partition. `size_bytes`: of the batches as they were stored."""
+
+    id: str
+    topic: str
+    topic_id: UUID | None
+    partition: int
+    start_offset: int
+    end_offset_exclusive: int
+    leader_epochs: tuple[int, ...]
+    """Of the lost batches, oldest first."""
+    records: int
+    size_bytes: int
+    loss_class: LossClass
+    known_by: str
+    """How the class is known."""
+    cause: Cause
+    reason: str
+    replica: int
+    """Node whose log lost them; the group's coordinator where the class is expired."""
+    leader: int
+    leader_epoch: int
+    """Of the leader in which the log was cut."""
+    time_ms: int
+    evidence: tuple[str, ...] = ()
+    """Files on the replica's disk that hold the lost batches."""
+    evidence_note: str = ""
+    """Why there is no evidence, or not all of it."""
+    group: str = ""
+    """Whose offset was passed, where the class is expired."""
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} offsets {self.start_offset} to {self.end_offset_exclusive - 1}"
+
+
+def receipt_id(
+    *,
+    topic: str,
+    topic_id: UUID | None,
+    partition: int,
+    start_offset: int,
+    end_offset_exclusive: int,
+    cause: Cause,
+    replica: int,
+    leader_epoch: int = NOBODY,
+    time_ms: int = 0,
+    group: str = "",
+) -> str:
+    """24 hexadecimal digits, the same for the same loss."""
+    parts = (
+        topic,
+        topic_id.hex if topic_id is not None else "",
+        partition,
+        start_offset,
+        end_offset_exclusive,
+        cause.value,
+        replica,
+        leader_epoch,
+        time_ms,
+        group,
+    )
+    return blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
+
+
+def shown(receipt: Receipt) -> dict[str, Any]:
+    """The fields that programs are shown by `fenceline losses list --json`."""
+    return {
+        "topic": receipt.topic,
+        "topic_id": encode_uuid(receipt.topic_id) if receipt.topic_id is not None else None,
+        "partition": receipt.partition,
+        "start_offset": receipt.start_offset,
+        "end_offset_exclusive": receipt.end_offset_exclusive,
+        "leader_epochs": list(receipt.leader_epochs),
+        "records": receipt.records,
+        "bytes": receipt.size_bytes,
+        "class": receipt.loss_class.value,
+        "cause": receipt.cause.value,
+        "replica": receipt.replica,
+        "leader": receipt.leader,
+        "time": _time_text(receipt.time_ms),
+        "evidence": list(receipt.evidence),
+    }
+
+
+def document(receipt: Receipt) -> dict[str, Any]:
+    """Everything that a receipt says."""
+    return {
+        "id": receipt.id,
+        **shown(receipt),
+        "known_by": receipt.known_by,
+        "reason": receipt.reason,
+        "leader_epoch": receipt.leader_epoch,
+        "time_ms": receipt.time_ms,
+        "evidence_note": receipt.evidence_note,
+        "group": receipt.group,
+    }
+
+
+def encode(receipt: Receipt) -> bytes:
+    """The document as JSON."""
+    return json.dumps(document(receipt), separators=(",", ":")).encode()
+
+
+def decode(content: bytes) -> Receipt:
+    """Inverse of `encode`; fields of later versions are passed over. Raises ValueError."""
+    try:
+        return of_document(json.loads(content))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no loss receipt: {error!r}") from None
+
+
+def of_document(fields: Mapping[str, Any]) -> Receipt:
+    """Raises ValueError, KeyError or TypeError for what is no receipt."""
+    return Receipt(
+        id=str(fields["id"]),
+        topic=str(fields["topic"]),
+        topic_id=decode_uuid(fields["topic_id"]) if fields["topic_id"] is not None else None,
+        partition=int(fields["partition"]),
+        start_offset=int(fields["start_offset"]),
+        end_offset_exclusive=int(fields["end_offset_exclusive"]),
+        leader_epochs=tuple(int(epoch) for epoch in fields["leader_epochs"]),
+        records=int(fields["records"]),
+        size_bytes=int(fields["bytes"]),
+        loss_class=LossClass(fields["class"]),
+        known_by=str(fields["known_by"]),
+        cause=Cause(fields["cause"]),
+        reason=str(fields["reason"]),
+        replica=int(fields["replica"]),
+        leader=int(fields["leader"]),
+        leader_epoch=int(fields["leader_epoch"]),
+        time_ms=int(fields["time_ms"]),
+        evidence=tuple(str(path) for path in fields["evidence"]),
+        evidence_note=str(fields["evidence_note"]),
+        group=str(fields["group"]),
+    )
+
+
+def _time_text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

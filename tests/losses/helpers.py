@@ -1,0 +1,52 @@
+"""Logs that lose something, and what they said of it."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from fenceline.ids import TopicPartition
+from fenceline.log.config import LogConfig
+from fenceline.log.disk import Disk
+from fenceline.log.partition_log import PartitionLog
+from fenceline.losses.cutting import Cut
+from fenceline.losses.folder import ReceiptFolder
+from fenceline.losses.receipt import Cause, Receipt
+from fenceline.records.build import build_batch
+
+TP = TopicPartition("rain", 3)
+TOPIC_ID = UUID("6f2d1c58-3c8e-4b52-9a0f-0123456789ab")
+DIRECTORY = "/data/rain-3"
+REPLICA, LEADER = 2, 5
+
+
+def open_log(disk: Disk, directory: str = DIRECTORY, **fields: Any) -> PartitionLog:
+    fields.setdefault("now_ms", 1_000)
+    fields.setdefault("config", LogConfig(segment_bytes=600, index_interval_bytes=150))
+    return PartitionLog.open(disk, directory, topic_partition=TP, topic_id=TOPIC_ID, **fields)
+
+
+def write(log: PartitionLog, epoch: int, batches: int, rng: Random | None = None) -> None:
+    rng = rng or Random(0)
+    for _ in range(batches):
+        rows = [(1_000, b"key", b"v" * rng.randint(1, 40), ()) for _ in range(rng.randint(1, 4))]
+        log.append_as_leader(memoryview(build_batch(rows)), leader_epoch=epoch, now_ms=1_000)
+
+
+def cut(offset: int, *, begins_anew: bool = False, time_ms: int = 7_000, **fields: Any) -> Cut:
+    return Cut(
+        offset,
+        begins_anew,
+        Cause.LEADER_STARTS_LATER if begins_anew else Cause.DIVERGENCE,
+        "a test",
+        REPLICA,
+        LEADER,
+        9,
+        time_ms,
+        **fields,
+    )
+
+
+def receipts_of(disk: Disk, directory: str = DIRECTORY) -> list[Receipt]:
+    return list(ReceiptFolder(disk, directory).contents().receipts)

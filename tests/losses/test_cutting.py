@@ -1,0 +1,279 @@
+"""No cut without a receipt, whenever the machine stops, and every receipt exact."""
+
+from __future__ import annotations
+
+import errno
+from random import Random
+
+import pytest
+
+from fenceline.log.disk import OsDisk
+from fenceline.log.errors import StorageError
+from fenceline.log.partition_log import PartitionLog
+from fenceline.losses.check import Stored, complaints, lost_between, stored_batches
+from fenceline.losses.cutting import cut_log, settle
+from fenceline.losses.folder import ReceiptFolder
+from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.disk import LifeDisk
+from fenceline.testing.simulation.scheduler import ProcessEnded
+
+from .helpers import DIRECTORY, LEADER, REPLICA, TOPIC_ID, cut, open_log, receipts_of, write
+
+
+def a_disk(seed: int = 0) -> SimDisk:
+    disk = SimDisk(seed)
+    disk.mkdir("/data")
+    return disk
+
+
+def a_life(disk: SimDisk, seed: int, changes: int) -> LifeDisk:
+    """The disk of a machine that loses its power at this many changes from now."""
+
+    def die() -> None:
+        life.forget()
+        disk.crash()
+
+    life = LifeDisk(disk, Random(seed), tell=lambda _: None, die=die)
+    life.crash_after(changes)
+    return life
+
+
+def a_history(disk: SimDisk | LifeDisk, rng: Random) -> PartitionLog:
+    log = open_log(disk)
+    for epoch in range(rng.randint(1, 5)):
+        write(log, epoch, rng.randint(0, 8), rng)
+    log.advance_high_watermark(rng.randint(0, log.log_end_offset))
+    if rng.random() < 0.3 and log.high_watermark:
+        log.advance_log_start(rng.randint(0, log.high_watermark))
+    return log
+
+
+def settled(disk: SimDisk, log: PartitionLog) -> list[Receipt]:
+    settle(disk, log, replica=REPLICA, high_watermark=log.high_watermark)
+    return receipts_of(disk)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_receipt_equals_the_difference(seed: int) -> None:
+    rng = Random(seed)
+    disk = a_disk(seed)
+    log = a_history(disk, rng)
+    before, start = stored_batches(log), log.log_start_offset
+    anew = rng.random() < 0.2
+    offset = log.log_end_offset + rng.randint(1, 5) if anew else rng.randint(0, log.log_end_offset)
+    receipts = cut_log(disk, log, cut(offset, begins_anew=anew))
+    lost = lost_between(before, stored_batches(log))
+    told = [clipped(batch, start) for batch in lost]
+    assert complaints(receipts, told) == []
+    assert receipts_of(disk) == receipts
+    for receipt in receipts:
+        content = b"".join(disk.peek(path) or b"" for path in receipt.evidence)
+        assert len(content) >= receipt.size_bytes > 0
+        assert (receipt.replica, receipt.leader, receipt.topic_id) == (REPLICA, LEADER, TOPIC_ID)
+
+
+def clipped(batch: Stored, start: int) -> Stored:
+    """A batch of which records below the log start had been deleted before."""
+    below = max(0, start - batch.base_offset)
+    return batch._replace(base_offset=batch.base_offset + below, record_count=batch.record_count - below)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: bool) -> None:
+    """The machine loses its power at each call in turn that changes the disk; then it starts again."""
+    step = 0
+    while True:
+        step += 1
+        rng = Random(seed)
+        disk = a_disk(seed * 1_000 + step)
+        log = open_log(disk)
+        for epoch in range(4):
+            write(log, epoch, 4, rng)
+        log.close()  # all of it is safe: what is gone afterwards was cut
+        log = open_log(disk, clean=True)
+        before = stored_batches(log)
+        high_watermark = log.advance_high_watermark(rng.randint(0, log.log_end_offset))
+        life = a_life(disk, seed, step)
+        log = open_log(life, clean=True, high_watermark=high_watermark)
+        offset = log.log_end_offset + 3 if anew else rng.randint(0, log.log_end_offset - 1)
+        try:
+            cut_log(life, log, cut(offset, begins_anew=anew))
+            survived = True
+        except ProcessEnded:
+            survived = False
+        life.forget()
+        again = open_log(disk, recovery_point=min(offset, before[-1].next_offset), high_watermark=high_watermark)
+        assert complaints(settled(disk, again), lost_between(before, stored_batches(again))) == []
+        assert settled(disk, again) == receipts_of(disk), "to settle twice changes nothing"
+        # Whoever follows next cuts what is left; together the receipts tell all of it, once.
+        cut_log(disk, again, cut(offset, begins_anew=anew, time_ms=8_000))
+        assert complaints(receipts_of(disk), lost_between(before, stored_batches(again))) == []
+        if survived:
+            assert step > 10, "the cut has more steps than this"
+            return
+
+
+def test_nothing_lost_is_no_receipt() -> None:
+    disk = a_disk()
+    log = open_log(disk)
+    write(log, 1, 3)
+    log.assign_epoch(4)
+    assert cut_log(disk, log, cut(log.log_end_offset)) == []
+    assert log.latest_epoch == 1
+    assert receipts_of(disk) == []
+    assert list(ReceiptFolder(disk, DIRECTORY).intents()) == []
+
+
+def test_classes() -> None:
+    def lose(high_watermark: int, **fields: object) -> Receipt:
+        disk = a_disk()
+        log = open_log(disk)
+        write(log, 1, 4)
+        log.advance_high_watermark(high_watermark)
+        (receipt,) = cut_log(disk, log, cut(2, **fields))
+        return receipt
+
+    whole = lose(10**6)
+    assert whole.loss_class is LossClass.COMMITTED
+    part = lose(5)
+    assert part.loss_class is LossClass.COMMITTED
+    assert "may have been acknowledged" in part.known_by
+    assert lose(0).loss_class is LossClass.MAYBE_ACKNOWLEDGED
+    ends = frozenset(range(1, 100))
+    assert lose(0, unanswered_ends=ends).loss_class is LossClass.NEVER_ACKNOWLEDGED
+    assert lose(0, unanswered_ends=frozenset({1})).loss_class is LossClass.MAYBE_ACKNOWLEDGED
+    assert lose(5, unanswered_ends=ends).loss_class is LossClass.COMMITTED
+
+
+def test_what_the_leader_deleted_before_has_expired() -> None:
+    disk = a_disk()
+    log = open_log(disk)
+    write(log, 1, 4)
+    log.advance_high_watermark(log.log_end_offset)
+    (receipt,) = cut_log(disk, log, cut(100, begins_anew=True))
+    assert (receipt.loss_class, receipt.cause) == (LossClass.EXPIRED, Cause.LEADER_STARTS_LATER)
+    assert log.log_start_offset == 100
+
+
+def test_a_full_disk_refuses_the_cut_and_nothing_has_changed() -> None:
+    disk = a_disk()
+    log = open_log(disk)
+    write(log, 1, 9)
+    before = stored_batches(log)
+    disk.capacity_bytes = disk.used_bytes
+    with pytest.raises(StorageError) as refused:
+        cut_log(disk, log, cut(2))
+    assert refused.value.disk_full
+    assert log.offline is None
+    assert stored_batches(log) == before
+    disk.heal()
+    receipts = cut_log(disk, log, cut(2))
+    assert complaints(receipts, lost_between(before, stored_batches(log))) == []
+
+
+def test_a_full_disk_gives_older_evidence_first_and_then_cuts_without_any() -> None:
+    disk = a_disk()
+    log = open_log(disk)
+    write(log, 1, 12)
+    before = stored_batches(log)
+    asked = []
+
+    def no_room() -> bool:
+        """Nothing to be freed; but the receipt itself has room."""
+        asked.append(disk.used_bytes)
+        return False
+
+    offset = before[-2].base_offset  # most of the last segments stays and would have to be copied
+    real_open = disk.open_append
+
+    def open_append(path: str) -> int:
+        if path.endswith(".kept.tmp") and not asked:
+            raise OSError(errno.ENOSPC, "full", path)
+        return real_open(path)
+
+    disk.open_append = open_append  # type: ignore[method-assign]
+    (receipt,) = cut_log(disk, log, cut(offset), no_room)
+    assert asked, "older evidence is looked for first"
+    assert receipt.evidence == ()
+    assert "disk was full" in receipt.evidence_note
+    assert complaints([receipt], lost_between(before, stored_batches(log))) == []
+    assert log.offline is None
+    write(log, 9, 1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_recovery_cuts_has_a_receipt(seed: int) -> None:
+    """A log that loses its power in the middle of writes, recovered by a node that loses it as well."""
+    rng = Random(seed)
+    disk = a_disk(seed)
+    log = open_log(disk)
+    write(log, 0, 6, rng)
+    log.close()
+    log = open_log(disk, clean=True)
+    safe = log.log_end_offset
+    write(log, 1, 10, rng)
+    disk.crash()
+    crashes = rng.randint(1, 12)
+    life = a_life(disk, seed, crashes)
+    try:
+        first = open_log(life, recovery_point=safe)
+        assert first.recovery is not None
+        cut_anything = first.recovery.torn_bytes + first.recovery.cut_bytes > 0
+    except ProcessEnded:
+        cut_anything = False
+    life.forget()
+    again = open_log(disk, recovery_point=safe)
+    report = again.recovery
+    assert report is not None
+    receipts = settled(disk, again)
+    if cut_anything or report.torn_bytes or report.cut_bytes:
+        assert receipts
+    for receipt in receipts:
+        assert receipt.cause is Cause.RECOVERY
+        assert receipt.start_offset >= safe
+        assert receipt.end_offset_exclusive >= receipt.start_offset
+        assert receipt.size_bytes > 0
+        for path in receipt.evidence:
+            assert disk.peek(path), "what a receipt names is there"
+    assert ReceiptFolder(disk, DIRECTORY).notes() == []
+    named = {path for receipt in receipts for path in receipt.evidence}
+    kept = {path for path in ReceiptFolder(disk, DIRECTORY).contents().evidence if disk.peek(path)}
+    assert named == kept, "what is kept is named"
+
+
+def test_recovery_of_whole_batches_behind_a_gap_counts_them(tmp_path_factory: pytest.TempPathFactory) -> None:
+    disk = OsDisk()
+    directory = str(tmp_path_factory.mktemp("log") / "rain-3")
+    log = open_log(disk, directory)
+    write(log, 0, 12)
+    stored = stored_batches(log)
+    log.close()
+    victim = stored[5]
+    segment = next(each for each in reversed(log.segments) if each.base_offset <= victim.base_offset)
+    with open(segment.path, "r+b") as file:
+        position = sum(b.size_bytes for b in stored if segment.base_offset <= b.base_offset < victim.base_offset)
+        file.seek(position + 70)
+        file.write(b"\xff\xff\xff")
+    again = open_log(disk, directory, recovery_point=victim.base_offset, high_watermark=victim.base_offset)
+    assert again.log_end_offset == victim.base_offset
+    (receipt,) = settle(disk, again, replica=REPLICA, high_watermark=victim.base_offset + 1)
+    assert receipt.loss_class is LossClass.COMMITTED
+    assert complaints([receipt], lost_between(stored, stored_batches(again))) == []
+    assert "checksum" in receipt.reason
+
+
+def test_the_checker_sees_what_is_wrong() -> None:
+    disk = a_disk()
+    log = open_log(disk)
+    write(log, 1, 6)
+    before = stored_batches(log)
+    (receipt,) = cut_log(disk, log, cut(before[3].base_offset))
+    lost = lost_between(before, stored_batches(log))
+    assert complaints([receipt], lost) == []
+    assert complaints([], lost)
+    assert complaints([receipt], lost[1:])
+    assert complaints([receipt], before)
+    assert complaints([receipt, receipt], lost)
+    assert complaints([receipt], [batch._replace(leader_epoch=2) for batch in lost])
