@@ -14,6 +14,7 @@ from fenceline.cli.features import features
 from fenceline.cli.format import FORMAT_EXAMPLES, format_directory_command
 from fenceline.cli.groups import groups
 from fenceline.cli.logs import logs
+from fenceline.cli.losses import losses
 from fenceline.cli.metadata import metadata
 from fenceline.cli.quorum import quorum
 from fenceline.cli.records import consume, offsets, produce
@@ -62,6 +63,7 @@ app.add_typer(quorum, name="quorum")
 app.add_typer(features, name="features")
 app.add_typer(brokers, name="brokers")
 app.add_typer(logs, name="log")
+app.add_typer(losses, name="losses")
 app.add_typer(snapshot, name="snapshot")
 app.add_typer(metadata, name="metadata")
 app.add_typer(cluster, name="cluster")

@@ -224,6 +224,10 @@ class LogDir:
         log = self.open_logs.get(topic_partition)
         return log.high_watermark if log is not None else self._high_watermarks.get(topic_partition, 0)
 
+    def checkpointed_high_watermark(self, topic_partition: TopicPartition) -> int:
+        """Of the last checkpoint, also where the log ends below it by now; 0 when there is none."""
+        return self._high_watermarks.get(topic_partition, 0)
+
     def existing(self) -> Iterator[ExistingPartition]:
         """Every partition that has a directory here. Raises OSError."""
         for name in sorted(self.disk.listdir(self.path)):

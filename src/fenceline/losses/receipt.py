@@ -20,7 +20,6 @@ from uuid import UUID
 
 from fenceline.ids import decode_uuid, encode_uuid
 
-LEDGER_TOPIC: Final = "__fenceline_losses"
 NOBODY: Final = -1
 """No leader, or none that is known."""
 

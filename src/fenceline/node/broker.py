@@ -7,7 +7,8 @@ Owns the order of start and stop, and what handlers may reach. Never holds proto
 | 1. lock and open the log directory                        | 1. stop to accept, drain answers            |
 | 2. replay the metadata log, become its leader             | 2. tell the controller, stop it             |
 | 3. bind the listeners, register the broker, unfence       | 3. flush and close the logs, checkpoints    |
-| 4. recover logs (only after a crash), load coordinators   | 4. write the clean-shutdown mark, unlock    |
+| 4. recover logs (only after a crash), settle losses, load | 4. write the clean-shutdown mark, unlock    |
+|    coordinators                                           |                                             |
 | 5. take connections, say ready                            |                                             |
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from random import Random
 from typing import Final
 from uuid import UUID
@@ -41,6 +43,8 @@ from fenceline.node.flushes import LogFlushes
 from fenceline.node.groups_driver import GroupsDriver
 from fenceline.node.handlers.producers import ProducerIds
 from fenceline.node.logs import Logger
+from fenceline.node.loss_delivery import LossDelivery
+from fenceline.node.loss_keeper import LossCollector, LossKeeper
 from fenceline.node.maintenance import Maintenance
 from fenceline.node.metadata_log import METADATA_PARTITION
 from fenceline.node.metrics import MetricsEndpoint, NodeCollector, NodeMetrics, open_endpoint
@@ -196,6 +200,8 @@ class Broker:
             trouble=self.storage_trouble,
         )
         self.controller = self.quorum.controller
+        self.losses = LossKeeper(self)
+        self.loss_delivery = LossDelivery(self, self.losses)
         self.replication = Replication(self)
         self.partitions = Replicas(
             self.node_id,
@@ -207,6 +213,7 @@ class Broker:
             roles=self.replication,
             rules=self.replication.rules,
             broker_epoch=lambda: self.broker_epoch,
+            delete_partition=self.losses.delete_partition,
         )
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.producer_ids = ProducerIds(self)
@@ -240,6 +247,7 @@ class Broker:
         if self.quorum.channel is None:
             await self.lifecycle.unfence()
         await self._recover_after_crash()
+        await self.loop.run_in_executor(self.disk_threads, self.losses.take_up)
         self.controller.subscribe(self._on_image)
         self.partitions.take_roles()
         self._coordinators.load_all(self.image)
@@ -249,8 +257,14 @@ class Broker:
         self.maintenance.start()
         self._started.append("maintenance")
         await self.server.start_serving()
+        self.loss_delivery.start()
         if config.get_int("fenceline.metrics.port") >= 0:
-            collectors = [NodeCollector(self, self.metrics), ReplicationCollector(self), *self.quorum.collectors()]
+            collectors = [
+                NodeCollector(self, self.metrics),
+                ReplicationCollector(self),
+                LossCollector(self.losses),
+                *self.quorum.collectors(),
+            ]
             self.metrics_endpoint = open_endpoint(config, collectors)
 
     async def run_until(self, stop: asyncio.Event) -> None:
@@ -261,6 +275,7 @@ class Broker:
         """Stop cleanly; what was not started is left out."""
         if "maintenance" in self._started:
             await self.maintenance.stop()
+            await self.loss_delivery.stop()
         if "controller" in self._started and self.broker_epoch >= 0:
             try:
                 # Leaders move to other brokers first, while this one still serves.
@@ -339,7 +354,7 @@ class Broker:
         """Check every log past its recovery point, in a thread; finish deletions that were interrupted."""
         for log_dir in self.log_dirs:
             for condemned in log_dir.condemned():
-                self.delete_later(condemned.delete, 0)
+                self.delete_later(partial(self.losses.delete_partition, condemned), 0)
         if not self.log_dirs[0].clean:
             await self.loop.run_in_executor(self.disk_threads, self.partitions.recover)
         elif self.config.can_reach_others:

@@ -48,6 +48,7 @@ class Replica:
         "leader",
         "leader_epoch",
         "log",
+        "refused",
         "topic_id",
         "topic_id_bytes",
         "topic_partition",
@@ -79,6 +80,9 @@ class Replica:
         """For a high watermark, a log start, a role or an epoch that changes."""
         self.follower_waiters: set[Callable[[], None]] = set()
         """For a log end that changes, or any of the above."""
+        self.refused: tuple[int, frozenset[int]] = (-1, frozenset())
+        """The epoch that this broker led last, and the ends of what was written then to producers who were told that it
+        is not committed. Tells what nobody was told to be written, should it be cut."""
         self._commits: deque[_Commit] = deque()
         self._clock = clock
 
@@ -155,6 +159,8 @@ class Replica:
 
     def end_leadership(self, code: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> None:
         """This broker does not lead it any more: who waits for it is told so."""
+        if self.leader is not None:
+            self.refused = self.leader_epoch, frozenset(commit.end_offset for commit in self._commits)
         self.leader = None
         commits, self._commits = self._commits, deque()
         for commit in commits:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from fenceline.errors import FencelineError
 from fenceline.log.errors import StorageError
-from fenceline.log.truncation import Truncated
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
 from fenceline.node.peer_connection import ConnectionLost, Dial, NoSuchVersion, PeerConnection, dial, open_peer
@@ -63,8 +62,8 @@ class Host(Protocol):
         """Where other brokers reach a broker; None while it is not registered."""
 
     def storage_failed(self, replica: Replica, error: StorageError) -> None: ...
-    def log_was_cut(self, replica: Replica, duty: CutTo | BeginAnew, cut: Truncated, leader_id: int) -> None:
-        """In a thread, before the partition is fetched again."""
+    def cut_log(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
+        """In a thread: cut it, with a receipt of what is lost by that. Raises StorageError."""
 
     def cut_ended(self, replica: Replica) -> None:
         """On the loop: the log is nobody else's again."""
@@ -327,18 +326,12 @@ class _Link:
 
     async def _cut(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
         """In a thread; meanwhile nobody reads or maintains this log."""
-        state, partition_log = duty.state, replica.log
-
-        def work() -> None:
-            if isinstance(duty, CutTo):
-                cut = partition_log.truncate_to(duty.offset)
-            else:
-                cut = partition_log.truncate_fully_and_start_at(duty.offset)
-            self._host.log_was_cut(replica, duty, cut, self._leader_id)
-
+        state = duty.state
         replica.is_being_cut = True
         try:
-            await asyncio.get_running_loop().run_in_executor(self._fetchers.executor(), work)
+            await asyncio.get_running_loop().run_in_executor(
+                self._fetchers.executor(), self._host.cut_log, replica, duty, self._leader_id
+            )
         except StorageError as error:
             self._refused(replica, state, error)
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from fenceline.ids import METADATA_TOPIC, NO_LEADER, TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.log_dir import LogDir
+from fenceline.log.partition_dir import RemovedPartition
 from fenceline.log.partition_log import PartitionLog
 from fenceline.metadata.image import ConfigResourceType, LeaderRecoveryState
 from fenceline.node.clock import Clock
@@ -81,8 +83,10 @@ class Replicas:
         roles: Roles,
         rules: InSyncRules,
         broker_epoch: Callable[[], int],
+        delete_partition: Callable[[RemovedPartition], None] = RemovedPartition.delete,
     ) -> None:
         self._roles = roles
+        self._delete_partition = delete_partition
         self._rules = rules
         self._broker_epoch = broker_epoch
         self._clock = clock
@@ -117,6 +121,11 @@ class Replicas:
         """Of a replica in use; None when it is not."""
         replica = self.open_by_name.get(topic_partition)
         return replica.log.log_end_offset if replica is not None else None
+
+    def log_of(self, topic_partition: TopicPartition) -> PartitionLog | None:
+        """A partition's log, opened if it is not, whatever its role. For start; None where this node has none."""
+        topic = self._image().topics_by_name.get(topic_partition.topic)
+        return self._open_log(topic, topic_partition.partition) if topic is not None else None
 
     def holds(self, replica: Replica) -> bool:
         """Whether this very replica is still in service, neither deleted nor taken offline."""
@@ -395,4 +404,4 @@ class Replicas:
             )
             return
         if removed is not None:
-            self._delete_later(removed.delete, 0)
+            self._delete_later(partial(self._delete_partition, removed), 0)

@@ -15,7 +15,6 @@ from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import PeerError
 from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
-from fenceline.log.truncation import Truncated
 from fenceline.metadata.image import Endpoint, LeaderRecoveryState
 from fenceline.node.deletions import Deletions
 from fenceline.node.isr_changes import IsrChanges
@@ -230,19 +229,9 @@ class Replication:
     def storage_failed(self, replica: Replica, error: StorageError) -> None:
         self._broker.partitions.storage_failed(replica, error)
 
-    def log_was_cut(self, replica: Replica, duty: CutTo | BeginAnew, cut: Truncated, leader_id: int) -> None:
-        """In a thread: say what was lost before the partition is fetched again."""
-        log.warning(
-            "log cut back to the leader's",
-            partition=str(replica.topic_partition),
-            leader=leader_id,
-            leader_epoch=duty.state.leader_epoch,
-            from_offset=cut.from_offset,
-            to_offset=cut.to_offset,
-            size_bytes=cut.size_bytes,
-            reason=duty.cause.value,
-            evidence=cut.evidence,
-        )
+    def cut_log(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
+        """In a thread: what is lost is written down before the partition is fetched again. Raises StorageError."""
+        self._broker.losses.cut(replica, duty, leader_id)
 
     def cut_ended(self, replica: Replica) -> None:
         self._broker.partitions.cut_ended(replica)

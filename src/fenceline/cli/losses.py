@@ -1,0 +1,328 @@
+"""`fenceline losses`: what logs have lost, as the ledger topic tells it, and the lost records as evidence keeps them.
+
+Receipts come from any broker; the records only from the disk of the node that cut them, or from a copy of its data
+directory: nobody reads another node's quarantine over the network.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fenceline.cli.output import (
+    DEFAULT_BOOTSTRAP,
+    TIMEOUT_MS,
+    AsJson,
+    Bootstrap,
+    admin_of,
+    done,
+    examples,
+    existing_topic,
+    print_json,
+    readable_errors,
+    show,
+)
+from fenceline.errors import ErrorCode, OperatorError
+from fenceline.ids import LOSSES_TOPIC, TopicPartition
+from fenceline.log.disk import OsDisk
+from fenceline.losses.evidence import EvidenceReader, places
+from fenceline.losses.receipt import LossClass, Receipt, decode, document, shown
+from fenceline.records.batch import BatchHeader
+from fenceline.records.build import Record
+from fenceline.records.decode import decode_batch
+
+losses = typer.Typer(
+    no_args_is_help=True,
+    help="What logs have lost: receipts, the lost records, and the way back.",
+    epilog=examples(
+        ("fenceline losses list", "all receipts, oldest first"),
+        ("fenceline losses show orders-0@1500", "everything that is known of the loss at this offset"),
+        ("fenceline losses export orders-0@1500 > lost.jsonl", "its records, on the node that cut them"),
+        ("fenceline losses replay orders-0@1500 --to orders.lost", "write them to another topic"),
+    ),
+)
+
+_Which = Annotated[
+    str,
+    typer.Argument(metavar="LOSS", help="a receipt's id or how it begins, TOPIC-PARTITION or TOPIC-PARTITION@OFFSET"),
+]
+_DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="the data directory that holds the evidence, where it is not at its path"),
+]
+_HEADER: str = "fenceline.lost."
+
+
+@losses.command("list")
+def list_losses(
+    topic: Annotated[str | None, typer.Option(help="of this topic only")] = None,
+    loss_class: Annotated[
+        LossClass | None, typer.Option("--class", help="of this class only", case_sensitive=False)
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
+) -> None:
+    """All loss receipts, oldest first."""
+    found = [
+        receipt
+        for receipt in _ledger(bootstrap)
+        if topic in (None, receipt.topic) and loss_class in (None, receipt.loss_class)
+    ]
+    if as_json:
+        print_json([shown(receipt) for receipt in found])
+        return
+    rows: list[dict[str, Any]] = [
+        {
+            "receipt": receipt.id[:12],
+            "time": shown(receipt)["time"],
+            "partition": f"{receipt.topic}-{receipt.partition}",
+            "offsets": f"{receipt.start_offset}..{receipt.end_offset_exclusive - 1}",
+            "records": receipt.records,
+            "class": receipt.loss_class.value,
+            "cause": receipt.cause.value,
+            "replica": receipt.replica,
+            "evidence": "kept" if receipt.evidence else "none",
+        }
+        for receipt in found
+    ]
+    show(rows, as_json=False, empty="No log has lost anything.", optional=("time", "cause", "evidence"))
+
+
+@losses.command("show")
+def show_loss(which: _Which, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
+    """Everything that is known of a loss; of the newest one where several fit."""
+    with readable_errors():
+        receipt = _chosen(which, bootstrap)
+        fields = document(receipt)
+        if as_json:
+            print_json(fields)
+            return
+        for key, value in fields.items():
+            text = (
+                "\n".join(value)
+                if key == "evidence"
+                else ", ".join(map(str, value))
+                if isinstance(value, list)
+                else value
+            )
+            if text not in ("", None) and key != "time_ms":
+                print(f"{key.replace('_', ' '):22}{str(text).replace(chr(10), chr(10) + ' ' * 22)}")
+
+
+@losses.command()
+def export(
+    which: _Which,
+    arrow: Annotated[Path | None, typer.Option("--arrow", help="write an Arrow file (IPC) instead")] = None,
+    data_dir: _DataDir = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON document instead of one object a line")] = False,
+) -> None:
+    """The lost records from the evidence. Run it where the replica's disk is."""
+    with readable_errors():
+        receipt = _chosen(which, bootstrap)
+        reader = _reader(receipt, data_dir)
+        if arrow is not None:
+            rows = _write_arrow(reader, receipt, arrow)
+            print(f"{rows} records written to {arrow}.", file=sys.stderr)
+        elif as_json:
+            print_json([_fields(receipt, header, record) for header, record in _records(reader)])
+        else:
+            for header, record in _records(reader):
+                print(json.dumps(_fields(receipt, header, record)))
+        _tell_damage(reader)
+
+
+@losses.command()
+def replay(
+    which: _Which,
+    to: Annotated[str, typer.Option("--to", help="the topic that the records are written to")],
+    data_dir: _DataDir = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
+) -> None:
+    """Write the lost records to a topic, in their order, with headers that tell where they were lost."""
+    from fenceline.client.producer import Producer
+
+    with readable_errors():
+        receipt = _chosen(which, bootstrap)
+        reader = _reader(receipt, data_dir)
+        with admin_of(bootstrap) as admin:
+            existing_topic(admin, to)
+        sent = []
+        with Producer(bootstrap, **{"max.block.ms": TIMEOUT_MS}) as producer:
+            for header, record in _records(reader):
+                sent.append(
+                    producer.send(
+                        to,
+                        record.value,
+                        record.key,
+                        headers=(*record.headers, *_origin(receipt, header, record)),
+                        timestamp_ms=record.timestamp,
+                    )
+                )
+            producer.flush()
+            for delivery in sent:
+                delivery.result()
+        _tell_damage(reader)
+        done(
+            f"{len(sent)} records of {receipt} written to {to}.",
+            {"receipt": receipt.id, "to": to, "records": len(sent), "damaged_batches": reader.damaged_batches},
+            as_json=as_json,
+        )
+
+
+def _origin(receipt: Receipt, header: BatchHeader, record: Record) -> list[tuple[str, bytes]]:
+    """What a replayed record says of where it comes from."""
+    parts = {
+        "topic": receipt.topic,
+        "partition": receipt.partition,
+        "offset": record.offset,
+        "leader_epoch": header.leader_epoch,
+        "receipt": receipt.id,
+    }
+    return [(_HEADER + name, str(value).encode()) for name, value in parts.items()]
+
+
+# -- the ledger --------------------------------------------------------------------------------------------------------
+
+
+def _ledger(bootstrap: str) -> list[Receipt]:
+    """The last word of every receipt, oldest loss first."""
+    from fenceline.client.consumer import Consumer
+
+    with admin_of(bootstrap) as admin:
+        known = admin.metadata([LOSSES_TOPIC]).topics[LOSSES_TOPIC]
+        if known.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return []  # it is created with the first receipt
+        partitions = [TopicPartition(LOSSES_TOPIC, index) for index in existing_topic(admin, LOSSES_TOPIC).partitions]
+        starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+        left = {tp: ends[tp].offset for tp in partitions if starts[tp].offset < ends[tp].offset}
+        receipts: dict[str, Receipt] = {}
+        with Consumer(bootstrap) as consumer:
+            consumer.assign(list(left))
+            for tp in left:
+                consumer.seek(tp, starts[tp].offset)
+            while left:
+                for record in consumer.poll(timeout_ms=200):
+                    if record.value is not None:
+                        receipt = decode(record.value)
+                        receipts[receipt.id] = receipt
+                left = {tp: end for tp, end in left.items() if consumer.position(tp) < end}
+    return sorted(receipts.values(), key=lambda receipt: (receipt.time_ms, receipt.id))
+
+
+def _chosen(which: str, bootstrap: str) -> Receipt:
+    """Raises OperatorError."""
+    partition, _, offset = which.partition("@")
+    found = [
+        receipt
+        for receipt in _ledger(bootstrap)
+        if receipt.id.startswith(which)
+        or (partition == f"{receipt.topic}-{receipt.partition}" and (not offset or _covers(receipt, offset)))
+    ]
+    if not found:
+        raise OperatorError(f"There is no loss receipt for {which!r}", "See what there is with: fenceline losses list")
+    return found[-1]
+
+
+def _covers(receipt: Receipt, offset: str) -> bool:
+    return offset.isdigit() and receipt.start_offset <= int(offset) < max(
+        receipt.end_offset_exclusive, receipt.start_offset + 1
+    )
+
+
+# -- the evidence ------------------------------------------------------------------------------------------------------
+
+
+def _reader(receipt: Receipt, data_dir: Path | None) -> EvidenceReader:
+    """Raises OperatorError where there is no evidence here."""
+    if not receipt.evidence:
+        raise OperatorError(
+            f"There is no evidence of the loss of {receipt}",
+            receipt.evidence_note or "Nothing was cut off: records were deleted before a group had read them.",
+        )
+    paths = places(receipt, str(data_dir) if data_dir is not None else None)
+    for path in paths:
+        if not Path(path).exists():
+            raise OperatorError(
+                f"The evidence {path} is not on this machine",
+                f"It lies on node {receipt.replica}. Run the command there, or name a copy of that node's data"
+                " directory with --data-dir.",
+            )
+    return EvidenceReader(OsDisk(), receipt, paths)
+
+
+def _records(reader: EvidenceReader) -> Iterator[tuple[BatchHeader, Record]]:
+    """Raises OperatorError. Control records are the broker's own, and left out."""
+    receipt = reader.receipt
+    try:
+        for header, content in reader.batches():
+            if header.is_control:
+                continue
+            for record in decode_batch(content, header):
+                if receipt.start_offset <= record.offset < receipt.end_offset_exclusive:
+                    yield header, record
+    except OSError as error:
+        raise OperatorError(
+            f"The evidence {error.filename or ''} can not be read: {error.strerror or error}",
+            "Run the command as the node's user, on the node's machine.",
+        ) from error
+
+
+def _write_arrow(reader: EvidenceReader, receipt: Receipt, path: Path) -> int:
+    import pyarrow as pa
+
+    from fenceline.records.arrow import arrow_schema, batches_to_arrow
+
+    rows = 0
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, arrow_schema()) as writer:
+        try:
+            for _, content in reader.batches():
+                columns = batches_to_arrow(
+                    [(receipt.topic, receipt.partition, content)],
+                    start_offsets=[receipt.start_offset],
+                    end_offsets_exclusive=[receipt.end_offset_exclusive],
+                )
+                writer.write_batch(columns)
+                rows += columns.num_rows
+        except OSError as error:
+            raise OperatorError(
+                f"The evidence {error.filename or ''} can not be read: {error.strerror or error}",
+                "Run the command as the node's user, on the node's machine.",
+            ) from error
+    return rows
+
+
+def _fields(receipt: Receipt, header: BatchHeader, record: Record) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "topic": receipt.topic,
+        "partition": receipt.partition,
+        "offset": record.offset,
+        "leader_epoch": header.leader_epoch,
+        "timestamp": record.timestamp,
+        "transactional": header.is_transactional,
+    }
+    for name, raw in (("key", record.key), ("value", record.value)):
+        fields |= _exact(name, raw)
+    fields["headers"] = [{"name": name, **_exact("value", raw)} for name, raw in record.headers]
+    return fields
+
+
+def _exact(name: str, raw: bytes | None) -> dict[str, str | None]:
+    """As text where it is text, else as base64 under another name: nothing of a lost record is changed."""
+    try:
+        return {name: None if raw is None else raw.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(raw or b"").decode()}
+
+
+def _tell_damage(reader: EvidenceReader) -> None:
+    if reader.damaged_batches:
+        print(f"fenceline: {reader.damaged_batches} batches of the evidence are not whole", file=sys.stderr)

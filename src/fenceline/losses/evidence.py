@@ -1,0 +1,81 @@
+"""The lost records themselves, read from the evidence of a receipt.
+
+Owns which batches of the kept files belong to the loss. Never changes evidence. Blocks on the disk: for commands and
+threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from fenceline.log.disk import Disk
+from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.log.scan import BadBatch, find_whole_batch, scan
+from fenceline.losses.receipt import Receipt
+from fenceline.records.batch import BatchHeader, crc_is_valid, read_header
+
+_LOOK_BEHIND_BYTES: Final = 16 << 20
+
+
+@dataclass(slots=True)
+class EvidenceReader:
+    """Reads once; what could not be read is known afterwards."""
+
+    disk: Disk
+    receipt: Receipt
+    paths: tuple[str, ...]
+    damaged_batches: int = 0
+    """Batches of the loss that are not whole."""
+    _seen: set[tuple[int, int]] = field(default_factory=set)
+
+    def batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Header (at position 0) and bytes of each whole batch of the loss, each once. Raises OSError."""
+        for path in self.paths:
+            found = self.disk.stat(path)
+            if found is None:
+                raise FileNotFoundError(2, "the evidence is not there", path)
+            yield from self._batches_of(path, found.size_bytes)
+
+    def _batches_of(self, path: str, size_bytes: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+        receipt = self.receipt
+        fd = self.disk.open_read(path)
+        try:
+            position = 0
+            while position < size_bytes:
+                try:
+                    for found in scan(
+                        self.disk, fd, position, size_bytes, next_offset=0, crc_from_offset=None, whole=True
+                    ):
+                        if found.header.next_offset <= receipt.start_offset:
+                            continue
+                        if found.header.base_offset >= receipt.end_offset_exclusive:
+                            continue
+                        header = read_header(found.content)
+                        if not crc_is_valid(found.content, header):
+                            self.damaged_batches += 1
+                            continue
+                        key = (header.base_offset, header.leader_epoch)
+                        if key not in self._seen:
+                            self._seen.add(key)
+                            yield header, found.content
+                    return
+                except BadBatch as bad:
+                    self.damaged_batches += 1
+                    position = bad.position
+                content = self.disk.pread(fd, min(_LOOK_BEHIND_BYTES, size_bytes - position - 1), position + 1)
+                whole = find_whole_batch(memoryview(content))
+                if whole is None:
+                    return
+                position += 1 + whole
+        finally:
+            self.disk.close(fd)
+
+
+def places(receipt: Receipt, data_dir: str | None) -> tuple[str, ...]:
+    """Where the evidence is: as the node named it, or below a data directory that lies elsewhere now."""
+    if data_dir is None:
+        return receipt.evidence
+    folder = f"{data_dir.rstrip('/')}/{receipt.topic}-{receipt.partition}/{EVIDENCE_DIR}"
+    return tuple(f"{folder}/{path.rsplit('/', 1)[-1]}" for path in receipt.evidence)

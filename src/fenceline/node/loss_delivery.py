@@ -1,0 +1,142 @@
+"""Carries loss receipts to the ledger topic `__fenceline_losses`, in the background, until it has them.
+
+Owns the topic's creation and the produce requests; acks=all, keyed by receipt id, so that what is delivered twice
+counts once. Who leads the topic is asked like any other broker, this one too. Never holds up who lost something:
+receipts are durable on this node before they come here, and are found there again after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from fenceline.controller.requests import CreateTopics, NewTopic
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import LOSSES_TOPIC, NO_LEADER
+from fenceline.losses.receipt import Receipt, encode
+from fenceline.node.logs import Logger
+from fenceline.node.loss_keeper import LossKeeper
+from fenceline.node.peer_connection import ConnectionLost, NoSuchVersion, open_peer
+from fenceline.records.build import build_batch
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.produce import PartitionRecords, ProduceRequest, encode_request, parse_response
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+
+log = Logger("losses")
+
+PARTITION: Final = 0
+_CLIENT_ID: Final = "__admin_client"
+"""Kafka's name for who may write to internal topics."""
+_FIRST_VERSION: Final = 3
+_LAST_VERSION_WITH_NAMES: Final = 12
+_MOST_AT_ONCE: Final = 200
+_TIMEOUT_S: Final = 30.0
+_LOOK_S: Final = 0.05
+"""Between two looks whether the new topic has a leader."""
+_FIRST_PAUSE_S: Final = 0.1
+_LAST_PAUSE_S: Final = 5.0
+_TELL_AGAIN_S: Final = 60.0
+
+
+class LossDelivery:
+    """One broker's. All methods belong to the loop unless they say otherwise."""
+
+    def __init__(self, broker: Broker, keeper: LossKeeper) -> None:
+        self._broker = broker
+        self._keeper = keeper
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def told_of() -> None:
+            """In any thread; a loop that is closed delivers nothing any more."""
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._news.set)
+
+        self._keeper.told_of = told_of
+        self._task = asyncio.ensure_future(self._run())
+        self._news.set()
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        pause_s, quiet_until_s = _FIRST_PAUSE_S, 0.0
+        while True:
+            receipts = self._keeper.next_due(_MOST_AT_ONCE)
+            if not receipts:
+                self._news.clear()
+                if not self._keeper.undelivered:
+                    await self._news.wait()
+                continue
+            try:
+                await self._deliver(receipts)
+                pause_s = _FIRST_PAUSE_S
+                continue
+            except (PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError) as error:
+                now_s = asyncio.get_running_loop().time()
+                if now_s >= quiet_until_s:
+                    quiet_until_s = now_s + _TELL_AGAIN_S
+                    log.warning(
+                        "loss receipts not delivered yet",
+                        undelivered=self._keeper.undelivered,
+                        reason=str(error) or type(error).__name__,
+                        advice="They are kept on this node and tried again until the topic takes them.",
+                    )
+            except Exception:
+                # Our bug; receipts must not be given up because of it.
+                log.exception("delivering loss receipts failed")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LAST_PAUSE_S)
+
+    async def _deliver(self, receipts: list[Receipt]) -> None:
+        async with asyncio.timeout(_TIMEOUT_S):
+            leader = await self._leader()
+            endpoint = self._broker.replication.replication_endpoint(leader)
+            if endpoint is None:
+                raise ConnectionLost(f"broker {leader} is not registered")
+            connection = await open_peer(endpoint.host, endpoint.port, client_id=_CLIENT_ID)
+            try:
+                version = connection.version_for(ApiKey.PRODUCE, _FIRST_VERSION, _LAST_VERSION_WITH_NAMES)
+                rows = [(receipt.time_ms, receipt.id.encode(), encode(receipt), ()) for receipt in receipts]
+                records = memoryview(build_batch(rows))
+                request = ProduceRequest(
+                    None, -1, int(_TIMEOUT_S * 1000), [PartitionRecords(LOSSES_TOPIC, None, PARTITION, records)]
+                )
+                body = await connection.post(ApiKey.PRODUCE, version, encode_request(version, request))
+                result = parse_response(version, body).results[0]
+            finally:
+                connection.close()
+        if result.error_code:
+            raise PeerError(ErrorCode(result.error_code), result.error_message or "the ledger topic refused them")
+        broker = self._broker
+        await broker.loop.run_in_executor(broker.disk_threads, self._keeper.delivered, receipts)
+
+    async def _leader(self) -> int:
+        """Who leads the ledger topic, which is created where it is missing. Raises PeerError."""
+        broker = self._broker
+        if LOSSES_TOPIC not in broker.image.topics_by_name:
+            active = sum(each.is_active for each in broker.image.brokers.values())
+            wanted = broker.config.get_int("fenceline.lost.topic.replication.factor")
+            topic = NewTopic(
+                LOSSES_TOPIC,
+                num_partitions=1,
+                replication_factor=max(1, min(wanted, active)),
+                configs=(("cleanup.policy", "compact"), ("unclean.leader.election.enable", "false")),
+            )
+            (created,) = (await broker.controller.submit(CreateTopics((topic,)))).topics
+            if created.outcome.failed and created.outcome.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise PeerError(created.outcome.code, created.outcome.message or "the ledger topic is not created")
+        while True:
+            found = broker.image.topics_by_name.get(LOSSES_TOPIC)
+            if found is not None and found.partitions[PARTITION].leader != NO_LEADER:
+                return found.partitions[PARTITION].leader
+            await asyncio.sleep(_LOOK_S)

@@ -1,0 +1,257 @@
+"""What this node's logs lose: cut with receipts, kept for a while, and known until the ledger has it.
+
+Owns the receipts that are not delivered yet, the quarantine's limits, and the figures of both. The rules are those of
+`fenceline.losses`; who carries receipts to the ledger topic is `loss_delivery`.
+
+Threads: cuts come from disk threads, several at a time; one lock guards what is shared between them and the loop.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable, Iterator
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.log.errors import StorageError
+from fenceline.log.log_dir import LogDir
+from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.log.partition_dir import RemovedPartition
+from fenceline.losses import quarantine
+from fenceline.losses.cutting import Cut, cut_log, settle
+from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
+from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.node.logs import Logger
+from fenceline.replica.follower import BeginAnew, CutTo
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+    from fenceline.node.replica import Replica
+
+log = Logger("losses")
+
+_ADVICE: Final = "See it with: fenceline losses list. The records are in the evidence: fenceline losses export."
+_NO_ADVICE: Final = "See it with: fenceline losses list."
+
+
+class LossKeeper:
+    """One broker's. Methods say where they belong."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._max_age_ms = broker.config.get_int("fenceline.lost.retention.ms")
+        self._max_bytes = broker.config.get_int("fenceline.lost.retention.bytes")
+        self._lock = Lock()
+        self._due: dict[str, tuple[Receipts, Receipt]] = {}
+        self.told_of: Callable[[], None] = lambda: None
+        """Called, in any thread, when there is something to deliver."""
+        self.losses: dict[LossClass, int] = dict.fromkeys(LossClass, 0)
+        """Since this node started."""
+        self.evidence_bytes = 0
+        """As of the last look."""
+
+    @property
+    def undelivered(self) -> int:
+        return len(self._due)
+
+    # -- cutting, in a thread --------------------------------------------------------------------------------------
+
+    def cut(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
+        """Cut the log; what was lost is durable and said before this returns. Raises StorageError."""
+        epoch = duty.state.leader_epoch
+        refused_epoch, refused_ends = replica.refused
+        disk = self._log_dir_of(replica.log.directory).disk
+        receipts = cut_log(
+            disk,
+            replica.log,
+            Cut(
+                duty.offset,
+                isinstance(duty, BeginAnew),
+                Cause(duty.cause.name.lower()),
+                duty.cause.value,
+                self._broker.node_id,
+                leader_id,
+                epoch,
+                self._broker.clock.now_ms(),
+                # Another leader in between may have had the records, and have said so to a producer that tried again.
+                refused_ends if refused_epoch == epoch - 1 else frozenset(),
+            ),
+            lambda: self._make_room(replica.log.directory),
+        )
+        folder = ReceiptFolder(disk, replica.log.directory)
+        for receipt in receipts:
+            self._lost(folder, receipt)
+
+    def _make_room(self, directory: str) -> bool:
+        log_dir = self._log_dir_of(directory)
+        try:
+            with self._lock:
+                receipt = quarantine.make_room(log_dir.disk, _with_evidence(log_dir))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return True  # the files went, and what is to be said of them has no room yet
+        if receipt is None:
+            return False
+        log.warning("evidence deleted, the disk is full", receipt=receipt.id, loss=str(receipt))
+        self._owes(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
+        return True
+
+    # -- start, in a thread ----------------------------------------------------------------------------------------
+
+    def take_up(self) -> None:
+        """Before any log is served: settle what a crash interrupted, and find what the ledger does not have yet."""
+        for log_dir in self._broker.log_dirs:
+            for found in log_dir.existing():
+                if log_dir.disk.stat(f"{found.path}/{EVIDENCE_DIR}") is None:
+                    continue
+                folder = ReceiptFolder(log_dir.disk, found.path)
+                if list(folder.intents()) or folder.notes():
+                    self._settle(log_dir, folder, found.topic_partition)
+                for receipt in folder.due():
+                    self._owes(folder, receipt)
+            outbox = Outbox(log_dir.disk, log_dir.path)
+            for receipt in outbox.due():
+                self._owes(outbox, receipt)
+
+    def _settle(self, log_dir: LogDir, folder: ReceiptFolder, topic_partition: Any) -> None:
+        high_watermark = log_dir.checkpointed_high_watermark(topic_partition)
+        partition_log = self._broker.partitions.log_of(topic_partition)
+        if partition_log is None:
+            return  # offline or not known: its papers stay as they are
+        try:
+            receipts = settle(log_dir.disk, partition_log, replica=self._broker.node_id, high_watermark=high_watermark)
+        except OSError as error:
+            self._broker.partitions.set_offline(
+                topic_partition,
+                f"the receipt of what the crash took can not be written: {error.strerror}",
+                "Make room on the disk or check it, then restart the node. The other partitions are served.",
+            )
+            return
+        for receipt in receipts:
+            self._lost(folder, receipt)
+
+    # -- what is deleted, in a thread ------------------------------------------------------------------------------
+
+    def delete_partition(self, removed: RemovedPartition) -> None:
+        """Delete its files; its receipts stay, and say that the evidence is gone. Raises OSError."""
+        log_dir = self._log_dir_of(removed.path)
+        outbox = Outbox(log_dir.disk, log_dir.path)
+        for receipt in quarantine.rescue(log_dir.disk, removed.path, log_dir.path):
+            self._owes(outbox, receipt)
+        removed.delete()
+
+    def expired(self, receipts: Iterable[Receipt]) -> None:
+        """Losses of groups, which have no evidence. Raises OSError."""
+        log_dir = self._broker.log_dirs[0]
+        outbox = Outbox(log_dir.disk, log_dir.path)
+        for receipt in receipts:
+            outbox.owe(receipt)
+            self._lost(outbox, receipt)
+
+    async def sweep(self) -> None:
+        """On the loop: enforce the limits of the quarantine. Raises OSError."""
+        broker = self._broker
+        await broker.loop.run_in_executor(broker.disk_threads, self._sweep)
+
+    def _sweep(self) -> None:
+        kept_bytes = 0
+        for log_dir in self._broker.log_dirs:
+            with self._lock:
+                swept = quarantine.sweep(
+                    log_dir.disk,
+                    _with_evidence(log_dir),
+                    now_ms=self._broker.clock.now_ms(),
+                    max_age_ms=self._max_age_ms,
+                    max_bytes=self._max_bytes,
+                )
+            kept_bytes += swept.kept_bytes
+            for receipt in swept.changed:
+                log.info("evidence deleted", receipt=receipt.id, loss=str(receipt), reason=receipt.evidence_note)
+                self._owes(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
+        self.evidence_bytes = kept_bytes
+
+    # -- what is to be delivered -----------------------------------------------------------------------------------
+
+    def next_due(self, most: int) -> list[Receipt]:
+        """Some receipts that the ledger does not have, oldest first. Any thread."""
+        with self._lock:
+            receipts = [receipt for _, receipt in self._due.values()]
+        return sorted(receipts, key=lambda receipt: receipt.time_ms)[:most]
+
+    def delivered(self, receipts: Iterable[Receipt]) -> None:
+        """In a thread: the ledger has them."""
+        for receipt in receipts:
+            with self._lock:
+                folder, due = self._due.get(receipt.id, (None, None))
+                if folder is None or due != receipt:
+                    continue  # more is to be said of it by now
+                del self._due[receipt.id]
+                try:
+                    folder.told(receipt)
+                except OSError as error:
+                    # It is delivered again after the next start, and counts once.
+                    log.warning("receipt not marked as delivered", receipt=receipt.id, reason=str(error))
+
+    def _lost(self, folder: Receipts, receipt: Receipt) -> None:
+        with self._lock:
+            self.losses[receipt.loss_class] += 1
+        log.warning(
+            "records lost",
+            partition=f"{receipt.topic}-{receipt.partition}",
+            from_offset=receipt.start_offset,
+            to_offset=receipt.end_offset_exclusive,
+            records=receipt.records,
+            size_bytes=receipt.size_bytes,
+            loss_class=receipt.loss_class.value,
+            known_by=receipt.known_by,
+            reason=receipt.reason,
+            leader=receipt.leader,
+            leader_epoch=receipt.leader_epoch,
+            group=receipt.group or None,
+            evidence=receipt.evidence,
+            receipt=receipt.id,
+            advice=_ADVICE if receipt.evidence else _NO_ADVICE,
+        )
+        self._owes(folder, receipt)
+
+    def _owes(self, folder: Receipts, receipt: Receipt) -> None:
+        with self._lock:
+            self._due[receipt.id] = (folder, receipt)
+        self.told_of()
+
+    def _log_dir_of(self, path: str) -> LogDir:
+        for log_dir in self._broker.log_dirs:
+            if path.startswith(log_dir.path + "/"):
+                return log_dir
+        raise StorageError(f"{path} lies in none of this node's log directories")
+
+
+class LossCollector:
+    """Gives the figures to prometheus-client at scrape time."""
+
+    def __init__(self, keeper: LossKeeper) -> None:
+        self._keeper = keeper
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        losses = CounterMetricFamily("fenceline_losses", "Losses that this node wrote receipts of", labels=["class"])
+        for loss_class, count in self._keeper.losses.items():
+            losses.add_metric([loss_class.value], count)
+        yield losses
+        for name, help_text, value in (
+            ("fenceline_losses_undelivered", "Receipts that the ledger topic lacks", self._keeper.undelivered),
+            ("fenceline_losses_evidence_bytes", "Bytes of cut records that are kept", self._keeper.evidence_bytes),
+        ):
+            yield GaugeMetricFamily(name, help_text, value=value)
+
+
+def _with_evidence(log_dir: LogDir) -> Iterator[str]:
+    for found in log_dir.existing():
+        if log_dir.disk.stat(f"{found.path}/{EVIDENCE_DIR}") is not None:
+            yield found.path
+
+
+def _directory_of(log_dir: LogDir, receipt: Receipt) -> str:
+    return f"{log_dir.path}/{receipt.topic}-{receipt.partition}"
