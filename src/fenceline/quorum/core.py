@@ -141,7 +141,7 @@ class Core:
         """The one on the listener of the quorum, which every voter must have: Kafka's voters end where a set names one
         without it (Q41, Q43)."""
         endpoint, wanted = self.endpoint_of(endpoints), self.settings.listener
-        return None if endpoint is None or wanted and endpoint.name.upper() != wanted.upper() else endpoint
+        return None if endpoint is None or (wanted and endpoint.name.upper() != wanted.upper()) else endpoint
 
     def leader_peer(self) -> Peer | None:
         """Where the leader listens, as far as known: what it or others said, else what the voter set says."""
