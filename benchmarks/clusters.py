@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -29,7 +30,15 @@ wait_for = partial(eventually, wait_s=PATIENCE_S, step_s=STEP_S)
 class ClusterUnderTest(MixedCluster):
     """Three nodes of `roles` that begin a quorum; `joining` more are formatted, and join when they are started."""
 
-    def __init__(self, side: Side, root: Path, *, roles: str = COMBINED, joining: int = 0) -> None:
+    def __init__(
+        self,
+        side: Side,
+        root: Path,
+        *,
+        roles: str = COMBINED,
+        joining: int = 0,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         # Python's compiled files are where they are after any first start; the checkout may forbid to write them.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment["PYTHONPYCACHEPREFIX"] = str(root.parent / "pycache")
@@ -39,6 +48,7 @@ class ClusterUnderTest(MixedCluster):
             [roles if side == "fenceline" else f"kafka:{roles}"] * count,
             voters=_VOTERS,
             late=range(1, count + 1),
+            settings=settings,
             heap="1g",
             options=("--log-level", "warning"),
             environment=environment,

@@ -1,0 +1,305 @@
+"""Three combined nodes beside three of Apache Kafka, replication factor 3: produce, failover, catching up, at rest.
+
+Both sides have the same properties, min.insync.replicas 2, and the same clients. `BENCH_ROWS` names what to run (the
+keys of `ROWS`, with commas), all when it is not set; `BENCH_KILLS`, `BENCH_RECORDS` (a share of the produce runs, 0 to
+1), `BENCH_BEHIND_MB` shorten it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from benchmarks.clusters import SIDES, ClusterUnderTest, Side
+from benchmarks.harness import Figures, cpu_seconds, resident_mb, scratch
+from benchmarks.produce import CLIENTS, SIZES, WARM_UPS
+from benchmarks.replication_probe import Load, Stream, Watch, create_replicated, in_sync_count
+from benchmarks.workloads import confluent_produce, delete_topics, percentile, synchronous_latencies_us
+from fenceline.testing.mixed_cluster import MixedNode
+from fenceline.testing.waiting import eventually
+
+PARTITIONS: Final = 6
+SHARE: Final = float(os.environ.get("BENCH_RECORDS", "1"))
+LATENCY_RECORDS: Final = 5_000
+KILLS: Final[dict[Side, int]] = {
+    "fenceline": int(os.environ.get("BENCH_KILLS", "20")),
+    "kafka": min(5, int(os.environ.get("BENCH_KILLS", "20"))),
+}
+"""Kafka needs 10 s for each."""
+FREEZES: Final = min(5, int(os.environ.get("BENCH_KILLS", "20")))
+SHUTDOWNS: Final = min(5, int(os.environ.get("BENCH_KILLS", "20")))
+LEADERS: Final = 1000
+BEHIND_MB: Final = int(os.environ.get("BENCH_BEHIND_MB", "5000"))
+BEHIND_RECORD_BYTES: Final = 1000
+RATE_S: Final = 5.0
+IDLE_PARTITIONS: Final = 1000
+IDLE_S: Final = 20.0
+IMPATIENT: Final = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
+WITHOUT_FAST_FENCING: Final = {"fenceline.fast.fencing.enable": "false"}
+
+
+def run(figures: Figures, repeats: int) -> None:
+    wanted = [name for name in os.environ.get("BENCH_ROWS", "").split(",") if name]
+    wanted = wanted or [name for name in ROWS if name not in _PARTS]
+    unknown = [name for name in wanted if name not in ROWS]
+    if unknown:
+        raise ValueError(f"BENCH_ROWS names {', '.join(unknown)}; known: {', '.join(ROWS)}")
+    with scratch() as root:
+        for name in wanted:
+            ROWS[name](figures, root, repeats)
+
+
+# --- produce ----------------------------------------------------------------------------------------------------------
+
+
+def produce(figures: Figures, root: Path, repeats: int, *, only: str | None = None) -> None:
+    with _both(root, "produce") as clusters:
+        for client, load in CLIENTS.items():
+            if only not in (None, client):
+                continue
+            for size_bytes, records in SIZES.items():
+                for attempt in range(WARM_UPS + repeats):
+                    for side, cluster in clusters.items():
+                        told = figures if attempt >= WARM_UPS else None
+                        _produced(told, side, cluster, client, load, size_bytes, int(records * SHARE))
+        for side, cluster in clusters.items():
+            figures.add(
+                "resident memory of a broker after produce", side, max(resident_mb(n.pid) for n in cluster.nodes), "MB"
+            )
+
+
+def _produced(
+    figures: Figures | None,
+    side: Side,
+    cluster: ClusterUnderTest,
+    client: str,
+    load: Callable[[str, str, int, int], float],
+    size_bytes: int,
+    records: int,
+) -> None:
+    topic = f"produce-{size_bytes}"
+    create_replicated(_bootstrap(cluster), topic, partitions=PARTITIONS)
+    before = _cpu_seconds(cluster)
+    rate = load(_bootstrap(cluster), topic, records, size_bytes)
+    cpu = _cpu_seconds(cluster) - before
+    delete_topics(_bootstrap(cluster), [topic])
+    if figures is not None:
+        label = f"{client}, {size_bytes} B"
+        figures.add(f"{label}: records/s", side, rate, "records/s")
+        figures.add(f"{label}: CPU of the three brokers", side, cpu, "s")
+
+
+def latency(figures: Figures, root: Path, repeats: int) -> None:
+    with _both(root, "latency") as clusters:
+        for cluster in clusters.values():
+            create_replicated(_bootstrap(cluster), "latency")
+        for attempt in range(WARM_UPS + repeats):
+            for side, cluster in clusters.items():
+                found = synchronous_latencies_us(_bootstrap(cluster), "latency", LATENCY_RECORDS)
+                if attempt >= WARM_UPS:
+                    for name, fraction in (("p50", 0.5), ("p99", 0.99)):
+                        figures.add(f"one record, acks=all: {name}", side, percentile(found, fraction), "us")
+
+
+# --- losing a leader --------------------------------------------------------------------------------------------------
+
+
+def killed(figures: Figures, root: Path, repeats: int) -> None:
+    """Kafka's default timeouts; the leader is the active controller, too, or it is not."""
+    for side in SIDES:
+        with ClusterUnderTest(side, root / f"killed-{side}") as cluster:
+            cluster.start_voters()
+            for number in range(KILLS[side]):
+                for is_controller in (False, True):
+                    _failed_over(figures, cluster, "killed", number, signal.SIGKILL, is_controller=is_controller)
+
+
+def frozen(figures: Figures, root: Path, repeats: int) -> None:
+    """Session 1.5 s, heartbeat 0.3 s: a leader that is stopped, and one that is killed without fast fencing."""
+    for side in SIDES:
+        with ClusterUnderTest(side, root / f"frozen-{side}", settings=IMPATIENT | WITHOUT_FAST_FENCING) as cluster:
+            cluster.start_voters()
+            for number in range(FREEZES):
+                for is_controller in (False, True):
+                    for what, sent in (("frozen", signal.SIGSTOP), ("killed, session 1.5 s", signal.SIGKILL)):
+                        _failed_over(figures, cluster, what, number, sent, is_controller=is_controller)
+
+
+def _failed_over(
+    figures: Figures,
+    cluster: ClusterUnderTest,
+    what: str,
+    number: int,
+    sent: signal.Signals,
+    *,
+    is_controller: bool,
+) -> None:
+    cluster.wait_complete()
+    cluster.wait_caught_up()
+    controller = cluster.leader()
+    leader = controller if is_controller else next(node for node in cluster.nodes if node is not controller)
+    staying = next(node for node in cluster.nodes if node is not leader)
+    topic = f"{sent.name.lower()}-{number}-{is_controller:d}"
+    create_replicated(_bootstrap(cluster), topic, first=leader.node_id)
+    watch = Watch(staying, topic)
+    with Stream(_bootstrap(cluster), topic) as stream:
+        moment = time.monotonic()
+        leader.send_signal(sent)
+        try:
+            elected_s = watch.until_led_by_others(leader.node_id) - moment
+            acknowledged_s = stream.next_acknowledged_s(moment)
+        finally:
+            _bring_back(leader, sent)
+    label = f"leader {what}{', the active controller, too' if is_controller else ''}"
+    figures.add(f"{label}: until another leads in the metadata", cluster.side, elected_s, "s")
+    figures.add(f"{label}: until the next acknowledgement", cluster.side, acknowledged_s, "s")
+    if stream.errors:
+        figures.note(f"{cluster.side}, {label}: {len(stream.errors)} errors, the first {stream.errors[0]}")
+    delete_topics(_bootstrap(cluster), [topic])
+
+
+def _bring_back(node: MixedNode, sent: signal.Signals) -> None:
+    if sent == signal.SIGSTOP:
+        node.send_signal(signal.SIGCONT)
+    else:
+        node.kill()
+        node.start()
+
+
+def shutdown(figures: Figures, root: Path, repeats: int) -> None:
+    """SIGTERM to a leader whose producer goes on."""
+    for side in SIDES:
+        with ClusterUnderTest(side, root / f"shutdown-{side}") as cluster:
+            cluster.start_voters()
+            for number in range(SHUTDOWNS):
+                cluster.wait_complete()
+                cluster.wait_caught_up()
+                controller = cluster.leader()
+                leader = next(node for node in cluster.nodes if node is not controller)
+                topic = f"shutdown-{number}"
+                create_replicated(_bootstrap(cluster), topic, first=leader.node_id)
+                with Stream(_bootstrap(cluster), topic) as stream:
+                    moment = time.monotonic()
+                    leader.stop()
+                    stream.next_acknowledged_s(time.monotonic())
+                figures.add("controlled shutdown: longest gap", side, 1000 * stream.longest_gap_s(moment), "ms")
+                figures.add("controlled shutdown: errors at the producer", side, len(stream.errors), "errors")
+                leader.start()
+                delete_topics(_bootstrap(cluster), [topic])
+
+
+def many_leaders(figures: Figures, root: Path, repeats: int) -> None:
+    for side in SIDES:
+        with ClusterUnderTest(side, root / f"many-{side}") as cluster:
+            cluster.start_voters()
+            for number in range(repeats):
+                cluster.wait_complete()
+                cluster.wait_caught_up()
+                controller = cluster.leader()
+                leader = next(node for node in cluster.nodes if node is not controller)
+                topic = f"many-{number}"
+                create_replicated(_bootstrap(cluster), topic, partitions=LEADERS, first=leader.node_id)
+                staying = [node for node in cluster.nodes if node is not leader]
+                watch = Watch(controller, topic)
+                moment = time.monotonic()
+                leader.send_signal(signal.SIGKILL)
+                decided = watch.until_led_by_others(leader.node_id)
+                served = watch.until_served(staying)
+                label = f"{LEADERS:,} leaders of a killed broker"
+                figures.add(f"{label}: until all are led by others", side, decided - moment, "s")
+                figures.add(f"{label}: from there until all serve", side, served - decided, "s")
+                _bring_back(leader, signal.SIGKILL)
+                delete_topics(_bootstrap(cluster), [topic])
+
+
+# --- catching up, and nothing to do -----------------------------------------------------------------------------------
+
+
+def behind(figures: Figures, root: Path, repeats: int) -> None:
+    """A follower was away while much was written; producers go on while it catches up."""
+    for side in SIDES:
+        with ClusterUnderTest(side, root / f"behind-{side}") as cluster:
+            cluster.start_voters()
+            cluster.wait_complete()
+            follower = next(node for node in cluster.nodes if node is not cluster.leader())
+            staying = [node for node in cluster.nodes if node is not follower]
+            bootstrap = ",".join(node.bootstrap for node in staying)
+            create_replicated(bootstrap, "behind", partitions=PARTITIONS, first=staying[0].node_id)
+            create_replicated(bootstrap, "beside", partitions=PARTITIONS, first=staying[0].node_id)
+            follower.kill()
+            out_of_sync = partial(lambda servers: in_sync_count(servers, "behind") == 2, bootstrap)
+            eventually(out_of_sync, "the follower is out of sync", wait_s=120)
+            confluent_produce(bootstrap, "behind", BEHIND_MB * 1_000_000 // BEHIND_RECORD_BYTES, BEHIND_RECORD_BYTES)
+            with Load(bootstrap, "beside", BEHIND_RECORD_BYTES) as load:
+                load.runs_for(2 * RATE_S)
+                alone = load.rate(time.monotonic() - RATE_S, time.monotonic())
+                follower.start()
+                follower.wait_ready()
+                started = time.monotonic()
+                in_sync = Watch(staying[0], "behind").until_in_sync(len(cluster.nodes))
+                meanwhile = load.rate(started, in_sync)
+            label = f"{BEHIND_MB:,} MB behind"
+            figures.add(f"{label}: caught up with", side, BEHIND_MB / (in_sync - started), "MB/s")
+            figures.add(f"{label}: producer before", side, alone, "records/s")
+            figures.add(f"{label}: producer meanwhile", side, meanwhile / alone * 100, "% of its rate before")
+
+
+def idle(figures: Figures, root: Path, repeats: int) -> None:
+    with _both(root, "idle") as clusters:
+        for cluster in clusters.values():
+            create_replicated(_bootstrap(cluster), "idle", partitions=IDLE_PARTITIONS)
+        time.sleep(5)
+        for _ in range(repeats):
+            for side, cluster in clusters.items():
+                before = [cpu_seconds(node.pid) for node in cluster.nodes]
+                time.sleep(IDLE_S)
+                used = [cpu_seconds(node.pid) - start for node, start in zip(cluster.nodes, before, strict=True)]
+                label = f"idle, {IDLE_PARTITIONS:,} partitions"
+                figures.add(f"{label}: the busiest broker", side, max(used) / IDLE_S * 100, "% of a core")
+                figures.add(
+                    f"{label}: the largest broker", side, max(resident_mb(node.pid) for node in cluster.nodes), "MB"
+                )
+
+
+# --- clusters ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _both(root: Path, name: str) -> Iterator[dict[Side, ClusterUnderTest]]:
+    """Both sides, running."""
+    with ExitStack() as stack:
+        clusters: dict[Side, ClusterUnderTest] = {}
+        for side in SIDES:
+            clusters[side] = stack.enter_context(ClusterUnderTest(side, root / f"{name}-{side}"))
+            clusters[side].start_voters()
+        yield clusters
+
+
+def _bootstrap(cluster: ClusterUnderTest) -> str:
+    return ",".join(node.bootstrap for node in cluster.nodes)
+
+
+def _cpu_seconds(cluster: ClusterUnderTest) -> float:
+    return sum(cpu_seconds(node.pid) for node in cluster.nodes)
+
+
+ROWS: Final[dict[str, Callable[[Figures, Path, int], None]]] = {
+    "produce": produce,
+    "produce-java": partial(produce, only="ProducerPerformance"),
+    "produce-confluent": partial(produce, only="confluent-kafka"),
+    "latency": latency,
+    "killed": killed,
+    "frozen": frozen,
+    "shutdown": shutdown,
+    "many-leaders": many_leaders,
+    "behind": behind,
+    "idle": idle,
+}
+_PARTS: Final = ("produce-java", "produce-confluent")
+"""Only when they are named."""

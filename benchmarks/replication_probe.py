@@ -1,0 +1,273 @@
+"""What is looked at while a cluster loses a broker: a producer's acknowledgements, leaders in the metadata, who serves.
+
+Owns the clocks and the connections of an observer. Does nothing to the cluster, and keeps no figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, Final, Self
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from fenceline.client.config import ClientConfig
+from fenceline.client.connection import Connection, open_connection
+from fenceline.errors import FencelineError
+from fenceline.testing.mixed_cluster import MixedNode
+from fenceline.testing.waiting import eventually
+from fenceline.wire.apis import ApiKey
+
+ANSWER_MS: Final = 20_000
+PATIENCE_S: Final = 120.0
+LOOK_S: Final = 0.005
+SEND_S: Final = 0.005
+_LATEST: Final = -1
+
+
+def create_replicated(
+    bootstrap: str, topic: str, *, partitions: int = 1, first: int | None = None, brokers: Collection[int] = (1, 2, 3)
+) -> None:
+    """A topic on all of `brokers`, led by `first` where that is given. Waits until every replica is in sync."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    config = {"min.insync.replicas": "2"}
+    if first is None:
+        wanted = NewTopic(topic, partitions, len(brokers), config=config)
+    else:
+        others = [each for each in brokers if each != first]
+        assignment = [[first, *(others[(n + i) % len(others)] for i in range(len(others)))] for n in range(partitions)]
+        wanted = NewTopic(topic, partitions, replica_assignment=assignment, config=config)
+    for future in admin.create_topics([wanted], operation_timeout=60).values():
+        future.result()
+
+    def whole() -> bool:
+        found = admin.list_topics(topic, timeout=10).topics[topic].partitions.values()
+        return len(found) == partitions and all(p.leader >= 0 and len(p.isrs) == len(brokers) for p in found)
+
+    eventually(whole, f"{topic} is in sync", wait_s=PATIENCE_S)
+
+
+class Stream:
+    """One record every few milliseconds to a topic's first partition, acks=all and idempotent, from a thread.
+
+    Use as a context manager; it has been acknowledged once when the block is entered.
+    """
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True})
+        self._topic = topic
+        self._acknowledged: list[tuple[float, float]] = []
+        """When it was sent, when it was acknowledged."""
+        self.errors: list[str] = []
+        self._stops = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        eventually(lambda: self._acknowledged, f"a first record of {self._topic}", wait_s=PATIENCE_S, step_s=LOOK_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stops.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stops.is_set():
+            self._producer.produce(self._topic, b"x" * 100, partition=0, on_delivery=self._delivered(time.monotonic()))
+            self._producer.poll(SEND_S)
+        if self._producer.flush(PATIENCE_S):
+            self.errors.append("not all records were delivered")
+
+    def _delivered(self, sent: float) -> Callable[[Any, Any], None]:
+        def delivered(error: Any, _: Any) -> None:
+            if error is None:
+                self._acknowledged.append((sent, time.monotonic()))
+            else:
+                self.errors.append(str(error))
+
+        return delivered
+
+    def next_acknowledged_s(self, moment: float) -> float:
+        """Seconds from `moment` until a record that was sent after it was acknowledged; waits for it."""
+
+        def look() -> float | None:
+            return next((acked for sent, acked in reversed(self._acknowledged) if sent > moment), None)
+
+        eventually(look, "an acknowledgement", wait_s=PATIENCE_S, step_s=LOOK_S)
+        return min(acked for sent, acked in self._acknowledged if sent > moment) - moment
+
+    def longest_gap_s(self, since: float) -> float:
+        """The longest time without an acknowledgement."""
+        moments = [since, *(acked for _, acked in self._acknowledged if acked > since)]
+        return max(after - before for before, after in pairwise(moments))
+
+
+_LOAD: Final = """
+import sys, time
+from confluent_kafka import Producer
+bootstrap, topic, size_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
+producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 5, "batch.size": 1_000_000})
+payload, count, told = b"x" * size_bytes, 0, 0.0
+def delivered(error, message):
+    global count
+    count += 100 * (error is None)
+number = 0
+while True:
+    number += 1
+    try:
+        producer.produce(topic, payload, on_delivery=delivered if number % 100 == 0 else None)
+    except BufferError:
+        producer.poll(0.01)
+    if number % 1000 == 0:
+        producer.poll(0)
+        if time.monotonic() - told > 0.05:
+            told = time.monotonic()
+            print(told, count, flush=True)
+"""
+
+
+class Load:
+    """A process that produces as fast as it can, acks=all, and tells how much was acknowledged when."""
+
+    def __init__(self, bootstrap: str, topic: str, size_bytes: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _LOAD, bootstrap, topic, str(size_bytes)], stdout=subprocess.PIPE
+        )
+        self._told: list[tuple[float, int]] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._thread.join()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            moment, count = line.split()
+            self._told.append((float(moment), int(count)))
+
+    def runs_for(self, seconds: float) -> None:
+        """Waits until it has produced for so long."""
+        eventually(lambda: self._told and self._told[-1][0] - self._told[0][0] > seconds, "a load", wait_s=PATIENCE_S)
+
+    def rate(self, since: float, until: float) -> float:
+        """Records per second that were acknowledged between two moments of `time.monotonic`."""
+        inside = [told for told in self._told if since <= told[0] <= until]
+        (first_s, first), (last_s, last) = inside[0], inside[-1]
+        return (last - first) / (last_s - first_s)
+
+
+def in_sync_count(bootstrap: str, topic: str) -> int:
+    """In-sync replicas of the partition that has the most."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    return max(len(each.isrs) for each in admin.list_topics(topic, timeout=10).topics[topic].partitions.values())
+
+
+class Watch:
+    """Another node's metadata of one topic, and whether its leaders serve."""
+
+    def __init__(self, through: MixedNode, topic: str) -> None:
+        self._through = through
+        self._topic = topic
+
+    def until_led_by_others(self, gone: int) -> float:
+        """The moment (monotonic seconds) at which no partition is led by `gone`, or by nobody."""
+
+        async def look() -> float:
+            connection = await _connected(self._through)
+            try:
+                while True:
+                    leaders = await _leaders(connection, self._topic)
+                    if leaders and gone not in leaders.values() and -1 not in leaders.values():
+                        return time.monotonic()
+                    await asyncio.sleep(LOOK_S)
+            finally:
+                connection.close()
+
+        return asyncio.run(asyncio.wait_for(look(), PATIENCE_S))
+
+    def until_served(self, nodes: Iterable[MixedNode]) -> float:
+        """The moment at which every leader tells the end of its log to consumers (KIP-207: so it is committed)."""
+
+        async def look() -> float:
+            connections = {node.node_id: await _connected(node) for node in nodes}
+            try:
+                first = next(iter(connections.values()))
+                open_ones = set((await _leaders(first, self._topic)).items())
+                while open_ones:
+                    for node_id, connection in connections.items():
+                        mine = [index for index, leader in open_ones if leader == node_id]
+                        served = await _served(connection, self._topic, mine) if mine else set()
+                        open_ones -= {(index, node_id) for index in served}
+                    if open_ones:
+                        await asyncio.sleep(LOOK_S)
+                        leaders = await _leaders(first, self._topic)
+                        open_ones = {(index, leaders[index]) for index, _ in open_ones}
+                return time.monotonic()
+            finally:
+                for connection in connections.values():
+                    connection.close()
+
+        return asyncio.run(asyncio.wait_for(look(), PATIENCE_S))
+
+    def until_in_sync(self, replicas: int) -> float:
+        """The moment at which every partition has so many replicas in sync."""
+
+        async def look() -> float:
+            connection = await _connected(self._through)
+            try:
+                while True:
+                    partitions = await _partitions(connection, self._topic)
+                    if partitions and all(len(each.isr_nodes) >= replicas for each in partitions):
+                        return time.monotonic()
+                    await asyncio.sleep(10 * LOOK_S)
+            finally:
+                connection.close()
+
+        return asyncio.run(look())
+
+
+async def _connected(node: MixedNode) -> Connection:
+    config = ClientConfig.parse("admin", node.bootstrap, {"request.timeout.ms": ANSWER_MS})
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return await open_connection("127.0.0.1", node.port, config, None)
+        except FencelineError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(LOOK_S)
+
+
+async def _partitions(connection: Connection, topic: str) -> list[Any]:
+    fields = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
+    answer = await connection.call(ApiKey.METADATA, 9, fields, timeout_ms=ANSWER_MS)
+    return list(answer.topics[0].partitions)
+
+
+async def _leaders(connection: Connection, topic: str) -> dict[int, int]:
+    return {int(each.partition_index): int(each.leader_id) for each in await _partitions(connection, topic)}
+
+
+async def _served(connection: Connection, topic: str, indexes: Iterable[int]) -> set[int]:
+    """Which of these partitions give their log's end."""
+    partitions = [{"partition_index": index, "current_leader_epoch": -1, "timestamp": _LATEST} for index in indexes]
+    fields = {"replica_id": -1, "isolation_level": 0, "topics": [{"name": topic, "partitions": partitions}]}
+    answer = await connection.call(ApiKey.LIST_OFFSETS, 6, fields, timeout_ms=ANSWER_MS)
+    return {int(each.partition_index) for each in answer.topics[0].partitions if not each.error_code}
