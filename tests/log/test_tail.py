@@ -1,20 +1,23 @@
-"""`append_plain` against the full checks: what it takes, they would have taken and written in the same way."""
+"""`append_plain` and `append_fetched` against the full checks: what they take ends as it would have with those."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
-from fenceline.errors import PeerError
+from fenceline.errors import FencelineError, PeerError
 from fenceline.log import _tail_py, tail
 from fenceline.log.config import LogConfig
+from fenceline.log.errors import StorageError
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.tail import NOT_PLAIN, WRITE_BYTES
-from fenceline.records.batch import Codec
+from fenceline.records.batch import Codec, assign_in_place
 from fenceline.records.build import build_batch
+from fenceline.records.markers import abort_marker
 from fenceline.testing.sim_disk import SimDisk
 from tests.records.produce_cases import CASES, HOUR_MS, MAX_MESSAGE_BYTES, TOPICS, Case, rows
 
@@ -29,6 +32,9 @@ class CarefulLog(PartitionLog):
     __slots__ = ()
 
     def append_plain(self, records: memoryview, leader_epoch: int, now_ms: int) -> int:
+        return NOT_PLAIN
+
+    def append_fetched(self, records: memoryview, leader_epoch: int, now_ms: int) -> int:
         return NOT_PLAIN
 
 
@@ -53,6 +59,17 @@ class Pair:
                 outcomes.append(info)
             except PeerError as error:
                 outcomes.append((error.code, error.message))
+        assert outcomes[0] == outcomes[1]
+        return outcomes[0]
+
+    def fetch(self, content: bytes, *, leader_epoch: int, now_ms: int = NOW) -> Any:
+        """As `append`, of batches that the leader has."""
+        outcomes: list[Any] = []
+        for log in self.logs:
+            try:
+                outcomes.append(log.append_as_follower(memoryview(content), leader_epoch=leader_epoch, now_ms=now_ms))
+            except (PeerError, FencelineError) as error:
+                outcomes.append((type(error), str(error)))
         assert outcomes[0] == outcomes[1]
         return outcomes[0]
 
@@ -183,3 +200,100 @@ def test_both_producers_remember_the_same() -> None:
         if rng.random() < 0.7:
             assert twins[0].batches == twins[1].batches
             assert (twins[0].last_sequence, twins[0].last_offset) == (twins[1].last_sequence, twins[1].last_offset)
+
+
+def of_leader(made: memoryview, offset: int, epoch: int) -> bytes:
+    """The batch as a leader writes it."""
+    content = memoryview(bytearray(made))
+    assign_in_place(content, 0, offset, epoch)
+    return bytes(content)
+
+
+@pytest.mark.compiled
+def test_plain_batches_of_a_leader_are_taken_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(LogConfig())
+    careful = counting(monkeypatch, pair)
+    for number in range(10):
+        first, second = (
+            batch(3, producer_id=7, producer_epoch=0, base_sequence=6 * number + each, timestamp=NOW) for each in (0, 3)
+        )
+        at = 6 * number
+        pair.fetch(
+            of_leader(first, at, 2) + of_leader(second, at + 3, 2) + of_leader(second, at + 6, 2)[:-1], leader_epoch=3
+        )
+    assert careful() == 1, "only the first one, which makes the segment and meets an unknown producer and epoch"
+    pair.fetch(of_leader(batch(1, timestamp=NOW), 60, 3), leader_epoch=3)
+    assert careful() == 2, "a new leader epoch"
+    assert pair.logs[0].log_end_offset == 61
+    pair.check()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_answers_of_a_leader_end_as_with_the_full_checks(seed: int) -> None:
+    """Gaps, epochs of leaders and producers, transactions and markers, damage, cut and doubled batches; rolls."""
+    rng = Random(seed)
+    config = LogConfig(
+        segment_bytes=rng.choice([3_000, 200_000]),
+        index_interval_bytes=rng.choice([0, 150, 4096]),
+        segment_ms=rng.choice([50, 1 << 40]),
+        segment_index_bytes=rng.choice([48, 1 << 20]),
+    )
+    pair = Pair(config)
+    now, leader_epoch = NOW, 0
+    epochs = dict.fromkeys((-1, 3, 4), 0)
+    sequences = dict.fromkeys(epochs, 0)
+    for _ in range(80):
+        now += rng.randint(0, 9)
+        leader_epoch += rng.random() < 0.05
+        answer = bytearray()
+        offset = pair.logs[0].log_end_offset
+        if rng.random() < 0.04:
+            offset = max(0, offset - rng.randint(1, 3))
+        for _ in range(rng.choice([0, 1, 1, 2, 3, 6])):
+            offset += rng.randint(1, 5) * (rng.random() < 0.05)
+            producer, count = rng.choice(list(epochs)), rng.randint(1, 4)
+            if rng.random() < 0.02:
+                epochs[producer] += 1
+            if producer >= 0 and rng.random() < 0.05:
+                made, count = memoryview(abort_marker(producer, epochs[producer], 0, now)), 1
+            else:
+                made = batch(
+                    count,
+                    size=WRITE_BYTES if rng.random() < 0.03 and config.segment_bytes > WRITE_BYTES else 20,
+                    timestamp=now - rng.randint(0, 60),
+                    codec=rng.choice([Codec.NONE, Codec.LZ4]),
+                    producer_id=producer,
+                    producer_epoch=epochs[producer] if producer >= 0 else -1,
+                    base_sequence=sequences[producer] if producer >= 0 else -1,
+                    transactional=producer >= 0 and rng.random() < 0.05,
+                )
+                sequences[producer] += count if producer >= 0 else 0
+            epoch = leader_epoch + rng.choice([-1, 1]) * (rng.random() < 0.02)
+            answer += of_leader(made, offset, max(0, epoch))
+            offset += count
+        if answer and rng.random() < 0.04:
+            answer[rng.randrange(len(answer))] ^= 1 << rng.randrange(8)
+        if rng.random() < 0.2:
+            del answer[len(answer) - rng.randint(0, min(90, len(answer))) :]
+        pair.fetch(bytes(answer), leader_epoch=leader_epoch, now_ms=now)
+    assert pair.logs[0].log_end_offset > 50
+    pair.check()
+
+
+@pytest.mark.compiled
+def test_a_full_disk_leaves_a_follower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(LogConfig())
+    pair.fetch(of_leader(batch(2, timestamp=NOW), 0, 0), leader_epoch=0)
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for log in pair.logs:
+        monkeypatch.setattr(log._disk, "write", full)
+    kind, message = pair.fetch(of_leader(batch(2, timestamp=NOW), 2, 0), leader_epoch=0)
+    assert kind is StorageError
+    assert "appending to" in message
+    monkeypatch.undo()
+    pair.fetch(of_leader(batch(2, timestamp=NOW), 2, 0), leader_epoch=0)
+    assert pair.logs[0].log_end_offset == 4
+    pair.check()

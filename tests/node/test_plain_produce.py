@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.open_files import OpenFiles
@@ -25,7 +26,7 @@ from fenceline.records.build import build_batch
 from fenceline.replica.leader import LeaderState
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.errors import MalformedRequest
-from fenceline.wire.produce import PartitionRecords, ProduceRequest, encode_request
+from fenceline.wire.produce import PartitionRecords, ProduceRequest, encode_request, parse_response
 
 from .replication_helpers import ALONE, NoRoles
 
@@ -48,13 +49,31 @@ class FullDisk(SimDisk):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
+class Later:
+    """A connection that waits for its answer."""
+
+    answer: bytes | None = None
+
+    def answer_pending(self, buffers: Any, let_go: Any = None) -> None:
+        assert self.answer is None, "answered twice"
+        self.answer = b"".join(buffers)
+
+    def close(self, reason: str) -> None:
+        self.answer = reason.encode()
+
+
 class Side:
     """A Produce handler with three topics on a disk of its own."""
 
-    def __init__(self, configs: dict[UUID, LogConfig]) -> None:
+    def __init__(self, configs: dict[UUID, LogConfig], isr: set[int]) -> None:
+        """Partition 2 of each topic has three replicas, with `isr` in sync."""
         self.disk = FullDisk()
         self.disk.mkdir("/data")
         self.refusals: list[Any] = []
+        self.timers: list[Any] = []
+        self.soon: list[Any] = []
+        self.now_s = 0.0
+        self.later: list[Later] = []
         image = SimpleNamespace(topics_by_id={}, topics_by_name={})
         clock: Any = SimpleNamespace(now_ms=lambda: NOW, monotonic_ms=lambda: NOW)
         self.replicas = Replicas(
@@ -88,7 +107,7 @@ class Side:
                     leader_epoch=5,
                     partition_epoch=0,
                     replicas=(1,) if index < 2 else (1, 2, 3),
-                    isr=frozenset({1}),
+                    isr=frozenset(isr if index == 2 else {1}),
                     epoch_start_offset=0,
                     rules=ALONE,
                 )
@@ -100,7 +119,11 @@ class Side:
             partitions=self.replicas,
             clock=clock,
             metrics=self.metrics,
-            loop=SimpleNamespace(call_soon=lambda *_: None),
+            loop=SimpleNamespace(
+                call_soon=lambda work, *args: self.soon.append((work, args)),
+                time=lambda: self.now_s,
+                call_later=lambda delay, work, *args: self.timers.append((delay, work, args)),
+            ),
             storage_trouble=SimpleNamespace(refused=lambda *told: self.refusals.append((str(told[0]), told[1]))),
         )
         self.producing = Producing(broker)
@@ -112,11 +135,32 @@ class Side:
         except MalformedRequest as error:
             return str(error)
         if isinstance(outcome, PendingAnswer):
+            self.later.append(Later())
+            outcome.attach(self.later[-1])  # type: ignore[arg-type]
+            for work, args in self.soon:
+                work(*args)
+            self.soon.clear()
             return "pending"
         return outcome if outcome is None else b"".join(outcome)
 
+    def replicate(self, topic: UUID, index: int, follower: int, offset: int) -> None:
+        """A follower has everything below the offset."""
+        replica = self.replicas.open_by_id[topic.bytes, index]
+        leader = replica.leader
+        assert leader is not None
+        if leader.on_fetch(
+            follower,
+            min(offset, replica.log.log_end_offset),
+            log_start_offset=0,
+            broker_epoch=1,
+            min_insync_replicas=replica.config.min_insync_replicas,
+            now_ms=NOW,
+        ):
+            replica.commit()
+
     def state(self) -> list[Any]:
         return [
+            [later.answer for later in self.later],
             self.refusals,
             (self.metrics.produced_bytes, self.metrics.produced_partitions, self.metrics.failed_produce_partitions),
             *(
@@ -134,9 +178,14 @@ class Side:
 
 
 class Both:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, configs: dict[UUID, LogConfig] | None = None) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        configs: dict[UUID, LogConfig] | None = None,
+        isr: set[int] | None = None,
+    ) -> None:
         chosen = dict.fromkeys(NAMES, LogConfig()) | (configs or {})
-        self.sides = [Side(chosen), Side(chosen)]
+        self.sides = [Side(chosen, isr or {1}), Side(chosen, isr or {1})]
         self._monkeypatch = monkeypatch
 
     def handle(self, version: int, body: bytes) -> Any:
@@ -198,6 +247,7 @@ def test_any_requests_are_answered_alike(seed: int, monkeypatch: pytest.MonkeyPa
                 flush_messages=rng.choice([LogConfig().flush_messages, 1 << 40]),
             )
         },
+        isr=rng.choice([{1}, {1, 2}, {1, 2, 3}]),
     )
     sequences: dict[tuple[UUID, int], int] = {}
     topics = [RAIN, RAIN, SNOW, SNOW, HIDDEN, UUID(int=99)]
@@ -234,7 +284,19 @@ def test_any_requests_are_answered_alike(seed: int, monkeypatch: pytest.MonkeyPa
         both.handle(version, request)
         for side in both.sides:
             side.disk.room = None
+        if rng.random() < 0.3:
+            where = rng.choice([RAIN, SNOW]), 2, rng.choice([2, 3]), rng.randint(0, 200)
+            for side in both.sides:
+                side.replicate(*where)
+    if rng.random() < 0.3:
+        for side in both.sides:
+            side.replicas.open_by_name["rain", 2].end_leadership()
+    for side in both.sides:
+        for _, work, args in side.timers:
+            side.now_s = 1000.0
+            work(*args)
     both.check()
+    assert all(later.answer is not None for later in both.sides[0].later)
 
 
 def test_a_partition_named_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,4 +317,85 @@ def test_a_full_disk_is_told_and_the_other_partitions_are_taken(monkeypatch: pyt
     assert both.sides[0].refusals == [("rain-0", 2)]
     assert both.sides[0].replicas.open_by_name["rain", 1].log.log_end_offset == 4
     both.handle(13, body(13, [(RAIN, 0, batch()), (RAIN, 1, batch())]))
+    both.check()
+
+
+@pytest.mark.compiled
+def test_who_waits_for_followers_went_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Both(monkeypatch, isr={1, 2, 3})
+    for version in range(9, 14):
+        assert (
+            both.handle(version, body(version, [(RAIN, 2, batch()), (RAIN, 1, batch()), (SNOW, 2, batch())]))
+            == "pending"
+        )
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("left to the slow way")
+
+    monkeypatch.setattr(producing, "parse_request", refuse)
+    monkeypatch.setattr(Producing, "append", refuse)
+    side = both.sides[0]
+    assert side.handle(13, body(13, [(RAIN, 2, batch()), (SNOW, 2, batch())])) == "pending"
+    for topic in (RAIN, SNOW):
+        for follower in (2, 3):
+            assert side.later[-1].answer is None
+            side.replicate(topic, 2, follower, 12)
+    answer = side.later[-1].answer
+    assert answer is not None
+    assert int.from_bytes(answer[:4], "big") == len(answer) - 4
+    results = parse_response(13, memoryview(answer)[9:]).results
+    assert [(each.topic_id, each.error_code, each.base_offset) for each in results] == [
+        (RAIN.bytes, 0, 10),
+        (SNOW.bytes, 0, 10),
+    ]
+
+
+def test_one_partition_that_times_out_is_told_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Both(monkeypatch, isr={1, 2, 3})
+    assert both.handle(12, body(12, [(RAIN, 0, batch()), (RAIN, 2, batch()), (SNOW, 2, batch())])) == "pending"
+    for side in both.sides:
+        for follower in (2, 3):
+            side.replicate(RAIN, 2, follower, 2)
+        ((delay, work, args),) = side.timers
+        assert delay == 1
+        side.now_s = 1.0
+        work(*args)
+        answer = side.later[0].answer
+        assert answer is not None
+        told = [(r.topic, r.index, r.error_code) for r in parse_response(12, memoryview(answer)[9:]).results]
+        assert told == [("rain", 0, 0), ("rain", 2, 0), ("snow", 2, ErrorCode.REQUEST_TIMED_OUT)]
+    both.check()
+
+
+def test_answers_of_one_time_out_share_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Both(monkeypatch, isr={1, 2, 3})
+    for side in both.sides:
+        for number in range(3):
+            side.now_s = number / 4
+            assert side.handle(13, body(13, [(RAIN, 2, batch())])) == "pending"
+        side.replicate(RAIN, 2, 2, 2)
+        side.replicate(RAIN, 2, 3, 2)
+        ((_, work, args),) = side.timers
+        side.now_s = 1.25
+        work(*args)
+        assert [later.answer is None for later in side.later] == [False, False, True]
+        assert side.timers[1][0] == pytest.approx(0.25)
+        side.now_s = 1.5
+        side.timers[1][1](*args)
+        assert side.later[2].answer is not None
+        assert len(side.timers) == 2
+        side.handle(13, body(13, [(RAIN, 2, batch())]))
+        assert len(side.timers) == 3, "after a rest it begins anew"
+
+
+def test_a_leader_that_recovers_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Both(monkeypatch)
+    for side in both.sides:
+        leader = side.replicas.open_by_name["rain", 0].leader
+        assert leader is not None
+        leader.is_recovering = True
+    for acks in (-1, 1):
+        answer = both.handle(13, body(13, [(RAIN, 0, batch()), (RAIN, 1, batch())], acks))
+        codes = [each.error_code for each in parse_response(13, memoryview(answer)[9:]).results]
+        assert codes == [ErrorCode.NOT_LEADER_OR_FOLLOWER, 0]
     both.check()

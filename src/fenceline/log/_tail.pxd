@@ -69,4 +69,9 @@ cdef class LogTail:
     cdef int64_t _append(
         self, SegmentTail segment, records, uint8_t* p, Py_ssize_t size, int32_t leader_epoch, int64_t now_ms
     ) except -2
+    cpdef int64_t append_fetched(self, records, int32_t leader_epoch, int64_t now_ms) except -2
+    cdef int64_t _append_fetched(
+        self, SegmentTail segment, records, const uint8_t* start, Py_ssize_t size, int32_t epoch, int64_t now_ms
+    ) except -2
+    cdef _write_plain(self, SegmentTail segment, records, Py_ssize_t size)
     cdef bint _roll_due(self, SegmentTail segment, int64_t last, int64_t newest_ms, int64_t now_ms) except -1

@@ -2,15 +2,16 @@
 """The end of a log in C speed: twin of `_tail_py`, which documents the classes; equal results.
 
 `append_plain` is all of an append that nothing is special about: the checks of the batch and of its producer, offset
-and epoch put in place, the write, the bookkeeping. Where anything is special it changes nothing and says NOT_PLAIN.
+and epoch put in place, the write, the bookkeeping. `append_fetched` is the same for batches that a leader has written.
+Where anything is special they change nothing and say NOT_PLAIN.
 """
 
 from cpython cimport array
-from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from fenceline.records._kernel cimport PlainBatch, accept_plain
 
@@ -20,8 +21,9 @@ from fenceline.log._tail_py import WRITE_BYTES as _WRITE_BYTES
 from fenceline.log.index import OFFSET_ENTRY_BYTES as _OFFSET_ENTRY_BYTES
 from fenceline.log.index import TIME_ENTRY_BYTES as _TIME_ENTRY_BYTES
 from fenceline.records.batch import TimestampType
+from fenceline.records.crc import crc32c
 
-ABI = 1
+ABI = 2
 
 cdef int KEPT = 5
 cdef int64_t WRITE_BYTES = _WRITE_BYTES
@@ -29,6 +31,7 @@ cdef int64_t OFFSET_ENTRY_BYTES = _OFFSET_ENTRY_BYTES
 cdef int64_t TIME_ENTRY_BYTES = _TIME_ENTRY_BYTES
 cdef int64_t MAX_RELATIVE_OFFSET = 2147483647
 cdef int64_t NOT_PLAIN = -1
+cdef int64_t BATCH_OVERHEAD = 61
 assert _BATCHES_KEPT == KEPT
 _CREATE_TIME = TimestampType.CREATE_TIME
 
@@ -139,6 +142,18 @@ cdef inline void _put32(uint8_t* p, uint32_t value) noexcept nogil:
     p[0], p[1], p[2], p[3] = <uint8_t>(value >> 24), <uint8_t>(value >> 16), <uint8_t>(value >> 8), <uint8_t>value
 
 
+cdef inline uint32_t _be32(const uint8_t* p) noexcept nogil:
+    return <uint32_t>p[0] << 24 | <uint32_t>p[1] << 16 | <uint32_t>p[2] << 8 | p[3]
+
+
+cdef inline int64_t _be64(const uint8_t* p) noexcept nogil:
+    return <int64_t>(<uint64_t>_be32(p) << 32 | _be32(p + 4))
+
+
+cdef inline int32_t _epoch_of_producer(const uint8_t* batch) noexcept nogil:
+    return <int32_t>(<int32_t>(<uint32_t>(batch[51] << 8 | batch[52]) << 16) >> 16)
+
+
 cdef class LogTail:
     def __init__(self, disk, config, epochs, producers, int64_t log_start_offset):
         self._disk = disk
@@ -196,7 +211,6 @@ cdef class LogTail:
         cdef Producer producer = None
         cdef PyObject* known
         cdef int64_t base = self.log_end_offset, last
-        cdef Py_ssize_t written
         if segment.size_bytes > self.segment_bytes - size:
             return NOT_PLAIN
         if not accept_plain(records, p, size, now_ms, &self.limits, &batch):
@@ -220,6 +234,20 @@ cdef class LogTail:
         _put32(p, <uint32_t>(<uint64_t>base >> 32))
         _put32(p + 4, <uint32_t>base)
         _put32(p + 12, <uint32_t>leader_epoch)
+        self._write_plain(segment, records, size)
+        segment.appended(base, last, batch.max_timestamp, size, self.index_interval_bytes)
+        self.log_end_offset = last + 1
+        self.size_bytes += size
+        if producer is not None:
+            producer.last_timestamp_ms = batch.max_timestamp
+            producer.remember(
+                batch.base_sequence, <int32_t>((<int64_t>batch.base_sequence + batch.last_offset_delta) & 0x7FFFFFFF),
+                base, last, batch.max_timestamp,
+            )
+        return base
+
+    cdef _write_plain(self, SegmentTail segment, records, Py_ssize_t size):
+        cdef Py_ssize_t written
         segment.recently_used = True
         try:
             write = self._disk.write
@@ -231,16 +259,89 @@ cdef class LogTail:
                 written += <Py_ssize_t>write(segment.fd, records[written : written + WRITE_BYTES])
         except OSError as error:
             raise self._write_failed(segment, error) from error
-        segment.appended(base, last, batch.max_timestamp, size, self.index_interval_bytes)
-        self.log_end_offset = last + 1
-        self.size_bytes += size
-        if producer is not None:
-            producer.last_timestamp_ms = batch.max_timestamp
-            producer.remember(
-                batch.base_sequence, <int32_t>((<int64_t>batch.base_sequence + batch.last_offset_delta) & 0x7FFFFFFF),
-                base, last, batch.max_timestamp,
-            )
-        return base
+
+    cpdef int64_t append_fetched(self, records, int32_t leader_epoch, int64_t now_ms) except -2:
+        cdef Py_ssize_t count = PyList_GET_SIZE(self.segments)
+        cdef int32_t epoch
+        cdef Py_buffer view
+        if count == 0 or self.offline is not None:
+            return NOT_PLAIN
+        segment = <SegmentTail>PyList_GET_ITEM(self.segments, count - 1)
+        if segment.fd < 0 or segment.index is None or segment.time_index is None:
+            return NOT_PLAIN
+        epochs = <list>self.epochs._epochs
+        count = PyList_GET_SIZE(epochs)
+        if count == 0:
+            return NOT_PLAIN
+        epoch = <object>PyList_GET_ITEM(epochs, count - 1)
+        if epoch > leader_epoch:
+            return NOT_PLAIN
+        PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+        try:
+            return self._append_fetched(segment, records, <const uint8_t*>view.buf, view.len, epoch, now_ms)
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef int64_t _append_fetched(
+        self, SegmentTail segment, records, const uint8_t* start, Py_ssize_t size, int32_t epoch, int64_t now_ms
+    ) except -2:
+        cdef const uint8_t* p
+        cdef Py_ssize_t at = 0, taken
+        cdef int64_t length, base, stamp, producer_id, next_offset = self.log_end_offset, newest_ms = INT64_MIN
+        cdef int32_t delta, sequence
+        cdef Producer producer
+        cdef PyObject* known
+        while size - at >= BATCH_OVERHEAD:
+            p = start + at
+            length = <int64_t><int32_t>_be32(p + 8) + 12
+            if length < BATCH_OVERHEAD or p[16] != 2:
+                return NOT_PLAIN
+            if length > size - at:
+                break
+            base, delta = _be64(p), <int32_t>_be32(p + 23)
+            if base < next_offset or delta < 0 or base > INT64_MAX - delta - 1 or <int32_t>_be32(p + 12) != epoch:
+                return NOT_PLAIN
+            if p[21] or p[22] & ~0x0F:
+                return NOT_PLAIN
+            producer_id = _be64(p + 43)
+            if producer_id >= 0:
+                known = PyDict_GetItem(self.producers._producers, producer_id)
+                if known is NULL or <int32_t>_be32(p + 53) < 0:
+                    return NOT_PLAIN
+                producer = <Producer>known
+                if producer.transaction_first_offset >= 0 or producer.epoch != _epoch_of_producer(p):
+                    return NOT_PLAIN
+            if <uint32_t>crc32c(records[at + 21 : at + length]) != _be32(p + 17):
+                return NOT_PLAIN
+            stamp = _be64(p + 35)
+            if stamp > newest_ms:
+                newest_ms = stamp
+            next_offset = base + delta + 1
+            at += length
+        taken = at
+        if taken == 0 or segment.size_bytes > self.segment_bytes - taken:
+            return NOT_PLAIN
+        if self._roll_due(segment, next_offset - 1, newest_ms, now_ms):
+            return NOT_PLAIN
+        self._write_plain(segment, records if taken == size else records[:taken], taken)
+        at = 0
+        while at < taken:
+            p = start + at
+            length = <int64_t><int32_t>_be32(p + 8) + 12
+            base, delta, stamp = _be64(p), <int32_t>_be32(p + 23), _be64(p + 35)
+            segment.appended(base, base + delta, stamp, length, self.index_interval_bytes)
+            producer_id = _be64(p + 43)
+            if producer_id >= 0:
+                producer = <Producer>PyDict_GetItem(self.producers._producers, producer_id)
+                sequence = <int32_t>_be32(p + 53)
+                producer.last_timestamp_ms = stamp
+                producer.remember(
+                    sequence, <int32_t>((<int64_t>sequence + delta) & 0x7FFFFFFF), base, base + delta, stamp
+                )
+            at += length
+        self.log_end_offset = next_offset
+        self.size_bytes += taken
+        return taken
 
     cdef bint _roll_due(self, SegmentTail segment, int64_t last, int64_t newest_ms, int64_t now_ms) except -1:
         cdef int64_t waited_ms, index_entries, time_entries

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fenceline.log.index import OffsetIndex, TimeIndex
     from fenceline.log.producer_state import ProducerStates
 
-ABI: Final = 1
+ABI: Final = 2
 """Changes with every change of `_tail.pyx` or `_tail.pxd`, so that a build of older sources is not used."""
 
 BATCHES_KEPT: Final = 5
@@ -193,5 +193,15 @@ class LogTail:
         Beyond doubt is the next batch of a known producer, or of none, that needs no change but its offset and epoch,
         in a segment that is open and has room. Everything else is for `PartitionLog.append_as_leader`, as is every
         error but StorageError; this twin leaves all of it.
+        """
+        return NOT_PLAIN
+
+    def append_fetched(self, records: memoryview, leader_epoch: int, now_ms: int) -> int:
+        """Append whole batches of a leader that are beyond doubt; how many bytes were taken, or NOT_PLAIN with nothing
+        changed. What is cut short at the end is left out.
+
+        Beyond doubt are data batches without a transaction, of known producers in their known epoch or of none, of the
+        log's newest leader epoch, with a CRC that fits, that go on from the log end and have room in the open segment.
+        Everything else is for `PartitionLog.append_as_follower`; this twin leaves all of it.
         """
         return NOT_PLAIN

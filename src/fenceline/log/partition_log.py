@@ -280,6 +280,10 @@ class PartitionLog(ReadableLog):
         and are none above `leader_epoch` (`gaps.md G11`). Raises RecordsError(2) on damage, InternalError when the
         batches do not continue this log (E26), StorageError; the log is unchanged then.
         """
+        plain_bytes = self.append_fetched(records, leader_epoch, now_ms)
+        if plain_bytes != NOT_PLAIN:
+            base = int.from_bytes(records[:8], "big")
+            return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, plain_bytes)
         found: list[Found] = []
         next_offset = self.log_end_offset
         epoch = self.epochs.latest_epoch

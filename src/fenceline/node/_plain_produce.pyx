@@ -4,7 +4,7 @@
 Owns no rule of its own: it knows what to leave to `producing.py`, which is complete without this module. A request is
 left as a whole, with nothing changed, when its bytes or one of its partitions are not the plain case (another version,
 a transaction, acks=0, an unknown partition, a partition that is named twice, too few replicas, `flush.messages`, an
-internal topic). One batch is left alone when its log says so; what `producing.py` makes of it goes into this answer.
+internal topic). An answer that other replicas are waited for with is made here and handed over. One batch is left alone when its log says so; what `producing.py` makes of it goes into this answer.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -14,9 +14,10 @@ from fenceline.log._tail cimport LogTail
 
 from fenceline.log.config import MAX_INT64
 from fenceline.log.errors import StorageError
+from fenceline.node.acknowledging import Owed, OwedBy
 from fenceline.wire.produce import PartitionRecords, put_flexible_result
 
-ABI = 2
+ABI = 3
 
 cdef enum:
     MAX_PARTITIONS = 128
@@ -28,6 +29,7 @@ cdef enum:
 
 cdef int64_t NOT_PLAIN = -1
 _WITHOUT_FLUSHES = MAX_INT64
+_BY_REPLICAS = OwedBy.REPLICAS
 
 cdef struct Partition:
     int32_t index
@@ -42,6 +44,7 @@ cdef struct Topic:
 
 cdef struct Request:
     int16_t acks
+    int32_t timeout_ms
     int topic_count
     int partition_count
     Topic[MAX_TOPICS] topics
@@ -83,6 +86,7 @@ cdef bint _parse(const uint8_t* p, Py_ssize_t size, bint by_id, Request* out) no
     if size < 9 or p[0] != 0:
         return False
     out.acks = <int16_t>(p[1] << 8 | p[2])
+    out.timeout_ms = _be32(p + 3)
     out.partition_count = 0
     length = _length(p, &at, size)
     if length < 1 or length > MAX_TOPICS:
@@ -134,14 +138,14 @@ cdef inline void _put_count(bytearray out, Py_ssize_t count):
 
 
 def answer_plain(producing, context, body):
-    """The frame that answers a request, or None with nothing changed: then `Producing.handle` goes on."""
+    """The frame that answers a request, or what waits with it; None with nothing changed: `Producing.handle` goes on."""
     cdef int version = context.api_version
     cdef Request request
     cdef Topic* topic
     cdef Partition* partition
     cdef const uint8_t[::1] view = body
     cdef int number, i
-    cdef int64_t now_ms, base
+    cdef int64_t now_ms, base, end
     cdef int appended = 0
     cdef int64_t appended_bytes = 0
     cdef uint8_t[PLAIN_RESULT_BYTES] plain
@@ -171,14 +175,16 @@ def answer_plain(producing, context, body):
             replica = known.get((key, request.partitions[i].index))
             if replica is None or replica.leader is None or replica.is_internal:
                 return None
-            config = replica.config
-            if config.flush_messages != _WITHOUT_FLUSHES:
+            leader, config = replica.leader, replica.config
+            if leader.is_recovering or config.flush_messages != _WITHOUT_FLUSHES:
                 return None
-            if request.acks == -1 and not replica.leader.is_only_replica:
-                return None
+            if request.acks == -1 and not leader.is_only_replica:
+                if not leader.has_enough_replicas(config.min_insync_replicas):
+                    return None
             replicas.append(replica)
 
     now_ms = producing.clock.now_ms()
+    cdef list owed = []
     out = bytearray(FRAME_HEAD_BYTES)
     _put_count(out, request.topic_count)
     for number in range(request.topic_count):
@@ -201,9 +207,12 @@ def answer_plain(producing, context, body):
                 continue
             if base == NOT_PLAIN:
                 named = _named(name, by_id, partition.index, records)
-                put_flexible_result(out, version, producing.append(named, version, request.acks, now_ms, False, 0))
+                put_flexible_result(out, version, producing.append(named, version, request.acks, now_ms, False, i, owed))
                 continue
+            end = log.log_end_offset
             replica.appended()
+            if request.acks == -1 and end > replica.log.high_watermark:
+                owed.append(Owed(i, replica, end, _BY_REPLICAS))
             appended += 1
             appended_bytes += partition.end - partition.start
             _put32(plain, <uint32_t>partition.index)
@@ -221,6 +230,8 @@ def answer_plain(producing, context, body):
     _put32(plain, <uint32_t>(len(out) - 4))
     _put32(plain + 4, <uint32_t>(<int32_t>context.correlation_id))
     out[:8] = PyBytes_FromStringAndSize(<const char*>plain, 8)
+    if owed:
+        return producing.wait_for(owed, context, [out], request.timeout_ms)
     return [out]
 
 

@@ -1,7 +1,10 @@
 """A connection to another node: requests out, answers in, in the order of the requests.
 
-Owns the framing and what the peer told of itself (versions, features). Knows nothing of what is asked. The one thing
-that opens sockets is `Dial`, which a simulation replaces.
+Owns the framing, the receive buffers, and what the peer told of itself (versions, features). Knows nothing of what is
+asked. The one thing that opens sockets is `Dial`, which a simulation replaces.
+
+Answers larger than the first buffer are received where they stay: into memory of their own size, or, for who has one
+request out at a time and is done with an answer before it asks again, into memory that is used again (`lends_answers`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ _MAX_ANSWER_BYTES: Final = 100 << 20
 _API_VERSIONS: Final = (4, 3)
 """Version 3 hides features that begin at level 0, as kraft.version does."""
 _CONNECT_S: Final = 5.0
+_BUFFER_BYTES: Final = 64 << 10
+_SIZE_PREFIX_BYTES: Final = 4
+_LENT_BYTES_AT_REST: Final = 1 << 20
+"""What is lent is given back to the system when it is larger, and a small answer shows that it is not needed now."""
 
 
 class ConnectionLost(ConnectionError):
@@ -60,18 +67,29 @@ def dial_from(address: str) -> Dial:
     return dial_bound
 
 
-class PeerConnection(asyncio.Protocol):
-    """See the module. Open it with `open_peer`."""
+class PeerConnection(asyncio.BufferedProtocol):
+    """See the module. Open it with `open_peer`.
 
-    def __init__(self, peer: str, client_id: str) -> None:
+    lends_answers: an answer's body belongs to the connection and holds until the next request is posted, so there may
+    be one request at a time only.
+    """
+
+    def __init__(self, peer: str, client_id: str, *, lends_answers: bool = False) -> None:
         self.peer = peer
         self.versions: Mapping[int, tuple[int, int]] = {}
         """What the peer speaks, by api key."""
         self.api_versions: Any = None
         """Its whole answer to ApiVersions."""
         self._client_id = client_id
+        self._lends_answers = lends_answers
         self._transport: asyncio.Transport | None = None
-        self._received = bytearray()
+        self._view = memoryview(bytearray(_BUFFER_BYTES))
+        self._start = 0
+        self._end = 0
+        self._large: memoryview | None = None
+        """An answer that does not fit the buffer, while it comes in; `_large_end` bytes of it are there."""
+        self._large_end = 0
+        self._lent = bytearray()
         self._pending: deque[_Pending] = deque()
         self._next_correlation_id = 0
         self._why_lost = f"the connection to {peer} broke"
@@ -85,8 +103,10 @@ class PeerConnection(asyncio.Protocol):
         """Whether an answer is waited for."""
         return bool(self._pending)
 
-    def close(self) -> None:
+    def close(self, reason: str = "") -> None:
+        """What is waited for fails with ConnectionLost(`reason`)."""
         if self._transport is not None:
+            self._why_lost = reason or self._why_lost
             self._transport.abort()
             self._lost()
 
@@ -104,6 +124,7 @@ class PeerConnection(asyncio.Protocol):
         if not self.is_open:
             answer.set_exception(ConnectionLost(f"not connected to {self.peer}"))
             return answer
+        assert not (self._lends_answers and self._pending), "one request at a time"
         correlation_id = self._next_correlation_id
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
         self._pending.append(_Pending(key, version, correlation_id, answer))
@@ -133,33 +154,72 @@ class PeerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost()
 
-    def data_received(self, data: bytes) -> None:
-        received = self._received
-        received += data
-        position, end = 0, len(received)
-        while end - position >= 4:
-            size = int.from_bytes(received[position : position + 4], "big", signed=True)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        large = self._large
+        return self._view[self._end :] if large is None else large[self._large_end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        large = self._large
+        if large is None:
+            self._end += nbytes
+            self._take_answers()
+            return
+        self._large_end += nbytes
+        if self._large_end == len(large):
+            self._large = None
+            self._answered(large)
+
+    def _take_answers(self) -> None:
+        """Of the first buffer, which afterwards has room for more."""
+        view, position, end = self._view, self._start, self._end
+        while end - position >= _SIZE_PREFIX_BYTES:
+            size = int.from_bytes(view[position : position + _SIZE_PREFIX_BYTES], "big", signed=True)
             if not 4 <= size <= _MAX_ANSWER_BYTES or not self._pending:
                 self._why_lost = f"{self.peer} answers with what is nothing of Kafka's protocol"
                 self.close()
                 return
-            if end - position - 4 < size:
+            first, behind = position + _SIZE_PREFIX_BYTES, position + _SIZE_PREFIX_BYTES + size
+            if behind > end:
+                if size > _BUFFER_BYTES - _SIZE_PREFIX_BYTES:
+                    self._begin_large(view[first:end], size)
+                    position = end
                 break
-            frame = memoryview(bytes(received[position + 4 : position + 4 + size]))
-            position += 4 + size
-            pending = self._pending.popleft()
-            try:
-                correlation_id, start = parse_response_header(pending.api_key, pending.version, frame)
-            except MalformedRequest:
-                correlation_id, start = -1, 0
-            if correlation_id != pending.correlation_id:
-                self._pending.appendleft(pending)
-                self.close()
+            frame = view[first:behind]
+            position = behind
+            if len(self._lent) > _LENT_BYTES_AT_REST:
+                self._lent = bytearray()
+            if not self._answered(frame if self._lends_answers else memoryview(bytes(frame))):
                 return
-            if not pending.answer.done():
-                pending.answer.set_result(frame[start:])
-        if position:
-            del received[:position]
+        if position == end:
+            self._start = self._end = 0
+        elif position:
+            view[: end - position] = view[position:end]
+            self._start, self._end = 0, end - position
+
+    def _begin_large(self, begun: memoryview, size: int) -> None:
+        if not self._lends_answers:
+            large = memoryview(bytearray(size))
+        else:
+            if len(self._lent) < size:
+                self._lent = bytearray(size)
+            large = memoryview(self._lent)[:size]
+        large[: len(begun)] = begun
+        self._large, self._large_end = large, len(begun)
+
+    def _answered(self, frame: memoryview) -> bool:
+        """Whether it is the answer to the oldest request; else the connection is closed."""
+        pending = self._pending[0]
+        try:
+            correlation_id, start = parse_response_header(pending.api_key, pending.version, frame)
+        except MalformedRequest:
+            correlation_id, start = -1, 0
+        if correlation_id != pending.correlation_id:
+            self.close()
+            return False
+        self._pending.popleft()
+        if not pending.answer.done():
+            pending.answer.set_result(frame[start:].toreadonly())
+        return True
 
     def _lost(self) -> None:
         self._transport = None
@@ -170,13 +230,15 @@ class PeerConnection(asyncio.Protocol):
                 answer.exception()  # seen: who was cancelled meanwhile does not wait for it any more
 
 
-async def open_peer(host: str, port: int, *, client_id: str, connect: Dial = dial) -> PeerConnection:
+async def open_peer(
+    host: str, port: int, *, client_id: str, connect: Dial = dial, lends_answers: bool = False
+) -> PeerConnection:
     """Connect and learn what the peer speaks.
 
     Raises ConnectionRefusedError where nobody listens, else ConnectionError.
     """
     peer = f"{host}:{port}"
-    connection = PeerConnection(peer, client_id)
+    connection = PeerConnection(peer, client_id, lends_answers=lends_answers)
     try:
         async with asyncio.timeout(_CONNECT_S):
             await connect(lambda: connection, host, port)

@@ -17,7 +17,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log import tail
 from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
-from fenceline.node.acknowledging import Acknowledging, Owed, OwedBy
+from fenceline.node.acknowledging import Acknowledging, Deadlines, Owed, OwedBy
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.logs import Logger
@@ -49,17 +49,17 @@ _WITHOUT_LOG_START: Final = (
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
 """Errors that Kafka answers without the partition's log start."""
-_PLAIN_ABI: Final = 2
+_PLAIN_ABI: Final = 3
 """Changes with every change of `_plain_produce.pyx`, so that a build of older sources is not used."""
 _ADMIN_CLIENT_ID: Final = "__admin_client"
 
 _plain_produce = compiled("fenceline.node._plain_produce", _PLAIN_ABI) if tail.IS_NATIVE else None
-_answer_plain: Final[Callable[[Producing, RequestContext, memoryview], list[Buffer] | None] | None] = getattr(
-    _plain_produce, "answer_plain", None
+_answer_plain: Final[Callable[[Producing, RequestContext, memoryview], list[Buffer] | PendingAnswer | None] | None] = (
+    getattr(_plain_produce, "answer_plain", None)
 )
 """The quick way for requests that nothing is special about; None where it was not built.
 
-It gives the frame of the answer, or None with nothing changed."""
+It gives the frame of the answer, or what waits with it, or None with nothing changed."""
 
 
 class Producing:
@@ -70,8 +70,7 @@ class Producing:
         self.replicas = broker.partitions
         self.clock = broker.clock
         self.metrics = broker.metrics
-        self._owed: list[Owed] = []
-        """Of the request at hand: what its answer has to wait for."""
+        self._deadlines = Deadlines(broker)
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer | None:
         if _answer_plain is not None:
@@ -83,6 +82,7 @@ class Producing:
         acks = request.acks
         now_ms = self.clock.now_ms()
         partitions = _last_mentions(request.partitions)
+        owed: list[Owed] = []
         if acks not in (-1, 0, 1):
             results = [self._refuse_acks(p, acks) for p in partitions]
         elif request.transactional_id is not None:
@@ -93,7 +93,7 @@ class Producing:
         else:
             internal_allowed = context.client_id == _ADMIN_CLIENT_ID
             results = [
-                self.append(p, version, acks, now_ms, internal_allowed, position)
+                self.append(p, version, acks, now_ms, internal_allowed, position, owed)
                 for position, p in enumerate(partitions)
             ]
         if acks == 0:
@@ -106,12 +106,16 @@ class Producing:
                 )
                 return pending
             return None
-        if self._owed:
-            owed, self._owed = self._owed, []
-            pending = PendingAnswer()
-            Acknowledging(self._broker, context, results, pending).wait_for(owed, request.timeout_ms)
-            return pending
-        return frame_of(ApiKey.PRODUCE, context, encode_response(version, ProduceResponse(results)))
+        frame = frame_of(ApiKey.PRODUCE, context, encode_response(version, ProduceResponse(results)))
+        return self.wait_for(owed, context, frame, request.timeout_ms) if owed else frame
+
+    def wait_for(
+        self, owed: list[Owed], context: RequestContext, frame: list[Buffer], timeout_ms: int
+    ) -> PendingAnswer:
+        """The answer in `frame`, once what it owes is done."""
+        pending = PendingAnswer()
+        Acknowledging(self._broker, self._deadlines, context, frame, pending).wait_for(owed, timeout_ms)
+        return pending
 
     def _refuse_acks(self, partition: PartitionRecords, acks: int) -> PartitionResult:
         """The topic is looked up first, as in Kafka."""
@@ -129,8 +133,9 @@ class Producing:
         now_ms: int,
         internal_allowed: bool,
         position: int,
+        owed: list[Owed],
     ) -> PartitionResult:
-        """`position`: in the answer."""
+        """`position`: in the answer. What that has to wait for is added to `owed`."""
         topic, topic_id, index, records = partition
         log_start_offset = -1
         try:
@@ -166,13 +171,13 @@ class Producing:
         if not appended.duplicate:
             replica.appended()
             if acks and replica.log.unflushed_messages >= replica.config.flush_messages:
-                self._owed.append(Owed(position, replica, replica.log.log_end_offset, OwedBy.DISK))
+                owed.append(Owed(position, replica, replica.log.log_end_offset, OwedBy.DISK))
             self.metrics.produced_partitions += 1
             self.metrics.produced_bytes += appended.size_bytes
         if acks == -1:
             end_offset = appended.last_offset + 1
             if end_offset > replica.high_watermark:
-                self._owed.append(Owed(position, replica, end_offset, OwedBy.REPLICAS))
+                owed.append(Owed(position, replica, end_offset, OwedBy.REPLICAS))
             elif not leader.had_enough_replicas(replica.config.min_insync_replicas):
                 return _failed(partition, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, "")
         return PartitionResult(

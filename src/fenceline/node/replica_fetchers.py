@@ -152,6 +152,10 @@ class _Link:
         self._replicas: dict[tuple[bytes, int], Replica] = {}
         self._connection: PeerConnection | None = None
         self._news = asyncio.Event()
+        self._awaited: asyncio.Future[memoryview] | None = None
+        self._overdue_s = 0.0
+        """When the answer that is out has taken too long, by the loop's clock."""
+        self._watchdog: asyncio.TimerHandle | None = None
         self._cuts: set[asyncio.Task[None]] = set()
         self._is_unreachable = False
         self._task = asyncio.ensure_future(self._run())
@@ -169,9 +173,13 @@ class _Link:
     def interrupt(self) -> None:
         """Do not wait for the answer that is out: there is something new to ask for."""
         self._news.set()
+        if self._awaited is not None and not self._awaited.done():
+            self._lost()
 
     def close(self) -> None:
         self._task.cancel()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         # Cuts go on: their threads could not be stopped, and until they end the log is theirs.
         if self._connection is not None:
             self._connection.close()
@@ -211,8 +219,10 @@ class _Link:
             return
         connection = await self._connected()
         version = connection.version_for(ApiKey.FETCH, FIRST_FETCH_VERSION, LAST_FETCH_VERSION)
-        answer = connection.post(ApiKey.FETCH, version, encode_request(version, request))
-        body = await self._answer_or_news(answer)
+        if self._news.is_set():
+            self._lost()
+            return
+        body = await self._answer(connection.post(ApiKey.FETCH, version, encode_request(version, request)))
         if body is None:
             self._lost()
             return
@@ -224,22 +234,30 @@ class _Link:
         for question in questions:
             await self._ask(connection, question)
 
-    async def _answer_or_news(self, answer: asyncio.Future[memoryview]) -> memoryview | None:
+    async def _answer(self, answer: asyncio.Future[memoryview]) -> memoryview | None:
         """None: something new is to be asked for, and the answer is not awaited any more."""
-        if not self._news.is_set():
-            news = asyncio.ensure_future(self._news.wait())
-            try:
-                await asyncio.wait(
-                    (answer, news), timeout=self._fetchers.answer_timeout_s, return_when=asyncio.FIRST_COMPLETED
-                )
-            finally:
-                news.cancel()
-        if answer.done():
-            return answer.result()
-        answer.cancel()
-        if self._news.is_set():
-            return None
-        raise ConnectionLost(f"no answer within {self._fetchers.answer_timeout_s} s")
+        self._overdue_s = asyncio.get_running_loop().time() + self._fetchers.answer_timeout_s
+        if self._watchdog is None:
+            self._watch()
+        self._awaited = answer
+        try:
+            return await answer
+        except ConnectionLost:
+            if self._news.is_set():
+                return None
+            raise
+        finally:
+            self._awaited = None
+
+    def _watch(self) -> None:
+        """One timer for all answers, which looks again when the one that is out would be overdue."""
+        loop = asyncio.get_running_loop()
+        self._watchdog = None
+        awaited = self._awaited
+        if loop.time() < self._overdue_s:
+            self._watchdog = loop.call_at(self._overdue_s, self._watch)
+        elif awaited is not None and self._connection is not None:
+            self._connection.close(f"no answer within {self._fetchers.answer_timeout_s} s")
 
     async def _pause(self, pause_ms: int | None) -> None:
         """Until something is new, or for so long."""
@@ -258,7 +276,12 @@ class _Link:
             raise ConnectionLost("it is not registered")
         self.fetcher.on_connection_lost()
         self._connection = connection = await open_peer(
-            endpoint.host, endpoint.port, client_id=f"replica-{self._host.node_id}", connect=self._fetchers.connect
+            endpoint.host,
+            endpoint.port,
+            client_id=f"replica-{self._host.node_id}",
+            connect=self._fetchers.connect,
+            # Every duty of an answer is done before the next request, and cuts in threads need none of its bytes.
+            lends_answers=True,
         )
         return connection
 
@@ -339,7 +362,7 @@ class _Link:
             replica.is_being_cut = False
             self._host.cut_ended(replica)
         self.fetcher.done(state)
-        self._news.set()
+        self.interrupt()
 
     def _refused(self, replica: Replica, state: FollowerState, error: StorageError) -> None:
         """The disk did not do it."""

@@ -1,0 +1,146 @@
+"""Answers of another node, however the network cuts them, and whose memory they are in."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
+
+from fenceline.node.peer_connection import ConnectionLost, PeerConnection
+from fenceline.wire.apis import ApiKey
+
+FETCH, VERSION = ApiKey.FETCH, 12
+BUFFER_BYTES = 64 << 10
+
+
+class Wire:
+    """What a transport is asked for."""
+
+    def __init__(self) -> None:
+        self.is_aborted = False
+
+    def get_extra_info(self, name: str) -> Any:
+        return None
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def writelines(self, parts: Any) -> None:
+        pass
+
+
+def connected(*, lends_answers: bool = False) -> tuple[PeerConnection, Wire]:
+    connection, wire = PeerConnection("there:1", "here", lends_answers=lends_answers), Wire()
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    return connection, wire
+
+
+def frame(correlation_id: int, body: bytes) -> bytes:
+    return (5 + len(body)).to_bytes(4, "big") + correlation_id.to_bytes(4, "big") + b"\0" + body
+
+
+def receive(connection: PeerConnection, content: bytes, most: int) -> None:
+    """As a transport does: into the buffer that it is given, as much as there is."""
+    rest = memoryview(content)
+    while rest:
+        room = connection.get_buffer(-1)
+        assert len(room) > 0, "nowhere to go"
+        size = min(len(room), len(rest), most)
+        room[:size] = rest[:size]
+        rest = rest[size:]
+        connection.buffer_updated(size)
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("lends_answers", [False, True])
+def test_answers_arrive_whole_however_they_are_cut(seed: int, lends_answers: bool) -> None:
+    async def story() -> None:
+        rng = Random(seed)
+        connection, wire = connected(lends_answers=lends_answers)
+        number = 0
+        kept: list[tuple[bytes, memoryview]] = []
+        for _ in range(12):
+            asked, content = [], bytearray()
+            for _ in range(1 if lends_answers else rng.randint(1, 5)):
+                near = BUFFER_BYTES - 9 + rng.randint(-2, 2)
+                body = rng.randbytes(rng.choice([0, 1, 100, 5_000, near, 300_000]))
+                asked.append((body, connection.post(FETCH, VERSION, b"")))
+                content += frame(number, body)
+                number += 1
+            receive(connection, bytes(content), rng.choice([1_000, 40_000, 1 << 30]))
+            for body, answer in asked:
+                assert answer.result() == body
+                assert answer.result().readonly
+                kept.append((body, answer.result()))
+            assert not connection.is_busy
+        if not lends_answers:
+            assert all(view == body for body, view in kept), "what was handed out stays"
+        assert not wire.is_aborted
+
+    asyncio.run(story())
+
+
+def test_large_answers_that_are_lent_share_memory_and_a_small_one_gives_it_back() -> None:
+    async def story() -> None:
+        connection, _ = connected(lends_answers=True)
+        views = []
+        for number in range(2):
+            answer = connection.post(FETCH, VERSION, b"")
+            receive(connection, frame(number, bytes([number]) * (2 << 20)), 1 << 30)
+            views.append(answer.result())
+        assert views[0] == views[1], "the second one lies where the first one was"
+        answer = connection.post(FETCH, VERSION, b"")
+        receive(connection, frame(2, b"small"), 1 << 30)
+        assert bytes(answer.result()) == b"small"
+        assert len(connection._lent) == 0
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        (3).to_bytes(4, "big"),
+        (200 << 20).to_bytes(4, "big"),
+        b"HTTP/1.1 400 Bad Request",
+        frame(7, b"of another request"),
+        frame(7, b"of another request, large" * 9_000),
+    ],
+)
+def test_nonsense_ends_the_connection_and_what_is_waited_for(content: bytes) -> None:
+    async def story() -> None:
+        connection, wire = connected()
+        answers = [connection.post(FETCH, VERSION, b"") for _ in range(2)]
+        receive(connection, content, 1 << 30)
+        assert wire.is_aborted
+        assert not connection.is_open
+        for answer in answers:
+            with pytest.raises(ConnectionLost):
+                answer.result()
+
+    asyncio.run(story())
+
+
+def test_an_answer_that_nobody_asked_for_ends_the_connection() -> None:
+    async def story() -> None:
+        connection, wire = connected()
+        receive(connection, frame(0, b""), 1 << 30)
+        assert wire.is_aborted
+
+    asyncio.run(story())
+
+
+def test_a_reason_for_closing_is_told_to_who_waits() -> None:
+    async def story() -> None:
+        connection, _ = connected()
+        answer = connection.post(FETCH, VERSION, b"")
+        connection.close("too slow")
+        with pytest.raises(ConnectionLost, match="too slow"):
+            answer.result()
+
+    asyncio.run(story())
