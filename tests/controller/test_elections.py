@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenceline.controller.elections import Election, change_partition
-from fenceline.controller.partition_requests import BalanceLeaders, ElectLeaders
-from fenceline.controller.requests import FenceStaleBroker
+from fenceline.controller.partition_requests import (
+    AlterPartition,
+    BalanceLeaders,
+    ElectLeaders,
+    IsrChange,
+    IsrMember,
+)
+from fenceline.controller.requests import BrokerGone, FenceStaleBroker
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, PartitionImage
@@ -201,6 +207,25 @@ def test_leadership_goes_back_to_the_preferred_replica() -> None:
     cluster.heartbeat(1)
     cluster.ask(BalanceLeaders())
     assert cluster.records == [], "it is alive but not in sync"
+
+
+@pytest.mark.parametrize(("percentage", "leaders"), [(0, 1), (49, 1), (50, 2), (100, 2)])
+def test_a_few_leaders_elsewhere_are_left_where_they_are(percentage: int, leaders: int) -> None:
+    """G45: broker 1 should lead two partitions, and leads one of them."""
+    cluster = Cluster(2, leader_imbalance_percentage=percentage)
+    cluster.create("t", (1, 2), (1, 2), (2, 1))
+    cluster.ask(BrokerGone(1, cluster.epochs[1], cluster.now_ms))
+    cluster.heartbeat(1)
+    topic = cluster.image.topics_by_name["t"]
+    for index in (0, 1, 2):
+        partition = cluster.partition("t", index)
+        members = tuple(IsrMember(broker, cluster.epochs[broker]) for broker in (1, 2))
+        change = IsrChange(index, partition.leader_epoch, partition.partition_epoch, members, 0)
+        cluster.ask(AlterPartition(2, cluster.epochs[2], ((topic.id, (change,)),)))
+    cluster.ask(ElectLeaders(0, (("t", (1,)),)))
+    assert [cluster.partition("t", index).leader for index in (0, 1, 2)] == [2, 1, 2]
+    cluster.ask(BalanceLeaders())
+    assert cluster.partition("t", 0).leader == leaders
 
 
 def test_every_alive_set_and_every_replica_order_leads_when_somebody_in_sync_lives() -> None:

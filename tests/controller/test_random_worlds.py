@@ -47,6 +47,12 @@ TestAnyWorld = AnyWorld.TestCase
 TestAnyWorld.settings = settings(max_examples=40, stateful_step_count=40, deadline=None, derandomize=True)
 
 
+def test_lives_with_brokers_that_seem_gone() -> None:
+    """Besides: who is said to have ended is fenced, whether it lives or not."""
+    for seed in range(40):
+        live(seed, more=((6, World.lose),))
+
+
 @pytest.mark.parametrize("first", range(0, 160, 40))
 def test_long_lives(first: int) -> None:
     """Longer than Hypothesis's, and the same each time."""

@@ -26,6 +26,7 @@ from fenceline.controller.partition_requests import (
 )
 from fenceline.controller.replica_index import ReplicaIndex
 from fenceline.controller.requests import (
+    BrokerGone,
     BrokerHeartbeat,
     ConfigChange,
     ConfigOperation,
@@ -169,6 +170,16 @@ class World:
             if session is not None:
                 session.last_contact_ms = self.cluster.now_ms
         self.ask(FenceStaleBroker())
+
+    def lose(self, rng: Random) -> None:
+        """Somebody looked at a broker, and its process was gone; or so it seemed."""
+        if self.image.brokers:
+            broker = self.image.brokers[rng.choice(list(self.image.brokers))]
+            before = broker.fenced
+            self.ask(BrokerGone(broker.id, broker.epoch, self.cluster.now_ms - rng.choice([0, 0, 100])))
+            after = self.image.brokers[broker.id]
+            assert after.epoch == broker.epoch
+            assert before <= after.fenced
 
     def create(self, rng: Random) -> None:
         if not self.image.brokers:
@@ -469,11 +480,12 @@ ACTIONS: Final[tuple[tuple[int, Callable[[World, Random], None]], ...]] = (
 """What happens, and how often beside the others."""
 
 
-def live(seed: int, steps: int = 120) -> World:
-    """A whole life by one seed, history checked: every third without eligible replicas, some of those at old levels."""
+def live(seed: int, steps: int = 120, more: tuple[tuple[int, Callable[[World, Random], None]], ...] = ()) -> World:
+    """A whole life by one seed, history checked: every third without eligible replicas, some of those at old levels.
+    `more` happens besides `ACTIONS`."""
     rng = Random(seed)
     world = World(elr=True) if seed % 3 else World(elr=False, metadata_version=(30, 22, 16, 11)[seed // 3 % 4])
-    weights, actions = zip(*ACTIONS, strict=True)
+    weights, actions = zip(*ACTIONS, *more, strict=True)
     for _ in range(6):
         world.register(rng)
     for _ in range(8):

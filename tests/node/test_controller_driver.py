@@ -541,11 +541,12 @@ def test_a_heartbeat_that_waits_is_a_sign_of_life() -> None:
 
 
 def test_an_earlier_broker_with_the_id_of_this_node_is_as_silent_as_others() -> None:
-    """A killed node comes back, and leads before its broker is registered: that waits until the old one is fenced."""
+    """A killed node comes back, and leads before its broker is registered: that waits until the old one is fenced, where
+    sessions alone count."""
 
     async def story() -> None:
         clock = StillClock()
-        controller = driver(sim(), D, clock=clock)
+        controller = driver(sim(), D, clock=clock, overrides={"fenceline.broker.fencing.grace.ms": "-1"})
         await controller.start()
         earlier = await join(controller)
         with pytest.raises(PeerError, match="Another broker"):
@@ -555,5 +556,19 @@ def test_an_earlier_broker_with_the_id_of_this_node_is_as_silent_as_others() -> 
         await _turns()
         assert controller.image.brokers[1].fenced
         assert await join(controller, incarnation=2) > earlier
+
+    run(story())
+
+
+def test_an_earlier_broker_that_had_the_same_directory_and_address_is_gone() -> None:
+    """Nobody else can have both while it lives, and it is not connected."""
+
+    async def story() -> None:
+        controller = driver(sim(), D)
+        await controller.start()
+        earlier = await join(controller)
+        controller.heard_broker("CONTROLLER", "host:1", 1, earlier)  # on a connection that is closed already
+        assert await join(controller, incarnation=2) > earlier
+        await controller.stop()
 
     run(story())

@@ -26,6 +26,9 @@ GONE, SILENT, THERE = "gone", "silent", "there"
 class OtherController:
     """A controller elsewhere: `answers` to heartbeats, then silence; `looks` at the majority, the last for good."""
 
+    has_failed = False
+    is_done: asyncio.Event
+
     def __init__(self, answers: Sequence[BrokerHeartbeatAnswer | PeerError], looks: Sequence[bool]) -> None:
         self.answers, self.looks = list(answers), list(looks)
         self.image = SimpleNamespace(offset=7)
@@ -58,7 +61,8 @@ async def goodbye(controller: OtherController) -> None:
 @pytest.fixture(autouse=True)
 def forever(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that waiting for it would be seen."""
-    monkeypatch.setattr(broker_lifecycle, "_GOODBYE_S", FOREVER_S)
+    for limit in ("_GOODBYE_S", "_SILENCE_S"):
+        monkeypatch.setattr(broker_lifecycle, limit, FOREVER_S)
 
 
 def test_the_controller_lets_the_broker_go() -> None:
@@ -81,9 +85,39 @@ def test_what_the_controller_refuses_is_raised() -> None:
     assert refused.value.code is ErrorCode.STALE_BROKER_EPOCH
 
 
-def test_a_majority_that_stays_silent_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_lifecycle, "_GOODBYE_S", 0.0)
+def test_an_election_of_controllers_is_waited_for() -> None:
+    nobody, go = PeerError(ErrorCode.NOT_CONTROLLER, "nobody leads"), heartbeat_answer(should_shut_down=True)
+    controller = OtherController([nobody, nobody, go], [False])
+    asyncio.run(goodbye(controller))
+    assert not controller.answers
+
+
+@pytest.mark.parametrize("limit", ["_GOODBYE_S", "_SILENCE_S"])
+def test_a_majority_that_stays_silent_is_not_waited_for_for_ever(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_lifecycle, limit, 0.0)
     asyncio.run(goodbye(OtherController([], [False])))
+
+
+def test_a_controller_that_answers_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes as long as it takes: leaders move, and every other broker must know."""
+    monkeypatch.setattr(broker_lifecycle, "_SILENCE_S", 0.0)
+    keep, go = heartbeat_answer(should_shut_down=False), heartbeat_answer(should_shut_down=True)
+
+    class Slow(OtherController):
+        def submit(self, request: Any) -> asyncio.Future[Any]:
+            answer = super().submit(request)
+            if not self.answers:
+                self.is_done.set()
+            return answer
+
+        async def has_no_majority(self) -> bool:
+            await self.is_done.wait()
+            return False
+
+    controller = Slow([keep, go], [False])
+    controller.is_done = asyncio.Event()
+    asyncio.run(goodbye(controller))
+    assert not controller.answers
 
 
 # --- a controller that stops --------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ BROKER_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
 )
 """All keys of Kafka's own, internal ones too (`ConfigKey.internal`: not told by DescribeConfigs)."""
 
+FENCING_GRACE: Final = "fenceline.broker.fencing.grace.ms"
+
 OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
     (
         ConfigKey(
@@ -86,6 +88,24 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "",
             "Address of this machine that connections to other nodes come from; empty leaves it to the system.",
             Importance.LOW,
+        ),
+        ConfigKey(
+            FENCING_GRACE,
+            ConfigType.INT,
+            "100",
+            "For how long a broker that has lost its connection to the active controller must refuse new ones before it"
+            " is fenced without waiting for its session; -1 always waits for the session, as Kafka does.",
+            Importance.MEDIUM,
+            Range(-1),
+        ),
+        ConfigKey(
+            "leader.imbalance.per.broker.percentage",
+            ConfigType.INT,
+            "0",
+            "How many percent of the partitions that a broker should lead may be led elsewhere before the controller"
+            " gives them back. Kafka had this key until 4.0, with a default of 10; 0 gives all back, as Kafka does.",
+            Importance.MEDIUM,
+            Range(0, 100),
         ),
         ConfigKey(
             "metadata.snapshot.min.changed_records.ratio",

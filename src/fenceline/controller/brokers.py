@@ -3,6 +3,9 @@
 Owns heartbeats and fencing. What a state asks for and leads to is the table `_NEXT`. Who may register is
 `controller.registrations`.
 
+Faster than Kafka: a broker whose process is gone for certain is fenced at once (`broker_gone`); one that is only silent
+keeps its session. A broker that was fenced and lives comes back by its next heartbeat, with the epoch that it has.
+
 Rules: controller.md C13-C20; since_4_0.md K22-K25; gaps.md G44.
 """
 
@@ -15,7 +18,7 @@ from uuid import UUID
 
 from fenceline.controller.directories import cordon, failed_directories, leave_failed
 from fenceline.controller.partition_changes import PartitionChanges
-from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, Done
+from fenceline.controller.requests import BrokerGone, BrokerHeartbeat, BrokerHeartbeatAnswer, Done
 from fenceline.controller.state import ControllerState, Decision
 from fenceline.metadata.image import BrokerImage
 from fenceline.metadata.node_records import BrokerRegistrationChangeRecord
@@ -157,6 +160,21 @@ def fence_stale_broker(state: ControllerState, now_ms: int) -> Decision:
     return Decision((), Done(), atomic=False)
 
 
+def broker_gone(state: ControllerState, request: BrokerGone) -> Decision:
+    """Fence a broker whose process has ended, and let its next incarnation register. Nothing where it is not believed.
+
+    `Sessions.may_have_ended` says when: what the probe saw is older than what the broker said meanwhile.
+    """
+    broker = state.image.brokers.get(request.broker_id)
+    epoch = request.broker_epoch
+    if broker is None or broker.epoch != epoch:
+        return Decision((), Done())
+    if not state.sessions.may_have_ended(broker.id, epoch, request.since_ms):
+        return Decision((), Done())
+    state.sessions.end(broker.id, epoch, for_good=not broker.fenced)
+    return Decision([] if broker.fenced else fence(state, broker), Done(), atomic=False)
+
+
 def fence(state: ControllerState, broker: BrokerImage) -> list[MetadataRecord]:
     """C16, for whatever reason: out of every ISR, leaders elected elsewhere, then fenced."""
     return _step(state, broker, state_of(broker), BrokerState.FENCED, frozenset())
@@ -184,4 +202,5 @@ def restore_sessions(state: ControllerState, now_ms: int) -> None:
     """C2: a broker that is not fenced, because what fenced it was never committed, has a session again."""
     for broker in state.image.brokers.values():
         if not broker.fenced and not state.sessions.has(broker.id, broker.epoch):
+            state.sessions.forget_end(broker.id)
             state.sessions.begin(broker.id, broker.epoch, now_ms, state.image.offset).heard = True

@@ -36,6 +36,7 @@ from fenceline.controller.partition_requests import (
 from fenceline.controller.requests import (
     AllocateProducerIds,
     AlterConfigs,
+    BrokerGone,
     BrokerHeartbeat,
     CreatePartitions,
     CreateTopics,
@@ -80,6 +81,7 @@ HANDLERS: Final[Mapping[type[Any], _Handler]] = {
     ),
     AssignReplicasToDirs: lambda state, request, now_ms, rng: directories.assign_replicas_to_dirs(state, request),
     ElectLeaders: lambda state, request, now_ms, rng: partitions.elect_leaders(state, request),
+    BrokerGone: lambda state, request, now_ms, rng: brokers.broker_gone(state, request),
     FenceStaleBroker: lambda state, request, now_ms, rng: brokers.fence_stale_broker(state, now_ms),
     BalanceLeaders: lambda state, request, now_ms, rng: partitions.balance_leaders(state),
     ElectUncleanLeaders: lambda state, request, now_ms, rng: partitions.elect_unclean_leaders(state),

@@ -63,7 +63,8 @@ def register_broker(state: ControllerState, request: RegisterBroker, now_ms: int
         )
     existing = image.brokers.get(request.broker_id)
     known = existing is not None and existing.incarnation_id == request.incarnation_id
-    if existing is not None and not known and state.sessions.is_alive(existing.id, existing.epoch, now_ms):
+    alive = existing is not None and state.sessions.is_alive(existing.id, existing.epoch, now_ms)
+    if existing is not None and alive and not known and not _takes_the_place_of(state, existing, request):
         raise PeerError(ErrorCode.DUPLICATE_BROKER_REGISTRATION, "Another broker is registered with that broker id.")
     if request.is_migrating_zk_broker:
         raise PeerError(ErrorCode.BROKER_ID_NOT_REGISTERED, "Controller does not support registering ZK brokers.")
@@ -97,6 +98,21 @@ def register_broker(state: ControllerState, request: RegisterBroker, now_ms: int
     else:
         state.sessions.begin(request.broker_id, epoch, now_ms, registration_offset)
     return Decision(records, RegisterBrokerAnswer(epoch), atomic=len(records) <= MAX_RECORDS)
+
+
+def _takes_the_place_of(state: ControllerState, existing: BrokerImage, request: RegisterBroker) -> bool:
+    """Whether the process of `existing`, whose session has not ended, is gone for certain.
+
+    It has no connection here, and who asks has what it held alone while it lived: one of its directories, which are
+    locked, and one of its addresses. A copy of its directory on another machine has not; a probe of the old address
+    then says (`node.controller_presence`), or the session. A probe could not tell here: a new process may listen.
+    """
+    if not state.settings.knows_connections or state.sessions.is_connected(existing.id, existing.epoch):
+        return False
+    addresses = {(endpoint.host, endpoint.port) for endpoint in request.endpoints}
+    return not set(existing.log_dirs).isdisjoint(request.log_dirs) and any(
+        (endpoint.host, endpoint.port) in addresses for endpoint in existing.endpoints
+    )
 
 
 def _leave_partitions(

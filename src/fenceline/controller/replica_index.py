@@ -25,12 +25,23 @@ _NOTHING: Final[_Partitions] = {}
 class ReplicaIndex:
     """Topic ids and partition indexes by broker."""
 
-    __slots__ = ("_elr", "_imbalanced", "_isr", "_leaderless", "_leaderless_of", "_leads", "_reassigning")
+    __slots__ = (
+        "_elr",
+        "_imbalanced",
+        "_isr",
+        "_leaderless",
+        "_leaderless_of",
+        "_leads",
+        "_preferred",
+        "_reassigning",
+    )
 
     def __init__(self, image: MetadataImage) -> None:
         self._isr: defaultdict[int, _Partitions] = defaultdict(dict)
         self._elr: defaultdict[int, _Partitions] = defaultdict(dict)
         self._leads: defaultdict[int, int] = defaultdict(int)
+        self._preferred: defaultdict[int, int] = defaultdict(int)
+        """How many partitions have the broker for their preferred leader."""
         self._leaderless: _Partitions = {}
         self._leaderless_of: defaultdict[int, _Partitions] = defaultdict(dict)
         self._imbalanced: defaultdict[int, _Partitions] = defaultdict(dict)
@@ -70,6 +81,12 @@ class ReplicaIndex:
         """Brokers that are the preferred leader of a partition that somebody else leads, or nobody."""
         return iter(sorted(broker for broker, partitions in self._imbalanced.items() if partitions))
 
+    def imbalance_of(self, broker_id: int) -> float:
+        """How many percent of the partitions that should be led by the broker are not."""
+        preferred = self._preferred.get(broker_id, 0)
+        missing = sum(held.bit_count() for held in self._imbalanced.get(broker_id, _NOTHING).values())
+        return 100 * missing / preferred if preferred else 0.0
+
     def imbalanced_of(self, broker_id: int) -> Iterator[tuple[UUID, int]]:
         """Those partitions of one preferred leader."""
         return _pairs(self._imbalanced.get(broker_id, _NOTHING))
@@ -101,6 +118,7 @@ class ReplicaIndex:
             leader = partition.leader
             if leader != NO_LEADER:
                 self._leads[leader] += 1
+            self._preferred[partition.preferred_leader] += 1
             if partition.replicas[:1] != (leader,) or partition.elr or partition.adding or partition.removing:
                 for place in self._places(partition):
                     place[topic.id] = place.get(topic.id, 0) | bit
@@ -109,6 +127,7 @@ class ReplicaIndex:
             self._isr[broker][topic.id] = held
 
     def _add(self, topic_id: UUID, index: int, partition: PartitionImage) -> None:
+        self._preferred[partition.preferred_leader] += 1
         for broker in partition.isr:
             _insert(self._isr[broker], topic_id, index)
         if partition.leader != NO_LEADER:
@@ -117,6 +136,7 @@ class ReplicaIndex:
             _insert(place, topic_id, index)
 
     def _remove(self, topic_id: UUID, index: int, partition: PartitionImage) -> None:
+        self._preferred[partition.preferred_leader] -= 1
         for broker in partition.isr:
             _discard(self._isr[broker], topic_id, index)
         if partition.leader != NO_LEADER:

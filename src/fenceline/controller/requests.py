@@ -290,6 +290,16 @@ class FenceStaleBroker:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerGone:
+    """Someone looked: that incarnation has no connection to this controller and its address refuses new ones, since
+    `since_ms` (monotonic). Its process has ended; fence it."""
+
+    broker_id: int
+    broker_epoch: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class WriteNoOp:
     """Time has passed: keep the log moving (C7)."""
 
@@ -315,6 +325,7 @@ Request: TypeAlias = (
     | AllocateProducerIds
     | UpdateFeatures
     | FenceStaleBroker
+    | BrokerGone
     | WriteNoOp
     | WriteBootstrapRecords
     | PartitionRequest

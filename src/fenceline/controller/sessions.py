@@ -1,8 +1,11 @@
 """Sessions of brokers: who was heard of when, and what each has applied. Soft state, never in the log (C15).
 
-Owns contact times and metadata offsets by broker. Decides nothing but whether a session is alive; `now_ms` comes in.
+Owns contact times and metadata offsets by broker, and what is known of the processes: who is connected to this
+controller, and who was said to have ended. Decides nothing but whether a session is alive; `now_ms` comes in.
 
 Rules: controller.md C14, C15, C17, C18; since_4_0.md K24 (a session is alive for 9 s after any heartbeat of its epoch).
+That a process has ended is believed once a broker epoch and term: who comes back after that was not gone, and whatever
+made it look so may go on. Its session then counts alone, as with Kafka.
 """
 
 from __future__ import annotations
@@ -31,13 +34,21 @@ class Session:
 class Sessions:
     """Sessions by broker id."""
 
-    __slots__ = ("_sessions", "_timeout_ms", "expired_count")
+    __slots__ = ("_connected", "_ended", "_sessions", "_timeout_ms", "expired_count", "false_alarm_count", "gone_count")
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self._sessions: dict[int, Session] = {}
+        self._connected: set[tuple[int, int]] = set()
+        """(broker id, epoch) of those who have a connection to this controller, whoever leads."""
+        self._ended: dict[int, int] = {}
+        """By broker id: the epoch whose process was believed to have ended, and lost its session for that."""
         self.expired_count = 0
         """Sessions that were ended because nothing was heard."""
+        self.gone_count = 0
+        """Sessions that were ended because the process was gone."""
+        self.false_alarm_count = 0
+        """Of these, brokers that were heard of again."""
 
     def get(self, broker_id: int) -> Session | None:
         return self._sessions.get(broker_id)
@@ -51,6 +62,8 @@ class Sessions:
     def touch(self, broker_id: int, broker_epoch: int, now_ms: int, metadata_offset: int) -> Session:
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch != broker_epoch:
+            if session is None and self._ended.get(broker_id) == broker_epoch:
+                self.false_alarm_count += 1
             session = self.begin(broker_id, broker_epoch, now_ms, NO_OFFSET)
         session.last_contact_ms = now_ms
         session.heard = True
@@ -76,6 +89,42 @@ class Sessions:
         if self._sessions.pop(broker_id, None) is not None:
             self.expired_count += 1
 
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def set_connected(self, broker_id: int, broker_epoch: int, *, connected: bool) -> None:
+        """Whether that incarnation has a connection to this very controller."""
+        if connected:
+            self._connected.add((broker_id, broker_epoch))
+        else:
+            self._connected.discard((broker_id, broker_epoch))
+
+    def is_connected(self, broker_id: int, broker_epoch: int) -> bool:
+        return (broker_id, broker_epoch) in self._connected
+
+    def may_have_ended(self, broker_id: int, broker_epoch: int, since_ms: int) -> bool:
+        """Whether somebody who finds that process gone since `since_ms` is believed: it is not connected, nothing was
+        heard of it since, and it was not said of the same incarnation before."""
+        session = self._sessions.get(broker_id)
+        return (
+            (broker_id, broker_epoch) not in self._connected
+            and self._ended.get(broker_id) != broker_epoch
+            and (session is None or session.broker_epoch != broker_epoch or session.last_contact_ms <= since_ms)
+        )
+
+    def end(self, broker_id: int, broker_epoch: int, *, for_good: bool) -> None:
+        """Its process is gone. `for_good`: something is written for that reason, and it is not believed again."""
+        if self.has(broker_id, broker_epoch):
+            del self._sessions[broker_id]
+        if for_good:
+            self._ended[broker_id] = broker_epoch
+            self.gone_count += 1
+
+    def forget_end(self, broker_id: int) -> None:
+        """What was written for its end was taken back."""
+        self._ended.pop(broker_id, None)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
     def is_alive(self, broker_id: int, broker_epoch: int, now_ms: int) -> bool:
         """K24: a heartbeat of that epoch came within the session timeout. A registration alone does not count."""
         session = self._sessions.get(broker_id)
@@ -98,4 +147,6 @@ class Sessions:
         return min(offsets, default=None)
 
     def clear(self) -> None:
+        """A new term. Connections outlive it."""
         self._sessions.clear()
+        self._ended.clear()

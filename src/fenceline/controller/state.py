@@ -55,8 +55,11 @@ class ControllerSettings:
     default_partition_count: int = 1
     default_replication_factor: int = 1
     session_timeout_ms: int = 9000
+    knows_connections: bool = False
+    """Somebody tells `Sessions` which brokers are connected, so that who is not may have ended before its session."""
     delete_topics_enabled: bool = True
-    auto_leader_rebalance: bool = True
+    leader_imbalance_percentage: int = 0
+    """A broker that lacks more of the partitions that it should lead gets them back (G45)."""
     static_configs: Mapping[str, str] = field(default_factory=dict)
     node_id: int = 1
     """Of this controller; some messages name it."""

@@ -36,8 +36,10 @@ from fenceline.node.metadata_log import METADATA_PARTITION
 
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
-    from fenceline.controller.state import ControllerSettings
+    from fenceline.controller.sessions import Sessions
+    from fenceline.controller.state import ControllerSettings, ControllerState
     from fenceline.node.clock import Clock
+    from fenceline.node.controller_presence import BrokerPresence
     from fenceline.node.metadata_loader import MetadataLoader
     from fenceline.node.metadata_log import MetadataLog
     from fenceline.node.quorum_driver import QuorumDriver
@@ -81,6 +83,8 @@ class ActiveController:
         """The epoch in which this node is the active controller; -1: it is not."""
         self.own_broker_epoch = -1
         """Of the broker of this process; -1 until it is registered, with whichever controller."""
+        self.presence: BrokerPresence | None = None
+        """None where brokers are fenced by their sessions alone."""
         self.timers = ControllerTimers(self, self._controller.state, config, clock)
         self.metrics = ControllerMetrics()
 
@@ -108,6 +112,15 @@ class ActiveController:
         """Brokers that fell silent while this node led, since its start."""
         return self._controller.state.sessions.expired_count
 
+    @property
+    def sessions(self) -> Sessions:
+        """For those who count them."""
+        return self._controller.state.sessions
+
+    def look_at_brokers(self, make: Callable[[ActiveController, ControllerState, Clock], BrokerPresence]) -> None:
+        """Fence brokers whose process has ended before their session does. Once, before the first term."""
+        self.presence = make(self, self._controller.state, self._clock)
+
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def activate(self, epoch: int, *, dead: frozenset[int], bootstrap: Mapping[str, int]) -> None:
@@ -130,7 +143,7 @@ class ActiveController:
             answer: asyncio.Future[Any] = loop.create_future()
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._queue.insert(0, Waiting(WriteBootstrapRecords(tuple(bootstrap.items())), answer, loop.time()))
-        self.timers.start()
+        self._keep_time()
         self.schedule()
 
     def deactivate(self) -> None:
@@ -138,14 +151,14 @@ class ActiveController:
         if not self.is_active:
             return
         self.epoch = -1
-        self.timers.stop()
+        self._stop_time()
         self._controller.reset(self._loader.image, self._loader.applied_offset)
         self._fail_everybody(_not_active())
         self._wake()
 
     async def finish(self) -> None:
         """Answer what is queued, then take nothing more."""
-        self.timers.stop()
+        self._stop_time()
         while self.is_active and (self._queue or self._flight is not None):
             self._landed = asyncio.Event()
             self.schedule()
@@ -155,7 +168,7 @@ class ActiveController:
     def give_up(self) -> None:
         """The node ends."""
         self.epoch = -1
-        self.timers.stop()
+        self._stop_time()
         self._fail_everybody(_not_active())
         self._wake()
 
@@ -176,6 +189,16 @@ class ActiveController:
         self._queue.append(Waiting(request, answer, loop.time()))
         self.schedule()
         return answer
+
+    def _keep_time(self) -> None:
+        self.timers.start()
+        if self.presence is not None:
+            self.presence.begin()
+
+    def _stop_time(self) -> None:
+        self.timers.stop()
+        if self.presence is not None:
+            self.presence.end()
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,9 @@ controller does, and this room repeats it to the operator.
 Where the controller is another node, or may come to be one, everything is asked until there is an answer; between
 registration and service the broker says that it lives and wants to stay fenced.
 
+What others decide it answers at once, not with the next heartbeat: a broker that finds itself fenced and lives says so,
+and all tell how far they have applied the metadata when one of them is about to stop, which waits for that (C14).
+
 Rules: controller.md C11-C19, C46 (`node.broker` recovers logs and applies the first image before it calls `unfence`);
 since_4_0.md K23, K24, K37. Unlike Kafka's (C13), a broker that the controller does not know any more registers again.
 """
@@ -15,14 +18,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
+from random import random
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
 from fenceline.config.listeners import SECURITY_PROTOCOLS, Listener
 from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, RegisterBroker
 from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.metadata.changes import Delta
 from fenceline.metadata.features import Levels
-from fenceline.metadata.image import Endpoint
+from fenceline.metadata.image import Endpoint, MetadataImage
 from fenceline.node.logs import Logger
 
 if TYPE_CHECKING:
@@ -32,8 +37,12 @@ log = Logger("broker")
 
 _GOODBYES: Final = 3
 """Heartbeats of a controlled shutdown: the first moves leaders away, a later one sees that nothing is led any more."""
-_GOODBYE_S: Final = 2.0
-"""How long a broker tries to be let go by another node."""
+_GOODBYE_S: Final = 300.0
+"""How long a broker waits to be let go by another node, as Kafka's: its leaders move, and all others must know."""
+_SILENCE_S: Final = 10.0
+"""Without any answer from a controller it goes before: an election is over by then."""
+_JITTER_S: Final = 0.05
+"""Within this, all brokers tell that they know of another's shutdown."""
 _AGAIN_S: Final = 0.2
 """Between two attempts to register."""
 _SOON_S: Final = 0.05
@@ -58,6 +67,11 @@ class BrokerLifecycle:
         self._is_fenced = True
         self._registration: RegisterBroker | None = None
         self._beats: asyncio.Task[None] | None = None
+        self._extra_beat: asyncio.Task[None] | None = None
+        self._beating = asyncio.Lock()
+        self._is_watching = False
+        self._heard_s = 0.0
+        """When a controller answered last while this broker says goodbye, by the loop's clock."""
         self.broker_epoch = -1
         """-1 until the controller has registered the broker."""
 
@@ -165,11 +179,41 @@ class BrokerLifecycle:
         while True:
             await self.heartbeat()
             if not self._is_fenced or self._is_alone:
-                return
+                break
             await asyncio.wait([self._controller.next_change()], timeout=_SOON_S)
+        if not self._is_alone:
+            self._is_watching = True
+            self._controller.subscribe(self._on_image)
+
+    def _on_image(self, image: MetadataImage, delta: Delta) -> None:
+        """Somebody was fenced or begins to stop."""
+        if not delta.changed_brokers or not self._is_watching:
+            return
+        own = image.brokers.get(self._node_id)
+        if own is None or own.epoch != self.broker_epoch or own.in_controlled_shutdown:
+            return
+        if own.fenced:
+            self._beat_soon(0.0)
+        elif any((other := image.brokers.get(each)) and other.in_controlled_shutdown for each in delta.changed_brokers):
+            self._beat_soon(_JITTER_S * random())
+
+    def _beat_soon(self, delay_s: float) -> None:
+        if self._extra_beat is not None and not self._extra_beat.done():
+            return
+
+        async def beat() -> None:
+            await asyncio.sleep(delay_s)
+            with contextlib.suppress(PeerError):
+                await self.heartbeat()
+
+        self._extra_beat = asyncio.ensure_future(beat())
 
     async def heartbeat(self) -> None:
         """Tell the controller that this broker lives. Raises PeerError."""
+        async with self._beating:
+            await self._heartbeat()
+
+    async def _heartbeat(self) -> None:
         try:
             answer: BrokerHeartbeatAnswer = await self._controller.submit(self._beat())
         except PeerError as error:
@@ -197,6 +241,7 @@ class BrokerLifecycle:
         log.warning("the controller did not let this broker go", epoch=self.broker_epoch)
 
     async def _say_goodbye_to_others(self) -> None:
+        self._heard_s = asyncio.get_running_loop().time()
         going = asyncio.ensure_future(self._be_let_go())
         alone = asyncio.ensure_future(self._see_others_gone())
         try:
@@ -204,7 +249,7 @@ class BrokerLifecycle:
             if going in done:
                 going.result()
             elif alone in done:
-                log.info("the other controllers are gone, nobody is left to let this broker go")
+                log.info(alone.result())
             else:
                 log.warning("no controller has let this broker go in time", epoch=self.broker_epoch)
         finally:
@@ -214,21 +259,33 @@ class BrokerLifecycle:
 
     async def _be_let_go(self) -> None:
         while True:
-            answer = await self._controller.submit(self._beat(want_shut_down=True))
-            if answer.should_shut_down:
-                return
+            try:
+                answer = await self._controller.submit(self._beat(want_shut_down=True))
+            except PeerError as error:
+                if error.code is not ErrorCode.NOT_CONTROLLER or self._controller.has_failed:
+                    raise
+            else:
+                self._heard_s = asyncio.get_running_loop().time()
+                if answer.should_shut_down:
+                    return
             await asyncio.sleep(_SOON_S)
 
-    async def _see_others_gone(self) -> None:
-        """As when a whole cluster stops: waiting would change nothing."""
+    async def _see_others_gone(self) -> str:
+        """Why waiting would change nothing: a whole cluster stops, or nobody can be reached."""
         assert self._controller.channel is not None, "others can be reached"
+        loop = asyncio.get_running_loop()
         while True:
             if await self._controller.channel.has_no_majority():
-                return
+                return "the other controllers are gone, nobody is left to let this broker go"
+            if loop.time() - self._heard_s >= _SILENCE_S:
+                return "no controller answers, this broker goes without being let go"
             await asyncio.sleep(_LOOK_S)
 
     def close(self) -> None:
         """Say nothing more by itself."""
+        self._is_watching = False
+        if self._extra_beat is not None:
+            self._extra_beat.cancel()
         if self._beats is not None:
             self._beats.cancel()
             self._beats = None

@@ -32,7 +32,7 @@ from fenceline.metadata.image import MetadataImage
 from fenceline.node.active_controller import ActiveController
 from fenceline.node.clock import Clock
 from fenceline.node.controller_failure import reason_to_end
-from fenceline.node.controller_opening import controller_settings, open_controller
+from fenceline.node.controller_opening import controller_settings, looks_at_brokers, open_controller
 from fenceline.node.format import read_bootstrap_features
 from fenceline.node.metadata_loader import Listener, MetadataLoader
 from fenceline.node.metadata_log import MetadataLog
@@ -46,8 +46,10 @@ from fenceline.quorum.messages import RequestMessage, ResponseMessage
 from fenceline.quorum.quorum import Quorum
 
 if TYPE_CHECKING:
+    from fenceline.controller.state import ControllerState
     from fenceline.node.controller_channel import ControllerChannel
     from fenceline.node.controller_opening import OpenedController
+    from fenceline.node.controller_presence import BrokerPresence
     from fenceline.node.peer_connection import Dial
     from fenceline.node.quorum_watch import QuorumWatch
 
@@ -202,6 +204,11 @@ class ControllerDriver:
             return asyncio.ensure_future(self.channel.submit(request))
         return self._active.submit(request)
 
+    def heard_broker(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
+        """A broker has named itself on the connection that came to `listener` from `peer`."""
+        if self._active.presence is not None:
+            self._active.presence.heard((listener, peer), broker_id, broker_epoch)
+
     def ask(self, message: RequestMessage) -> asyncio.Future[ResponseMessage]:
         """The quorum's answer to a request of another node."""
         return self._driver.ask(message)
@@ -282,6 +289,8 @@ class ControllerDriver:
         opened = self._opened
         if not opened.is_alone or self._config.can_reach_others:
             self._reach_others()
+        if looks_at_brokers(self._config):
+            self._active.look_at_brokers(self._presence)
         if opened.is_alone:
             self._dead = frozenset((self._node_id,))
         self._driver.start(opened.log.read_election())
@@ -312,6 +321,12 @@ class ControllerDriver:
         from fenceline.node.controller_outward import peers_for
 
         return peers_for(self._config, watch, self._connect)
+
+    def _presence(self, active: ActiveController, state: ControllerState, clock: Clock) -> BrokerPresence:
+        """What looks at brokers; a simulation looks in its own way."""
+        from fenceline.node.controller_outward import presence_for
+
+        return presence_for(self._config, self._connect, active, state, clock)
 
     async def stop(self) -> None:
         """Answer what is queued, stop leading, close the log."""

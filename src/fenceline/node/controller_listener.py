@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fenceline.controller.requests import Request
     from fenceline.metadata.image import MetadataImage
     from fenceline.node.broker import Broker
+    from fenceline.node.connection import Connection
     from fenceline.node.controller_driver import ControllerDriver
     from fenceline.node.handlers.registry import Api
     from fenceline.node.metrics import NodeMetrics
@@ -61,6 +62,10 @@ class LocalController:
     def submit(self, request: Request) -> asyncio.Future[Any]:
         """As `ActiveController.submit`."""
         return self._controller.active.submit(request)
+
+    def heard_broker(self, listener: str, peer: str, broker_id: int, broker_epoch: int) -> None:
+        """As `ControllerDriver.heard_broker`."""
+        self._controller.heard_broker(listener, peer, broker_id, broker_epoch)
 
     def ask(self, message: RequestMessage) -> asyncio.Future[ResponseMessage]:
         return self._controller.ask(message)
@@ -107,6 +112,26 @@ class ControllerFace:
         return self.image.offset
 
 
+class _Listening(Server):
+    """Says which connections are open."""
+
+    def __init__(self, face: ControllerFace, apis: list[Api], controller: ControllerDriver, **settings: Any) -> None:
+        super().__init__(cast("Broker", face), apis, {}, **settings)
+        self._controller = controller
+
+    def register(self, connection: Connection) -> bool:
+        presence = self._controller.active.presence
+        if presence is not None:
+            presence.opened((connection.listener, connection.peer))
+        return super().register(connection)
+
+    def unregister(self, connection: Connection, buffer_bytes: int) -> None:
+        super().unregister(connection, buffer_bytes)
+        presence = self._controller.active.presence
+        if presence is not None:
+            presence.closed((connection.listener, connection.peer))
+
+
 class ControllerListener:
     """See the module."""
 
@@ -131,10 +156,10 @@ class ControllerListener:
         self._config = config
         self.endpoints: tuple[Listener, ...] = ()
         """What others are told, with the ports that the listeners really got."""
-        self._server = Server(
-            cast("Broker", face),
+        self._server = _Listening(
+            face,
             apis,
-            {},
+            controller,
             max_request_bytes=config.get_int("socket.request.max.bytes"),
             receive_budget_bytes=RECEIVE_BUDGET_BYTES,
             max_connections=config.get_int("max.connections"),

@@ -223,6 +223,12 @@ class ControllerCollector:
             ("fenceline_controller_terms", "Times this node became the active controller", metrics.terms),
             ("fenceline_controller_received_bytes", "Bytes received by the listener", listener.received_bytes),
             ("fenceline_broker_sessions_expired", "Brokers that fell silent", active.expired_session_count),
+            ("fenceline_brokers_gone", "Brokers fenced because their process had ended", active.sessions.gone_count),
+            (
+                "fenceline_broker_false_alarms",
+                "Of these, brokers that were alive and came back",
+                active.sessions.false_alarm_count,
+            ),
             ("fenceline_eligible_elections", "Leaders from the eligible replicas", counts.eligible_elections),
             ("fenceline_unclean_elections", "Leaders that may lack records", counts.unclean_elections),
         ):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from fenceline.config.broker import FENCING_GRACE
 from fenceline.config.node import NodeConfig
 from fenceline.controller.state import ControllerSettings
 from fenceline.errors import OperatorError
@@ -39,11 +40,18 @@ def controller_settings(config: NodeConfig, cluster_id: str) -> ControllerSettin
         default_partition_count=config.get_int("num.partitions"),
         default_replication_factor=config.get_int("default.replication.factor"),
         session_timeout_ms=config.get_int("broker.session.timeout.ms"),
+        leader_imbalance_percentage=config.get_int("leader.imbalance.per.broker.percentage"),
+        knows_connections=looks_at_brokers(config),
         delete_topics_enabled=config.get_bool("delete.topic.enable"),
         static_configs=static,
         node_id=config.node_id,
         broker_value=config.get,
     )
+
+
+def looks_at_brokers(config: NodeConfig) -> bool:
+    """Whether this controller fences brokers whose process has ended before their session does."""
+    return config.is_controller and config.can_reach_others and config.get_int(FENCING_GRACE) >= 0
 
 
 def quorum_settings(config: NodeConfig, cluster_id: str, static_voters: tuple[Voter, ...]) -> QuorumSettings:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fenceline.config.broker import FENCING_GRACE
+from fenceline.node.controller_presence import BrokerPresence
+from fenceline.node.controller_probe import BrokerProbe
 from fenceline.node.peer_connection import dial_from
 from fenceline.node.quorum_peers import QuorumPeers
 from fenceline.node.quorum_watch import QuorumWatch
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from fenceline.config.node import NodeConfig
+    from fenceline.controller.state import ControllerState
+    from fenceline.node.active_controller import ActiveController
     from fenceline.node.clock import Clock
     from fenceline.node.peer_connection import Dial
     from fenceline.node.quorum_log import QuorumLog
@@ -52,3 +57,12 @@ def peers_for(
         )
 
     return make
+
+
+def presence_for(
+    config: NodeConfig, connect: Dial | None, active: ActiveController, state: ControllerState, clock: Clock
+) -> BrokerPresence:
+    """It looks at brokers by `connect`; None: by TCP."""
+    dial = connect or dial_from(config.get_str("fenceline.outbound.address") or "")
+    probe = BrokerProbe(dial, config.inter_broker_listener)
+    return BrokerPresence(active, state, clock, grace_ms=config.get_int(FENCING_GRACE), is_refused=probe.is_refused)

@@ -95,6 +95,7 @@ def node_config(options: Options, node_id: int, more: Mapping[str, str] | None =
             "metadata.max.retention.bytes": str(options.retention_bytes),
             "metadata.log.segment.ms": str(options.segment_ms),
             "metadata.max.idle.interval.ms": str(options.idle_ms),
+            "fenceline.broker.fencing.grace.ms": "-1",
             **(more or {}),
         },
         {},

@@ -2,21 +2,30 @@
 
 Owns the body of a node: the real `ControllerDriver` with its quorum driver, loader and snapshots, on a simulated
 network. Clients and what they rely on are those of `controller_of_one`.
+
+Brokers whose process is killed are fenced fast, by the real `BrokerPresence`: controllers hear that a killed one's
+connections close, and their looks go over the network. In some seeds there are false alarms: a connection is lost, and
+a live broker refuses for a while. At the end every broker must be back.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, Final
 from uuid import UUID
 
 from fenceline.config.node import NodeConfig
 from fenceline.controller.requests import BrokerHeartbeat, RegisterBroker, RegisterController, Request
+from fenceline.controller.state import ControllerState
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
+from fenceline.node.active_controller import ActiveController
+from fenceline.node.clock import Clock
 from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.controller_presence import BrokerPresence, Key
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.cluster_driver import ClusterDriver, cluster_config, voter_of
 from fenceline.testing.simulation.controller_of_one import (
@@ -26,13 +35,18 @@ from fenceline.testing.simulation.controller_of_one import (
     format_voters,
     serve_client,
 )
-from fenceline.testing.simulation.network import Frame, Lost, Reply
+from fenceline.testing.simulation.network import Frame, Lost, Refused, Reply
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.world import Process, World
 
 _ENDPOINTS: Final = (Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),)
 _HEARTBEAT_S: Final = 2.0
 _REQUEST_TIMEOUT_S: Final = 3.0
+_GRACE_MS: Final = 100
+_LOOK_S: Final = 0.5
+_ALARM_S: Final = (0.5, 5.0)
+"""Between false alarms."""
+_ALARM_LASTS_S: Final = 1.0
 
 
 class Story:
@@ -45,8 +59,10 @@ class Story:
         self._invariants = invariants
         self._ids = range(1, world.options.nodes + 1)
         self._configs: dict[int, NodeConfig] = {}
-        self._drivers: dict[int, ControllerDriver] = {}
+        self._drivers: dict[int, _Driver] = {}
         self._clients: list[Client] = []
+        self._refuses_until_s: dict[int, float] = {}
+        """By broker: how long it refuses although it lives."""
 
     @staticmethod
     def base_options(rng: Random) -> Options:
@@ -54,7 +70,8 @@ class Story:
 
     def build(self) -> None:
         for node_id in self._ids:
-            self._configs[node_id] = cluster_config(self._world.options, node_id, self._ids)
+            looks = {"fenceline.broker.fencing.grace.ms": str(_GRACE_MS)}
+            self._configs[node_id] = cluster_config(self._world.options, node_id, self._ids, looks)
             format_voters(self._world.add(node_id, self._body).disk, [voter_of(each) for each in self._ids])
         for process in self._world.processes.values():
             process.start()
@@ -62,10 +79,13 @@ class Story:
             client = Client(self._world, number, self._ids)
             self._clients.append(client)
             self._world.loop.create_task(client.live())
+        self._world.on_end.append(self._process_ended)
+        if self._world.rng("false alarms").random() < 0.5:
+            self._world.loop.create_task(self._raise_false_alarms())
 
     async def _body(self, process: Process) -> None:
-        driver = ClusterDriver(process, self._configs[process.node_id])
-        await driver.begin(lambda source, frame, reply: _take(driver, frame, reply))
+        driver = _Driver(process, self._configs[process.node_id], self._refuses)
+        await driver.begin(lambda source, frame, reply: self._take(driver, source, frame, reply))
         self._drivers[process.node_id] = driver
         await driver.live(asyncio.create_task(self._live_as_broker(process, driver)))
 
@@ -105,11 +125,73 @@ class Story:
             raise answer
         return answer
 
+    def _take(self, driver: ClusterDriver, source: int, frame: Frame, reply: Reply) -> None:
+        """A request of another node's quorum or broker, or of a client."""
+        if isinstance(frame, bytes):
+            asyncio.get_running_loop().create_task(_answer_client(driver, frame, reply))
+        elif isinstance(frame, RegisterBroker | RegisterController | BrokerHeartbeat):
+            presence = driver.active.presence
+            if isinstance(frame, BrokerHeartbeat) and presence is not None:
+                process = self._world.processes[source]
+                if process.is_up:
+                    presence.opened(_key(process))
+                    presence.heard(_key(process), frame.broker_id, frame.broker_epoch)
+            driver.submit(frame).add_done_callback(lambda done: _tell(done, reply))
+        else:
+            driver.take_message(frame, reply)
+
+    # -- connections of brokers ----------------------------------------------------------------------------------------
+
+    async def _refuses(self, driver: ClusterDriver, broker: int) -> bool:
+        """One look over the network."""
+        network = self._world.network
+        if self._refuses_until_s.get(broker, 0.0) > network.now_s:
+            return True
+        try:
+            connection = await network.connect(driver.node_id, broker, timeout_s=_LOOK_S)
+        except Refused:
+            return True
+        except ConnectionError:
+            return False
+        connection.close()
+        return False
+
+    def _process_ended(self, process: Process) -> None:
+        """Its kernel closes its connections; after a loss of power nobody hears of it."""
+        for node_id in self._ids:
+            self._close_connection(process, node_id)
+
+    def _close_connection(self, process: Process, at: int) -> None:
+        """Of the broker in `process`, at the controller `at`; news of it takes its time, and gets through no cut."""
+        network, key = self._world.network, _key(process)
+
+        def arrive() -> None:
+            there, driver = self._world.processes[at], self._drivers.get(at)
+            if network.is_dark(process.node_id) or network.is_cut(process.node_id, at):
+                return
+            if there.loop is not None and driver is not None and driver.process is there and there.view is not None:
+                assert driver.active.presence is not None, "every driver of this story has one"
+                there.loop.call_soon(driver.active.presence.closed, key)
+
+        network.deliver_at(network.now_s + network.delay_s(), arrive)
+
+    async def _raise_false_alarms(self) -> None:
+        rng = self._world.rng("false alarms of brokers")
+        while self._world.faults_strike:
+            await asyncio.sleep(rng.uniform(*_ALARM_S))
+            process = self._world.processes[rng.choice(self._ids)]
+            if process.is_up and self._world.faults_strike:
+                process.tell("refuses connections although it lives")
+                self._refuses_until_s[process.node_id] = self._world.network.now_s + _ALARM_LASTS_S
+                self._process_ended(process)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
     def progress(self) -> int:
         return min(client.done for client in self._clients)
 
     def rest(self) -> bool:
-        """Nobody waits, and all have what is committed."""
+        """Nobody waits, all have what is committed, and every broker serves."""
         for client in self._clients:
             client.must_rest = True
         views = [process.view for process in self._world.processes.values()]
@@ -120,7 +202,12 @@ class Story:
             and len(states) == len(views)
             and all(state.high_watermark >= end and state.image_offset == end - 1 for state in states)
             and len({(state.epoch, state.leader_id) for state in states}) == 1
+            and all(self._serve(driver) for driver in self._drivers.values())
         )
+
+    def _serve(self, driver: ControllerDriver) -> bool:
+        brokers = driver.image.brokers
+        return len(brokers) == len(self._ids) and not any(broker.fenced for broker in brokers.values())
 
     def final(self) -> None:
         """What clients were told is what every controller knows."""
@@ -132,14 +219,24 @@ class Story:
             raise InvariantBroken(f"the active controllers are {active} (C1)")
 
 
-def _take(driver: ClusterDriver, frame: Frame, reply: Reply) -> None:
-    """A request of another node's quorum or broker, or of a client."""
-    if isinstance(frame, bytes):
-        asyncio.get_running_loop().create_task(_answer_client(driver, frame, reply))
-    elif isinstance(frame, RegisterBroker | RegisterController | BrokerHeartbeat):
-        driver.submit(frame).add_done_callback(lambda done: _tell(done, reply))
-    else:
-        driver.take_message(frame, reply)
+class _Driver(ClusterDriver):
+    """It looks at brokers as the story says."""
+
+    def __init__(
+        self, process: Process, config: NodeConfig, refuses: Callable[[ClusterDriver, int], Awaitable[bool]]
+    ) -> None:
+        super().__init__(process, config)
+        self._refuses = refuses
+
+    def _presence(self, active: ActiveController, state: ControllerState, clock: Clock) -> BrokerPresence:
+        return BrokerPresence(
+            active, state, clock, grace_ms=_GRACE_MS, is_refused=lambda broker: self._refuses(self, broker.id)
+        )
+
+
+def _key(process: Process) -> Key:
+    """The connection of the broker in this life of a process."""
+    return "CONTROLLER", f"{process.node_id}/{process.life}"
 
 
 async def _answer_client(driver: ControllerDriver, frame: bytes, reply: Reply) -> None:

@@ -1,0 +1,153 @@
+"""What a broker says at once, without waiting for its next heartbeat (`node.broker_lifecycle`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, Final
+from uuid import UUID
+
+import pytest
+
+from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, RegisterBroker, RegisterBrokerAnswer
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.metadata.changes import Delta
+from fenceline.metadata.image import BrokerImage
+from fenceline.node import broker_lifecycle
+from fenceline.node.broker_lifecycle import BrokerLifecycle
+
+PATIENCE_S: Final = 60
+ME: Final = 1
+EPOCH: Final = 5
+
+
+def broker(broker_id: int, *, epoch: int = EPOCH, fenced: bool = False, stopping: bool = False) -> BrokerImage:
+    return BrokerImage(broker_id, epoch, UUID(int=broker_id), (), {}, None, fenced, stopping, ())
+
+
+class Elsewhere:
+    """The controller of another node, and this node's image."""
+
+    def __init__(self) -> None:
+        self.channel = self
+        self.has_failed = False
+        self.asked: list[Any] = []
+        self.listeners: list[Callable[[Any, Delta], None]] = []
+        self.refusals: list[PeerError] = []
+        self.active = SimpleNamespace(own_broker_epoch=-1)
+        self.next_epoch = EPOCH
+        self.changed = asyncio.Event()
+        self.image = SimpleNamespace(offset=7, brokers={})
+        self.tell(broker(ME))
+
+    def tell(self, *brokers: BrokerImage, changed: tuple[int, ...] = ()) -> None:
+        """A new image."""
+        known = {**self.image.brokers, **{each.id: each for each in brokers}}
+        self.image = SimpleNamespace(offset=self.image.offset + 1, brokers=known)
+        for listener in self.listeners:
+            listener(self.image, Delta(changed_brokers=changed or tuple(each.id for each in brokers)))
+
+    def subscribe(self, listener: Callable[[Any, Delta], None]) -> None:
+        self.listeners.append(listener)
+
+    def next_change(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+    async def submit(self, request: Any) -> Any:
+        self.asked.append(request)
+        self.changed.set()
+        if self.refusals:
+            raise self.refusals.pop(0)
+        if isinstance(request, RegisterBroker):
+            self.next_epoch += 1
+            return RegisterBrokerAnswer(self.next_epoch)
+        return BrokerHeartbeatAnswer(is_caught_up=True, is_fenced=False, should_shut_down=False)
+
+    async def until_asked(self, count: int) -> None:
+        while len(self.asked) < count:
+            self.changed.clear()
+            await self.changed.wait()
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_lifecycle, "_JITTER_S", 0.0)
+
+
+def play(story: Callable[[Elsewhere, BrokerLifecycle], Awaitable[None]]) -> None:
+    """A broker that is registered and unfenced."""
+
+    async def whole() -> None:
+        controller = Elsewhere()
+        lifecycle = BrokerLifecycle(ME, controller)  # type: ignore[arg-type]
+        lifecycle.broker_epoch = EPOCH
+        async with asyncio.timeout(PATIENCE_S):
+            await lifecycle.unfence()
+            controller.asked.clear()
+            await story(controller, lifecycle)
+
+    asyncio.run(whole())
+
+
+def test_who_is_fenced_and_lives_says_so() -> None:
+    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
+        controller.tell(broker(ME, fenced=True))
+        await controller.until_asked(1)
+        assert isinstance(controller.asked[0], BrokerHeartbeat)
+        assert controller.asked[0].current_metadata_offset == controller.image.offset
+        assert not controller.asked[0].want_fence
+
+    play(story)
+
+
+def test_another_broker_begins_to_stop() -> None:
+    """C14: it waits until all others have applied that, and need not wait for their next heartbeats."""
+
+    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
+        controller.tell(broker(2, stopping=True))
+        await controller.until_asked(1)
+
+    play(story)
+
+
+@pytest.mark.parametrize("told", [broker(2), broker(2, fenced=True), broker(ME), broker(ME, epoch=4, fenced=True)])
+def test_other_news_can_wait(told: BrokerImage) -> None:
+    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
+        controller.tell(told)
+        await settled()
+        assert controller.asked == []
+
+    play(story)
+
+
+def test_who_stops_itself_says_goodbye_only() -> None:
+    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
+        controller.tell(broker(ME, stopping=True))
+        lifecycle.close()
+        controller.tell(broker(ME, fenced=True))
+        await settled()
+        assert controller.asked == []
+
+    play(story)
+
+
+def test_a_broker_that_is_not_known_any_more_registers_and_is_unfenced() -> None:
+    """By its own registration, which it finds fenced."""
+
+    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
+        lifecycle._registration = RegisterBroker(ME, "cluster", UUID(int=1), (), {})
+        controller.refusals.append(PeerError(ErrorCode.STALE_BROKER_EPOCH, "unknown"))
+        await lifecycle.heartbeat()
+        assert lifecycle.broker_epoch == EPOCH + 1
+        controller.tell(broker(ME, epoch=EPOCH + 1, fenced=True))
+        await controller.until_asked(3)
+        assert [type(each) for each in controller.asked] == [BrokerHeartbeat, RegisterBroker, BrokerHeartbeat]
+        assert controller.asked[-1].broker_epoch == EPOCH + 1
+
+    play(story)

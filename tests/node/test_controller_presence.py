@@ -1,0 +1,234 @@
+"""Looks of an active controller at brokers that are not connected to it: who is reported, and who is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fenceline.controller.requests import BrokerGone
+from fenceline.controller.sessions import Sessions
+from fenceline.metadata.image import BrokerImage, Endpoint
+from fenceline.node import controller_presence
+from fenceline.node.controller_presence import BrokerPresence, Key
+
+PATIENCE_S = 60
+EPOCH = 5
+
+
+def broker(broker_id: int, *, fenced: bool = False) -> BrokerImage:
+    endpoints = (Endpoint("PLAINTEXT", f"host{broker_id}", 9092, 0),)
+    return BrokerImage(broker_id, EPOCH, UUID(int=broker_id), endpoints, {}, None, fenced, False, ())
+
+
+def key(number: int) -> Key:
+    return ("CONTROLLER", f"host:{number}")
+
+
+class Room:
+    """An active controller of node 9, what it is told, and processes that take connections or refuse them."""
+
+    def __init__(self, *brokers: BrokerImage) -> None:
+        self.image = SimpleNamespace(brokers={each.id: each for each in brokers})
+        self.sessions = Sessions(9_000)
+        for each in brokers:
+            self.sessions.begin(each.id, each.epoch, 0, 0).heard = True
+        self.now_ms = 100
+        self.told: list[BrokerGone] = []
+        self.looks: dict[int, int] = {}
+        self.refusing: set[int] = set()
+        self.changed = asyncio.Event()
+        self.look: Callable[[int], Awaitable[None]] | None = None
+        """What happens meanwhile, by the number of the look."""
+        self.node_id, self.own_broker_epoch = 9, EPOCH
+        self.presence = BrokerPresence(
+            self,  # type: ignore[arg-type]
+            SimpleNamespace(image=self.image, sessions=self.sessions),  # type: ignore[arg-type]
+            SimpleNamespace(monotonic_ms=lambda: self.now_ms),
+            grace_ms=0,
+            is_refused=self.is_refused,
+        )
+
+    async def is_refused(self, known: BrokerImage) -> bool:
+        number = self.looks[known.id] = self.looks.get(known.id, 0) + 1
+        refused = known.id in self.refusing
+        self.changed.set()
+        if self.look is not None:
+            await self.look(number)
+        return refused
+
+    def submit(self, request: Any) -> asyncio.Future[Any]:
+        self.told.append(request)
+        if self.sessions.may_have_ended(request.broker_id, request.broker_epoch, request.since_ms):
+            self.sessions.end(request.broker_id, request.broker_epoch, for_good=True)
+        self.changed.set()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer.set_result(None)
+        return answer
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self.changed.clear()
+            await self.changed.wait()
+
+    def connect(self, number: int, broker_id: int, epoch: int = EPOCH) -> None:
+        self.presence.opened(key(number))
+        self.presence.heard(key(number), broker_id, epoch)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_presence, "_AGAIN_S", 0.0)
+
+
+def play(story: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await story()
+
+    asyncio.run(whole())
+
+
+def test_a_lost_connection_and_two_refusals() -> None:
+    async def story() -> None:
+        room = Room(broker(1), broker(2))
+        room.connect(1, 1)
+        room.connect(2, 2)
+        room.presence.begin()
+        room.refusing.add(1)
+        room.presence.closed(key(1))
+        await room.until(lambda: bool(room.told))
+        assert room.told == [BrokerGone(1, EPOCH, 100)]
+        assert room.looks == {1: 2}, "the other one is connected, nobody looks"
+
+    play(story)
+
+
+def test_who_takes_connections_is_looked_at_again() -> None:
+    async def story() -> None:
+        room = Room(broker(1))
+        room.presence.begin()
+        await room.until(lambda: room.looks.get(1, 0) >= 3)
+        assert room.told == []
+        room.refusing.add(1)
+        await room.until(lambda: bool(room.told))
+        room.presence.end()
+
+    play(story)
+
+
+@pytest.mark.parametrize("way", ["connection", "heartbeat", "port"])
+def test_who_is_back_within_the_grace_is_not_reported(way: str) -> None:
+    """By a connection, by what was heard of it after the look, or by its port."""
+
+    async def story() -> None:
+        room = Room(broker(1))
+        room.refusing.add(1)
+
+        async def come_back(number: int) -> None:
+            if number == 1 and way == "connection":
+                room.connect(1, 1)
+            elif number == 1 and way == "port":
+                room.refusing.clear()
+            elif number == 2 and way == "heartbeat":
+                room.now_ms += 1
+                room.sessions.contact(1, EPOCH, room.now_ms)
+                room.refusing.clear()
+
+        room.look = come_back
+        room.presence.begin()
+        if way == "connection":
+            await asyncio.gather(*room.presence._looks.values())
+            assert room.looks == {1: 1}
+        else:
+            await room.until(lambda: room.looks.get(1, 0) >= 3)
+        if way != "heartbeat":
+            assert room.told == []
+        assert room.sessions.has(1, EPOCH)
+        room.presence.end()
+
+    play(story)
+
+
+def test_a_term_begins_with_a_look_at_who_has_not_come() -> None:
+    """Not at the broker of this process, not at who came before the term, not at who is fenced and has no session."""
+
+    async def story() -> None:
+        asleep = broker(3, fenced=True)
+        room = Room(broker(1), broker(2), asleep, broker(9), broker(4, fenced=True))
+        room.sessions.drop(3)
+        room.refusing.update((1, 2, 3, 4, 9))
+        room.connect(2, 2)
+        assert room.looks == {}, "nobody looks before this controller is active"
+        room.presence.begin()
+        await room.until(lambda: len(room.told) == 2)
+        assert {each.broker_id for each in room.told} == {1, 4}
+        assert set(room.looks) == {1, 4}
+        room.presence.end()
+
+    play(story)
+
+
+def test_an_earlier_life_of_this_node_is_looked_at() -> None:
+    async def story() -> None:
+        room = Room(broker(9))
+        room.own_broker_epoch = -1
+        room.refusing.add(9)
+        room.presence.begin()
+        await room.until(lambda: bool(room.told))
+
+    play(story)
+
+
+def test_nobody_is_looked_at_after_the_term() -> None:
+    async def story() -> None:
+        room = Room(broker(1))
+        room.connect(1, 1)
+        room.presence.begin()
+        room.presence.end()
+        room.refusing.add(1)
+        room.presence.closed(key(1))
+        assert room.presence._looks == {}
+
+    play(story)
+
+
+def test_the_last_of_several_connections_counts() -> None:
+    async def story() -> None:
+        room = Room(broker(1))
+        room.connect(1, 1)
+        room.connect(2, 1)
+        room.presence.closed(key(1))
+        assert room.sessions.is_connected(1, EPOCH)
+        room.presence.closed(key(2))
+        assert not room.sessions.is_connected(1, EPOCH)
+
+    play(story)
+
+
+def test_a_connection_that_closed_before_its_answer_is_none() -> None:
+    """The answer to a registration comes when it is committed; the broker may be dead by then."""
+
+    async def story() -> None:
+        room = Room(broker(1))
+        room.presence.opened(key(1))
+        room.presence.closed(key(1))
+        room.presence.heard(key(1), 1, EPOCH)
+        assert not room.sessions.is_connected(1, EPOCH)
+
+    play(story)
+
+
+def test_a_new_incarnation_on_the_same_connection_is_another_broker() -> None:
+    async def story() -> None:
+        room = Room(broker(1))
+        room.connect(1, 1)
+        room.presence.heard(key(1), 1, EPOCH + 1)
+        assert not room.sessions.is_connected(1, EPOCH)
+        assert room.sessions.is_connected(1, EPOCH + 1)
+
+    play(story)

@@ -1,0 +1,139 @@
+"""Brokers that die, stop, freeze or are cut off, as processes whose sessions would last for ten minutes.
+
+So whatever becomes of a broker here within a test's patience is not the work of its session.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fenceline.client.admin import Admin
+from fenceline.client.async_admin import NewTopic
+from fenceline.client.metadata import ClusterMetadata, PartitionMetadata
+from fenceline.client.producer import Producer
+from fenceline.testing.local_cluster import LocalCluster
+from fenceline.testing.local_cluster_probe import known_brokers
+from fenceline.testing.mixed_cluster import BROKER, COMBINED, MixedCluster, MixedNode
+from fenceline.testing.waiting import eventually
+from tests.testing.echo_peer import need_cuts
+
+from .replicated_topics import replicas_are_equal
+
+pytestmark = pytest.mark.timeout(300)
+LONG = {"broker.session.timeout.ms": "600000"}
+TOPIC = "led"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[MixedCluster]:
+    """Three nodes of both roles, and a fourth that is a broker only."""
+    with MixedCluster(tmp_path / "cluster", [COMBINED, COMBINED, COMBINED, BROKER], settings=LONG) as cluster:
+        cluster.wait_ready()
+        cluster.wait_complete()
+        yield cluster
+
+
+class Others:
+    """The cluster as the nodes see it that answer."""
+
+    def __init__(self, nodes: list[MixedNode]) -> None:
+        self.nodes = nodes
+        self.bootstrap = [node.bootstrap for node in nodes]
+
+    def metadata(self) -> ClusterMetadata:
+        with Admin(self.bootstrap) as admin:
+            return admin.metadata()
+
+    def partition(self) -> PartitionMetadata:
+        return self.metadata().topics[TOPIC].partitions[0]
+
+    def has(self, node: MixedNode) -> bool:
+        """Whether its broker is not fenced."""
+        return node.node_id in self.metadata().brokers
+
+    def write(self, value: str) -> None:
+        with Producer(self.bootstrap) as producer:
+            producer.send(TOPIC, value.encode(), partition=0).result()
+
+
+def all_of(cluster: MixedCluster, *but: MixedNode) -> Others:
+    return Others([node for node in cluster.nodes if node not in but])
+
+
+def lead(cluster: MixedCluster, node: MixedNode) -> None:
+    """A topic that `node` leads, with two other replicas."""
+    others = [each.node_id for each in cluster.nodes if each is not node][:2]
+    with Admin(all_of(cluster).bootstrap) as admin:
+        admin.create_topics([NewTopic(TOPIC, assignments={0: [node.node_id, *others]})])
+    eventually(lambda: all_of(cluster).partition().leader == node.node_id)
+
+
+@pytest.mark.parametrize("was_active", [False, True])
+def test_a_killed_leader_is_replaced_and_comes_back_at_once(cluster: MixedCluster, was_active: bool) -> None:
+    active = cluster.leader()
+    old = active if was_active else next(node for node in cluster.nodes[:3] if node is not active)
+    lead(cluster, old)
+    all_of(cluster).write("before")
+    epoch = all_of(cluster).partition().leader_epoch
+    old.kill()
+    others = all_of(cluster, old)
+    eventually(lambda: others.partition().leader not in (-1, old.node_id), "another leader")
+    found = others.partition()
+    assert found.leader_epoch == epoch + 1
+    assert old.node_id not in found.isr
+    others.write("after")
+    old.start()
+    old.wait_ready()
+    eventually(lambda: old.node_id in others.partition().isr, "in sync again")
+    replicas_are_equal([cluster.node(each) for each in found.replicas], TOPIC)
+
+
+@pytest.mark.parametrize("was_active", [False, True])
+def test_a_node_that_is_started_again_at_once_need_not_wait(cluster: MixedCluster, was_active: bool) -> None:
+    """Whether the controller looked before the new process was there, or not."""
+    active = cluster.leader()
+    old = active if was_active else next(node for node in cluster.nodes[:3] if node is not active)
+    lead(cluster, old)
+    all_of(cluster).write("before")
+    old.kill()
+    old.start()
+    old.wait_ready()
+    eventually(lambda: len(all_of(cluster).partition().isr) == 3, "in sync again")
+    all_of(cluster).write("after")
+    replicas_are_equal([cluster.node(each) for each in all_of(cluster).partition().replicas], TOPIC)
+
+
+def test_a_frozen_broker_keeps_its_session(cluster: MixedCluster) -> None:
+    """Not even a new controller, which never had a connection of it, takes it for dead: its port takes connections."""
+    frozen, active = cluster.node(4), cluster.leader()
+    lead(cluster, frozen)
+    frozen.send_signal(signal.SIGSTOP)
+    active.kill()
+    others = all_of(cluster, frozen, active)
+    eventually(lambda: not others.has(active), "the new controller has looked")
+    assert others.has(frozen)
+    assert others.partition().leader == frozen.node_id
+    frozen.send_signal(signal.SIGCONT)
+    all_of(cluster, active).write("after")
+    assert others.partition().leader_epoch == 0
+
+
+def test_a_broker_that_is_cut_off_keeps_its_session(tmp_path: Path) -> None:
+    """Nobody answers there; a killed one, at which the same controller looks, is fenced."""
+    need_cuts()
+    with LocalCluster(5, data_dir=tmp_path / "cluster", overrides=LONG) as cluster:
+        quorum = eventually(cluster.quorum, "a leader")
+        dead = quorum.leader_id
+        lost, witness = [node for node in range(1, 6) if node != dead][:2]
+        port = cluster.layout.nodes[witness - 1].port
+        assert port is not None
+        cluster.isolate(lost)
+        cluster.kill(dead)
+        eventually(lambda: known_brokers(port, timeout_s=5) == set(range(1, 6)) - {dead}, "the killed one is fenced")
+        cluster.heal(lost)
+        cluster.restart(dead)
+        eventually(lambda: known_brokers(port, timeout_s=5) == set(range(1, 6)), "all are back")
