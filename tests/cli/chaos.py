@@ -204,7 +204,11 @@ class Trouble:
         while self._busy:
             self._wait()
         self._pool.shutdown()
+        self.mend_all()
         self._cluster.wait_until_ready()
+
+    def mend_all(self) -> None:
+        """What is still broken when all troubles are over; here nothing is."""
 
     def _wait(self) -> None:
         time.sleep(0.05 + self._rng.random() * 0.3)

@@ -39,6 +39,9 @@ def states(
         (states(isr=(1,), is_recovering=True, high_watermark=None), "recovering"),
         (states(leader=-1, isr=(1,), high_watermark=None), "no leader"),
         (states(ends={2: 10, 3: 10}, high_watermark=None), "leader silent"),
+        (states(isr=(1, 2), ends={2: 10}, high_watermark=None), "leader silent"),
+        (states(ends={1: 10, 2: 10}), "replica silent"),
+        (states(isr=(1, 2), ends={1: 10, 2: 10}), "under-replicated"),
     ],
 )
 def test_the_worst_is_said(found: ReplicaStates, state: str) -> None:

@@ -1,5 +1,5 @@
 /* Faults of the system below a real process, switched on and off from outside: a disk without room, a wall clock that
- * is off. Loaded with LD_PRELOAD. The switches are a shared file, $FENCELINE_FAULTS/<pid>, made when the process begins:
+ * is off. Loaded with LD_PRELOAD. The switches are a shared file, $PROCESS_FAULTS/<pid>, made when the process begins:
  * two 64-bit numbers, how many nanoseconds the wall clock is ahead, and whether the disk is full. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -39,7 +39,7 @@ __attribute__((constructor)) static void begin(void) {
     real_writev = dlsym(RTLD_NEXT, "writev");
     real_pwritev = dlsym(RTLD_NEXT, "pwritev");
     real_fallocate = dlsym(RTLD_NEXT, "posix_fallocate");
-    const char *folder = getenv("FENCELINE_FAULTS");
+    const char *folder = getenv("PROCESS_FAULTS");
     char path[4096];
     if (folder == NULL || snprintf(path, sizeof path, "%s/%d", folder, (int)getpid()) >= (int)sizeof path) return;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);

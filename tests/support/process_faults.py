@@ -29,7 +29,7 @@ class ProcessFaults:
         library = folder / "faults.so"
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, _SOURCE, "-ldl"], check=True)
         self._folder = folder
-        self.environment = {"LD_PRELOAD": str(library), "FENCELINE_FAULTS": str(folder)}
+        self.environment = {"LD_PRELOAD": str(library), "PROCESS_FAULTS": str(folder)}
 
     def fill_disk(self, pid: int, *, is_full: bool = True) -> None:
         """Every write into a file fails with ENOSPC, or none does any more."""

@@ -49,7 +49,16 @@ class ReplicaTrouble(Trouble):
         super().__init__(cluster, rng, longest_s=longest_s, kinds=kinds)
         self._faults, self._steps = faults, random.Random(rng.random())
 
+    def mend_all(self) -> None:
+        """Nodes that gave up for want of room are started again."""
+        for node in self._nodes:
+            if self._cluster.status_of(node).state == "ended":
+                self._cluster.restart(node)
+
     def _break_and_mend(self, kind: str, node: int, peer: int, lasts_s: float) -> None:
+        if self._cluster.status_of(node).state == "ended":
+            self.story.append(f"node {node} had ended by itself")
+            self._cluster.restart(node)
         if kind not in ("full", "clock"):
             super()._break_and_mend(kind, node, peer, lasts_s)
             return
@@ -62,9 +71,6 @@ class ReplicaTrouble(Trouble):
             self._faults.step_clock(pid, self._steps.uniform(-_CLOCK_STEP_S, _CLOCK_STEP_S))
             time.sleep(lasts_s)
             self._faults.step_clock(pid, 0)
-        if cluster.status_of(node).state == "ended":
-            self.story.append(f"node {node} had ended by itself")
-            cluster.restart(node)
         self.story.append(f"{time.monotonic() - self._begin:.1f} {kind} {node} over")
 
 
@@ -135,12 +141,12 @@ def look_at_files(cluster: LocalCluster, history: History, verdict: Verdict) -> 
             verdict.differing.append(f"{TOPIC}-{index}: the replicas' bytes differ; sizes are {sizes}")
     for node_id, line in _said(cluster):
         if not line.startswith("{"):
-            if not line.startswith("Fenceline is ready"):
+            if not line.startswith("Fenceline is ready") and not is_of_a_full_disk(line):
                 verdict.complaints.append(f"{node_id}: {line}")
             continue
         told = json.loads(line)
         verdict.lines[f"{told['level']}: {told['event']}"] += 1
-        if told["level"] not in ("debug", "info", "warning") and not _is_of_a_full_disk(line):
+        if told["level"] not in ("debug", "info", "warning") and not is_of_a_full_disk(line):
             verdict.complaints.append(f"{node_id}: {line}")
 
 
@@ -168,5 +174,6 @@ def _said(cluster: LocalCluster) -> Iterator[tuple[int, str]]:
                     yield place.node_id, line
 
 
-def _is_of_a_full_disk(line: str) -> bool:
-    return "no space left" in line.lower()
+def is_of_a_full_disk(line: str) -> bool:
+    """What a node says that has no room, also as its last words: a controller stops that can not even write that."""
+    return "no space left" in line.lower() or line.startswith("  Make room")

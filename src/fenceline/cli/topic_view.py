@@ -12,13 +12,18 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _WELL: Final = "in sync"
-_STYLES: Final = {"no leader": "bold red", "recovering": "bold red", "too few in sync": "bold red"}
+_STYLES: Final = {
+    "no leader": "bold red",
+    "recovering": "bold red",
+    "too few in sync": "bold red",
+    "leader silent": "bold red",
+}
 _UNHEALTHY: Final = "yellow"
 
 
 def state_of(states: ReplicaStates, min_insync_replicas: int) -> str:
-    """The worst that is to be said: no leader, recovering, too few in sync (acks=all is refused), under-replicated,
-    leader silent, or in sync."""
+    """The worst that is to be said: no leader, recovering, too few in sync (acks=all is refused), leader silent,
+    under-replicated, replica silent (in the in-sync set, and does not answer), or in sync."""
     partition = states.partition
     if partition.leader < 0:
         return "no leader"
@@ -26,9 +31,11 @@ def state_of(states: ReplicaStates, min_insync_replicas: int) -> str:
         return "recovering"
     if len(partition.isr) < min(min_insync_replicas, len(partition.replicas)):
         return "too few in sync"
+    if partition.leader not in states.ends:
+        return "leader silent"
     if len(partition.isr) < len(partition.replicas):
         return "under-replicated"
-    return _WELL if partition.leader in states.ends else "leader silent"
+    return _WELL if all(each in states.ends for each in partition.isr) else "replica silent"
 
 
 def json_row(index: int, states: ReplicaStates, min_insync_replicas: int) -> dict[str, Any]:
