@@ -62,7 +62,7 @@ class ReplicaTrouble(Trouble):
         if kind not in ("full", "clock"):
             super()._break_and_mend(kind, node, peer, lasts_s)
             return
-        cluster, pid = self._cluster, self._cluster.pid(node)
+        pid = self._cluster.pid(node)
         if kind == "full":
             self._faults.fill_disk(pid)
             time.sleep(lasts_s)

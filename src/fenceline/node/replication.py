@@ -227,7 +227,13 @@ class Replication:
     # -- following -----------------------------------------------------------------------------------------------------
 
     def storage_failed(self, replica: Replica, error: StorageError) -> None:
-        self._broker.partitions.storage_failed(replica, error)
+        """The disk did not take what a leader sent, or a cut. A full disk is told once, not with every fetch."""
+        if error.disk_full and replica.log.offline is None:
+            self._broker.storage_trouble.refused(
+                replica.topic_partition, replica.log.log_end_offset, error, by_follower=True
+            )
+        else:
+            self._broker.partitions.storage_failed(replica, error)
 
     def cut_log(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
         """In a thread: what is lost is written down before the partition is fetched again. Raises StorageError."""

@@ -27,6 +27,10 @@ _FULL_ADVICE: Final = (
     "Make room: delete topics or records, lower retention, or enlarge the disk. Producers keep trying, consumers are"
     " served, no restart is needed."
 )
+_FULL_FOLLOWER_ADVICE: Final = (
+    "Make room: delete topics or records, lower retention, or enlarge the disk. This replica falls behind, and is"
+    " out of the in-sync set until it has caught up, which it does by itself: no restart is needed."
+)
 _FULL_METADATA_ADVICE: Final = (
     "Make room on the disk of the metadata log. A node that is the only controller goes on, and until then topics,"
     " configs and brokers can not be changed. One of several gives way to the others; if it can not write even that"
@@ -58,19 +62,21 @@ class StorageTrouble:
     def __len__(self) -> int:
         return len(self._refusals)
 
-    def refused(self, topic_partition: TopicPartition, log_end_offset: int, error: StorageError) -> None:
-        """An append failed and its records were refused."""
+    def refused(
+        self, topic_partition: TopicPartition, log_end_offset: int, error: StorageError, *, by_follower: bool = False
+    ) -> None:
+        """An append failed: the records were refused, or will be fetched again from the leader."""
         now_ms = self._clock.monotonic_ms()
         known = self._refusals.get(topic_partition)
         if known is None:
             self._refusals[topic_partition] = _Refusals(1, log_end_offset, now_ms)
-            self._tell(topic_partition, 1, error)
+            self._tell(topic_partition, 1, error, by_follower=by_follower)
             return
         known.count += 1
         known.log_end_offset = log_end_offset
         if now_ms - known.told_at_ms >= _REPEAT_MS:
             known.told_at_ms = now_ms
-            self._tell(topic_partition, known.count, error)
+            self._tell(topic_partition, known.count, error, by_follower=by_follower)
 
     def look(self, log_end_offset: Callable[[TopicPartition], int | None]) -> None:
         """Say which partitions have taken records again; `log_end_offset` is None for one that is gone."""
@@ -83,13 +89,13 @@ class StorageTrouble:
                 log.warning("records are taken again", partition=str(topic_partition), refused=refusals.count)
 
     @staticmethod
-    def _tell(topic_partition: TopicPartition, count: int, error: StorageError) -> None:
+    def _tell(topic_partition: TopicPartition, count: int, error: StorageError, *, by_follower: bool) -> None:
         log.error(
             "records refused",
             partition=str(topic_partition),
             reason=error.message,
             refused=count,
-            advice=_advice(topic_partition, error),
+            advice=_FULL_FOLLOWER_ADVICE if by_follower and error.disk_full else _advice(topic_partition, error),
         )
 
 

@@ -1,0 +1,138 @@
+"""What group coordinators write is told to be done when every replica that is waited for has it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
+from fenceline.log.config import LogConfig
+from fenceline.log.disk import OsDisk
+from fenceline.log.open_files import OpenFiles
+from fenceline.log.partition_log import PartitionLog
+from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
+from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicLog
+from fenceline.node.replica import Replica
+from fenceline.replica.leader import InSyncRules, LeaderState
+
+WHERE = TopicPartition(CONSUMER_OFFSETS_TOPIC, 0)
+RECORDS: list[tuple[bytes | None, bytes | None]] = [(b"key", b"value")]
+
+
+class Stage:
+    """A partition that broker 1 leads, with the in-sync set that is asked for."""
+
+    def __init__(self, root: Path, isr: set[int], min_insync_replicas: int = 1) -> None:
+        clock: Any = SimpleNamespace(now_ms=lambda: 0, monotonic_ms=lambda: 0)
+        config = LogConfig.from_mapping({"min.insync.replicas": str(min_insync_replicas)})
+        disk, topic_id = OsDisk(), UUID(int=7)
+        log = PartitionLog(
+            disk, str(root / "log"), topic_partition=WHERE, topic_id=topic_id, config=config, files=OpenFiles(disk)
+        )
+        log.assign_epoch(5)
+        self.replica = Replica(WHERE, topic_id, log, config, clock)
+        self.leader = self.replica.leader = LeaderState(
+            node_id=1,
+            broker_epoch=1,
+            leader_epoch=5,
+            partition_epoch=0,
+            replicas=(1, 2, 3),
+            isr=frozenset(isr),
+            epoch_start_offset=0,
+            rules=InSyncRules(lambda _: 9, 30_000),
+        )
+        self.replica.leader_epoch = 5
+        replicas: Any = SimpleNamespace(leader=lambda *_: self.replica)
+        trouble: Any = SimpleNamespace(refused=lambda *_: None)
+        self.topic = OffsetsTopicLog(replicas, clock, trouble)
+
+    def fetched(self, replica_id: int, offset: int) -> None:
+        moved = self.leader.on_fetch(
+            replica_id, offset, log_start_offset=0, broker_epoch=9, min_insync_replicas=1, now_ms=0
+        )
+        if moved:
+            self.replica.commit()
+
+
+def run(scenario: Callable[[], None]) -> None:
+    async def inside() -> None:
+        scenario()
+
+    asyncio.run(inside())
+
+
+def test_told_when_all_in_sync_have_it(tmp_path: Path) -> None:
+    def scenario() -> None:
+        stage = Stage(tmp_path, {1, 2, 3})
+        told = stage.topic.append(WHERE, RECORDS)
+        assert isinstance(told, asyncio.Future)
+        stage.fetched(2, 1)
+        assert not told.done()
+        stage.fetched(3, 1)
+        assert told.result() == 0
+
+    run(scenario)
+
+
+def test_at_once_where_nobody_is_waited_for(tmp_path: Path) -> None:
+    run(lambda: _assert_equal(Stage(tmp_path, {1}).topic.append(WHERE, RECORDS), 0))
+
+
+def _assert_equal(one: object, other: object) -> None:
+    assert one == other
+
+
+def test_another_leader_before_it_is_committed(tmp_path: Path) -> None:
+    def scenario() -> None:
+        stage = Stage(tmp_path, {1, 2})
+        told = stage.topic.append(WHERE, RECORDS)
+        assert isinstance(told, asyncio.Future)
+        stage.replica.end_leadership()
+        error = told.exception()
+        assert isinstance(error, PeerError)
+        assert error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    run(scenario)
+
+
+def test_too_few_in_sync(tmp_path: Path) -> None:
+    def scenario() -> None:
+        stage = Stage(tmp_path, {1}, min_insync_replicas=2)
+        with pytest.raises(PeerError) as caught:
+            stage.topic.append(WHERE, RECORDS)
+        assert caught.value.code is ErrorCode.NOT_ENOUGH_REPLICAS
+        assert stage.replica.log.log_end_offset == 0
+
+    run(scenario)
+
+
+def test_a_coordinator_waits_until_its_partition_has_recovered() -> None:
+    """KIP-704: until then it may not be read, and its groups are not broken for that."""
+    calls: list[tuple[str, int]] = []
+    groups: Any = SimpleNamespace(
+        on_leader=lambda index, epoch: calls.append(("leader", epoch)),
+        on_resigned=lambda index: calls.append(("resigned", -1)),
+        set_partition_count=lambda count: None,
+    )
+    placement = CoordinatorPlacement(1, groups)
+
+    def follow(state: LeaderRecoveryState) -> None:
+        after = PartitionImage((1, 2, 3), (1,), 1, leader_epoch=6, leader_recovery_state=state)
+        changed = SimpleNamespace(topic=CONSUMER_OFFSETS_TOPIC, index=0, after=after)
+        delta: Any = SimpleNamespace(deleted_topics=(), created_topics=(), changed_partitions=(changed,))
+        image: Any = SimpleNamespace(topics_by_name={CONSUMER_OFFSETS_TOPIC: SimpleNamespace(partitions=(after,))})
+        placement.follow(image, delta)
+        placement.load_all(image)
+
+    follow(LeaderRecoveryState.RECOVERING)
+    assert calls == [("resigned", -1)]
+    calls.clear()
+    follow(LeaderRecoveryState.RECOVERED)
+    assert calls == [("leader", 6), ("leader", 6)]

@@ -1,0 +1,71 @@
+"""A full disk is told once, to leaders and to followers, with what helps."""
+
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fenceline.ids import TopicPartition
+from fenceline.log.errors import StorageError
+from fenceline.node import storage_trouble
+from fenceline.node.replication import Replication
+from fenceline.node.storage_trouble import StorageTrouble
+
+T0 = TopicPartition("t", 0)
+
+
+class Desk:
+    """What was logged, on a clock that is moved by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ms = 0
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+        taking = SimpleNamespace(
+            error=lambda event, **more: self.lines.append((event, more)),
+            warning=lambda event, **more: self.lines.append((event, more)),
+        )
+        monkeypatch.setattr(storage_trouble, "log", taking)
+        clock: Any = SimpleNamespace(monotonic_ms=lambda: self.now_ms)
+        self.trouble = StorageTrouble(clock)
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return Desk(monkeypatch)
+
+
+def full() -> StorageError:
+    return StorageError.of("appending", OSError(errno.ENOSPC, "full"))
+
+
+def test_once_and_then_once_a_minute_with_the_count(desk: Desk) -> None:
+    for second in range(61):
+        desk.now_ms = 1000 * second
+        desk.trouble.refused(T0, 5, full())
+    assert [(event, more["refused"]) for event, more in desk.lines] == [("records refused", 1), ("records refused", 61)]
+    desk.trouble.look(lambda _: 6)
+    assert desk.lines[-1] == ("records are taken again", {"partition": "t-0", "refused": 61})
+
+
+def test_a_follower_that_fetches_into_a_full_disk_says_so_once(desk: Desk) -> None:
+    """Each fetch fails, once a second and partition."""
+    passed_on: list[StorageError] = []
+    broker = SimpleNamespace(
+        storage_trouble=desk.trouble,
+        partitions=SimpleNamespace(storage_failed=lambda _, error: passed_on.append(error)),
+    )
+    replication: Any = SimpleNamespace(_broker=broker)
+    replica: Any = SimpleNamespace(topic_partition=T0, log=SimpleNamespace(log_end_offset=5, offline=None))
+    for _ in range(30):
+        Replication.storage_failed(replication, replica, full())
+    ((event, more),) = desk.lines
+    assert event == "records refused"
+    assert "in-sync set" in more["advice"]
+    assert "Producers" not in more["advice"]
+    assert passed_on == []
+    broken = StorageError.of("appending", OSError(errno.EIO, "broken"))
+    Replication.storage_failed(replication, replica, broken)
+    assert passed_on == [broken]
