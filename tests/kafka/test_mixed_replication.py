@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fenceline.cli.metadata_files import MetadataFiles
+from fenceline.metadata.image import LeaderRecoveryState
 from tests.support.mixed_replication import (
     BEHIND,
     CODECS,
@@ -12,6 +14,7 @@ from tests.support.mixed_replication import (
     MOVES,
     SPARSE,
     TORN,
+    UNDECIDED,
     Lived,
     Story,
     batches,
@@ -20,6 +23,7 @@ from tests.support.mixed_replication import (
     log_bytes,
     values,
 )
+from tests.support.same_metadata import image_before
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 EVERYWHERE = [(MOVED, index) for index in range(len(CODECS))] + [(DECIDED, 0), (SPARSE, 0)]
@@ -95,9 +99,31 @@ def test_unclean_election_makes_the_other_kind_cut(lived: Lived, index: int) -> 
     ours, theirs = lived.directories[lived.ours], lived.directories[lived.theirs]
     assert log_bytes(ours, TORN, index) == log_bytes(theirs, TORN, index)
     assert epochs(ours, TORN, index) == epochs(theirs, TORN, index)
-    assert list(values(ours, TORN, index).values()) == lived.kept[index]
+    assert [each for each in values(ours, TORN, index).values() if each != UNDECIDED] == lived.kept[index]
     assert lived.lost[index]
     assert evidence(ours, TORN, index).endswith(lived.lost[index]) is (index == 1)
+
+
+def test_a_leader_that_recovers_aborts_what_kafka_left_open(lived: Lived) -> None:
+    """`recovery.md V38`: by a marker that Kafka takes, too, and leads on with."""
+    directory = lived.directories[lived.ours]
+    assert UNDECIDED in values(directory, TORN, 0).values()
+    assert any(header.is_control for header, _ in batches(directory, TORN, 0))
+    assert lived.read_torn == {lived.ours: lived.kept[0], lived.theirs: lived.kept[0]}
+
+
+def test_no_partition_recovers_for_ever(lived: Lived) -> None:
+    """`recovery.md V28`, V38: a controller of either kind hears from leaders of ours that they have recovered."""
+    log_dir = lived.directories[lived.controller]
+    image = image_before(log_dir, 1 + max(entry.offset for entry in MetadataFiles.at(log_dir).log_entries())).image
+    states = {
+        (topic.name, index): partition.leader_recovery_state
+        for topic in image.topics_by_name.values()
+        for index, partition in enumerate(topic.partitions)
+        if lived.ours in partition.replicas  # Kafka's leader says so only when another joins it
+    }
+    assert {(TORN, 0), (TORN, 1)} <= states.keys()
+    assert set(states.values()) == {LeaderRecoveryState.RECOVERED}
 
 
 @pytest.mark.parametrize(("index", "leader_is_ours"), [(0, True), (1, False)])

@@ -42,6 +42,8 @@ SPARSE = "sparse"
 """Leaders move, and nothing is written until the end."""
 MIGRATED = "migrated"
 """Its only replica goes from Kafka to Fenceline and back."""
+UNDECIDED = b"undecided"
+"""The value in the transaction that nobody ends."""
 CODECS = ("none", "lz4", "zstd")
 SETTINGS = {
     "broker.session.timeout.ms": "3000",
@@ -67,6 +69,7 @@ class Lived:
     directories: dict[int, Path]
     ours: int
     theirs: int
+    controller: int
     kinds: dict[int, str]
     acknowledged: list[dict[int, bytes]] = field(default_factory=list)
     doubled: list[tuple[int, int]] = field(default_factory=list)
@@ -80,6 +83,8 @@ class Lived:
     """By partition of TORN: the bytes that only the old leader had."""
     kept: dict[int, list[bytes]] = field(default_factory=dict)
     """By partition of TORN: the values that all must have."""
+    read_torn: dict[int, list[bytes]] = field(default_factory=dict)
+    """By leader: what it gives of partition 0 of TORN to readers of committed transactions."""
     began_at: dict[int, int] = field(default_factory=dict)
     """By partition of BEHIND: the leader's log start."""
     migrated: list[bytes] = field(default_factory=list)
@@ -103,6 +108,7 @@ class Story:
             {node.node_id: node.log_dir for node in self.cluster.nodes},
             ours,
             theirs,
+            next(node.node_id for node in self.cluster.nodes if node.is_controller),
             {node.node_id: node.kind for node in self.cluster.nodes},
         )
 
@@ -255,23 +261,7 @@ class Story:
         self._in_sync(DECIDED, 0, self.ids)
         order_replicas(self.third.port, DECIDED, {0: self._first(self.theirs)})
         self._elect(DECIDED, self.theirs)
-        producer = Librdkafka(
-            {
-                "bootstrap.servers": ",".join(self.bootstrap),
-                "transactional.id": "mixed",
-                "compression.type": "snappy",
-                "log_level": 0,
-            }
-        )
-
-        def is_ready() -> bool:
-            try:
-                producer.init_transactions(30)
-            except KafkaException as error:
-                raise AssertionError(str(error)) from error
-            return True
-
-        eventually(is_ready, "transactions", wait_s=120)
+        producer = self._transactional("decided")
         for number in range(4):
             producer.begin_transaction()
             values = [f"transaction {number} record {each}".encode() for each in range(10)]
@@ -286,7 +276,29 @@ class Story:
         for node in (self.theirs, self.ours):
             order_replicas(self.third.port, DECIDED, {0: self._first(node)})
             self._elect(DECIDED, node)
-            self.lived.read_committed[node.node_id] = self._read_committed()
+            self.lived.read_committed[node.node_id] = self._read_committed(DECIDED, len(self.lived.committed))
+
+    def _transactional(self, name: str) -> Librdkafka:
+        """Ready to begin. Kafka coordinates; whichever broker is asked says so."""
+        producer = Librdkafka(
+            {
+                "bootstrap.servers": ",".join(self.bootstrap),
+                "transactional.id": name,
+                "transaction.timeout.ms": 600_000,
+                "compression.type": "snappy",
+                "log_level": 0,
+            }
+        )
+
+        def is_ready() -> bool:
+            try:
+                producer.init_transactions(30)
+            except KafkaException as error:
+                raise AssertionError(str(error)) from error
+            return True
+
+        eventually(is_ready, "transactions", wait_s=120)
+        return producer
 
     def _first(self, node: MixedNode) -> list[int]:
         return self._order(self.ids.index(node.node_id))
@@ -298,16 +310,17 @@ class Story:
 
         eventually(elected, f"{node.node_id} leads {topic}", wait_s=120)
 
-    def _read_committed(self) -> list[bytes]:
+    def _read_committed(self, topic: str, count: int) -> list[bytes]:
+        """Partition 0, from its start."""
         found: list[bytes] = []
         with Consumer(self.bootstrap, auto_offset_reset="earliest", isolation_level="read_committed") as consumer:
-            consumer.assign([TopicPartition(DECIDED, 0)])
+            consumer.assign([TopicPartition(topic, 0)])
 
             def all_read() -> bool:
                 found.extend(record.value or b"" for record in consumer.poll(500))
-                return len(found) >= len(self.lived.committed)
+                return len(found) >= count
 
-            eventually(all_read, f"{DECIDED} is read", wait_s=120)
+            eventually(all_read, f"{topic} is read", wait_s=120)
         return found
 
     def _migrate(self) -> None:
@@ -335,6 +348,9 @@ class Story:
         eventually(elected, f"{old.node_id} leads {TORN}-{index}", wait_s=120)
         self._write(TORN, index, [f"kept {number}" for number in range(50)], compression_type="gzip")
         self._equal(TORN, index, [old, behind])
+        if old is self.theirs:
+            self._leave_undecided()
+            self._equal(TORN, index, [old, behind])
         behind.kill()
         self._in_sync(TORN, index, [old.node_id])
         common = len(log_bytes(old.log_dir, TORN, index))
@@ -352,6 +368,21 @@ class Story:
         self._equal(TORN, index, [old, behind])
         self.lived.kept[index] = [f"kept {number}".encode() for number in range(50)]
         self.lived.kept[index] += [f"new {number}".encode() for number in range(70)]
+        if old is self.theirs:
+            for node in (self.ours, self.theirs):
+                order_replicas(
+                    self.third.port, TORN, {0: [node.node_id, *{old.node_id, behind.node_id} - {node.node_id}]}
+                )
+                self._elect(TORN, node)
+                self.lived.read_torn[node.node_id] = self._read_committed(TORN, len(self.lived.kept[index]))
+
+    def _leave_undecided(self) -> None:
+        """A transaction that is open when its leader and its coordinator die."""
+        producer = self._transactional("undecided")
+        producer.begin_transaction()
+        producer.produce(TORN, UNDECIDED, partition=0)
+        assert producer.flush(120) == 0
+        self._undecided = producer  # it says nothing more, and its end would abort the transaction
 
     def _end(self) -> None:
         """Everybody has everything; then all stop."""

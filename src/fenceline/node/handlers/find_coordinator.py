@@ -1,6 +1,7 @@
-"""FindCoordinator v0-6: which node coordinates a group.
+"""FindCoordinator v0-6: which node coordinates a group, or the transactions of an id.
 
-Owns the answer per key; which partition of `__consumer_offsets` a group belongs to is the coordinator's own rule.
+Owns the answer per key; which partition of `__consumer_offsets` a group belongs to is the coordinator's own rule. This
+node coordinates no transactions, but brokers of Kafka in its cluster do: whoever asks here is sent to them.
 Rules: `since_4_0.md K5`.
 """
 
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from fenceline.errors import ErrorCode
-from fenceline.ids import CONSUMER_OFFSETS_TOPIC
+from fenceline.groups.partitioning import partition_for
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, NO_LEADER, TRANSACTION_STATE_TOPIC
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.handlers.registry import Answer, Api, RequestContext
 from fenceline.wire.apis import ApiKey
@@ -59,16 +61,20 @@ async def find_coordinator(context: RequestContext, request: Any) -> Answer:
 
 
 def _find(context: RequestContext, key_type: int, key: str) -> _Found:
-    if key_type == TRANSACTION_KEY_TYPE:
-        return _Found(ErrorCode.COORDINATOR_NOT_AVAILABLE, "This node does not coordinate transactions.")
-    if key_type != GROUP_KEY_TYPE:
-        return _Found(ErrorCode.INVALID_REQUEST, f"There is no coordinator of type {key_type}.")
     image: MetadataImage = context.broker.image
-    topic = image.topics_by_name.get(CONSUMER_OFFSETS_TOPIC)
-    if topic is None:
-        return _Found(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    index = context.broker.groups.coordinator.partition_of(key)
-    leader = topic.partitions[index].leader if index < len(topic.partitions) else -1
+    if key_type == TRANSACTION_KEY_TYPE:
+        topic = image.topics_by_name.get(TRANSACTION_STATE_TOPIC)
+        leader = topic.partitions[partition_for(key, len(topic.partitions))].leader if topic is not None else NO_LEADER
+        if leader in (NO_LEADER, context.broker.node_id):
+            return _Found(ErrorCode.COORDINATOR_NOT_AVAILABLE, "This node does not coordinate transactions.")
+    elif key_type == GROUP_KEY_TYPE:
+        topic = image.topics_by_name.get(CONSUMER_OFFSETS_TOPIC)
+        if topic is None:
+            return _Found(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        index = context.broker.groups.coordinator.partition_of(key)
+        leader = topic.partitions[index].leader if index < len(topic.partitions) else NO_LEADER
+    else:
+        return _Found(ErrorCode.INVALID_REQUEST, f"There is no coordinator of type {key_type}.")
     broker = image.brokers.get(leader)
     if broker is None or broker.fenced:
         return _Found(ErrorCode.COORDINATOR_NOT_AVAILABLE)
