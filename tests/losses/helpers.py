@@ -14,17 +14,32 @@ from fenceline.losses.cutting import Cut
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import Cause, Receipt
 from fenceline.records.build import build_batch
+from fenceline.records.decode import decode_all
 
-TP = TopicPartition("rain", 3)
 TOPIC_ID = UUID("6f2d1c58-3c8e-4b52-9a0f-0123456789ab")
 DIRECTORY = "/data/rain-3"
 REPLICA, LEADER = 2, 5
 
 
-def open_log(disk: Disk, directory: str = DIRECTORY, **fields: Any) -> PartitionLog:
+def open_log(
+    disk: Disk, directory: str = DIRECTORY, *, partition: int = 3, topic_id: UUID = TOPIC_ID, **fields: Any
+) -> PartitionLog:
     fields.setdefault("now_ms", 1_000)
     fields.setdefault("config", LogConfig(segment_bytes=600, index_interval_bytes=150))
-    return PartitionLog.open(disk, directory, topic_partition=TP, topic_id=TOPIC_ID, **fields)
+    return PartitionLog.open(
+        disk, directory, topic_partition=TopicPartition("rain", partition), topic_id=topic_id, **fields
+    )
+
+
+def stored_values(log: PartitionLog) -> list[str]:
+    """The values of all records."""
+    found: list[str] = []
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        for header, records in decode_all(log.read(offset, 1 << 20, end_offset_exclusive=log.log_end_offset).load()):
+            offset = header.next_offset
+            found += [(record.value or b"").decode() for record in records]
+    return found
 
 
 def write(log: PartitionLog, epoch: int, batches: int, rng: Random | None = None) -> None:

@@ -20,10 +20,22 @@ from ..node.replicated_topics import bootstrap, create, in_sync, leader, log_byt
 
 pytestmark = pytest.mark.timeout(300)
 QUICK = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
-FIELDS = (
-    "topic topic_id partition start_offset end_offset_exclusive leader_epochs records bytes class cause replica leader"
-    " time evidence"
-).split()
+FIELDS = [
+    "topic",
+    "topic_id",
+    "partition",
+    "start_offset",
+    "end_offset_exclusive",
+    "leader_epochs",
+    "records",
+    "bytes",
+    "class",
+    "cause",
+    "replica",
+    "leader",
+    "time",
+    "evidence",
+]
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,13 @@ heap of deadlines, and the turning of `PeerError` into the answer of each API. S
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.clock import Now
 from fenceline.groups.messages import Answer, Duty
+from fenceline.groups.offsets import CommittedOffset, OffsetSlot
 from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
@@ -200,6 +201,11 @@ class GroupCoordinator:
         if self._loading:
             raise PeerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return [listed for shard in self._active.values() for listed in shard.list_groups(states, types)]
+
+    def committed(self) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
+        """Every offset that a group coordinated here has stored; nothing may change while they are looked at."""
+        for shard in self._active.values():
+            yield from shard.offsets.all_slots()
 
     def describe(self, group_id: str) -> messages.DescribedGroup:
         """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""

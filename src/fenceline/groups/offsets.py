@@ -72,6 +72,11 @@ class OffsetStore:
             for partition, value in partitions.items():
                 yield OffsetSlot(group_id, topic, partition), value
 
+    def all_slots(self) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
+        """Everything stored, writes under way included; not to be changed meanwhile."""
+        for group_id in self._by_group:
+            yield from self.slots(group_id)
+
     def committed_slots(self, group_id: str) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
         """Everything committed for a group."""
         known = {slot for slot, _ in self.slots(group_id)}

@@ -9,7 +9,6 @@ Blocks on the disk: for a thread, or at start. Used by simulations as it is.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -23,9 +22,9 @@ from fenceline.log.partition_log import PartitionLog
 from fenceline.log.recovery_note import RecoveryNote, read_note
 from fenceline.losses.classes import of_cut, of_recovery
 from fenceline.losses.folder import Intent, ReceiptFolder
+from fenceline.losses.quarantine import FULL
 from fenceline.losses.receipt import NOBODY, Cause, Receipt, receipt_id
 
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_EVIDENCE: Final = "The disk was full, or the node stopped before the cut bytes were kept."
 _TORN: Final = "The torn end of one write is not kept."
 _STOPPED: Final = "The node stopped in the middle of the cut."
@@ -65,7 +64,7 @@ def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], boo
                 return receipts
             folder.intend(intent)
         except OSError as error:
-            if error.errno in _FULL and make_room():
+            if error.errno in FULL and make_room():
                 continue
             raise StorageError.of(f"writing the loss receipt of {log.topic_partition}", error) from error
         try:
@@ -163,7 +162,7 @@ def _settle_now(folder: ReceiptFolder, log: PartitionLog, make_room: Callable[[]
         try:
             return _settle_intents(folder, log)
         except OSError as error:
-            if error.errno in _FULL and make_room():
+            if error.errno in FULL and make_room():
                 continue
             # The intent is durable, and settled by the next start; until then this log must not be served.
             log.offline = StorageError.of(f"writing the loss receipt of {log.topic_partition}", error)

@@ -7,6 +7,7 @@ so: it is told again, with the reason. Blocks on the disk: for a thread. Everyth
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,10 +16,12 @@ from fenceline.log.disk import Disk
 from fenceline.losses.folder import Outbox, ReceiptFolder
 from fenceline.losses.receipt import Receipt
 
-NO_LIMIT: Final = -1
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_NOT_THERE: Final = (0, -1)
 BY_AGE: Final = "The evidence was older than fenceline.lost.retention.ms and is deleted."
 BY_BYTES: Final = "There was more evidence than fenceline.lost.retention.bytes; this one is deleted."
 BY_FULL_DISK: Final = "The disk was full: the evidence is deleted, so that partitions could be served."
+GONE: Final = "The evidence is not there any more: the disk was full, or somebody else deleted it."
 WITH_PARTITION: Final = "The partition was removed from this node, and the evidence with it."
 
 
@@ -31,6 +34,14 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What a full disk took. `changed`: receipts that are to be told again."""
+
+    freed: bool
+    changed: tuple[Receipt, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Kept:
     """Evidence of one loss; `receipt` None: of none that is known."""
 
@@ -39,6 +50,8 @@ class _Kept:
     paths: tuple[str, ...]
     time_ms: int
     size_bytes: int
+    is_gone: bool = False
+    """None of it is there any more."""
 
 
 def sweep(disk: Disk, directories: Iterable[str], *, now_ms: int, max_age_ms: int, max_bytes: int) -> Swept:
@@ -50,6 +63,10 @@ def sweep(disk: Disk, directories: Iterable[str], *, now_ms: int, max_age_ms: in
     total = sum(each.size_bytes for each in kept)
     changed: list[Receipt] = []
     for each in kept:
+        if each.receipt is not None and each.is_gone:
+            changed.append(_without_evidence(each.receipt, GONE))
+            each.folder.owe(changed[-1])
+            continue
         too_old = 0 <= max_age_ms < now_ms - each.time_ms
         if not too_old and not 0 <= max_bytes < total:
             continue
@@ -62,17 +79,31 @@ def sweep(disk: Disk, directories: Iterable[str], *, now_ms: int, max_age_ms: in
     return Swept(total, tuple(changed))
 
 
-def make_room(disk: Disk, directories: Iterable[str]) -> Receipt | None:
-    """Delete the oldest evidence of a disk that is full; the receipt says so. None where there is no evidence."""
+def make_room(disk: Disk, directories: Iterable[str]) -> Room:
+    """Delete the oldest evidence of a disk that is full, and as much more as it takes to say so."""
+    changed: list[Receipt] = []
+    unsaid: list[_Kept] = []
+    freed = False
     for each in _collect(disk, directories):
-        if each.receipt is None:
+        if not each.size_bytes:
             continue
-        # There may be no room for the word before the deed.
+        # There may be no room for the word before the deed; what stays unsaid is said by the next sweep.
         _unlink(disk, each.paths)
-        receipt = _without_evidence(each.receipt, BY_FULL_DISK)
-        each.folder.owe(receipt)
-        return receipt
-    return None
+        freed = True
+        unsaid.append(each)
+        try:
+            while unsaid:
+                if unsaid[0].receipt is not None:
+                    receipt = _without_evidence(unsaid[0].receipt, BY_FULL_DISK)
+                    unsaid[0].folder.owe(receipt)
+                    changed.append(receipt)
+                del unsaid[0]
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            continue
+        break
+    return Room(freed, tuple(changed))
 
 
 def rescue(disk: Disk, directory: str, log_dir: str) -> list[Receipt]:
@@ -107,8 +138,10 @@ def _collect(disk: Disk, directories: Iterable[str]) -> list[_Kept]:
         for receipt in contents.receipts:
             if receipt.evidence:
                 named.update(receipt.evidence)
-                size = sum(_stat(disk, path)[0] for path in receipt.evidence)
-                found.append(_Kept(folder, receipt, receipt.evidence, receipt.time_ms, size))
+                stats = [_stat(disk, path) for path in receipt.evidence]
+                size = sum(stat[0] for stat in stats)
+                is_gone = all(stat == _NOT_THERE for stat in stats)
+                found.append(_Kept(folder, receipt, receipt.evidence, receipt.time_ms, size, is_gone))
         if not contents.is_being_cut:
             for path in contents.evidence:
                 if path not in named:
@@ -120,4 +153,4 @@ def _collect(disk: Disk, directories: Iterable[str]) -> list[_Kept]:
 
 def _stat(disk: Disk, path: str) -> tuple[int, int]:
     found = disk.stat(path)
-    return (found.size_bytes, found.modified_ms) if found is not None else (0, 0)
+    return (found.size_bytes, found.modified_ms) if found is not None else _NOT_THERE

@@ -44,6 +44,7 @@ from fenceline.node.groups_driver import GroupsDriver
 from fenceline.node.handlers.producers import ProducerIds
 from fenceline.node.logs import Logger
 from fenceline.node.loss_delivery import LossDelivery
+from fenceline.node.loss_expiry import LossExpiry
 from fenceline.node.loss_keeper import LossCollector, LossKeeper
 from fenceline.node.maintenance import Maintenance
 from fenceline.node.metadata_log import METADATA_PARTITION
@@ -202,6 +203,7 @@ class Broker:
         self.controller = self.quorum.controller
         self.losses = LossKeeper(self)
         self.loss_delivery = LossDelivery(self, self.losses)
+        self.loss_expiry = LossExpiry(self, self.losses)
         self.replication = Replication(self)
         self.partitions = Replicas(
             self.node_id,
@@ -258,6 +260,7 @@ class Broker:
         self._started.append("maintenance")
         await self.server.start_serving()
         self.loss_delivery.start()
+        self.loss_expiry.start()
         if config.get_int("fenceline.metrics.port") >= 0:
             collectors = [
                 NodeCollector(self, self.metrics),
@@ -275,6 +278,7 @@ class Broker:
         """Stop cleanly; what was not started is left out."""
         if "maintenance" in self._started:
             await self.maintenance.stop()
+            await self.loss_expiry.stop()
             await self.loss_delivery.stop()
         if "controller" in self._started and self.broker_epoch >= 0:
             try:
@@ -377,5 +381,6 @@ class Broker:
 
     def _on_image(self, image: MetadataImage, delta: Delta) -> None:
         self.replication.on_image(delta)
+        self.loss_expiry.topics_deleted(delta.deleted_topics)
         self.partitions.apply(delta)
         self._coordinators.follow(image, delta)

@@ -8,7 +8,6 @@ Threads: cuts come from disk threads, several at a time; one lock guards what is
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -84,18 +83,12 @@ class LossKeeper:
 
     def _make_room(self, directory: str) -> bool:
         log_dir = self._log_dir_of(directory)
-        try:
-            with self._lock:
-                receipt = quarantine.make_room(log_dir.disk, _with_evidence(log_dir))
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            return True  # the files went, and what is to be said of them has no room yet
-        if receipt is None:
-            return False
-        log.warning("evidence deleted, the disk is full", receipt=receipt.id, loss=str(receipt))
-        self._owes(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
-        return True
+        with self._lock:
+            room = quarantine.make_room(log_dir.disk, _with_evidence(log_dir))
+        for receipt in room.changed:
+            log.warning("evidence deleted, the disk is full", receipt=receipt.id, loss=str(receipt))
+            self._owes(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
+        return room.freed
 
     # -- start, in a thread ----------------------------------------------------------------------------------------
 

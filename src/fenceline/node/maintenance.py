@@ -107,6 +107,8 @@ class Maintenance:
                 self._broker.delete_later(segment.delete, replica.config.file_delete_delay_ms)
             if removed:
                 replica.wake()
+            if removed:
+                self._broker.loss_expiry.log_start_moved()
             partition_log.maybe_roll(now_ms)
 
         await self._in_slices(enforce)

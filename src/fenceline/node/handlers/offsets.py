@@ -291,7 +291,8 @@ def _delete_before(context: RequestContext, topic: str, index: int, offset: int)
     target = replica.high_watermark if offset == _HIGH_WATERMARK else offset
     if target < 0 or target > replica.high_watermark:
         raise PeerError(ErrorCode.OFFSET_OUT_OF_RANGE)
-    replica.log.advance_log_start(target)
+    if replica.log.advance_log_start(target):
+        context.broker.loss_expiry.log_start_moved()
     replica.wake()
     return _Deletion(replica, target, context.broker.replication.deletions.low_watermark(replica), ErrorCode.NONE)
 

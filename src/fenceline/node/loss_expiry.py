@@ -1,0 +1,257 @@
+"""Records that went before a group had read them: by retention, by DeleteRecords, with their topic.
+
+Owns the look at committed offsets of the groups that are coordinated here, against the starts of the logs that they
+read: soon after a log start moved on this node, and from time to time for logs that are led elsewhere. The coordinator
+is who knows the group; who leads the log is asked where this node has no replica. What a group is told of is told once
+as long as this node runs; after a restart the same range may be told again, with the same receipt id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.errors import PeerError
+from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.ids import NO_LEADER, TopicPartition
+from fenceline.losses.receipt import Cause, LossClass, Receipt, receipt_id
+from fenceline.node.logs import Logger
+from fenceline.node.loss_keeper import LossKeeper
+from fenceline.node.peer_connection import NoSuchVersion, PeerConnection, open_peer
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.errors import MalformedRequest
+
+if TYPE_CHECKING:
+    from fenceline.metadata.image import TopicImage
+    from fenceline.node.broker import Broker
+
+log = Logger("losses")
+
+PERIOD_S: Final = 30.0
+_SETTLE_S: Final = 0.2
+"""After a log start moved, before the look: DeleteRecords and retention come for many partitions at once."""
+_REST: Final = 20
+"""Times as long as a look took: nothing is looked at in that time, whatever moves."""
+_MOST_AT_ONCE: Final = 1_000
+_TIMEOUT_S: Final = 10.0
+_EARLIEST: Final = -2
+_LATEST: Final = -1
+_READ_UNCOMMITTED: Final = 0
+
+_Bounds = tuple[int, int]
+"""Start and end of what can be read of a log."""
+
+
+class LossExpiry:
+    """One broker's. All methods belong to the loop."""
+
+    def __init__(self, broker: Broker, keeper: LossKeeper) -> None:
+        self._broker = broker
+        self._keeper = keeper
+        self._moved = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._bounds: dict[TopicPartition, _Bounds] = {}
+        """As of the last look."""
+        self._writing: set[asyncio.Future[None]] = set()
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, *self._writing, return_exceptions=True)
+
+    def log_start_moved(self) -> None:
+        """Of some log of this node: look soon."""
+        self._moved.set()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        took_s = 0.0
+        while True:
+            try:
+                async with asyncio.timeout(PERIOD_S):
+                    await self._moved.wait()
+                await asyncio.sleep(max(_SETTLE_S, took_s * _REST))
+            except TimeoutError:
+                pass
+            self._moved.clear()
+            began_s = loop.time()
+            try:
+                await self.look()
+            except Exception:
+                # Our bug; the next look may well succeed.
+                log.exception("looking for what groups have lost failed")
+            took_s = loop.time() - began_s
+
+    async def look(self) -> None:
+        """Compare every committed offset with its log."""
+        groups: dict[TopicPartition, list[tuple[OffsetSlot, CommittedOffset]]] = defaultdict(list)
+        for slot, committed in self._broker.groups.coordinator.committed():
+            groups[TopicPartition(slot.topic, slot.partition)].append((slot, committed))
+        before, self._bounds = self._bounds, await self._find_bounds(groups)
+        receipts = []
+        for topic_partition, (start, _) in self._bounds.items():
+            topic = self._broker.image.topics_by_name.get(topic_partition.topic)
+            if topic is None:
+                continue
+            seen = before.get(topic_partition, (0, 0))[0]
+            for slot, committed in groups[topic_partition]:
+                first = max(committed.offset, seen)
+                if first < start and committed.belongs_to(topic.id):
+                    reason = "retention or DeleteRecords moved the log start past what the group has read"
+                    receipts.append(self._receipt(topic, slot, committed, first, start, Cause.LOG_START, reason))
+        await self._keep(receipts)
+
+    def topics_deleted(self, topics: Iterable[TopicImage]) -> None:
+        """Before their logs and the groups' offsets go."""
+        deleted = {topic.name: topic for topic in topics}
+        if not deleted:
+            return
+        receipts = []
+        for slot, committed in self._broker.groups.coordinator.committed():
+            topic = deleted.get(slot.topic)
+            if topic is None or not committed.belongs_to(topic.id):
+                continue
+            bounds = self._here(slot) or self._bounds.get(TopicPartition(slot.topic, slot.partition))
+            if bounds is None:
+                log.info(
+                    "not known what a group had not read of a deleted topic", group=slot.group_id, topic=slot.topic
+                )
+            elif (first := max(committed.offset, bounds[0])) < bounds[1]:
+                reason = "the topic was deleted with records that the group had not read"
+                receipts.append(self._receipt(topic, slot, committed, first, bounds[1], Cause.TOPIC_DELETED, reason))
+        if receipts:
+            writing = asyncio.ensure_future(self._keep(receipts))
+            self._writing.add(writing)
+            writing.add_done_callback(self._writing.discard)
+
+    async def _keep(self, receipts: Sequence[Receipt]) -> None:
+        if not receipts:
+            return
+        try:
+            await self._broker.loop.run_in_executor(self._broker.disk_threads, self._keeper.expired, receipts)
+        except OSError as error:
+            log.error(
+                "receipts of what groups lost can not be written",
+                receipts=len(receipts),
+                losses=[f"{receipt.group}: {receipt}" for receipt in receipts[:20]],
+                reason=str(error),
+                advice="Make room on the disk; these losses are in this log only.",
+            )
+
+    def _receipt(
+        self,
+        topic: TopicImage,
+        slot: OffsetSlot,
+        committed: CommittedOffset,
+        start_offset: int,
+        end_offset_exclusive: int,
+        cause: Cause,
+        reason: str,
+    ) -> Receipt:
+        partition = topic.partitions[slot.partition]
+        return Receipt(
+            id=receipt_id(
+                topic=topic.name,
+                topic_id=topic.id,
+                partition=slot.partition,
+                start_offset=start_offset,
+                end_offset_exclusive=end_offset_exclusive,
+                cause=cause,
+                replica=self._broker.node_id,
+                group=slot.group_id,
+            ),
+            topic=topic.name,
+            topic_id=topic.id,
+            partition=slot.partition,
+            start_offset=start_offset,
+            end_offset_exclusive=end_offset_exclusive,
+            leader_epochs=(committed.leader_epoch,) if committed.leader_epoch >= 0 else (),
+            records=end_offset_exclusive - start_offset,
+            size_bytes=0,
+            loss_class=LossClass.EXPIRED,
+            known_by=f"group {slot.group_id} had committed offset {committed.offset}; counted by offsets, what was in"
+            " them was not looked at",
+            cause=cause,
+            reason=reason,
+            replica=self._broker.node_id,
+            leader=partition.leader,
+            leader_epoch=partition.leader_epoch,
+            time_ms=self._broker.clock.now_ms(),
+            evidence_note="Records that are deleted on purpose are not kept.",
+            group=slot.group_id,
+        )
+
+    # -- where logs begin and end --------------------------------------------------------------------------------------
+
+    def _here(self, slot: OffsetSlot | TopicPartition) -> _Bounds | None:
+        replica = self._broker.partitions.open_by_name.get((slot.topic, slot.partition))
+        if replica is None or replica.is_being_cut:
+            return None
+        return replica.log.log_start_offset, replica.high_watermark
+
+    async def _find_bounds(self, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, _Bounds]:
+        """Of all that can be found; a log that this node leads and has not opened did not move."""
+        found: dict[TopicPartition, _Bounds] = {}
+        elsewhere: dict[int, list[TopicPartition]] = defaultdict(list)
+        for topic_partition in wanted:
+            here = self._here(topic_partition)
+            if here is not None:
+                found[topic_partition] = here
+                continue
+            topic = self._broker.image.topics_by_name.get(topic_partition.topic)
+            if topic is None or topic_partition.partition >= len(topic.partitions):
+                continue
+            leader = topic.partitions[topic_partition.partition].leader
+            if leader not in (NO_LEADER, self._broker.node_id):
+                elsewhere[leader].append(topic_partition)
+        for leader, partitions in elsewhere.items():
+            try:
+                found |= await self._ask(leader, partitions)
+            except (PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError) as error:
+                # Asked again at the next look; what moved meanwhile is seen then.
+                log.debug("log starts not learned", leader=leader, reason=str(error))
+                found |= {each: self._bounds[each] for each in partitions if each in self._bounds}
+        return found
+
+    async def _ask(self, leader: int, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, _Bounds]:
+        endpoint = self._broker.replication.replication_endpoint(leader)
+        if endpoint is None:
+            return {}
+        connection = await open_peer(endpoint.host, endpoint.port, client_id=f"losses-{self._broker.node_id}")
+        found: dict[TopicPartition, _Bounds] = {}
+        try:
+            for position in range(0, len(partitions), _MOST_AT_ONCE):
+                some = partitions[position : position + _MOST_AT_ONCE]
+                starts = await _offsets(connection, some, _EARLIEST)
+                ends = await _offsets(connection, some, _LATEST)
+                found |= {each: (starts[each], ends[each]) for each in some if each in starts and each in ends}
+        finally:
+            connection.close()
+        return found
+
+
+async def _offsets(
+    connection: PeerConnection, partitions: Sequence[TopicPartition], timestamp: int
+) -> Mapping[TopicPartition, int]:
+    by_topic: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for topic, index in partitions:
+        by_topic[topic].append({"partition_index": index, "current_leader_epoch": -1, "timestamp": timestamp})
+    fields = {
+        "replica_id": -1,
+        "isolation_level": _READ_UNCOMMITTED,
+        "topics": [{"name": topic, "partitions": asked} for topic, asked in by_topic.items()],
+    }
+    version = connection.version_for(ApiKey.LIST_OFFSETS, 5, 9)
+    answer = await connection.call(ApiKey.LIST_OFFSETS, version, fields, _TIMEOUT_S)
+    return {
+        TopicPartition(topic.name, each.partition_index): int(each.offset)
+        for topic in answer.topics
+        for each in topic.partitions
+        if not each.error_code
+    }

@@ -1,0 +1,184 @@
+"""Losses of groups, receipts over a restart, the quarantine and its figures, on one node in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from typer.testing import CliRunner
+
+from fenceline.cli.app import app
+from fenceline.client.admin import Admin
+from fenceline.client.producer import Producer
+from fenceline.ids import TopicPartition
+from fenceline.log.disk import OsDisk
+from fenceline.losses.cutting import cut_log
+from fenceline.losses.folder import Outbox, ReceiptFolder
+from fenceline.losses.receipt import Cause, LossClass, Receipt, receipt_id
+from fenceline.testing.apache_kafka import free_port
+from fenceline.testing.node import EmbeddedNode
+from fenceline.testing.waiting import eventually
+
+from .helpers import TOPIC_ID, cut, open_log, stored_values, write
+
+METRICS = free_port()
+OVERRIDES = {
+    "fenceline.metrics.port": str(METRICS),
+    "log.retention.check.interval.ms": "300",
+    "fenceline.lost.retention.ms": "-1",
+}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[EmbeddedNode]:
+    with EmbeddedNode(data_dir=tmp_path / "node", overrides=OVERRIDES) as running:
+        yield running
+
+
+def run(node: EmbeddedNode, *arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["losses", *arguments], env={"FENCELINE_BOOTSTRAP": node.bootstrap})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def listed(node: EmbeddedNode, topic: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run(node, "list", "--json"))
+    return [receipt for receipt in found if receipt["topic"] == topic]
+
+
+def fill(node: EmbeddedNode, topic: str, count: int) -> None:
+    with Admin(node.bootstrap) as admin:
+        admin.create_topics([topic])
+    with Producer(node.bootstrap) as producer:
+        for number in range(count):
+            producer.send(topic, str(number).encode(), partition=0)
+        producer.flush()
+
+
+def receipt(topic: str, **fields: Any) -> Receipt:
+    parts: dict[str, Any] = {
+        "topic": topic,
+        "topic_id": TOPIC_ID,
+        "partition": 0,
+        "start_offset": 5,
+        "end_offset_exclusive": 9,
+        "cause": Cause.DIVERGENCE,
+        "replica": 1,
+        "time_ms": 1_700_000_000_123,
+    }
+    return Receipt(
+        id=receipt_id(**parts),
+        leader_epochs=(2, 4),
+        records=4,
+        size_bytes=300,
+        loss_class=LossClass.MAYBE_ACKNOWLEDGED,
+        known_by="a test",
+        reason="a test",
+        leader=2,
+        leader_epoch=5,
+        **{**parts, **fields},
+    )
+
+
+def test_deleted_records_that_a_group_had_not_read(node: EmbeddedNode) -> None:
+    fill(node, "behind", 10)
+    tp = TopicPartition("behind", 0)
+    with Admin(node.bootstrap) as admin:
+        admin.alter_group_offsets("slow", {tp: 3})
+        admin.alter_group_offsets("quick", {tp: 8})
+        admin.delete_records({tp: 7})
+    (found,) = eventually(lambda: listed(node, "behind"), "a receipt of what the group lost")
+    assert (found["start_offset"], found["end_offset_exclusive"], found["records"]) == (3, 7, 4)
+    assert (found["class"], found["cause"], found["evidence"]) == ("expired", "log_start_moved", [])
+    shown = json.loads(run(node, "show", "behind-0@5", "--json"))
+    assert shown["group"] == "slow"
+    with Admin(node.bootstrap) as admin:
+        admin.delete_records({tp: 9})
+    eventually(lambda: len(listed(node, "behind")) == 3)
+    assert sorted((each["start_offset"], each["end_offset_exclusive"]) for each in listed(node, "behind")) == [
+        (3, 7),
+        (7, 9),
+        (8, 9),
+    ], "what was told once is not told again"
+    assert "no evidence" in run(node, "export", "behind-0", code=1)
+
+
+def test_a_topic_that_goes_with_records_unread(node: EmbeddedNode) -> None:
+    fill(node, "doomed", 10)
+    tp = TopicPartition("doomed", 0)
+    with Admin(node.bootstrap) as admin:
+        admin.alter_group_offsets("slow", {tp: 4})
+        admin.alter_group_offsets("done", {tp: 10})
+        admin.delete_topics(["doomed"])
+    (found,) = eventually(lambda: listed(node, "doomed"), "a receipt of what went with the topic")
+    assert (found["start_offset"], found["end_offset_exclusive"]) == (4, 10)
+    assert (found["class"], found["cause"]) == ("expired", "topic_deleted")
+
+
+def test_receipts_survive_restarts_and_are_delivered_then(node: EmbeddedNode) -> None:
+    node.kill()
+    outbox = Outbox(OsDisk(), str(node.log_dir))
+    first = receipt("gone")
+    outbox.owe(first)
+    node.start()
+    (found,) = eventually(lambda: listed(node, "gone"), "the receipt that was not delivered")
+    assert found["time"] == "2023-11-14T22:13:20.123Z"
+    assert (found["leader_epochs"], found["records"], found["bytes"]) == ([2, 4], 4, 300)
+    eventually(lambda: not outbox.due(), "delivered once, it is due no more")
+    node.kill()
+    outbox.owe(first)  # delivered, but the node did not come to note it
+    node.start()
+    eventually(lambda: not outbox.due(), "delivered again")
+    assert len(listed(node, "gone")) == 1, "a receipt counts once"
+
+
+def test_evidence_of_a_partition_is_told_exported_and_goes_with_its_topic(node: EmbeddedNode, tmp_path: Path) -> None:
+    fill(node, "rain", 1)
+    with Admin(node.bootstrap) as admin:
+        topic_id = admin.metadata(["rain"]).topics["rain"].id
+    node.stop()
+    directory = node.log_dir / "rain-0"
+    log = open_log(OsDisk(), str(directory), partition=0, topic_id=topic_id)
+    write(log, 0, 6)
+    values = stored_values(log)[3:]
+    cut_log(OsDisk(), log, cut(3))
+    log.close()
+    for name in ("recovery-point-offset-checkpoint", ".kafka_cleanshutdown"):
+        (node.log_dir / name).unlink(missing_ok=True)
+    node.start()
+    (found,) = eventually(lambda: listed(node, "rain"), "the receipt of the cut")
+    exported = json.loads(run(node, "export", "rain-0", "--json"))
+    assert [record["value"] for record in exported][-len(values) :] == values
+    assert found["records"] == len(exported)
+    arrow = tmp_path / "lost.arrow"
+    run(node, "export", "rain-0", "--arrow", str(arrow))
+    import pyarrow as pa
+
+    with pa.ipc.open_file(str(arrow)) as file:
+        table = file.read_all()
+    assert table.column("offset").to_pylist() == [record["offset"] for record in exported]
+    figures = eventually(
+        lambda: match if (match := re.search(r"fenceline_losses_evidence_bytes ([1-9].*)", metrics())) else None
+    )
+    assert float(figures[1]) >= found["bytes"]
+    assert ReceiptFolder(OsDisk(), str(directory)).contents().receipts
+    with Admin(node.bootstrap) as admin:
+        admin.delete_topics(["rain"])
+    eventually(lambda: [each["evidence"] for each in listed(node, "rain")] == [[]], "the evidence went, and it is said")
+    assert "removed from this node" in json.loads(run(node, "show", "rain-0", "--json"))["evidence_note"]
+    assert "fenceline_losses_undelivered" in metrics()
+
+
+def test_nothing_lost_and_wrong_names(node: EmbeddedNode) -> None:
+    assert run(node, "list").strip() == "No log has lost anything."
+    assert "no loss receipt" in run(node, "show", "nothing-0", code=1)
+
+
+def metrics() -> str:
+    with urlopen(f"http://127.0.0.1:{METRICS}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())

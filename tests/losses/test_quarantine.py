@@ -1,0 +1,159 @@
+"""Evidence goes by age, by bytes, for a full disk and with its partition, and its receipt says so each time."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from fenceline.losses import quarantine
+from fenceline.losses.cutting import cut_log
+from fenceline.losses.folder import Outbox, ReceiptFolder
+from fenceline.losses.receipt import Receipt, decode, encode
+from fenceline.testing.sim_disk import SimDisk
+
+from .helpers import DIRECTORY, cut, open_log, receipts_of, write
+
+
+def three_losses(disk: SimDisk, *, batches: int = 4, records: int = 3) -> list[Receipt]:
+    """Of a log that was cut three times; all are told."""
+    disk.mkdir("/data")
+    log = open_log(disk)
+    folder = ReceiptFolder(disk, DIRECTORY)
+    told = []
+    for number in range(3):
+        write(log, number, batches)
+        for receipt in cut_log(disk, log, cut(log.log_end_offset - records, time_ms=10_000 + number)):
+            folder.told(receipt)
+            told.append(receipt)
+    assert len(told) == 3
+    assert folder.due() == []
+    return told
+
+
+def sweep(disk: SimDisk, *, now_ms: int = 10_002, max_age_ms: int = -1, max_bytes: int = -1) -> quarantine.Swept:
+    return quarantine.sweep(disk, [DIRECTORY], now_ms=now_ms, max_age_ms=max_age_ms, max_bytes=max_bytes)
+
+
+def is_there(disk: SimDisk, receipt: Receipt) -> bool:
+    return all(disk.peek(path) is not None for path in receipt.evidence)
+
+
+def size_of(disk: SimDisk, receipt: Receipt) -> int:
+    return sum(len(disk.peek(path) or b"") for path in receipt.evidence)
+
+
+def test_without_limits_all_is_kept() -> None:
+    disk = SimDisk()
+    losses = three_losses(disk)
+    swept = sweep(disk, now_ms=10**15)
+    assert swept.changed == ()
+    assert swept.kept_bytes == sum(size_of(disk, receipt) for receipt in losses)
+
+
+def test_by_age() -> None:
+    disk = SimDisk()
+    old, middle, new = three_losses(disk)
+    swept = sweep(disk, now_ms=10_101, max_age_ms=100)
+    (changed,) = swept.changed
+    assert (changed.id, changed.evidence) == (old.id, ())
+    assert "retention.ms" in changed.evidence_note
+    assert not is_there(disk, old)
+    assert is_there(disk, middle)
+    assert is_there(disk, new)
+    assert ReceiptFolder(disk, DIRECTORY).due() == [changed], "it is told again"
+
+
+def test_by_bytes_the_oldest_go_first() -> None:
+    disk = SimDisk()
+    old, middle, new = three_losses(disk)
+    swept = sweep(disk, max_bytes=size_of(disk, new))
+    assert [receipt.id for receipt in swept.changed] == [old.id, middle.id]
+    assert swept.kept_bytes == size_of(disk, new)
+    assert is_there(disk, new)
+    folder = ReceiptFolder(disk, DIRECTORY)
+    for receipt in swept.changed:
+        folder.told(receipt)
+    assert receipts_of(disk) == [new], "a receipt without evidence is kept by the ledger alone"
+
+
+def test_what_is_being_cut_right_now_is_left_alone() -> None:
+    disk = SimDisk()
+    three_losses(disk)
+    stranger = f"{DIRECTORY}/lost+found/00000000000000000000.log.77"
+    disk.close(disk.open_append(stranger))
+    intent = f"{DIRECTORY}/lost+found/receipt-abc.intended"
+    disk.close(disk.open_append(intent))
+    sweep(disk, now_ms=10**15, max_age_ms=0)
+    assert disk.peek(stranger) is not None
+    disk.unlink(intent)
+    sweep(disk, now_ms=10**15, max_age_ms=0)
+    assert disk.peek(stranger) is None, "nobody's evidence goes by age too"
+
+
+def test_a_full_disk_takes_the_oldest_evidence() -> None:
+    disk = SimDisk()
+    old, _, new = three_losses(disk, batches=60, records=100)
+    disk.capacity_bytes = disk.used_bytes
+    room = quarantine.make_room(disk, [DIRECTORY])
+    assert room.freed
+    assert not is_there(disk, old)
+    first = room.changed[0]
+    assert (first.id, first.evidence) == (old.id, ())
+    assert "full" in first.evidence_note
+    assert is_there(disk, new)
+    disk.capacity_bytes = 0
+    while quarantine.make_room(disk, [DIRECTORY]).freed:
+        pass
+    assert not is_there(disk, new)
+    disk.heal()
+    sweep(disk)
+    assert all(receipt.evidence == () for receipt in receipts_of(disk)), "what was unsaid is said later"
+
+
+def test_evidence_that_somebody_deleted_is_not_named_any_more() -> None:
+    disk = SimDisk()
+    old, *_ = three_losses(disk)
+    for path in old.evidence:
+        disk.unlink(path)
+    (changed,) = sweep(disk).changed
+    assert (changed.id, changed.evidence) == (old.id, ())
+
+
+def test_receipts_outlive_their_partition_and_say_that_the_evidence_does_not() -> None:
+    disk = SimDisk()
+    losses = three_losses(disk)
+    rescued = quarantine.rescue(disk, DIRECTORY, "/data")
+    assert [receipt.id for receipt in rescued] == sorted(receipt.id for receipt in losses)
+    assert all(receipt.evidence == () and "removed" in receipt.evidence_note for receipt in rescued)
+    outbox = Outbox(disk, "/data")
+    assert sorted(outbox.due(), key=lambda each: each.id) == rescued
+    for receipt in rescued:
+        outbox.told(receipt)
+    assert outbox.due() == []
+    assert not [name for name in disk.listdir("/data") if "loss" in name]
+
+
+def test_a_receipt_that_says_more_by_now_is_not_taken_for_told() -> None:
+    disk = SimDisk()
+    (old, *_) = three_losses(disk)
+    folder = ReceiptFolder(disk, DIRECTORY)
+    folder.owe(old)
+    sweep(disk, now_ms=10_101, max_age_ms=100)
+    folder.told(old)
+    (due,) = folder.due()
+    assert due.evidence == ()
+
+
+def test_an_error_that_is_no_full_disk_is_not_swallowed() -> None:
+    disk = SimDisk()
+    three_losses(disk)
+    disk.fail("unlink", number=errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        quarantine.make_room(disk, [DIRECTORY])
+
+
+def test_documents_keep_everything() -> None:
+    disk = SimDisk()
+    for receipt in three_losses(disk):
+        assert decode(encode(receipt)) == receipt
