@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
+from fenceline.ids import TopicPartition
 from fenceline.log.errors import StorageError
 from fenceline.log.log_dir import LogDir
 from fenceline.log.lost_and_found import EVIDENCE_DIR
-from fenceline.log.partition_dir import RemovedPartition
+from fenceline.log.partition_dir import RemovedPartition, parse_partition_name
 from fenceline.losses import quarantine
 from fenceline.losses.cutting import Cut, cut_log, settle
 from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
@@ -84,7 +85,7 @@ class LossKeeper:
     def _make_room(self, directory: str) -> bool:
         log_dir = self._log_dir_of(directory)
         with self._lock:
-            room = quarantine.make_room(log_dir.disk, _with_evidence(log_dir))
+            room = quarantine.make_room(log_dir.disk, _directories(log_dir))
         for receipt in room.changed:
             log.warning("evidence deleted, the disk is full", receipt=receipt.id, loss=str(receipt))
             self._owes(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
@@ -95,19 +96,28 @@ class LossKeeper:
     def take_up(self) -> None:
         """Before any log is served: settle what a crash interrupted, and find what the ledger does not have yet."""
         for log_dir in self._broker.log_dirs:
-            for found in log_dir.existing():
-                if log_dir.disk.stat(f"{found.path}/{EVIDENCE_DIR}") is None:
-                    continue
-                folder = ReceiptFolder(log_dir.disk, found.path)
-                if list(folder.intents()) or folder.notes():
-                    self._settle(log_dir, folder, found.topic_partition)
-                for receipt in folder.due():
-                    self._owes(folder, receipt)
-            outbox = Outbox(log_dir.disk, log_dir.path)
-            for receipt in outbox.due():
-                self._owes(outbox, receipt)
+            try:
+                self._take_up(log_dir)
+            except OSError as error:
+                log.error(
+                    "loss receipts of a log directory not read",
+                    path=log_dir.path,
+                    reason=str(error),
+                    advice="Check the disk, then restart the node: receipts that were not delivered are taken up then.",
+                )
 
-    def _settle(self, log_dir: LogDir, folder: ReceiptFolder, topic_partition: Any) -> None:
+    def _take_up(self, log_dir: LogDir) -> None:
+        for topic_partition, path in _with_evidence(log_dir):
+            folder = ReceiptFolder(log_dir.disk, path)
+            if list(folder.intents()) or folder.notes():
+                self._settle(log_dir, folder, topic_partition)
+            for receipt in folder.due():
+                self._owes(folder, receipt)
+        outbox = Outbox(log_dir.disk, log_dir.path)
+        for receipt in outbox.due():
+            self._owes(outbox, receipt)
+
+    def _settle(self, log_dir: LogDir, folder: ReceiptFolder, topic_partition: TopicPartition) -> None:
         high_watermark = log_dir.checkpointed_high_watermark(topic_partition)
         partition_log = self._broker.partitions.log_of(topic_partition)
         if partition_log is None:
@@ -153,7 +163,7 @@ class LossKeeper:
             with self._lock:
                 swept = quarantine.sweep(
                     log_dir.disk,
-                    _with_evidence(log_dir),
+                    _directories(log_dir),
                     now_ms=self._broker.clock.now_ms(),
                     max_age_ms=self._max_age_ms,
                     max_bytes=self._max_bytes,
@@ -240,10 +250,17 @@ class LossCollector:
             yield GaugeMetricFamily(name, help_text, value=value)
 
 
-def _with_evidence(log_dir: LogDir) -> Iterator[str]:
-    for found in log_dir.existing():
-        if log_dir.disk.stat(f"{found.path}/{EVIDENCE_DIR}") is not None:
-            yield found.path
+def _with_evidence(log_dir: LogDir) -> Iterator[tuple[TopicPartition, str]]:
+    """Partitions and their directories. A name and a look each: there may be ten thousand without any."""
+    for name in log_dir.disk.listdir(log_dir.path):
+        topic_partition = parse_partition_name(name)
+        path = f"{log_dir.path}/{name}"
+        if topic_partition is not None and log_dir.disk.stat(f"{path}/{EVIDENCE_DIR}") is not None:
+            yield topic_partition, path
+
+
+def _directories(log_dir: LogDir) -> Iterator[str]:
+    return (path for _, path in _with_evidence(log_dir))
 
 
 def _directory_of(log_dir: LogDir, receipt: Receipt) -> str:

@@ -1,0 +1,98 @@
+"""What a broker knows when it cuts a log that it led before, and what it owes the ledger."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import TopicPartition
+from fenceline.log.config import LogConfig
+from fenceline.losses.receipt import LossClass, Receipt
+from fenceline.node.loss_keeper import LossKeeper
+from fenceline.node.replica import Replica
+from fenceline.replica.follower import Cause, CutTo, FollowerState
+from fenceline.testing.sim_disk import SimDisk
+
+from .helpers import TOPIC_ID, open_log, receipts_of, write
+
+
+class Waiter:
+    def __init__(self) -> None:
+        self.code: ErrorCode | None = None
+
+    def committed(self, position: int, code: ErrorCode) -> None:
+        self.code = code
+
+
+class Stage:
+    """A replica that led epoch 4 with three batches, of which acks=all waits for some."""
+
+    def __init__(self, *, waiting: int, disk: SimDisk | None = None) -> None:
+        self.disk = disk or SimDisk()
+        self.disk.mkdir("/data")
+        self.log = open_log(self.disk)
+        clock = SimpleNamespace(now_ms=lambda: 9_000, monotonic_ms=lambda: 0)
+        broker = SimpleNamespace(
+            config=SimpleNamespace(get_int=lambda key: -1),
+            node_id=2,
+            clock=clock,
+            log_dirs=[SimpleNamespace(disk=self.disk, path="/data")],
+        )
+        self.keeper = LossKeeper(cast(Any, broker))
+        self.news = 0
+        self.keeper.told_of = self.hear
+        self.replica = Replica(TopicPartition("rain", 3), TOPIC_ID, self.log, LogConfig(), clock)
+        self.replica.leader, self.replica.leader_epoch = cast(Any, object()), 4
+        self.waiters = [Waiter() for _ in range(waiting)]
+        for number in range(3):
+            write(self.log, 4, 1)
+            if number < waiting:
+                self.replica.when_committed(self.log.log_end_offset, self.waiters[number], 0)
+
+    def hear(self) -> None:
+        self.news += 1
+
+    def cut(self, leader_epoch: int) -> Receipt:
+        self.replica.end_leadership()
+        assert all(waiter.code is ErrorCode.NOT_LEADER_OR_FOLLOWER for waiter in self.waiters)
+        state = FollowerState("rain", TOPIC_ID.bytes, 3, leader_epoch, self.log)
+        self.keeper.cut(self.replica, CutTo(state, 0, Cause.DIVERGENCE), 7)
+        (receipt,) = receipts_of(self.disk)
+        return receipt
+
+
+@pytest.mark.parametrize(
+    ("waiting", "leader_epoch", "loss_class"),
+    [
+        (3, 5, LossClass.NEVER_ACKNOWLEDGED),
+        (2, 5, LossClass.MAYBE_ACKNOWLEDGED),  # somebody wrote with acks=1
+        (3, 6, LossClass.MAYBE_ACKNOWLEDGED),  # a leader in between may have told a producer that tried again
+        (0, 5, LossClass.MAYBE_ACKNOWLEDGED),
+    ],
+)
+def test_what_nobody_was_told_to_be_written(waiting: int, leader_epoch: int, loss_class: LossClass) -> None:
+    stage = Stage(waiting=waiting)
+    receipt = stage.cut(leader_epoch)
+    assert receipt.loss_class is loss_class
+    assert (receipt.cause, receipt.leader, receipt.leader_epoch) == ("divergence", 7, leader_epoch)
+    assert stage.keeper.losses[loss_class] == 1
+
+
+def test_every_cause_of_a_follower_has_a_name_in_receipts() -> None:
+    from fenceline.losses import receipt
+
+    assert {cause.name.lower() for cause in Cause} <= {cause.value for cause in receipt.Cause}
+
+
+def test_what_is_owed_until_it_is_delivered() -> None:
+    stage = Stage(waiting=0)
+    receipt = stage.cut(5)
+    assert stage.news == 1
+    assert stage.keeper.next_due(10) == [receipt]
+    stage.keeper.delivered([receipt])
+    assert (stage.keeper.next_due(10), stage.keeper.undelivered) == ([], 0)
+    assert [name for name in stage.disk.listdir("/data/rain-3/lost+found") if name.endswith(".due")] == []
+    stage.keeper.delivered([receipt])
