@@ -106,6 +106,31 @@ def test_who_is_fenced_and_lives_says_so() -> None:
     play(story)
 
 
+@pytest.mark.parametrize(
+    "code", [ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION, ErrorCode.KAFKA_STORAGE_ERROR]
+)
+def test_a_registration_is_tried_again_while_the_trouble_is_not_this_brokers(
+    code: ErrorCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The active controller's disk may be full: this broker must not give up for that."""
+    monkeypatch.setattr(broker_lifecycle, "_AGAIN_S", 0.0)
+
+    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
+        controller.refusals = [PeerError(code), PeerError(code)]
+        registering = asyncio.ensure_future(
+            lifecycle.register(
+                cluster_id="c", endpoints=(), features={}, rack=None, log_dirs=(), previous_broker_epoch=-1
+            )
+        )
+        while lifecycle.broker_epoch == EPOCH:
+            assert not registering.done(), registering
+            await asyncio.sleep(0)
+        assert [type(each) for each in controller.asked[:3]] == [RegisterBroker] * 3
+        registering.cancel()
+
+    play(story)
+
+
 def test_another_broker_begins_to_stop() -> None:
     """C14: it waits until all others have applied that, and need not wait for their next heartbeats."""
 

@@ -52,8 +52,11 @@ _TOLD_EACH: Final = 300
 """Attempts to register between two lines for the operator."""
 _TOLD_FIRST: Final = 50
 """Whoever had this id before, and was killed, is forgotten by then."""
-_PASSES: Final = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION})
-"""What another attempt can mend: nobody leads yet, or the broker that had this id before is not known to be dead."""
+_PASSES: Final = frozenset(
+    {ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION, ErrorCode.KAFKA_STORAGE_ERROR}
+)
+"""What another attempt can mend: nobody leads yet, the broker that had this id before is not known to be dead, or the
+active controller has no room and is about to give way."""
 
 
 class BrokerLifecycle:
@@ -146,6 +149,8 @@ class BrokerLifecycle:
                 " its own. If it was an earlier life of this node, it is forgotten within broker.session.timeout.ms,"
                 " and this one goes on by itself."
             )
+        elif error.code is ErrorCode.KAFKA_STORAGE_ERROR:
+            advice = "It is tried again. Look at the active controller's log: its disk is full, or broken."
         log.warning("broker not registered yet", reason=reason, advice=advice)
 
     def _refused(self, error: PeerError) -> OperatorError:
