@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import confluent_kafka
 import pytest
 
 from fenceline.client.admin import Admin
@@ -47,6 +48,7 @@ def cluster() -> Iterator[LocalCluster]:
         "broker.session.timeout.ms": "2000",
         "broker.heartbeat.interval.ms": "300",
         "offsets.topic.num.partitions": "1",
+        "offsets.topic.replication.factor": "3",
         "group.initial.rebalance.delay.ms": "0",
     }
     with LocalCluster(3, overrides=overrides) as running:
@@ -124,6 +126,59 @@ def _await_more(sender: Sender, count: int) -> None:
         return all(now >= least for now, least in zip(sender.settled_of, wanted, strict=True))
 
     eventually(look, f"{count} more of each partition are acknowledged", wait_s=120)
+
+
+def test_commits_of_a_group_outlive_their_coordinator(cluster: LocalCluster, topic: str) -> None:
+    """What a commit was answered for is on all in-sync replicas of the offsets topic."""
+    group = f"group-{topic}"
+    settings = {"bootstrap.servers": cluster.bootstrap, "group.id": group, "enable.auto.commit": False, "log_level": 0}
+    partition = confluent_kafka.TopicPartition(topic, 0)
+    told = 0
+    for _ in range(KILLS):
+        node = eventually(lambda: _coordinator(cluster, group), "the group has a coordinator")
+        committing = confluent_kafka.Consumer(settings)
+
+        def commit(offset: int, consumer: confluent_kafka.Consumer = committing) -> bool:
+            at = confluent_kafka.TopicPartition(topic, 0, offset)
+            try:
+                answer = consumer.commit(offsets=[at], asynchronous=False)
+            except confluent_kafka.KafkaException:
+                return False
+            assert answer is not None
+            return answer[0].error is None
+
+        for _ in range(50):
+            wanted = told + 1
+            eventually(lambda wanted=wanted: commit(wanted), "a commit is answered")  # type: ignore[misc]
+            told = wanted
+        cluster.kill(node)
+        committing.close()
+        reading = confluent_kafka.Consumer(settings)
+
+        def committed(consumer: confluent_kafka.Consumer = reading) -> int | None:
+            try:
+                found = consumer.committed([partition], timeout=5)[0]
+            except confluent_kafka.KafkaException:
+                return None
+            return found.offset if found.error is None else None
+
+        assert eventually(committed, "what was committed is told", wait_s=120) == told
+        reading.close()
+        cluster.restart(node)
+        eventually(lambda: all_in_sync(cluster.bootstrap, "__consumer_offsets"), "all are in sync", wait_s=120)
+
+
+def _coordinator(cluster: LocalCluster, group: str) -> int | None:
+    """The broker that leads the one partition of the offsets topic."""
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group, "log_level": 0})
+    try:
+        consumer.committed([confluent_kafka.TopicPartition("none", 0)], timeout=5)
+    except confluent_kafka.KafkaException:
+        return None
+    finally:
+        consumer.close()
+    found = leader_of(cluster, "__consumer_offsets", 0)
+    return found if found >= 0 else None
 
 
 # --- Kafka's own tools --------------------------------------------------------------------------------------------

@@ -131,14 +131,14 @@ def finish(
 def look_at_files(cluster: LocalCluster, history: History, verdict: Verdict) -> None:
     """Every replica's log, and what the nodes said. The cluster has stopped."""
     for index in range(PARTITIONS):
-        contents: dict[int, bytes] = {}
-        for place in cluster.layout.nodes:
-            content = contents[place.node_id] = log_bytes(place.data_dir / f"{TOPIC}-{index}")
-            offsets, values = _records(content)
-            history.log(f"node {place.node_id}", (TOPIC, index), offsets, values)
+        contents = {place.node_id: log_bytes(place.data_dir / f"{TOPIC}-{index}") for place in cluster.layout.nodes}
         if len(set(contents.values())) > 1:
             sizes = {node: len(content) for node, content in contents.items()}
             verdict.differing.append(f"{TOPIC}-{index}: the replicas' bytes differ; sizes are {sizes}")
+        else:
+            contents = dict(list(contents.items())[:1])  # one stands for all
+        for node, content in contents.items():
+            history.log(f"node {node}", (TOPIC, index), *_records(content))
     for node_id, line in _said(cluster):
         if not line.startswith("{"):
             if not line.startswith("Fenceline is ready") and not is_of_a_full_disk(line):
