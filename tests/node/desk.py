@@ -16,7 +16,7 @@ from typing import Any, Final
 from immutables import Map
 
 from fenceline.config.node import NodeConfig
-from fenceline.errors import PeerError
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.log.disk import FileSlice
 from fenceline.log.log_dir import LogDir
@@ -80,11 +80,20 @@ class _Controller:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.answer: Callable[[Any], Any] | None = None
+        self._out: list[asyncio.Future[Any]] = []
+
+    def lose(self) -> None:
+        """No answer will come to what was asked so far."""
+        out, self._out = self._out, []
+        for each in out:
+            if not each.done():
+                each.set_exception(PeerError(ErrorCode.REQUEST_TIMED_OUT))
 
     async def submit(self, request: Any) -> Any:
         self.asked.append(request)
         if self.answer is None:
-            return await asyncio.get_running_loop().create_future()
+            self._out.append(asyncio.get_running_loop().create_future())
+            return await self._out[-1]
         answered = self.answer(request)
         if isinstance(answered, PeerError):
             raise answered
@@ -400,7 +409,7 @@ def told(story: Callable[..., Coroutine[Any, Any, None]], **given: Any) -> None:
         finally:
             await desk.close()
 
-    asyncio.run(asyncio.wait_for(whole(), 60))
+    asyncio.run(asyncio.wait_for(whole(), 30))
 
 
 def where(index: int = 0) -> TopicPartition:

@@ -257,20 +257,23 @@ async def _wait_for_replicas(context: RequestContext, request: Any, deletions: l
         for position, each in enumerate(each_of)
         if each.replica is not None and each.low_watermark < each.offset
     }
-    await asyncio.wait(waiting.values(), timeout=max(millis(request.timeout), 0) / 1000)
-    for (of_topic, position), reached in waiting.items():
-        before = deletions[of_topic][position]
-        if not reached.done():
+    try:
+        await asyncio.wait(waiting.values(), timeout=max(millis(request.timeout), 0) / 1000)
+        for (of_topic, position), reached in waiting.items():
+            deletions[of_topic][position] = _waited(deletions[of_topic][position], reached)
+    finally:
+        for reached in waiting.values():
             reached.cancel()
-            after = before._replace(code=ErrorCode.REQUEST_TIMED_OUT)
-        elif (error := reached.exception()) is not None:
-            if not isinstance(error, PeerError):
-                raise error
-            after = before._replace(code=error.code, low_watermark=-1)
-        else:
-            after = before._replace(low_watermark=reached.result())
-        deletions[of_topic][position] = after
     return _deletion_answer(request, deletions)
+
+
+def _waited(before: _Deletion, reached: asyncio.Future[int]) -> _Deletion:
+    if not reached.done():
+        return before._replace(code=ErrorCode.REQUEST_TIMED_OUT)
+    try:
+        return before._replace(low_watermark=reached.result())
+    except PeerError as error:
+        return before._replace(code=error.code, low_watermark=-1)
 
 
 def _delete(context: RequestContext, topic: str, index: int, offset: int) -> _Deletion:

@@ -1,0 +1,626 @@
+"""KIP-320, sentence by sentence, the broker's side: epochs fence every request, fetchers hear where logs part.
+
+`§` names the section of the KIP; the rule is the one in our own words (epochs.md E1-E66). Each test asks a broker's
+real handlers over real logs. What a follower does with the answers is `tests/replica/test_follower.py`'s and
+`test_fetcher.py`'s.
+
+Not here, because it is the consumer's side (E44-E59): validation of positions after a change of leader, `LogTruncation`
+raised by poll, the reset policies after a truncation, `seek` with an epoch, epochs of committed offsets, and trust in
+metadata. The producer and consumer of `fenceline.client` have their tests in `tests/client`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fenceline.errors import ErrorCode
+from fenceline.records.batch import iter_headers
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.fetch import FetchedPartition
+from tests.node.desk import RECOVERING, TOPIC, Desk, told, turns
+
+FENCED, UNKNOWN = ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH
+OUT_OF_RANGE, NOT_LEADER = ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+FETCH_VERSIONS = [9, 11, 12, 13, 15, 16, 17, 18]
+"""With a leader epoch."""
+
+
+def _table(desk: Desk) -> None:
+    """The log of PartitionTest.testLastFetchedOffsetValidation: 0@0, 3@2, 4@8, 7@13, 9@14, end 17, led in 10 (E12)."""
+    for epoch, records in ((0, 2), (3, 6), (4, 5), (7, 1), (9, 3), (10, 0)):
+        desk.lead(epoch, replicas=(1, 2), isr=(1,))
+        desk.append(records)
+    replica = desk.replica()
+    assert replica.log.epochs.entries == ((0, 0), (3, 2), (4, 8), (7, 13), (9, 14), (10, 17))
+    assert replica.high_watermark == replica.log.log_end_offset == 17
+
+
+# -- § Leader epoch validation: who is fenced ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+@pytest.mark.parametrize(("epoch", "code"), [(-1, 0), (4, FENCED), (5, 0), (6, UNKNOWN)])
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_a_fetch_with_another_epoch_is_refused(version: int, epoch: int, code: int, role: str) -> None:
+    """E1-E2; FetchRequestTest.testCurrentEpochValidation, PartitionTest.testLeaderEpochValidationOnLeader, OnFollower.
+
+    A consumer that knows of followers (v11) is served by one; another has to go to the leader.
+    """
+
+    async def story(desk: Desk) -> None:
+        (desk.lead if role == "leader" else desk.follow)(5)
+        expected = code or (NOT_LEADER if role == "follower" and version < 11 else 0)
+        assert desk.fetched(version=version, current_leader_epoch=epoch).error_code == expected
+
+    told(story)
+
+
+@pytest.mark.parametrize(("epoch", "code"), [(-1, 0), (4, FENCED), (5, 0), (6, UNKNOWN)])
+@pytest.mark.parametrize("role", ["leader", "follower"])
+@pytest.mark.parametrize("api", ["latest", "earliest", "time", "epoch end"])
+def test_offsets_and_epochs_of_another_epoch_are_refused(epoch: int, code: int, role: str, api: str) -> None:
+    """E2-E3, L5-L6; PartitionTest.testFetchOffsetForTimestampEpochValidation*, testOffsetForLeaderEpochValidation*."""
+
+    async def story(desk: Desk) -> None:
+        (desk.lead if role == "leader" else desk.follow)(5)
+        if api == "epoch end":
+            answer = await desk.epoch_end(0, current=epoch)
+        else:
+            answer = await desk.list_offset({"latest": -1, "earliest": -2, "time": 5}[api], epoch=epoch)
+        assert answer.error_code == (code or (NOT_LEADER if role == "follower" else 0))
+
+    told(story)
+
+
+def test_an_old_version_has_no_epoch_to_be_fenced_by() -> None:
+    """§ Compatibility; E1: Fetch below 9, ListOffsets below 4."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5)
+        assert desk.fetched(version=8, current_leader_epoch=3).error_code == 0
+        assert (await desk.list_offset(version=3)).error_code == 0
+
+    told(story)
+
+
+def test_the_first_epoch_counts_like_any_other() -> None:
+    """E5."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(0)
+        assert desk.fetched(current_leader_epoch=0).error_code == 0
+        assert desk.fetched(current_leader_epoch=1).error_code == UNKNOWN
+        desk.lead(1)
+        assert desk.fetched(current_leader_epoch=0).error_code == FENCED
+
+    told(story)
+
+
+@pytest.mark.parametrize(("code", "number"), [(FENCED, 74), (UNKNOWN, 75)])
+def test_numbers_on_the_wire(code: ErrorCode, number: int) -> None:
+    """§ Public Interfaces; gaps.md G1-G2: 75, not 76, and one name for 74."""
+    assert code == number
+
+
+def test_the_epoch_comes_before_the_leadership_and_before_the_log() -> None:
+    """E2: an offset that is out of range, a reader that is no replica and a role that is lost come after it."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5)
+        assert desk.fetched(99, current_leader_epoch=4).error_code == FENCED
+        assert desk.fetched(99, current_leader_epoch=6).error_code == UNKNOWN
+        assert desk.fetched(0, replica_id=9, current_leader_epoch=4).error_code == FENCED
+        desk.follow(6)
+        assert desk.fetched(0, replica_id=2, current_leader_epoch=5).error_code == FENCED
+        assert desk.fetched(0, replica_id=2, current_leader_epoch=6).error_code == NOT_LEADER
+
+    told(story)
+
+
+def test_resolution_comes_before_the_epoch() -> None:
+    """E4: unknown, and known but not here."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5)
+        assert desk.fetched(index=7, current_leader_epoch=9).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        desk.tell(replicas=(2, 3), isr=(2, 3), leader=2, leader_epoch=6)
+        assert desk.fetched(current_leader_epoch=9).error_code == NOT_LEADER
+        assert (await desk.epoch_end(0, current=9)).error_code == NOT_LEADER
+        desk.delete_topic()
+        assert desk.fetched(current_leader_epoch=9).error_code == ErrorCode.UNKNOWN_TOPIC_ID
+        named = desk.fetched(version=12, current_leader_epoch=9)
+        assert named.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    told(story)
+
+
+def test_a_partition_that_is_offline_says_so() -> None:
+    """E4."""
+
+    async def story(desk: Desk) -> None:
+        replica = desk.lead(5)
+        desk.partitions.set_offline(replica.topic_partition, "its disk is gone")
+        assert desk.fetched(current_leader_epoch=9).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert (await desk.list_offset(epoch=9)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert (await desk.epoch_end(0, current=9)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert (await desk.delete_records(0)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+
+    told(story)
+
+
+@pytest.mark.parametrize("version", [9, 12, 16])
+def test_a_session_is_fenced_by_the_epoch_that_it_was_opened_with(version: int) -> None:
+    """E5; FetchRequestTest.testEpochValidationWithinFetchSession: until the partition is sent again."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5)
+        asked = desk.wanted(version=version, current_leader_epoch=5)
+        opened = desk.fetch(asked, version=version, session_epoch=0).response
+        assert [each.error_code for each in opened.partitions] == [0]
+
+        def go_on(epoch: int, *wanted: Any) -> list[int]:
+            answer = desk.fetch(*wanted, version=version, session_id=opened.session_id, session_epoch=epoch)
+            return [each.error_code for each in answer.response.partitions]
+
+        assert go_on(1) == []
+        desk.lead(6)
+        assert go_on(2) == [FENCED]
+        assert go_on(3) == [FENCED], "an error is told again each time"
+        assert go_on(4, desk.wanted(version=version, current_leader_epoch=7)) == [UNKNOWN]
+        assert go_on(5, desk.wanted(version=version, current_leader_epoch=6)) == [0]
+        assert go_on(6) == []
+
+    told(story)
+
+
+@pytest.mark.parametrize("reader", [{}, {"replica_id": 2, "replica_epoch": 102}])
+@pytest.mark.parametrize("in_session", [False, True])
+@pytest.mark.parametrize("change", ["epoch", "role", "recovering", "deleted"])
+def test_a_parked_fetch_is_fenced_at_once(reader: dict[str, int], in_session: bool, change: str) -> None:
+    """E7; DelayedFetchTest.testFetchWithFencedEpoch, testNotLeaderOrFollower."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5, isr=(1, 2))
+        wanted = desk.wanted(current_leader_epoch=5)
+        waits: dict[str, Any] = {"max_wait_ms": 60_000, **reader}
+        if in_session:
+            opened = desk.fetch(wanted, session_epoch=0, **reader).response
+            parked = desk.fetch(session_id=opened.session_id, session_epoch=1, **waits)
+        else:
+            parked = desk.fetch(wanted, **waits)
+        assert parked.is_pending
+        match change:
+            case "epoch":
+                desk.lead(6, isr=(1, 2))
+            case "role":
+                desk.follow(6)
+            case "recovering":
+                desk.lead(6, leader_recovery_state=RECOVERING)
+            case _:
+                desk.delete_topic()
+        gone = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if in_session else ErrorCode.UNKNOWN_TOPIC_ID
+        codes = [each.error_code for each in (await parked.later()).partitions]
+        assert codes == [gone if change == "deleted" else FENCED]
+
+    told(story)
+
+
+def test_a_parked_fetch_without_an_epoch_hears_that_the_leader_moved() -> None:
+    """E7, E3: a replica; a consumer that takes followers' records waits on."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5, isr=(1, 2))
+        replica = desk.fetch(desk.wanted(), max_wait_ms=60_000, replica_id=2, replica_epoch=102)
+        consumer = desk.fetch(desk.wanted(), max_wait_ms=60_000)
+        desk.follow(6)
+        assert [each.error_code for each in (await replica.later()).partitions] == [NOT_LEADER]
+        await turns()
+        assert consumer.is_pending
+        consumer.abandon()
+
+    told(story)
+
+
+def test_a_look_up_by_time_is_checked_again_when_its_answer_is_there() -> None:
+    """E7: the log is read by a thread, and the leader may move meanwhile."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5)
+        desk.append(3)
+        looking = desk.loop.create_task(desk.list_offset(1, epoch=5))
+        await turns(3)
+        desk.lead(6)
+        assert (await looking).error_code == FENCED
+        looking = desk.loop.create_task(desk.list_offset(1))
+        await turns(3)
+        desk.follow(7)
+        assert (await looking).error_code == NOT_LEADER
+
+    told(story)
+
+
+# -- § Leader hints (KIP-951 goes on where KIP-320 began) ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("listener", ["PLAINTEXT", "OUTSIDE"])
+def test_who_asked_the_wrong_leader_is_told_the_right_one(listener: str) -> None:
+    """E6: on 6 and 74, from version 16 on, with the address on the reader's own listener."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(5, leader=3)
+        host = {"PLAINTEXT": "host3", "OUTSIDE": "public3"}[listener]
+        for version, epoch, hint in ((16, 4, (3, 5)), (17, 4, (3, 5)), (15, 4, None), (17, 6, None), (17, 5, None)):
+            wanted = desk.wanted(version=version, current_leader_epoch=epoch)
+            answer = desk.fetch(wanted, version=version, listener=listener).response
+            assert answer.partitions[0].current_leader == hint
+            assert [each.host for each in answer.node_endpoints] == ([host] if hint else [])
+
+    told(story)
+
+
+# -- § Truncation detection: fetches tell the last epoch -----------------------------------------------------------
+
+
+def _outcome(fetched: FetchedPartition) -> Any:
+    return fetched.error_code or fetched.diverging_epoch or "ok"
+
+
+@pytest.mark.parametrize("reader", [{}, {"replica_id": 2, "replica_epoch": 102}])
+@pytest.mark.parametrize(
+    ("last_epoch", "offset", "outcome"),
+    [
+        (2, 5, (0, 2)),
+        (0, 4, (0, 2)),
+        (6, 6, (4, 13)),
+        (5, 9, (4, 13)),
+        (10, 18, (10, 17)),
+        (0, 2, "ok"),
+        (7, 14, "ok"),
+        (9, 17, "ok"),
+        (10, 17, "ok"),
+        (11, 5, OUT_OF_RANGE),
+        (-1, 5, "ok"),
+        (-1, 18, OUT_OF_RANGE),
+    ],
+)
+def test_where_logs_part(reader: dict[str, int], last_epoch: int, offset: int, outcome: Any) -> None:
+    """E8-E12; PartitionTest.testLastFetchedOffsetValidation, FetchRequestTest.testLastFetchedEpochValidation."""
+
+    async def story(desk: Desk) -> None:
+        _table(desk)
+        assert _outcome(desk.fetched(offset, last_fetched_epoch=last_epoch, **reader)) == outcome
+
+    told(story)
+
+
+@pytest.mark.parametrize(
+    ("last_epoch", "offset", "outcome"),
+    [(2, 8, (2, 5)), (0, 5, "ok"), (3, 5, "ok"), (0, 0, OUT_OF_RANGE)],
+)
+def test_where_logs_part_above_the_log_start(last_epoch: int, offset: int, outcome: Any) -> None:
+    """E9, E12: after the log start moved to 5."""
+
+    async def story(desk: Desk) -> None:
+        _table(desk)
+        await desk.delete_records(5, timeout_ms=0)
+        assert _outcome(desk.fetched(offset, last_fetched_epoch=last_epoch)) == outcome
+
+    told(story)
+
+
+def test_below_the_log_start_is_out_of_range_even_where_logs_part() -> None:
+    """E9."""
+
+    async def story(desk: Desk) -> None:
+        _table(desk)
+        await desk.delete_records(5, timeout_ms=0)
+        assert desk.fetched(4, last_fetched_epoch=2).error_code == OUT_OF_RANGE
+
+    told(story)
+
+
+def test_an_answer_that_tells_of_divergence_has_no_records_and_all_the_rest() -> None:
+    """E10."""
+
+    async def story(desk: Desk) -> None:
+        _table(desk)
+        fetched = desk.fetched(5, last_fetched_epoch=2)
+        assert (fetched.error_code, fetched.diverging_epoch, len(fetched.records or b"")) == (0, (0, 2), 0)
+        assert (fetched.high_watermark, fetched.last_stable_offset, fetched.log_start_offset) == (17, 17, 0)
+        assert desk.fetched(2, last_fetched_epoch=0).diverging_epoch is None
+
+    told(story)
+
+
+def test_divergence_is_told_at_once_and_counts_for_nothing() -> None:
+    """E10, E31: no wait, and the leader does not take the follower for caught up."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(3, isr=(1, 2))
+        desk.append(4)
+        desk.lead(5, isr=(1, 2))
+        leader = desk.replica().leader
+        assert leader is not None
+        progress = leader.followers[2]
+        before = (progress.log_end_offset, progress.last_fetch_ms)
+        desk.clock.ms += 10
+        wanted = desk.wanted(6, last_fetched_epoch=4, current_leader_epoch=5)
+        answer = desk.fetch(wanted, replica_id=2, replica_epoch=102, max_wait_ms=60_000)
+        assert answer.response.partitions[0].diverging_epoch == (3, 4)
+        assert (progress.log_end_offset, progress.last_fetch_ms) == before
+
+    told(story)
+
+
+def test_a_session_hears_of_divergence_each_time() -> None:
+    """E10 with KIP-227: it is news until the reader asks elsewhere."""
+
+    async def story(desk: Desk) -> None:
+        _table(desk)
+        asked = desk.wanted(5, last_fetched_epoch=2)
+        opened = desk.fetch(asked, session_epoch=0).response
+        for epoch in (1, 2):
+            answer = desk.fetch(session_id=opened.session_id, session_epoch=epoch, max_wait_ms=60_000)
+            assert [each.diverging_epoch for each in answer.response.partitions] == [(0, 2)]
+
+    told(story)
+
+
+def test_a_parked_fetch_that_diverges_is_answered_at_once() -> None:
+    """E7; DelayedFetchTest.testDivergingEpoch: the partition became another log's between."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(3, leader=2)
+        desk.copied(4, epoch=3, high_watermark=4)
+        parked = desk.fetch(desk.wanted(4, last_fetched_epoch=3), max_wait_ms=60_000)
+        assert parked.is_pending
+        replica = desk.replica()
+        replica.is_being_cut = True
+        replica.log.truncate_to(2)
+        replica.is_being_cut = False
+        desk.follow(4, leader=2)
+        assert (await parked.later()).partitions[0].diverging_epoch == (3, 2)
+
+    told(story)
+
+
+@pytest.mark.parametrize(
+    ("offset", "replica_id", "outcome"),
+    [(0, -1, 2), (2, -1, 0), (3, -1, 0), (5, -1, 0), (6, -1, "out"), (2, 2, 3), (5, 2, 0), (6, 2, "out")],
+)
+def test_how_far_each_reader_reads(offset: int, replica_id: int, outcome: int | str) -> None:
+    """E11, E43: between the bound and the log end there is nothing to read yet, above it is out of range."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(3, isr=(1, 2, 3))
+        desk.append(5)
+        for follower in (2, 3):
+            desk.follower_fetched(follower, 2)
+        fetched = desk.fetched(offset, replica_id=replica_id, replica_epoch=102 if replica_id > 0 else -1)
+        if outcome == "out":
+            assert fetched.error_code == OUT_OF_RANGE
+        else:
+            assert (fetched.error_code, sum(1 for _ in iter_headers(fetched.records or b""))) == (0, outcome)
+
+    told(story)
+
+
+# -- § OffsetForLeaderEpoch ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("asked", "epoch", "end"),
+    [
+        (-1, -1, -1),
+        (0, 0, 2),
+        (1, 0, 2),
+        (2, 0, 2),
+        (3, 3, 8),
+        (4, 4, 13),
+        (5, 4, 13),
+        (6, 4, 13),
+        (7, 7, 14),
+        (8, 7, 14),
+        (9, 9, 17),
+        (10, 10, 17),
+        (11, -1, -1),
+    ],
+)
+def test_the_end_of_an_epoch(version: int, asked: int, epoch: int, end: int) -> None:
+    """§ OffsetForLeaderEpoch; E13, E21, asked of the leader."""
+
+    async def story(desk: Desk) -> None:
+        _table(desk)
+        answer = await desk.epoch_end(asked, current=10, version=version)
+        assert (answer.error_code, answer.leader_epoch, answer.end_offset) == (0, epoch, end)
+
+    told(story)
+
+
+def test_the_end_of_an_epoch_below_the_first_that_is_known() -> None:
+    """E13d: the epoch comes back as it was asked, with where the first known one begins."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(0)
+        desk.append(2)
+        desk.lead(4)
+        desk.append(3)
+        await desk.delete_records(3, timeout_ms=0)
+        answer = await desk.epoch_end(2)
+        assert (answer.leader_epoch, answer.end_offset) == (2, 3)
+
+    told(story)
+
+
+def test_an_error_has_no_epoch_and_no_offset() -> None:
+    """E21; OffsetsForLeaderEpochRequestTest.testOffsetsForLeaderEpochErrorCodes: 3 unknown, 6 not here."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5)
+        codes = {"index 9": await desk.epoch_end(0, index=9), "fenced": await desk.epoch_end(0, current=4)}
+        desk.follow(6)
+        codes["follower"] = await desk.epoch_end(0)
+        assert {name: each.error_code for name, each in codes.items()} == {
+            "index 9": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            "fenced": FENCED,
+            "follower": NOT_LEADER,
+        }
+        assert all((each.leader_epoch, each.end_offset) == (-1, -1) for each in codes.values())
+
+    told(story)
+
+
+# -- § Leader epochs in answers ------------------------------------------------------------------------------------
+
+
+def test_offsets_come_with_the_epoch_that_they_belong_to() -> None:
+    """§ ListOffsets; L17-L18, L22; ListOffsetsRequestTest.testResponseIncludesLeaderEpoch."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(2)
+        desk.append(timestamps=(10, 11))
+        desk.lead(4)
+        desk.append(timestamps=(12,))
+        desk.lead(7)
+        found = {at: await desk.list_offset(at) for at in (-1, -2, -3, 11, 12, 99)}
+        assert {at: (each.offset, each.leader_epoch) for at, each in found.items()} == {
+            -1: (3, 7),
+            -2: (0, 2),
+            -3: (2, 4),
+            11: (1, 2),
+            12: (2, 4),
+            99: (-1, -1),
+        }
+
+    told(story)
+
+
+@pytest.mark.parametrize("version", range(1, 12))
+def test_an_epoch_is_told_from_version_4_on(version: int) -> None:
+    """L24; ListOffsetsRequestTest.testResponseDefaultOffsetAndLeaderEpochForAllVersions."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(2)
+        desk.append(3)
+        found = await desk.list_offset(-1, version=version)
+        assert (found.error_code, found.offset, found.timestamp) == (0, 3, -1)
+        assert getattr(found, "leader_epoch", None) == (2 if version >= 4 else None)
+        missing = await desk.list_offset(-1, version=version, index=9)
+        assert (missing.offset, missing.timestamp) == (-1, -1)
+        assert getattr(missing, "leader_epoch", None) == (-1 if version >= 4 else None)
+
+    told(story)
+
+
+def test_records_carry_the_epoch_of_who_took_them() -> None:
+    """§ Motivation; E17: the log remembers in which epoch each record came."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(2)
+        desk.append(1)
+        desk.lead(5)
+        desk.append(1)
+        fetched = desk.fetched(0)
+        assert [header.leader_epoch for header in iter_headers(fetched.records or b"")] == [2, 5]
+
+    told(story)
+
+
+# -- § Followers: what their fetches prove -------------------------------------------------------------------------
+
+
+def test_a_stranger_is_no_follower() -> None:
+    """E30; PartitionTest.testFetchFromUnrecognizedFollower, FetchRequestTest.testFetchRequestToNonReplica."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5)
+        assert desk.fetched(replica_id=9, current_leader_epoch=5).error_code == UNKNOWN
+        assert desk.fetched(replica_id=9).error_code == NOT_LEADER
+
+    told(story)
+
+
+def test_a_process_that_was_replaced_is_no_follower() -> None:
+    """E31; PartitionTest.testFenceFollowerFetchWithStaleBrokerEpoch, within a session too."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5, isr=(1, 2))
+        wanted = desk.wanted(current_leader_epoch=5)
+        follower = {"replica_id": 2, "replica_epoch": 102}
+        opened = desk.fetch(wanted, session_epoch=0, **follower).response
+        for epoch in (1, 2):
+            answer = desk.fetch(session_id=opened.session_id, session_epoch=epoch, **follower)
+            assert answer.response.partitions == []
+        desk.tell_broker(2, epoch=202)
+        answer = desk.fetch(session_id=opened.session_id, session_epoch=3, max_wait_ms=60_000, **follower)
+        assert [each.error_code for each in answer.response.partitions] == [NOT_LEADER]
+
+    told(story)
+
+
+def test_only_a_fetch_that_arrives_proves_something() -> None:
+    """E7, E31: one that was parked is read again without a word of the follower."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5, isr=(1, 2))
+        leader = desk.replica().leader
+        assert leader is not None
+        parked = desk.fetch(desk.wanted(), replica_id=2, replica_epoch=102, max_wait_ms=60_000)
+        fetched_ms = leader.followers[2].last_fetch_ms
+        desk.clock.ms += 50
+        desk.append()
+        assert len((await parked.later()).partitions[0].records or b"") > 0
+        assert leader.followers[2].last_fetch_ms == fetched_ms
+        assert desk.replica().high_watermark == 0
+        desk.follower_fetched(2, 1)
+        assert desk.replica().high_watermark == 1
+
+    told(story)
+
+
+@pytest.mark.parametrize(("in_epoch", "joins"), [(2, False), (3, True)])
+def test_a_follower_joins_when_it_has_reached_the_leaders_epoch(in_epoch: int, joins: bool) -> None:
+    """E35, E64-iv; PartitionTest.testFollowerDoesNotJoinISRUntilCaughtUpToOffsetWithinCurrentLeaderEpoch."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(1)
+        desk.append(3)
+        desk.lead(2)
+        desk.follower_fetched(2, in_epoch)
+        await turns()
+        assert bool(desk.controller.asked) is joins
+
+    told(story)
+
+
+# -- § Metadata ----------------------------------------------------------------------------------------------------
+
+
+def test_a_partition_without_a_leader_has_an_epoch_all_the_same() -> None:
+    """E60 and E2: a replica of a partition that nobody leads fences by the epoch that it knows."""
+
+    async def story(desk: Desk) -> None:
+        desk.tell(leader=-1, leader_epoch=6, isr=(2,))
+        assert desk.fetched(current_leader_epoch=5).error_code == FENCED
+        assert desk.fetched(current_leader_epoch=7).error_code == UNKNOWN
+        assert desk.fetched(version=9, current_leader_epoch=6).error_code == NOT_LEADER
+
+    told(story)
+
+
+def test_deleting_records_is_for_leaders() -> None:
+    """§ Other requests: DeleteRecords and Produce carry no epoch (gaps.md G14d); the leadership alone decides."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(5)
+        assert (await desk.delete_records(0)).error_code == NOT_LEADER
+        answer = desk.produced()
+        assert answer.responses[0].partition_responses[0].error_code == NOT_LEADER
+        described = await desk.ask(ApiKey.DESCRIBE_PRODUCERS, 0, topics=[{"name": TOPIC, "partition_indexes": [0]}])
+        assert described.topics[0].partitions[0].error_code == NOT_LEADER
+
+    told(story)

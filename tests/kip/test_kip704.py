@@ -1,0 +1,303 @@
+"""KIP-704, sentence by sentence, the broker's side: a leader that was elected uncleanly recovers before it serves.
+
+`§` names the section of the KIP; the rule is the one in our own words (recovery.md V1-V45). Kafka as released sends the
+hint and does nothing with it (V31-V33); here the KIP holds. What the controller does with RECOVERING and RECOVERED is
+`tests/controller`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fenceline.controller.partition_requests import AlteredPartition
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.log.producer_state import Origin
+from fenceline.metadata.image import LeaderRecoveryState
+from fenceline.records.batch import iter_headers
+from fenceline.records.build import build_batch
+from fenceline.wire.apis import ApiKey
+from tests.node.desk import RECOVERING, TOPIC, Desk, state, told, turns
+
+NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
+FENCED, UNKNOWN = ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH
+
+APIS = ["produce", "consumer fetch", "follower fetch", "latest", "earliest", "time", "delete", "epoch end", "producers"]
+
+
+async def _code(desk: Desk, api: str, epoch: int = -1) -> int:
+    """What one API answers for the partition, asked with an epoch where it takes one."""
+    match api:
+        case "produce":
+            return int(desk.produced().responses[0].partition_responses[0].error_code)
+        case "consumer fetch":
+            return desk.fetched(current_leader_epoch=epoch).error_code
+        case "follower fetch":
+            return desk.fetched(replica_id=2, replica_epoch=102, current_leader_epoch=epoch).error_code
+        case "latest" | "earliest" | "time":
+            timestamp = {"latest": -1, "earliest": -2, "time": 0}[api]
+            return int((await desk.list_offset(timestamp, epoch=epoch)).error_code)
+        case "delete":
+            code = int((await desk.delete_records(0, timeout_ms=0)).error_code)
+            return 0 if code == ErrorCode.REQUEST_TIMED_OUT else code  # done here; no follower has told that it did
+        case "epoch end":
+            return int((await desk.epoch_end(0, current=epoch)).error_code)
+    rows = [{"name": TOPIC, "partition_indexes": [0]}]
+    answer = await desk.ask(ApiKey.DESCRIBE_PRODUCERS, 0, topics=rows)
+    return int(answer.topics[0].partitions[0].error_code)
+
+
+def _told_recovered(desk: Desk) -> None:
+    desk.tell(leader_recovery_state=LeaderRecoveryState.RECOVERED)
+
+
+async def _asked(desk: Desk, count: int = 1) -> Any:
+    """Wait for AlterPartition; the last one's change of the partition."""
+    while len(desk.controller.asked) < count:
+        await turns(1)
+    (_, changes), *_ = desk.controller.asked[-1].topics
+    return changes[0]
+
+
+def _transaction(desk: Desk, producer_id: int) -> None:
+    """One record of a transaction that nobody ends."""
+    replica = desk.replica()
+    batch = build_batch(
+        [(0, b"k", b"v", ())], producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    replica.log.append_as_leader(
+        memoryview(batch), leader_epoch=replica.leader_epoch, now_ms=desk.clock.ms, origin=Origin.CLIENT
+    )
+    replica.appended()
+
+
+# -- § Proposed Changes: who is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_nobody_is_served_while_the_partition_recovers(api: str, role: str) -> None:
+    """§ Leader, § Follower: NOT_LEADER_OR_FOLLOWER for every request of data; V37."""
+
+    async def story(desk: Desk) -> None:
+        (desk.lead if role == "leader" else desk.follow)(4, leader_recovery_state=RECOVERING)
+        assert await _code(desk, api) == NOT_LEADER
+
+    told(story)
+
+
+@pytest.mark.parametrize("api", ["consumer fetch", "follower fetch", "latest", "earliest", "time", "epoch end"])
+@pytest.mark.parametrize("role", ["leader", "follower"])
+@pytest.mark.parametrize(("epoch", "code"), [(3, FENCED), (5, UNKNOWN), (4, NOT_LEADER)])
+def test_the_epoch_is_checked_first(api: str, role: str, epoch: int, code: int) -> None:
+    """V37."""
+
+    async def story(desk: Desk) -> None:
+        (desk.lead if role == "leader" else desk.follow)(4, leader_recovery_state=RECOVERING)
+        assert await _code(desk, api, epoch) == code
+
+    told(story)
+
+
+def test_a_debug_reader_is_no_exception() -> None:
+    """V37 with L6."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        assert (await desk.list_offset(-1, replica_id=-2)).error_code == NOT_LEADER
+
+    told(story)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_all_is_served_once_the_controller_knows(api: str) -> None:
+    """§ Leader; V39: a metadata record with RECOVERED is enough, in the same leader epoch."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        _told_recovered(desk)
+        assert await _code(desk, api) == 0
+
+    told(story)
+
+
+def test_followers_serve_consumers_once_the_leader_has_recovered() -> None:
+    """§ Follower; V37: a record with RECOVERED counts though the leader epoch is the same."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(4, leader_recovery_state=RECOVERING)
+        assert desk.fetched().error_code == NOT_LEADER
+        _told_recovered(desk)
+        assert desk.fetched().error_code == 0
+
+    told(story)
+
+
+def test_a_reader_that_waits_on_a_follower_hears_of_it() -> None:
+    """V37 with E7."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(3)
+        parked = desk.fetch(desk.wanted(), max_wait_ms=60_000)
+        desk.follow(4, leader=3, leader_recovery_state=RECOVERING)
+        assert [each.error_code for each in (await parked.later()).partitions] == [NOT_LEADER]
+
+    told(story)
+
+
+# -- § Leader: the work of recovery --------------------------------------------------------------------------------
+
+
+def test_open_transactions_are_aborted_and_the_log_is_durable_before_the_controller_hears() -> None:
+    """§ Leader: abort of pending transactions, flush, then AlterPartition; V38."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(3)
+        desk.append(2)
+        _transaction(desk, 7)
+        _transaction(desk, 8)
+        replica = desk.replica()
+        assert replica.log.last_stable_offset == 2
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        change = await _asked(desk)
+        assert replica.log.log_end_offset == 6
+        assert replica.log.recovery_point == 6, "flushed up to the markers"
+        assert replica.log.last_stable_offset == 6
+        assert [each.broker_id for each in change.new_isr] == [1]
+        assert change.leader_epoch == 4
+        assert change.leader_recovery_state == LeaderRecoveryState.RECOVERED
+        _told_recovered(desk)
+        headers = list(iter_headers(desk.fetched(0).records or b""))
+        assert [header.is_control for header in headers] == [False] * 4 + [True] * 2
+        assert [header.leader_epoch for header in headers] == [3] * 4 + [4] * 2
+
+    told(story)
+
+
+def test_a_transaction_that_ended_is_left_alone() -> None:
+    """V38: idempotent; what is aborted once is not aborted again."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(3)
+        _transaction(desk, 7)
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await _asked(desk)
+        end = desk.replica().log.log_end_offset
+        desk.controller.lose()
+        desk.lead(5, leader_recovery_state=RECOVERING)
+        await _asked(desk, 2)
+        assert desk.replica().log.log_end_offset == end
+
+    told(story)
+
+
+def test_recovered_is_told_though_the_in_sync_set_stays_as_it_is() -> None:
+    """§ Leader, AlterPartition with an unchanged set; V33, V38, also with one replica (gaps.md G19)."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(4, replicas=(1,), leader_recovery_state=RECOVERING)
+        change = await _asked(desk)
+        assert [each.broker_id for each in change.new_isr] == [1]
+
+    told(story)
+
+
+def test_the_controllers_answer_is_enough() -> None:
+    """V39: a success response counts as the record does."""
+
+    async def story(desk: Desk) -> None:
+        def recovered(request: Any) -> Any:
+            (topic_id, (change,)), *_ = request.topics
+            altered = AlteredPartition(
+                index=change.index,
+                code=ErrorCode.NONE,
+                leader=1,
+                leader_epoch=change.leader_epoch,
+                isr=(1,),
+                leader_recovery_state=LeaderRecoveryState.RECOVERED,
+                partition_epoch=change.partition_epoch + 1,
+            )
+            return type("Answer", (), {"topics": ((topic_id, (altered,)),)})()
+
+        desk.controller.answer = recovered
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        while desk.replica().is_recovering:
+            await turns(1)
+        assert desk.produced().responses[0].partition_responses[0].error_code == 0
+
+    told(story)
+
+
+def test_nothing_is_served_while_the_controller_is_silent_or_refuses() -> None:
+    """V39."""
+
+    async def story(desk: Desk) -> None:
+        desk.controller.answer = lambda _: PeerError(ErrorCode.REQUEST_TIMED_OUT)
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await _asked(desk, 2)
+        assert desk.replica().is_recovering
+        assert desk.fetched().error_code == NOT_LEADER
+        assert state(desk.image).leader_recovery_state is RECOVERING
+
+    told(story)
+
+
+def test_nobody_joins_the_in_sync_set_before() -> None:
+    """§ Leader: no expansion while it recovers; V39, V42."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await _asked(desk)
+        assert desk.follower_fetched(2, 0).error_code == NOT_LEADER
+        leader = desk.replica().leader
+        assert leader is not None
+        assert leader.propose_expansion(2) is None
+        desk.controller.lose()
+        _told_recovered(desk)
+        assert desk.follower_fetched(2, 0).error_code == 0
+        assert sorted(each.broker_id for each in (await _asked(desk, 2)).new_isr) == [1, 2]
+
+    told(story)
+
+
+def test_who_loses_the_leadership_stops_and_the_next_begins_again() -> None:
+    """§ Leader; V40-V41: also the same broker, elected again while it recovers."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await _asked(desk)
+        desk.follow(5, leader=2, leader_recovery_state=RECOVERING)
+        assert not desk.replication._recoveries
+        desk.controller.lose()
+        desk.lead(6, leader_recovery_state=RECOVERING)
+        assert (await _asked(desk, 2)).leader_epoch == 6
+        assert desk.replica().is_recovering
+
+    told(story)
+
+
+def test_a_clean_election_needs_no_recovery() -> None:
+    """§ Proposed Changes: RECOVERED is the state of every other election."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(4)
+        await turns()
+        assert desk.controller.asked == []
+        assert desk.fetched().error_code == 0
+
+    told(story)
+
+
+def test_the_end_that_is_told_is_that_of_the_log() -> None:
+    """V45: of a leader that is alone; nothing of it is told before."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(3, leader=2, isr=(2, 1))
+        desk.copied(5, epoch=3, high_watermark=1)
+        desk.lead(4, isr=(1,), leader_recovery_state=RECOVERING)
+        assert (await desk.list_offset(-1)).error_code == NOT_LEADER
+        _told_recovered(desk)
+        assert (await desk.list_offset(-1)).offset == 5
+
+    told(story)

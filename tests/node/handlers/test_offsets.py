@@ -1,0 +1,306 @@
+"""ListOffsets and DeleteRecords: order of checks, who sees what, and replicas that are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from fenceline.errors import ErrorCode
+from fenceline.records.batch import iter_headers
+from fenceline.records.build import build_batch
+from fenceline.wire.apis import ApiKey
+from tests.node.desk import RECOVERING, TOPIC, Desk, told, turns
+
+NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+# --- ListOffsets --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "first_version"), [(-1, 1), (-2, 1), (-3, 7), (-4, 8), (-5, 9), (-6, 11), (-7, 99)]
+)
+@pytest.mark.parametrize("version", range(1, 12))
+def test_negative_timestamps_have_their_versions(timestamp: int, first_version: int, version: int) -> None:
+    """`list_offsets.md L3`."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(1)
+        code = (await desk.list_offset(timestamp, version=version)).error_code
+        assert code == (0 if version >= first_version else ErrorCode.UNSUPPORTED_VERSION)
+
+    told(story)
+
+
+def test_what_is_named_twice_is_refused_before_anything_else() -> None:
+    """L2, L36: once, whatever else is wrong."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(1)
+        rows = [{"partition_index": 0, "timestamp": -9}, {"partition_index": 0, "timestamp": -1}]
+        answer = await desk.ask(ApiKey.LIST_OFFSETS, 10, replica_id=-1, topics=[{"name": TOPIC, "partitions": rows}])
+        assert [each.error_code for each in answer.topics[0].partitions] == [ErrorCode.INVALID_REQUEST]
+
+    told(story)
+
+
+def test_a_wrong_version_comes_before_the_partition_and_the_epoch() -> None:
+    """L3 before L4 and L5."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(1)
+        for index in (0, 9):
+            found = await desk.list_offset(-7, epoch=9, index=index)
+            assert found.error_code == ErrorCode.UNSUPPORTED_VERSION
+
+    told(story)
+
+
+@pytest.mark.parametrize(
+    ("replica_id", "leads", "code"),
+    [(-1, True, 0), (2, True, 0), (-2, True, 0), (-1, False, NOT_LEADER), (2, False, NOT_LEADER), (-2, False, 0)],
+)
+@pytest.mark.parametrize("timestamp", [-1, -2, -3, 0])
+def test_who_is_served_by_whom(replica_id: int, leads: bool, code: int, timestamp: int) -> None:
+    """L6; ListOffsetsRequestTest.testListOffsetsErrorCodes: only a debug reader is served by a follower."""
+
+    async def story(desk: Desk) -> None:
+        (desk.lead if leads else desk.follow)(3)
+        assert (await desk.list_offset(timestamp, replica_id=replica_id)).error_code == code
+
+    told(story)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "code"), [(-1, 0), (3, 0), (2, ErrorCode.FENCED_LEADER_EPOCH), (4, ErrorCode.UNKNOWN_LEADER_EPOCH)]
+)
+def test_a_debug_reader_of_a_follower_is_fenced(epoch: int, code: int) -> None:
+    """L34: right or no epoch gives the follower's own log."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(3)
+        desk.copied(4, epoch=3, high_watermark=2)
+        found = await desk.list_offset(-1, replica_id=-2, epoch=epoch)
+        assert (found.error_code, found.offset) == (code, -1 if code else 4)
+
+    told(story)
+
+
+def test_each_reader_has_its_end() -> None:
+    """L8, L17; PartitionTest.testListOffsetIsolationLevels."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(3, isr=(1, 2))
+        desk.append(2)
+        replica = desk.replica()
+        open_one = build_batch(
+            [(0, b"k", b"v", ())], producer_id=5, producer_epoch=0, base_sequence=0, transactional=True
+        )
+        replica.log.append_as_leader(memoryview(open_one), leader_epoch=3, now_ms=0)
+        replica.appended()
+        desk.append(3)
+        desk.follower_fetched(2, 5)
+        ends = {
+            "read uncommitted": await desk.list_offset(-1),
+            "read committed": await desk.list_offset(-1, isolation_level=1),
+            "replica": await desk.list_offset(-1, replica_id=2, isolation_level=1),
+            "debug": await desk.list_offset(-1, replica_id=-2),
+        }
+        assert {who: each.offset for who, each in ends.items()} == {
+            "read uncommitted": 5,
+            "read committed": 2,
+            "replica": 6,
+            "debug": 6,
+        }
+
+    told(story)
+
+
+def test_a_match_above_the_high_watermark_is_hidden_and_no_lower_one_is_looked_for() -> None:
+    """L22-L23, L28."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(3, isr=(1, 2))
+        desk.append(timestamps=(10, 50, 20))
+        desk.follower_fetched(2, 1)
+        assert (await desk.list_offset(10)).offset == 0
+        hidden = await desk.list_offset(15)
+        assert (hidden.error_code, hidden.offset, hidden.timestamp) == (0, -1, -1)
+        assert (await desk.list_offset(15, replica_id=2)).offset == 1
+        assert (await desk.list_offset(-3)).offset == -1
+
+    told(story)
+
+
+def test_after_everything_was_deleted_start_and_end_are_one() -> None:
+    """L37, L18."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(2, replicas=(1,))
+        desk.append(2)
+        desk.lead(4)
+        desk.append(3)
+        assert (await desk.delete_records(-1)).low_watermark == 5
+        start, end = await desk.list_offset(-2), await desk.list_offset(-1)
+        assert (start.offset, start.leader_epoch) == (5, 4)
+        assert (end.offset, end.leader_epoch) == (5, 4)
+
+    told(story)
+
+
+def test_an_empty_log_has_no_largest_timestamp() -> None:
+    """L20."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(2)
+        found = await desk.list_offset(-3)
+        assert (found.error_code, found.offset, found.timestamp, found.leader_epoch) == (0, -1, -1, -1)
+
+    told(story)
+
+
+# --- DeleteRecords ------------------------------------------------------------------------------------------------
+
+
+def _replicated(desk: Desk) -> None:
+    """Five records on three replicas, all in sync; two fetch sessions."""
+    desk.lead(5, isr=(1, 2, 3))
+    desk.append(5)
+    for follower in (2, 3):
+        desk.follower_fetched(follower, 5)
+    assert desk.replica().high_watermark == 5
+
+
+async def _begun(desk: Desk, offset: int, **more: Any) -> asyncio.Task[Any]:
+    deleting = desk.loop.create_task(desk.delete_records(offset, **more))
+    await turns(3)
+    return deleting
+
+
+def test_a_deletion_is_answered_when_every_live_replica_has_followed() -> None:
+    async def story(desk: Desk) -> None:
+        _replicated(desk)
+        deleting = await _begun(desk, 3)
+        assert desk.replica().log.log_start_offset == 3
+        assert desk.follower_fetched(2, 5).log_start_offset == 3
+        desk.follower_fetched(2, 5, log_start_offset=3)
+        desk.follower_fetched(3, 5, log_start_offset=2)
+        await turns()
+        assert not deleting.done()
+        desk.follower_fetched(3, 5, log_start_offset=4)
+        answered = await deleting
+        assert (answered.error_code, answered.low_watermark) == (0, 3)
+        assert not desk.replica().waiters
+
+    told(story)
+
+
+def test_who_is_not_alive_is_not_waited_for() -> None:
+    async def story(desk: Desk) -> None:
+        _replicated(desk)
+        desk.tell_broker(3, fenced=True)
+        deleting = await _begun(desk, 3)
+        desk.follower_fetched(2, 5, log_start_offset=3)
+        assert (await deleting).low_watermark == 3
+        deleting = await _begun(desk, 4)
+        assert not deleting.done()
+        desk.tell_broker(2, fenced=True)
+        assert (await deleting).low_watermark == 4
+
+    told(story)
+
+
+def test_time_is_up() -> None:
+    """7, with the low watermark as it was; what is deleted stays deleted."""
+
+    async def story(desk: Desk) -> None:
+        _replicated(desk)
+        answered = await desk.delete_records(3, timeout_ms=0)
+        assert (answered.error_code, answered.low_watermark) == (ErrorCode.REQUEST_TIMED_OUT, 0)
+        assert desk.replica().log.log_start_offset == 3
+        await turns()
+        assert not desk.replica().waiters
+
+    told(story)
+
+
+@pytest.mark.parametrize("change", ["follower", "recovering", "deleted"])
+def test_the_leader_changes_meanwhile(change: str) -> None:
+    async def story(desk: Desk) -> None:
+        _replicated(desk)
+        deleting = await _begun(desk, 3)
+        match change:
+            case "follower":
+                desk.follow(6)
+            case "recovering":
+                desk.lead(6, leader_recovery_state=RECOVERING)
+            case _:
+                desk.delete_topic()
+        answered = await deleting
+        assert (answered.error_code, answered.low_watermark) == (NOT_LEADER, -1)
+
+    told(story)
+
+
+def test_a_new_epoch_of_the_same_leader_goes_on() -> None:
+    async def story(desk: Desk) -> None:
+        _replicated(desk)
+        deleting = await _begun(desk, 3)
+        desk.lead(6, isr=(1, 2, 3))
+        for follower in (2, 3):
+            desk.follower_fetched(follower, 5, log_start_offset=3)
+        assert (await deleting).error_code == 0
+
+    told(story)
+
+
+@pytest.mark.parametrize(("offset", "code"), [(6, ErrorCode.OFFSET_OUT_OF_RANGE), (-2, ErrorCode.OFFSET_OUT_OF_RANGE)])
+def test_only_what_is_committed_can_be_deleted(offset: int, code: int) -> None:
+    async def story(desk: Desk) -> None:
+        _replicated(desk)
+        assert (await desk.delete_records(offset)).error_code == code
+        assert desk.replica().log.log_start_offset == 0
+
+    told(story)
+
+
+def test_followers_delete_what_the_leader_says_and_never_beyond_their_high_watermark() -> None:
+    """E29; who waits at the follower hears of it."""
+
+    async def story(desk: Desk) -> None:
+        replica = desk.follow(3)
+        desk.copied(5, epoch=3, high_watermark=2)
+        replica.learn(2, 4)
+        assert replica.log.log_start_offset == 2
+        woken: list[int] = []
+        replica.waiters.add(lambda: woken.append(1))
+        replica.learn(5, 4)
+        assert replica.log.log_start_offset == 4
+        assert woken == [1]
+        replica.waiters.clear()
+        assert desk.fetched(3).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        assert [header.base_offset for header in iter_headers(desk.fetched(4).records or b"")] == [4]
+
+    told(story)
+
+
+def test_a_follower_hears_of_a_deletion_without_waiting_for_records() -> None:
+    """Somebody waits for it: the parked fetch is answered with the new log start."""
+
+    async def story(desk: Desk) -> None:
+        _replicated(desk)
+        follower = {"replica_id": 2, "replica_epoch": 102}
+        wanted = desk.wanted(5, current_leader_epoch=5, log_start_offset=0)
+        session = desk.fetch(wanted, session_epoch=0, **follower).response.session_id
+        parked = desk.fetch(session_id=session, session_epoch=1, max_wait_ms=60_000, **follower)
+        deleting = await _begun(desk, 3)
+        assert [each.log_start_offset for each in (await parked.later()).partitions] == [3]
+        desk.fetch(
+            desk.wanted(5, current_leader_epoch=5, log_start_offset=3), session_id=session, session_epoch=2, **follower
+        )
+        desk.follower_fetched(3, 5, log_start_offset=3)
+        assert (await deleting).low_watermark == 3
+
+    told(story)
