@@ -17,12 +17,8 @@ from tests.support.mixed_replication import (
     UNDECIDED,
     Lived,
     Story,
-    batches,
-    epochs,
-    evidence,
-    log_bytes,
-    values,
 )
+from tests.support.partition_files import batches, epochs, evidence, log_bytes, values
 from tests.support.same_metadata import image_before
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]

@@ -5,7 +5,7 @@ Owns the order of events and what was seen of them; what must hold afterwards is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,15 +18,12 @@ from fenceline.client.consumer import Consumer
 from fenceline.client.metadata import PartitionMetadata
 from fenceline.client.producer import Producer
 from fenceline.ids import TopicPartition
-from fenceline.log.file_names import EPOCH_FILE
-from fenceline.records.batch import BatchHeader
-from fenceline.records.build import Record
-from fenceline.records.decode import decode_all
 from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
 
 from .kafka_start import quick_environment
 from .leaders import elect, order_replicas
+from .partition_files import log_bytes
 from .partition_load import PartitionLoad
 
 MOVES = 20
@@ -79,6 +76,8 @@ class Lived:
     """By partition of MOVED: who led it."""
     epochs: dict[int, list[int]] = field(default_factory=dict)
     """By partition of MOVED: the leader epoch after each turn."""
+    controlled: set[str] = field(default_factory=set)
+    """The kinds of those that were killed while they led the quorum."""
     lost: dict[int, bytes] = field(default_factory=dict)
     """By partition of TORN: the bytes that only the old leader had."""
     kept: dict[int, list[bytes]] = field(default_factory=dict)
@@ -95,7 +94,8 @@ class Lived:
 
 
 class Story:
-    """One cluster with brokers 1 to 3; `ours` and `theirs` are killed and stopped, the third never."""
+    """One cluster with brokers 1 to 3; `ours` and `theirs` are killed and stopped, the third in `live_by_control` only,
+    where another takes its part."""
 
     def __init__(self, root: Path, kinds: Sequence[str], *, ours: int, theirs: int) -> None:
         scratch = root / "scratch"
@@ -128,6 +128,26 @@ class Story:
             self._tear(0, self.theirs, self.ours)
             self._tear(1, self.ours, self.theirs)
             self._end()
+        return self.lived
+
+    def live_by_control(self) -> Lived:
+        """Whoever leads the quorum is killed under load, together with what else it leads: each kind at least once."""
+        with self.cluster:
+            self.cluster.wait_ready()
+            self.cluster.wait_complete()
+            self._create()
+            with PartitionLoad(self.bootstrap, MOVED, CODECS) as load:
+                load.await_more(_SOME)
+                while len(self.lived.controlled) < 2 and len(self.lived.epochs.get(0, ())) < MOVES:
+                    controller = self.cluster.leader()
+                    self.third = next(node for node in self.cluster.nodes if node is not controller)
+                    self._leave(controller, load, by_kill=True)
+                    self.lived.controlled.add(controller.kind)
+                    self._move(len(self.lived.epochs.get(0, ())), load)
+                    self._note_leaders()
+            self.lived.acknowledged, self.lived.doubled = load.acknowledged, load.doubled
+            self._end_moved()
+            self._stop()
         return self.lived
 
     # -- looking -------------------------------------------------------------------------------------------------------
@@ -204,12 +224,18 @@ class Story:
             self._leave(getattr(self, _STOPS[turn]), load, by_kill=False)
         else:
             self._move(turn, load)
+        for old, new in zip(before, self._note_leaders(), strict=True):
+            if old != new:
+                self.lived.handed.add((self.lived.kinds[old], self.lived.kinds[new]))
+
+    def _note_leaders(self) -> list[int]:
+        leaders = []
         for index in range(len(CODECS)):
             now = self.partition(MOVED, index)
             self.lived.led.setdefault(index, set()).add(now.leader)
             self.lived.epochs.setdefault(index, []).append(now.leader_epoch)
-            if before[index] != now.leader:
-                self.lived.handed.add((self.lived.kinds[before[index]], self.lived.kinds[now.leader]))
+            leaders.append(now.leader)
+        return leaders
 
     def _move(self, turn: int, load: PartitionLoad) -> None:
         """Every partition gets another preferred leader, and has it elected."""
@@ -240,7 +266,7 @@ class Story:
                 wait_s=120,
             )
         load.await_more(_SOME)
-        if by_kill:
+        if by_kill and node in (self.ours, self.theirs):
             self._leave_behind(0 if node is self.theirs else 1, self.ours if node is self.theirs else self.theirs)
         node.start()
         node.wait_ready()
@@ -386,10 +412,7 @@ class Story:
 
     def _end(self) -> None:
         """Everybody has everything; then all stop."""
-        for index in range(len(CODECS)):
-            self._in_sync(MOVED, index, self.ids)
-            self._write(MOVED, index, ["the last"])
-            self._equal(MOVED, index, self.cluster.nodes)
+        self._end_moved()
         for topic in (DECIDED, SPARSE):
             self._in_sync(topic, 0, self.ids)
             self._write(topic, 0, ["the last"])
@@ -398,43 +421,15 @@ class Story:
             self._in_sync(BEHIND, index, [self.ours.node_id, self.theirs.node_id])
             self._write(BEHIND, index, ["the last"])
             self._in_sync(TORN, index, [self.ours.node_id, self.theirs.node_id])
-        for node in sorted(self.cluster.nodes, key=lambda node: node.is_controller):
+        self._stop()
+
+    def _end_moved(self) -> None:
+        for index in range(len(CODECS)):
+            self._in_sync(MOVED, index, self.ids)
+            self._write(MOVED, index, ["the last"])
+            self._equal(MOVED, index, self.cluster.nodes)
+
+    def _stop(self) -> None:
+        # Kafka waits for a controller that lets it go, Fenceline only where there can be one.
+        for node in sorted(self.cluster.nodes, key=lambda node: (node.is_controller, not node.is_kafka)):
             node.stop()
-
-
-# -- what directories hold ---------------------------------------------------------------------------------------------
-
-
-def log_bytes(log_dir: Path, topic: str, index: int = 0) -> bytes:
-    """The records of a replica."""
-    return b"".join(each.read_bytes() for each in sorted((log_dir / f"{topic}-{index}").glob("*.log")))
-
-
-def evidence(log_dir: Path, topic: str, index: int) -> bytes:
-    """What a Fenceline replica has cut off."""
-    folder = log_dir / f"{topic}-{index}" / "lost+found"
-    return b"".join(each.read_bytes() for each in sorted(folder.glob("*.log*")))
-
-
-def batches(log_dir: Path, topic: str, index: int = 0) -> Iterator[tuple[BatchHeader, list[Record]]]:
-    return decode_all(log_bytes(log_dir, topic, index))
-
-
-def values(log_dir: Path, topic: str, index: int = 0) -> dict[int, bytes]:
-    """Offset to value, without control records."""
-    return {
-        record.offset: record.value or b""
-        for header, records in batches(log_dir, topic, index)
-        if not header.is_control
-        for record in records
-    }
-
-
-def epochs(log_dir: Path, topic: str, index: int = 0) -> list[tuple[int, int]]:
-    """Epoch and start offset, of epochs that have records: one in which nothing was written is its leader's only."""
-    end = max(header.next_offset for header, _ in batches(log_dir, topic, index))
-    lines = (log_dir / f"{topic}-{index}" / EPOCH_FILE).read_text().splitlines()
-    entries = [(int(epoch), int(start)) for epoch, start in (line.split() for line in lines[2:])]
-    assert lines[0] == "0"
-    assert int(lines[1]) == len(entries)
-    return [(epoch, start) for epoch, start in entries if start < end]
