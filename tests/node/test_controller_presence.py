@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from fenceline.controller.requests import BrokerGone
 from fenceline.controller.sessions import Sessions
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import BrokerImage, Endpoint
 from fenceline.node import controller_presence
 from fenceline.node.controller_presence import BrokerPresence, Key
@@ -232,3 +234,34 @@ def test_a_new_incarnation_on_the_same_connection_is_another_broker() -> None:
         assert room.sessions.is_connected(1, EPOCH + 1)
 
     play(story)
+
+
+def test_a_report_that_fails_when_this_node_leads_no_longer_is_no_error_of_the_node() -> None:
+    """Looks end with the lead, before the requests that are out are told so."""
+    complaints: list[dict[str, Any]] = []
+
+    async def story() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        room = Room(broker(1))
+        room.connect(1, 1)
+        room.refusing.add(1)
+        answers: list[asyncio.Future[Any]] = []
+
+        def submit(request: Any) -> asyncio.Future[Any]:
+            room.told.append(request)
+            answers.append(asyncio.get_running_loop().create_future())
+            room.changed.set()
+            return answers[-1]
+
+        room.submit = submit  # type: ignore[method-assign]
+        room.presence.begin()
+        room.presence.closed(key(1))
+        await room.until(lambda: bool(room.told))
+        room.presence.end()
+        await asyncio.sleep(0)
+        answers.pop().set_exception(PeerError(ErrorCode.NOT_CONTROLLER))
+        await asyncio.sleep(0)
+        gc.collect()
+
+    play(story)
+    assert complaints == []

@@ -157,6 +157,6 @@ class BrokerPresence:
                 " by itself; fenceline.broker.fencing.grace.ms=-1 waits for the session in any case.",
             )
         answer: asyncio.Future[Any] = self._controller.submit(BrokerGone(broker.id, broker.epoch, since_ms))
+        # Its failure is nobody's, also where this node leads no longer before it is known: the next leader looks.
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait((answer,))
-        if not answer.cancelled():
-            answer.exception()  # whoever leads next looks for himself
