@@ -16,16 +16,12 @@ from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.security_records import ClientQuotaRecord, DelegationTokenRecord, EntityData
 from fenceline.node.metadata_batches import SnapshotBatches
 from fenceline.node.metadata_log import DIRECTORY_NAME
-from fenceline.testing.apache_kafka import run_tool, small_kafka
+from fenceline.testing.apache_kafka import small_kafka
 from tests.cli.test_metadata_files import LATER, RECORDS
 from tests.conftest import need_apache_kafka
+from tests.support.same_metadata import kafkas_entries, kafkas_tree
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
-
-
-def _kafkas(path: Path, *command: str) -> list[str]:
-    printed = run_tool("org.apache.kafka.shell.MetadataShell", "--snapshot", str(path), *command)
-    return [line for line in printed.splitlines() if not line.startswith("SLF4J")]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 
 def _ours(*arguments: object) -> Any:
@@ -41,13 +37,8 @@ def _one_batch(image: MetadataImage) -> SnapshotBatches:
 
 
 def _same_paths(path: Path) -> None:
-    """Kafka's shell does not wait for what it has read to be shown, so it may have to be asked again."""
-    ours = sorted(_ours("metadata", "shell", path, "find", "/image"))
-    for _ in range(5):
-        theirs = sorted(_kafkas(path, "find", "/image"))
-        if theirs == ours:
-            break
-    assert theirs == ours
+    ours = set(_ours("metadata", "shell", path, "find", "/image"))
+    assert kafkas_tree(path, ours) == ours
 
 
 def test_kafkas_shell_reads_our_snapshot(tmp_path: Path) -> None:
@@ -59,7 +50,7 @@ def test_kafkas_shell_reads_our_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "00000000000000000100-0000000003.checkpoint"
     path.write_bytes(b"".join(_one_batch(image)))
     _same_paths(path)
-    (partition,) = _kafkas(path, "cat", "/image/topics/byName/alpha/0")
+    partition = kafkas_entries(path, ["/image/topics/byName/alpha/0"])
     assert "replicas=[1]" in partition
     assert "leader=-1" in partition
     assert "leaderEpoch=1" in partition

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fenceline.testing.waiting import eventually
 from tests.support.same_metadata import (
     batches_before,
     checksum,
@@ -113,18 +112,7 @@ def test_kafkas_tools_see_the_same_in_all_directories(lived: Lived, tmp_path: Pa
         folder.mkdir()
     made = in_one_batch(write_snapshot(folders[0], ours, newest.end_offset), folders[1])
     theirs = in_one_batch(snapshot_path(kafkas, newest), folders[2])
-    names = set(image_before(ours, newest.end_offset).image.topics_by_name)
-
-    def same_tree() -> bool:
-        """The shell does not wait until what it has read can be seen."""
-        tree, expected = kafkas_tree(made), kafkas_tree(theirs)
-        return tree == expected and {f"/image/topics/byName/{name}/0" for name in names} <= tree
-
-    eventually(same_tree, "the same tree of all topics", wait_s=120)
-    paths = (f"/image/topics/byName/{max(names)}/0", "/image/cluster/brokers/4")
-
-    def same_entries() -> bool:
-        found = kafkas_entries(made, *paths)
-        return found == kafkas_entries(theirs, *paths) and "leaderEpoch=" in found
-
-    eventually(same_entries, "the same entries", wait_s=120)
+    wanted = {f"/image/topics/byName/{name}/0" for name in image_before(ours, newest.end_offset).image.topics_by_name}
+    assert kafkas_tree(made, wanted) == kafkas_tree(theirs, wanted)
+    paths = (max(wanted), "/image/cluster/brokers/4")
+    assert kafkas_entries(made, paths) == kafkas_entries(theirs, paths)

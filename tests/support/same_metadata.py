@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import Final
 
 from fenceline.cli.metadata_files import Loaded, MetadataFiles, load_snapshot
 from fenceline.metadata.delta import MetadataDelta
@@ -26,6 +28,9 @@ from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
 from fenceline.testing.apache_kafka import run_tool
+from fenceline.testing.waiting import eventually
+
+_SHELL_WAIT_S: Final = 300.0
 
 
 def batches_before(log_dir: Path, end_offset: int) -> dict[int, bytes]:
@@ -146,13 +151,36 @@ def in_one_batch(snapshot: Path, folder: Path) -> Path:
     return path
 
 
-def kafkas_tree(snapshot: Path) -> set[str]:
-    """Every path that Kafka's metadata shell shows of a snapshot."""
-    printed = run_tool("org.apache.kafka.shell.MetadataShell", "--snapshot", str(snapshot), "find", "/image")
-    return {line for line in printed.splitlines() if line.startswith("/")}
+def kafkas_tree(snapshot: Path, wanted: Collection[str]) -> set[str]:
+    """Every path that Kafka's metadata shell shows of a snapshot.
+
+    The shell does not wait until what it has read can be seen, and shows the less the busier the machine is: it is
+    asked until it has shown all that is `wanted`, and what it has shown counts together.
+    """
+    shown: set[str] = set()
+
+    def look() -> bool:
+        printed = _kafkas_shell(snapshot, "find", "/image")
+        shown.update(line for line in printed if line.startswith("/"))
+        return shown >= set(wanted)
+
+    eventually(look, f"Kafka's shell shows all of {snapshot}", wait_s=_SHELL_WAIT_S)
+    return shown
 
 
-def kafkas_entries(snapshot: Path, *paths: str) -> str:
-    """What Kafka's metadata shell shows at `paths`."""
-    printed = run_tool("org.apache.kafka.shell.MetadataShell", "--snapshot", str(snapshot), "cat", *paths)
-    return "\n".join(line for line in printed.splitlines() if not line.startswith("SLF4J"))
+def kafkas_entries(snapshot: Path, paths: Sequence[str]) -> str:
+    """What Kafka's metadata shell shows at each of `paths`; asked until it shows that they are there."""
+
+    def look(path: str) -> str | None:
+        printed = _kafkas_shell(snapshot, "cat", path)
+        return None if any("cat:" in line for line in printed) else "\n".join(printed)
+
+    return "\n".join(
+        eventually(partial(look, path), f"Kafka's shell shows {path} of {snapshot}", wait_s=_SHELL_WAIT_S)
+        for path in paths
+    )
+
+
+def _kafkas_shell(snapshot: Path, *command: str) -> list[str]:
+    printed = run_tool("org.apache.kafka.shell.MetadataShell", "--snapshot", str(snapshot), *command)
+    return [line for line in printed.splitlines() if not line.startswith("SLF4J")]
