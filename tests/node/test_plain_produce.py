@@ -137,11 +137,22 @@ class Side:
         if isinstance(outcome, PendingAnswer):
             self.later.append(Later())
             outcome.attach(self.later[-1])  # type: ignore[arg-type]
-            for work, args in self.soon:
-                work(*args)
-            self.soon.clear()
+            self.run_soon()
             return "pending"
         return outcome if outcome is None else b"".join(outcome)
+
+    def run_soon(self) -> None:
+        """A turn of the loop."""
+        soon, self.soon = self.soon, []
+        for work, args in soon:
+            work(*args)
+
+    def time_out(self, now_s: float, number: int = -1) -> None:
+        """A timer ends."""
+        self.now_s = now_s
+        _, work, args = self.timers[number]
+        work(*args)
+        self.run_soon()
 
     def replicate(self, topic: UUID, index: int, follower: int, offset: int) -> None:
         """A follower has everything below the offset."""
@@ -157,6 +168,7 @@ class Side:
             now_ms=NOW,
         ):
             replica.commit()
+        self.run_soon()
 
     def state(self) -> list[Any]:
         return [
@@ -291,10 +303,10 @@ def test_any_requests_are_answered_alike(seed: int, monkeypatch: pytest.MonkeyPa
     if rng.random() < 0.3:
         for side in both.sides:
             side.replicas.open_by_name["rain", 2].end_leadership()
+            side.run_soon()
     for side in both.sides:
-        for _, work, args in side.timers:
-            side.now_s = 1000.0
-            work(*args)
+        for number in range(len(side.timers)):
+            side.time_out(1000.0, number)
     both.check()
     assert all(later.answer is not None for later in both.sides[0].later)
 
@@ -356,10 +368,8 @@ def test_one_partition_that_times_out_is_told_beside_the_others(monkeypatch: pyt
     for side in both.sides:
         for follower in (2, 3):
             side.replicate(RAIN, 2, follower, 2)
-        ((delay, work, args),) = side.timers
-        assert delay == 1
-        side.now_s = 1.0
-        work(*args)
+        assert [delay for delay, _, _ in side.timers] == [1]
+        side.time_out(1.0)
         answer = side.later[0].answer
         assert answer is not None
         told = [(r.topic, r.index, r.error_code) for r in parse_response(12, memoryview(answer)[9:]).results]
@@ -375,13 +385,10 @@ def test_answers_of_one_time_out_share_a_timer(monkeypatch: pytest.MonkeyPatch) 
             assert side.handle(13, body(13, [(RAIN, 2, batch())])) == "pending"
         side.replicate(RAIN, 2, 2, 2)
         side.replicate(RAIN, 2, 3, 2)
-        ((_, work, args),) = side.timers
-        side.now_s = 1.25
-        work(*args)
+        side.time_out(1.25)
         assert [later.answer is None for later in side.later] == [False, False, True]
         assert side.timers[1][0] == pytest.approx(0.25)
-        side.now_s = 1.5
-        side.timers[1][1](*args)
+        side.time_out(1.5)
         assert side.later[2].answer is not None
         assert len(side.timers) == 2
         side.handle(13, body(13, [(RAIN, 2, batch())]))
@@ -399,3 +406,17 @@ def test_a_leader_that_recovers_takes_nothing(monkeypatch: pytest.MonkeyPatch) -
         codes = [each.error_code for each in parse_response(13, memoryview(answer)[9:]).results]
         assert codes == [ErrorCode.NOT_LEADER_OR_FOLLOWER, 0]
     both.check()
+
+
+def test_an_answer_does_not_leave_while_a_fetch_is_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection would go on at once, and append to what the fetch has read as empty: nobody would wake it."""
+    both = Both(monkeypatch, isr={1, 2})
+    for side in both.sides:
+        assert side.handle(13, body(13, [(RAIN, 2, batch())])) == "pending"
+        replica = side.replicas.open_by_name["rain", 2]
+        assert replica.leader is not None
+        assert replica.leader.on_fetch(2, 2, log_start_offset=0, broker_epoch=1, min_insync_replicas=1, now_ms=NOW)
+        replica.commit()
+        assert side.later[0].answer is None
+        side.run_soon()
+        assert side.later[0].answer is not None

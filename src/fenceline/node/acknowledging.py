@@ -1,8 +1,10 @@
 """Answers to Produce that wait: for other replicas (acks=all), and for the disk (`flush.messages`).
 
-Owns one request's answer from the append until everything that it owes is done, or its time is up, and the deadlines of
-all of them. Never appends. The answer is made before it waits, as if all went well; only where something does not is it
-read and written anew, so that what is the rule costs no more than keeping it.
+Owns one request's answer from the append until everything that it owes is done, or its time is up; for all of them,
+their deadlines and the turn of the loop in which they leave. Never appends.
+
+The answer is made before it waits, as if all went well; only where something does not is it read and written anew, so
+that what is the rule costs no more than keeping it.
 
 Rules: `epochs.md E42`; `gaps.md G49`.
 """
@@ -51,17 +53,35 @@ class Owed(NamedTuple):
     by: OwedBy
 
 
-class Deadlines:
-    """When waiting answers give up. Clients use one or two time-outs, so those of one time-out end in their order: each
-    has one timer, and an answer that was in time costs none."""
+class WaitingAnswers:
+    """All of one broker: when they give up, and how they leave.
 
-    __slots__ = ("_broker", "_queues", "_timers")
+    Clients use one or two time-outs, so those of one time-out end in their order: each has one timer, and an answer
+    that was in time costs none.
+
+    An answer leaves in a turn of the loop of its own. What completes it is mostly a follower's fetch that is being
+    read, and with an answer its connection goes on: to a request that appends to what that fetch has read already.
+    """
+
+    __slots__ = ("_broker", "_queues", "_ready", "_timers")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._queues: dict[int, dict[Acknowledging, float]] = {}
         """Time-out in milliseconds -> who waits, oldest first, and until when (the loop's seconds)."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._ready: list[tuple[PendingAnswer, list[Buffer]]] = []
+
+    def leave(self, pending: PendingAnswer, frame: list[Buffer]) -> None:
+        """All that it owed is done."""
+        if not self._ready:
+            self._broker.loop.call_soon(self._send)
+        self._ready.append((pending, frame))
+
+    def _send(self) -> None:
+        ready, self._ready = self._ready, []
+        for pending, frame in ready:
+            pending.complete(frame)
 
     def add(self, waiting: Acknowledging, timeout_ms: int) -> None:
         queue = self._queues.get(timeout_ms)
@@ -102,9 +122,9 @@ class Acknowledging:
     """One request. `frame`: its answer where all that is owed is done."""
 
     __slots__ = (
+        "_answers",
         "_broker",
         "_context",
-        "_deadlines",
         "_flushing",
         "_frame",
         "_left",
@@ -117,13 +137,13 @@ class Acknowledging:
     def __init__(
         self,
         broker: Broker,
-        deadlines: Deadlines,
+        answers: WaitingAnswers,
         context: RequestContext,
         frame: list[Buffer],
         pending: PendingAnswer,
     ) -> None:
         self._broker = broker
-        self._deadlines = deadlines
+        self._answers = answers
         self._context = context
         self._frame = frame
         self._pending = pending
@@ -144,7 +164,7 @@ class Acknowledging:
         self._waiting = owed
         if owed:
             self._timeout_ms = max(timeout_ms, 0)
-            self._deadlines.add(self, self._timeout_ms)
+            self._answers.add(self, self._timeout_ms)
             for position, replica, end_offset, _ in owed:
                 replica.when_committed(end_offset, self, position)
 
@@ -187,7 +207,7 @@ class Acknowledging:
             if self._results is not None:
                 body = encode_response(self._context.api_version, ProduceResponse(self._results))
                 frame = frame_of(ApiKey.PRODUCE, self._context, body)
-            self._pending.complete(frame)
+            self._answers.leave(self._pending, frame)
 
     def _read_frame(self) -> list[PartitionResult]:
         version = self._context.api_version
@@ -197,5 +217,5 @@ class Acknowledging:
 
     def _forget(self) -> None:
         if self._timeout_ms >= 0:
-            self._deadlines.discard(self, self._timeout_ms)
+            self._answers.discard(self, self._timeout_ms)
             self._timeout_ms = -1

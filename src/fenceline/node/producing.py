@@ -17,7 +17,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log import tail
 from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
-from fenceline.node.acknowledging import Acknowledging, Deadlines, Owed, OwedBy
+from fenceline.node.acknowledging import Acknowledging, Owed, OwedBy, WaitingAnswers
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.logs import Logger
@@ -70,7 +70,7 @@ class Producing:
         self.replicas = broker.partitions
         self.clock = broker.clock
         self.metrics = broker.metrics
-        self._deadlines = Deadlines(broker)
+        self._answers = WaitingAnswers(broker)
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer | None:
         if _answer_plain is not None:
@@ -114,7 +114,7 @@ class Producing:
     ) -> PendingAnswer:
         """The answer in `frame`, once what it owes is done."""
         pending = PendingAnswer()
-        Acknowledging(self._broker, self._deadlines, context, frame, pending).wait_for(owed, timeout_ms)
+        Acknowledging(self._broker, self._answers, context, frame, pending).wait_for(owed, timeout_ms)
         return pending
 
     def _refuse_acks(self, partition: PartitionRecords, acks: int) -> PartitionResult:
