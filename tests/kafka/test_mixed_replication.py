@@ -100,6 +100,18 @@ def test_unclean_election_makes_the_other_kind_cut(lived: Lived, index: int) -> 
     assert evidence(ours, TORN, index).endswith(lived.lost[index]) is (index == 1)
 
 
+def test_receipts_equal_what_was_lost(lived: Lived) -> None:
+    """Nothing else that was acknowledged: what followers cut while leaders moved had not been committed."""
+    (torn,) = (each for each in lived.receipts if (each["topic"], each["partition"]) == (TORN, 1))
+    assert (torn["start_offset"], torn["end_offset_exclusive"], torn["records"]) == (50, 150, 100)
+    assert torn["bytes"] == len(lived.lost[1])
+    # After kill -9 a replica knows the high watermark of the last checkpoint.
+    assert torn["class"] in ("committed", "maybe_acknowledged")
+    assert torn["cause"] == "divergence"
+    assert (torn["replica"], torn["leader"]) == (lived.ours, lived.theirs)
+    assert not [each for each in lived.receipts if each["topic"] == MOVED and each["class"] == "committed"]
+
+
 def test_a_leader_that_recovers_aborts_what_kafka_left_open(lived: Lived) -> None:
     """`recovery.md V38`: by a marker that Kafka takes, too, and leads on with."""
     directory = lived.directories[lived.ours]

@@ -5,9 +5,13 @@ Owns the order of events and what was seen of them; what must hold afterwards is
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka import Producer as Librdkafka
@@ -80,6 +84,8 @@ class Lived:
     """The kinds of those that were killed while they led the quorum."""
     lost: dict[int, bytes] = field(default_factory=dict)
     """By partition of TORN: the bytes that only the old leader had."""
+    receipts: list[dict[str, Any]] = field(default_factory=list)
+    """What `fenceline losses list` tells in the end."""
     kept: dict[int, list[bytes]] = field(default_factory=dict)
     """By partition of TORN: the values that all must have."""
     read_torn: dict[int, list[bytes]] = field(default_factory=dict)
@@ -127,6 +133,7 @@ class Story:
             self._migrate()
             self._tear(0, self.theirs, self.ours)
             self._tear(1, self.ours, self.theirs)
+            self._read_receipts()
             self._end()
         return self.lived
 
@@ -401,6 +408,27 @@ class Story:
                 )
                 self._elect(TORN, node)
                 self.lived.read_torn[node.node_id] = self._read_committed(TORN, len(self.lived.kept[index]))
+
+    def _read_receipts(self) -> None:
+        """Of a topic that brokers of both kinds replicate, too."""
+
+        def look() -> bool:
+            command = (
+                sys.executable,
+                "-m",
+                "fenceline",
+                "losses",
+                "list",
+                "--json",
+                "--bootstrap",
+                self.theirs.bootstrap,
+            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode == 0, done.stderr
+            self.lived.receipts = json.loads(done.stdout)
+            return any((each["topic"], each["partition"]) == (TORN, 1) for each in self.lived.receipts)
+
+        eventually(look, "the receipt of what Fenceline cut", wait_s=120, step_s=0.2)
 
     def _leave_undecided(self) -> None:
         """A transaction that is open when its leader and its coordinator die."""
