@@ -541,8 +541,8 @@ def test_a_heartbeat_that_waits_is_a_sign_of_life() -> None:
 
 
 def test_an_earlier_broker_with_the_id_of_this_node_is_as_silent_as_others() -> None:
-    """A killed node comes back, and leads before its broker is registered: that waits until the old one is fenced, where
-    sessions alone count."""
+    """A killed node comes back, and leads before its broker is registered: that waits until the old one is fenced,
+    where sessions alone count."""
 
     async def story() -> None:
         clock = StillClock()

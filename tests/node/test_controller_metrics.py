@@ -123,7 +123,9 @@ def test_a_node_of_both_roles_shows_both(tmp_path: Path) -> None:
             documented = set(re.findall(r"`(fenceline_\w+)", page))
             kinds = re.compile(r"_(created|bucket|sum|count)$")
             shown = {kinds.sub("", name.partition("{")[0]) for name in figures}
-            asked = {"fenceline_requests_total", "fenceline_controller_requests_total"}  # shown once there are some
+            # Shown once there are some.
+            asked = {"fenceline_requests_total", "fenceline_controller_requests_total"}
+            asked |= {"fenceline_follower_lag_records", "fenceline_follower_lag_seconds"}
             assert shown | asked == documented
         finally:
             await node.stop()

@@ -84,7 +84,7 @@ class Room:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_presence, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(controller_presence, "_SOON_S", 0.0)
 
 
 def play(story: Callable[[], Awaitable[None]]) -> None:

@@ -37,6 +37,8 @@ log = Logger("controller")
 Key = tuple[str, str]
 """A connection: the listener and the address of its other end."""
 
+_SOON_S: Final = 0.02
+"""Until the second look, and twice as long with each: a process that ends may close its connections before its port."""
 _AGAIN_S: Final = 0.5
 _LOOKS_AT_ONCE: Final = 64
 
@@ -135,13 +137,15 @@ class BrokerPresence:
         return known if sessions.may_have_ended(*broker, now_ms) else None
 
     async def _look(self, broker: tuple[int, int]) -> None:
+        pause_s = _SOON_S
         while (known := self._missing(broker)) is not None:
             since_ms = self._clock.monotonic_ms()
             if await self._refuses(known):
                 await asyncio.sleep(self._grace_s)
                 if self._missing(broker) is not None and await self._refuses(known):
                     await self._tell(known, since_ms)
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _AGAIN_S)
 
     async def _refuses(self, broker: BrokerImage) -> bool:
         async with self._room:
