@@ -142,7 +142,8 @@ class BrokerPresence:
             since_ms = self._clock.monotonic_ms()
             if await self._refuses(known):
                 await asyncio.sleep(self._grace_s)
-                if self._missing(broker) is not None and await self._refuses(known):
+                is_gone = self._missing(broker) is not None and await self._refuses(known)
+                if is_gone and self._state.sessions.may_have_ended(*broker, since_ms):
                     await self._tell(known, since_ms)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _AGAIN_S)
