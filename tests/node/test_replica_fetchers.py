@@ -1,0 +1,73 @@
+"""The end of fetchers while a thread works on a log."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from fenceline.ids import TopicPartition
+from fenceline.node.clock import SystemClock
+from fenceline.node.replica_fetchers import ReplicaFetchers
+from fenceline.replica.fetcher import FetchLimits
+from fenceline.replica.follower import Cause, CutTo
+from tests.replica.histories import MemoryLog
+
+LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000, backoff_ms=1_000)
+
+
+class Host:
+    """A broker whose leader is not registered, so that nothing is fetched. A cut takes as long as the test wants."""
+
+    node_id, broker_epoch = 1, 100
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def replication_endpoint(self, node_id: int) -> None:
+        return None
+
+    def storage_failed(self, replica: Any, error: Any) -> None:
+        raise AssertionError("no disk failed")
+
+    def cut_log(self, replica: Any, duty: Any, leader_id: int) -> None:
+        self.began.set()
+        assert self.may_end.wait(60)
+
+    def cut_ended(self, replica: Any) -> None:
+        self.ended += 1
+
+
+def test_a_log_that_is_being_cut_is_nobody_elses_until_the_thread_has_ended() -> None:
+    """Whoever closes logs after the fetchers would meet the thread in them."""
+
+    async def scenario() -> None:
+        host = Host()
+        replica: Any = SimpleNamespace(
+            topic_partition=TopicPartition("topic", 0), topic_id_bytes=UUID(int=7).bytes, log=MemoryLog()
+        )
+        with ThreadPoolExecutor(1) as threads:
+            fetchers = ReplicaFetchers(host, SystemClock(), lambda: threads, LIMITS, answer_timeout_ms=1000)
+            fetchers.follow(replica, 2, 5)
+            link = fetchers._links[2]
+            (state,) = link.fetcher.states.values()
+            link._do(CutTo(state, 0, Cause.DIVERGENCE), [])
+            await asyncio.to_thread(host.began.wait, 60)
+            closing = asyncio.ensure_future(fetchers.close())
+            for _ in range(20):
+                await asyncio.sleep(0)
+            try:
+                assert replica.is_being_cut
+                assert not closing.done()
+                assert host.ended == 0
+            finally:
+                host.may_end.set()
+            await closing
+            assert not replica.is_being_cut
+            assert host.ended == 1
+
+    asyncio.run(scenario())
