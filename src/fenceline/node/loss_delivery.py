@@ -124,19 +124,33 @@ class LossDelivery:
         """Who leads the ledger topic, which is created where it is missing. Raises PeerError."""
         broker = self._broker
         if LOSSES_TOPIC not in broker.image.topics_by_name:
-            active = sum(each.is_active for each in broker.image.brokers.values())
-            wanted = broker.config.get_int("fenceline.lost.topic.replication.factor")
-            topic = NewTopic(
-                LOSSES_TOPIC,
-                num_partitions=1,
-                replication_factor=max(1, min(wanted, active)),
-                configs=(("cleanup.policy", "compact"), ("unclean.leader.election.enable", "false")),
-            )
-            (created,) = (await broker.controller.submit(CreateTopics((topic,)))).topics
-            if created.outcome.failed and created.outcome.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise PeerError(created.outcome.code, created.outcome.message or "the ledger topic is not created")
+            await self._create()
         while True:
             found = broker.image.topics_by_name.get(LOSSES_TOPIC)
             if found is not None and found.partitions[PARTITION].leader != NO_LEADER:
                 return found.partitions[PARTITION].leader
             await asyncio.sleep(_LOOK_S)
+
+    async def _create(self) -> None:
+        """With fewer replicas where the controller finds no place for as many. Raises PeerError."""
+        broker = self._broker
+        active = sum(each.is_active for each in broker.image.brokers.values())
+        replicas = max(1, min(broker.config.get_int("fenceline.lost.topic.replication.factor"), active))
+        while True:
+            topic = NewTopic(
+                LOSSES_TOPIC,
+                num_partitions=1,
+                replication_factor=replicas,
+                configs=(
+                    ("cleanup.policy", "compact"),
+                    ("min.insync.replicas", str(max(1, min(2, replicas - 1)))),
+                    ("unclean.leader.election.enable", "false"),
+                ),
+            )
+            (created,) = (await broker.controller.submit(CreateTopics((topic,)))).topics
+            outcome = created.outcome
+            if not outcome.failed or outcome.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+                return
+            if outcome.code is not ErrorCode.INVALID_REPLICATION_FACTOR or replicas == 1:
+                raise PeerError(outcome.code, outcome.message or "the ledger topic is not created")
+            replicas -= 1
