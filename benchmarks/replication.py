@@ -41,7 +41,7 @@ RATE_S: Final = 5.0
 IDLE_PARTITIONS: Final = 1000
 IDLE_S: Final = 20.0
 IMPATIENT: Final = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
-WITHOUT_FAST_FENCING: Final = {"fenceline.fast.fencing.enable": "false"}
+WITHOUT_FAST_FENCING: Final = {"fenceline.broker.fencing.grace.ms": "-1"}
 
 
 def run(figures: Figures, repeats: int) -> None:

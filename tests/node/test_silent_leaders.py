@@ -1,0 +1,103 @@
+"""A leader that takes fetches and does not answer, and one that is asked for something new meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from fenceline.ids import TopicPartition
+from fenceline.metadata.image import Endpoint
+from fenceline.node.clock import SystemClock
+from fenceline.node.replica_fetchers import ReplicaFetchers
+from fenceline.replica.fetcher import FetchLimits
+from fenceline.wire import entities
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.fetch import FetchRequest, parse_request
+from fenceline.wire.frame import parse_request_header
+
+LEADER, TOPIC_ID = 2, UUID(int=7)
+LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=1 << 20, partition_max_bytes=1 << 20, backoff_ms=20)
+WAIT_S = 60
+
+
+class SilentLeader:
+    """Says what it speaks, and nothing else. `fetches` are those it has heard, each with its connection's number."""
+
+    def __init__(self) -> None:
+        self.fetches: asyncio.Queue[tuple[int, FetchRequest]] = asyncio.Queue()
+        self.port = 0
+        self._connections = 0
+
+    async def serve(self) -> asyncio.Server:
+        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        number = self._connections
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                frame = memoryview(await reader.readexactly(size))
+                header = parse_request_header(frame)
+                if header.api_key == ApiKey.FETCH:
+                    self.fetches.put_nowait((number, parse_request(header.api_version, frame[header.body_position :])))
+                    continue
+                keys = [{"api_key": ApiKey.FETCH, "min_version": 13, "max_version": 17}]
+                body = entities.write_response(
+                    ApiKey.API_VERSIONS, header.api_version, {"error_code": 0, "api_keys": keys}
+                )
+                answer = header.correlation_id.to_bytes(4, "big") + body
+                writer.write(len(answer).to_bytes(4, "big") + answer)
+        writer.close()
+
+
+def follower(leader: SilentLeader, answer_timeout_ms: int) -> ReplicaFetchers:
+    host: Any = SimpleNamespace(
+        node_id=1,
+        broker_epoch=5,
+        replication_endpoint=lambda node_id: Endpoint("PLAINTEXT", "127.0.0.1", leader.port, 0),
+    )
+    return ReplicaFetchers(host, SystemClock(), lambda: None, LIMITS, answer_timeout_ms=answer_timeout_ms)
+
+
+def replica(index: int) -> Any:
+    log = SimpleNamespace(log_start_offset=0, log_end_offset=0, latest_epoch=-1, latest_epoch_start=-1)
+    return SimpleNamespace(
+        topic_id_bytes=TOPIC_ID.bytes, topic_partition=TopicPartition("rain", index), log=log, is_being_cut=False
+    )
+
+
+def test_a_leader_that_does_not_answer_in_time_is_asked_again_on_a_new_connection() -> None:
+    async def story() -> None:
+        leader = SilentLeader()
+        server = await leader.serve()
+        fetchers = follower(leader, answer_timeout_ms=50)
+        fetchers.follow(replica(0), LEADER, 3)
+        for number in range(1, 4):
+            heard, request = await asyncio.wait_for(leader.fetches.get(), WAIT_S)
+            assert (heard, request.session_epoch, len(request.partitions)) == (number, 0, 1)
+        await fetchers.close()
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_new_partition_does_not_wait_for_the_fetch_that_is_out() -> None:
+    async def story() -> None:
+        leader = SilentLeader()
+        server = await leader.serve()
+        fetchers = follower(leader, answer_timeout_ms=10 * WAIT_S * 1000)
+        fetchers.follow(replica(0), LEADER, 3)
+        assert (await asyncio.wait_for(leader.fetches.get(), WAIT_S))[0] == 1
+        fetchers.follow(replica(1), LEADER, 3)
+        heard, request = await asyncio.wait_for(leader.fetches.get(), WAIT_S)
+        assert (heard, sorted(each.index for each in request.partitions)) == (2, [0, 1])
+        await fetchers.close()
+        server.close()
+
+    asyncio.run(story())
