@@ -27,7 +27,7 @@ class Session:
             self.reads.append(wanted.asked.index)
             read_partition(request, wanted, *others)
 
-        desk.fetching.reads._read_partition = counted  # type: ignore[method-assign]
+        desk.fetching.reads._read_partition = counted  # type: ignore[method-assign, assignment]
         wanted = [desk.wanted(index=index, log_start_offset=0) for index in range(count)]
         self.id = desk.fetch(*wanted, session_epoch=0, **reader).response.session_id
         self.epoch = 0
