@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Final
 
 from immutables import Map
@@ -132,6 +133,7 @@ class Desk:
         self.disk_threads = ThreadPoolExecutor(2)
         self.controller = _Controller()
         self.storage_trouble = StorageTrouble(self.clock)
+        self.loss_expiry = SimpleNamespace(log_start_moved=lambda: None)
         self.topic_settings: dict[str, str] = {}
         self.disk = SimDisk(0)
         self.disk.mkdir(_DATA)
