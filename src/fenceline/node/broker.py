@@ -255,6 +255,7 @@ class Broker:
         self._coordinators.load_all(self.image)
         if self.quorum.channel is not None:
             await self.lifecycle.unfence()
+        await self.replication.recovered()
         self.maintenance = Maintenance(self)
         self.maintenance.start()
         self._started.append("maintenance")

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 log = Logger("replication")
 
 _RECOVERY_PAUSE_S: Final = 1.0
+_START_S: Final = 10.0
+"""How long a node that starts waits for its own recoveries before it takes requests."""
+_LOOK_S: Final = 0.02
 
 
 class Replication:
@@ -223,6 +226,15 @@ class Replication:
         task = self._recoveries.pop(replica, None)
         if task is not None:
             task.cancel()
+
+    async def recovered(self) -> None:
+        """Wait until what has to recover at the start has, or for `_START_S`: the first clients are not sent away."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _START_S
+        while loop.time() < deadline_s and any(
+            replica.is_leader and replica.is_recovering for replica in self._recoveries
+        ):
+            await asyncio.wait([self._broker.controller.next_change()], timeout=_LOOK_S)
 
     # -- following -----------------------------------------------------------------------------------------------------
 
