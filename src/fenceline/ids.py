@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Final, NamedTuple, NewType
 from uuid import UUID
 
@@ -26,6 +27,10 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+def random_id(rng: Random) -> UUID:
+    return UUID(int=rng.getrandbits(128), version=4)
 
 
 def encode_uuid(value: UUID) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from fenceline.errors import OperatorError
 from fenceline.ids import METADATA_TOPIC, TopicPartition
@@ -76,6 +76,8 @@ class LogDir:
         self.damaged: dict[str, str] = {}
         """Checkpoints that could not be read, and why; the node says so."""
         self.jitter_ms: Callable[[int], int] | None = None
+        self.fresh_id: Callable[[], UUID] = uuid4
+        """For names of what is put away."""
         self._lock = -1
         self._recovery_points: dict[TopicPartition, int] = {}
         self._log_starts: dict[TopicPartition, int] = {}
@@ -280,7 +282,7 @@ class LogDir:
         for offsets in (self._recovery_points, self._log_starts, self._high_watermarks):
             offsets.pop(topic_partition, None)
         source = self.partition_path(topic_partition)
-        target = f"{self.path}/{put_away_name(topic_partition, suffix)}"
+        target = f"{self.path}/{put_away_name(topic_partition, suffix, self.fresh_id().hex)}"
         try:
             self.disk.rename(source, target)
         except FileNotFoundError:
@@ -347,7 +349,9 @@ class LogDir:
             self.open_logs.clear()
             if self._lock >= 0:
                 self.disk.close(self._lock)
-                self._lock = -1
+                self.fresh_id: Callable[[], UUID] = uuid4
+        """For names of what is put away."""
+        self._lock = -1
         if failure is not None:
             raise failure
 

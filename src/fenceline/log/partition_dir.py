@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Final
-from uuid import uuid4
 
 from fenceline.ids import TopicPartition
 from fenceline.log.disk import Disk
@@ -39,9 +38,9 @@ def parse_partition_name(name: str) -> TopicPartition | None:
     return TopicPartition(found["topic"], int(found["partition"])) if found is not None else None
 
 
-def put_away_name(topic_partition: TopicPartition, suffix: str) -> str:
+def put_away_name(topic_partition: TopicPartition, suffix: str, unique: str) -> str:
     """A name of its own for a partition's directory that is being deleted, or is stray."""
-    ending = f"-{topic_partition.partition}.{uuid4().hex}{suffix}"
+    ending = f"-{topic_partition.partition}.{unique}{suffix}"
     return topic_partition.topic[: _NAME_LIMIT - len(ending)] + ending
 
 

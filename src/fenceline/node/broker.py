@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from random import Random
 from typing import Final
@@ -28,8 +28,8 @@ from fenceline.config.node import NodeConfig
 from fenceline.controller.requests import CreatedTopic, CreateTopics, NewTopic, Outcome
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.settings import GroupSettings
-from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
-from fenceline.log.disk import OsDisk
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition, random_id
+from fenceline.log.disk import Disk, OsDisk
 from fenceline.log.log_dir import LogDir
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.features import SUPPORTED, Levels
@@ -76,7 +76,17 @@ def _where_set(config: NodeConfig, key: str) -> int:
 class Broker:
     """One node. `start` and `stop` are called once each, in that order."""
 
-    def __init__(self, config: NodeConfig, *, clock: Clock | None = None, rng: Random | None = None) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        *,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+        disk: Disk | None = None,
+        disk_threads: Executor | None = None,
+        metadata_threads: Executor | None = None,
+    ) -> None:
+        """What is left out is this machine's; `metadata_threads` run what the metadata log has to do."""
         self.config = config
         self.node_id: int = config.node_id
         self.clock: Clock = clock or SystemClock()
@@ -84,7 +94,9 @@ class Broker:
         self.metrics = NodeMetrics()
         self.storage_trouble = StorageTrouble(self.clock)
         self.supported_features: Mapping[str, Levels] = SUPPORTED
-        self.disk_threads = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
+        self.disk = disk or OsDisk()
+        self.disk_threads: Executor = disk_threads or ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
+        self._metadata_threads = metadata_threads
         self.endpoints: tuple[Listener, ...] = ()
         """What clients are told, with the ports that the listeners really got."""
         self.metrics_endpoint: MetricsEndpoint | None = None
@@ -185,9 +197,10 @@ class Broker:
 
     async def _start(self) -> None:
         config = self.config
-        disk = OsDisk()
+        disk = self.disk
         directories = open_directories(config, disk)
         log_dir = directories.data
+        log_dir.fresh_id = partial(random_id, self.rng)
         self.log_dirs: list[LogDir] = [log_dir]
         if directories.metadata_is_apart:
             self._metadata_dir = directories.metadata
@@ -199,6 +212,7 @@ class Broker:
             clock=self.clock,
             rng=self.rng,
             trouble=self.storage_trouble,
+            executor=self._metadata_threads,
         )
         self.controller = self.quorum.controller
         self.losses = LossKeeper(self)
@@ -230,7 +244,10 @@ class Broker:
         )
         self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
         self.lifecycle = BrokerLifecycle(
-            self.node_id, self.controller, heartbeat_s=config.get_int("broker.heartbeat.interval.ms") / 1000
+            self.node_id,
+            self.controller,
+            heartbeat_s=config.get_int("broker.heartbeat.interval.ms") / 1000,
+            incarnation_id=random_id(self.rng),
         )
         await self.quorum.start(self.disk_threads)
         tell_recovery(self.controller.log.partition_log)

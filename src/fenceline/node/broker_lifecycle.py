@@ -62,11 +62,18 @@ active controller has no room and is about to give way."""
 class BrokerLifecycle:
     """One incarnation of a broker. `register` comes first, then `unfence`, `say_goodbye` last."""
 
-    def __init__(self, node_id: int, controller: ControllerDriver, *, heartbeat_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        controller: ControllerDriver,
+        *,
+        heartbeat_s: float = 2.0,
+        incarnation_id: UUID | None = None,
+    ) -> None:
         self._node_id = node_id
         self._controller = controller
         self._heartbeat_s = heartbeat_s
-        self._incarnation_id = uuid4()
+        self._incarnation_id = incarnation_id or uuid4()
         self._is_fenced = True
         self._registration: RegisterBroker | None = None
         self._beats: asyncio.Task[None] | None = None

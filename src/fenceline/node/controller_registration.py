@@ -39,13 +39,18 @@ class ControllerRegistration:
     """See the module."""
 
     def __init__(
-        self, controller: ControllerDriver, node_id: int, endpoints: Iterable[Listener], features: Mapping[str, Levels]
+        self,
+        controller: ControllerDriver,
+        node_id: int,
+        endpoints: Iterable[Listener],
+        features: Mapping[str, Levels],
+        incarnation_id: UUID | None = None,
     ) -> None:
         self._controller = controller
         self._node_id = node_id
         self._request = RegisterController(
             node_id,
-            uuid4(),
+            incarnation_id or uuid4(),
             tuple(
                 Endpoint(each.name, each.host, each.port, SECURITY_PROTOCOLS[each.security_protocol])
                 for each in endpoints

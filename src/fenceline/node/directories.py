@@ -39,7 +39,7 @@ class Directories(NamedTuple):
 
 def open_directories(config: NodeConfig, disk: Disk) -> Directories:
     """Format what is new, lock and open. Raises OperatorError."""
-    format_if_new(config)
+    format_if_new(config, disk)
     data = LogDir.open(str(config.log_dirs[0]), disk, node_id=config.node_id)
     for name, reason in data.damaged.items():
         log.warning("checkpoint damaged, going on without it", reason=reason, consequence=_LOST_WITH_CHECKPOINT[name])

@@ -107,13 +107,13 @@ def format_directory(
     return Formatted(cluster_id, tuple(wanted))
 
 
-def format_if_new(config: NodeConfig) -> Formatted | None:
+def format_if_new(config: NodeConfig, disk: Disk | None = None) -> Formatted | None:
     """Format this node's directories when none of them is: a start without a `format` before it is a new cluster.
 
     None when they are formatted already. Raises OperatorError, also when only some are.
     """
     try:
-        return _format_if_new(config, OsDisk())
+        return _format_if_new(config, disk or OsDisk())
     except OSError as error:
         raise OperatorError(
             f"The data directory {error.filename or config.log_dirs[0]} can not be used: {error.strerror or error}",
@@ -121,7 +121,7 @@ def format_if_new(config: NodeConfig) -> Formatted | None:
         ) from error
 
 
-def _format_if_new(config: NodeConfig, disk: OsDisk) -> Formatted | None:
+def _format_if_new(config: NodeConfig, disk: Disk) -> Formatted | None:
     paths = [os.path.abspath(path) for path in config.log_dirs]
     metadata_path = os.path.abspath(config.metadata_log_dir)
     everything = [*paths, *([] if metadata_path in paths else [metadata_path])]

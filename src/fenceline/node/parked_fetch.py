@@ -7,7 +7,6 @@ fetch itself hangs at the others only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fenceline.node.connection import PendingAnswer
@@ -19,7 +18,7 @@ from fenceline.wire.fetch import FetchRequest
 
 if TYPE_CHECKING:
     from fenceline.node.fetching import Fetching
-    from fenceline.node.replica import Replica
+    from fenceline.node.replica import Replica, Waiters
 
 
 class ParkedFetch:
@@ -117,7 +116,7 @@ class ParkedFetch:
             self._answer.session.listeners.discard(self._wake)
         self._unwatch()
 
-    def _waiters(self, replica: Replica) -> set[Callable[[], None]]:
+    def _waiters(self, replica: Replica) -> Waiters:
         """Consumers wait for what is committed, everybody else for the log's end."""
         return replica.waiters if self._request.replica_id == CONSUMER_REPLICA_ID else replica.follower_waiters
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from fenceline.ids import random_id
 from fenceline.metadata.features import Levels
 from fenceline.node.controller_driver import ControllerDriver
 from fenceline.node.metrics import NodeMetrics
@@ -41,7 +42,9 @@ class QuorumNode:
         clock: Clock,
         rng: Random,
         trouble: StorageTrouble,
+        executor: Executor | None = None,
     ) -> None:
+        """`executor` runs the metadata log's flushes and file work (one of its own when left out)."""
         assert directories.metadata.directory_id is not None, "looked at when it was opened"
         self._config = config
         self._cluster_id = directories.data.cluster_id
@@ -56,7 +59,9 @@ class QuorumNode:
             clock=clock,
             rng=rng,
             trouble=trouble,
+            executor=executor,
         )
+        self._rng = rng
         self.metrics = NodeMetrics()
         """Of the controllers' listener."""
         self._registration: ControllerRegistration | None = None
@@ -91,7 +96,7 @@ class QuorumNode:
             from fenceline.node.controller_registration import ControllerRegistration
 
             self._registration = ControllerRegistration(
-                controller, config.node_id, self.listener.endpoints, self._features
+                controller, config.node_id, self.listener.endpoints, self._features, random_id(self._rng)
             )
             self._registration.start()
 

@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     from fenceline.replica.leader import LeaderState
 
 
+class Waiters(dict[Callable[[], None], None]):
+    """Callbacks, each once, called in the order in which they came."""
+
+    __slots__ = ()
+
+    def add(self, callback: Callable[[], None]) -> None:
+        self[callback] = None
+
+    def discard(self, callback: Callable[[], None]) -> None:
+        self.pop(callback, None)
+
+
 class Committer(Protocol):
     """Who wants to know when records are committed."""
 
@@ -76,9 +88,9 @@ class Replica:
         self.follows_recovering = False
         self.is_being_cut = False
         """A thread works on the log."""
-        self.waiters: set[Callable[[], None]] = set()
+        self.waiters = Waiters()
         """For a high watermark, a log start, a role or an epoch that changes."""
-        self.follower_waiters: set[Callable[[], None]] = set()
+        self.follower_waiters = Waiters()
         """For a log end that changes, or any of the above."""
         self.refused: tuple[int, frozenset[int]] = (-1, frozenset())
         """The epoch that this broker led last, and the ends of what was written then to producers who were told that it
@@ -168,6 +180,6 @@ class Replica:
         self.wake()
 
 
-def _call_all(waiters: set[Callable[[], None]]) -> None:
+def _call_all(waiters: Waiters) -> None:
     for callback in tuple(waiters):
         callback()

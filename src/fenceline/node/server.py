@@ -85,7 +85,7 @@ class Server:
             # Kafka tells 0, too, and closes the connection of who means it.
             ranges[ApiKey.PRODUCE] = (0, ranges[ApiKey.PRODUCE][1])
         self.api_ranges: Final = dict(sorted(ranges.items()))
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -154,14 +154,14 @@ class Server:
     # --- connections ----------------------------------------------------------------------------------------------
 
     def register(self, connection: Connection) -> bool:
-        self._connections.add(connection)
+        self._connections[connection] = None
         self.metrics.connections = len(self._connections)
         return len(self._connections) <= self._max_connections
 
     def unregister(self, connection: Connection, buffer_bytes: int) -> None:
         from fenceline.node.connection import INITIAL_BUFFER_BYTES
 
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self.metrics.connections = len(self._connections)
         self.give_back(buffer_bytes - INITIAL_BUFFER_BYTES)
 

@@ -51,8 +51,8 @@ class Fetcher:
         self.states: dict[Key, FollowerState] = {}
         self._told: dict[Key, FetchPartition] = {}
         """What the leader's session holds, once the request that is out was taken."""
-        self._changed: set[Key] = set()
-        """Whose state may differ from what was told."""
+        self._changed: dict[Key, None] = {}
+        """Whose state may differ from what was told; a set with an order, so that requests are the same every time."""
         self._session_id = NO_SESSION_ID
         self._session_epoch = INITIAL_EPOCH
         self._is_waiting_for_answer = False
@@ -66,13 +66,13 @@ class Fetcher:
         """Begin to follow a partition, or go on in a newer leader epoch; answers to the state before are dropped."""
         key = (state.topic_id, state.index)
         self.states[key] = state
-        self._changed.add(key)
+        self._changed[key] = None
 
     def leave(self, key: Key) -> FollowerState | None:
         """Follow it no more; its state, if there was one."""
         state = self.states.pop(key, None)
         if state is not None:
-            self._changed.add(key)
+            self._changed[key] = None
         return state
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -83,20 +83,20 @@ class Fetcher:
             return None
         if self._session_epoch == INITIAL_EPOCH:
             self._told.clear()
-            self._changed.update(self.states)
+            self._changed.update(dict.fromkeys(self.states))
         wanted: list[FetchPartition] = []
         forgotten: list[tuple[str | None, bytes | None, list[int]]] = []
         for key in tuple(self._changed):
             state = self.states.get(key)
             if state is not None and state.is_ready(now_ms):
-                self._changed.discard(key)
+                self._changed.pop(key, None)
                 asked = self._ask(state)
                 if self._told.get(key) != asked:
                     self._told[key] = asked
                     wanted.append(asked)
             else:
                 if state is None or state.phase is not Phase.WAITING:
-                    self._changed.discard(key)
+                    self._changed.pop(key, None)
                 if self._told.pop(key, None) is not None:
                     forgotten.append((None, key[0], [key[1]]))
         if not self._told:
@@ -181,16 +181,16 @@ class Fetcher:
         key = (state.topic_id, state.index)
         code = fetched.error_code
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._changed.add(key)
+            self._changed[key] = None
             return state.on_out_of_range()
         if code:
             self.failed(state, now_ms)
             return None
         if fetched.diverging_epoch is not None:
-            self._changed.add(key)
+            self._changed[key] = None
             return state.on_divergence(*fetched.diverging_epoch)
         if fetched.records is not None and len(fetched.records):
-            self._changed.add(key)
+            self._changed[key] = None
             return Append(state, memoryview(fetched.records), fetched.high_watermark, fetched.log_start_offset)
         state.failures = 0
         # Whoever deletes records waits until the leader knows that they are gone here, too.
@@ -211,7 +211,7 @@ class Fetcher:
     def _note(self, state: FollowerState) -> None:
         key = (state.topic_id, state.index)
         if self.states.get(key) is state:
-            self._changed.add(key)
+            self._changed[key] = None
 
     def on_connection_lost(self) -> None:
         """No answer will come; the session is not known to live on."""

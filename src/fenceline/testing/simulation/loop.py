@@ -15,10 +15,13 @@ import contextlib
 import contextvars
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor, Future
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from fenceline.testing.simulation.scheduler import ENDED, PAUSED, RUNNING, ProcessEnded, Scheduler, SimHandle
 from fenceline.testing.simulation.scheduler import SimulationError as SimulationError
+
+if TYPE_CHECKING:
+    from fenceline.testing.simulation.sockets import NodeSockets
 
 T = TypeVar("T")
 
@@ -62,6 +65,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.state = RUNNING
         self.owner = owner
         """Whom the scheduler's watcher looks at after each callback; None: nobody."""
+        self.sockets: NodeSockets | None = None
+        """What connections and listeners are made of; None: there are none."""
         self._rate = rate
         self._base_s = base_s
         self._job_times = job_times
@@ -253,11 +258,25 @@ class SimLoop(asyncio.AbstractEventLoop):
         failure.__cause__ = error
         self.scheduler.fail(failure)
 
+    async def create_connection(  # type: ignore[override]
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any
+    ) -> tuple[Any, Any]:
+        if self.sockets is None:
+            self._not_here()
+        return await self.sockets.connect(self, factory, host, port)
+
+    async def create_server(  # type: ignore[override]
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str | None, port: int, **_: Any
+    ) -> Any:
+        if self.sockets is None:
+            self._not_here()
+        return await self.sockets.listen(self, factory, port)
+
     def _not_here(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise SimulationError("a simulated process has no sockets, pipes or signals: hand it the simulated network")
 
     # AbstractEventLoop has these as methods that must be there.
-    create_connection = create_server = create_datagram_endpoint = create_unix_connection = _not_here
+    create_datagram_endpoint = create_unix_connection = _not_here
     create_unix_server = connect_accepted_socket = sendfile = start_tls = _not_here
     getaddrinfo = getnameinfo = sock_connect = sock_accept = sock_sendfile = _not_here
     sock_recv = sock_recv_into = sock_recvfrom = sock_recvfrom_into = sock_sendall = sock_sendto = _not_here

@@ -21,11 +21,14 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.testing.simulation.loop import SimLoop
 from fenceline.testing.simulation.scheduler import ENDED, Scheduler, SimHandle
 from fenceline.testing.simulation.trace import Trace
+
+if TYPE_CHECKING:
+    from fenceline.testing.simulation.sockets import Stream
 
 Frame = Any
 Handler = Callable[[int, Frame], Awaitable[Frame]]
@@ -84,7 +87,7 @@ class Network:
         self._dark: set[int] = set()
         self._cut: set[tuple[int, int]] = set()
         self._held: dict[tuple[int, int], list[Callable[[], None]]] = {}
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, Connection | Stream] = {}
         self._next_id = 0
         self._loop = SimLoop(scheduler, "network")
         self._context = copy_context()
@@ -155,7 +158,7 @@ class Network:
         for connection in self._of(node_id):
             connection.cut("reset by the network")
 
-    def _of(self, node_id: int) -> list[Connection]:
+    def _of(self, node_id: int) -> list[Connection | Stream]:
         return [each for each in self._connections.values() if node_id in (each.source, each.destination)]
 
     # -- carrying ------------------------------------------------------------------------------------------------------
@@ -263,6 +266,12 @@ class Network:
 
     def hold(self, source: int, destination: int, deliver: Callable[[], None]) -> None:
         self._held.setdefault((source, destination), []).append(deliver)
+
+    def adopt(self, stream: Stream) -> int:
+        """A connection of another kind; its id."""
+        self._next_id += 1
+        self._connections[self._next_id] = stream
+        return self._next_id
 
     def forget(self, connection_id: int) -> None:
         self._connections.pop(connection_id, None)

@@ -76,6 +76,20 @@ class Options:
     retention_bytes: int = 100 << 20
     segment_ms: int = 604_800_000
     idle_ms: int = 0
+    # a cluster with data
+    controllers: int = 3
+    """Of the nodes; the first ones."""
+    topics: int = 1
+    partitions: int = 1
+    """Of each topic."""
+    unclean: bool = False
+    """Whether unclean elections are asked for, and allowed to some topics."""
+    elr: bool = False
+    """Whether eligible leader replicas are kept."""
+    deletes: bool = False
+    """Whether topics are deleted and created anew."""
+    churn_s: float = 0.0
+    """Between changes that the administrator makes."""
 
     def __str__(self) -> str:
         """Only what differs from the defaults."""

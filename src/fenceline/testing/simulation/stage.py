@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
 
-from fenceline.testing.simulation import controller_of_one, controllers, quorum_cluster
+from fenceline.testing.simulation import brokers, controller_of_one, controllers, quorum_cluster
 from fenceline.testing.simulation.checks import Invariants
 from fenceline.testing.simulation.faults import Faults
 from fenceline.testing.simulation.options import Options, draw_faults
@@ -48,6 +48,7 @@ class Story(Protocol):
 
 Maker = Callable[[World, Invariants], Story]
 STORIES: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
+    "brokers": (brokers.Story, brokers.Story.base_options),
     "controller": (controller_of_one.Story, controller_of_one.Story.base_options),
     "controllers": (controllers.Story, controllers.Story.base_options),
     "quorum": (quorum_cluster.Story, quorum_cluster.Story.base_options),
@@ -96,9 +97,13 @@ class Outcome:
 
 def options_of(seed: int, story: str, overrides: Mapping[str, str] | None = None) -> Options:
     """What the seed draws, and what is set by hand."""
-    _, base = STORIES[story]
+    make, base = STORIES[story]
     rng = World.rng_of(seed, "options")
-    return draw_faults(rng, base(rng)).with_text(overrides or {})
+    drawn = draw_faults(rng, base(rng))
+    settle: Callable[[Random, Options], Options] | None = getattr(make, "settle", None)
+    if settle is not None:
+        drawn = settle(rng, drawn)
+    return drawn.with_text(overrides or {})
 
 
 def play(

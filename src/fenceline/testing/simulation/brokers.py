@@ -1,0 +1,99 @@
+"""A story: a cluster with data, three brokers, some of them controllers, with producers, consumers, an administrator.
+
+Owns how the cluster is made, what is drawn for it, and when it is well again: every partition led, every replica in
+sync and equal. Nodes are whole (`brokers_node`); what must hold at every step is in `data_checks`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+from fenceline.config.node import NodeConfig
+from fenceline.testing.simulation.brokers_clients import Admin, Client, Consumer, Producer
+from fenceline.testing.simulation.brokers_node import SimBroker, config_of, format_node
+from fenceline.testing.simulation.checks import Invariants
+from fenceline.testing.simulation.data_checks import DataChecks
+from fenceline.testing.simulation.options import Options, sometimes
+from fenceline.testing.simulation.sockets import Sockets
+from fenceline.testing.simulation.world import Process, World
+
+_NODES: Final = (1, 2, 3)
+
+
+class Story:
+    """The nodes and the clients: a `stage.Story`."""
+
+    name = "brokers"
+
+    def __init__(self, world: World, invariants: Invariants) -> None:
+        self._world = world
+        self._invariants = invariants
+        self._sockets = Sockets(world)
+        self.checks = DataChecks()
+        self._controllers = tuple(range(1, world.options.controllers + 1))
+        self._configs: dict[int, NodeConfig] = {}
+        self._clients: list[Client] = []
+
+    @staticmethod
+    def base_options(rng: Random) -> Options:
+        return Options(nodes=len(_NODES))
+
+    @staticmethod
+    def settle(rng: Random, drawn: Options) -> Options:
+        """What this story draws for itself. Reads give no wrong bits and no call fails: that is the disk's story."""
+        return replace(
+            drawn,
+            safety_s=6.0,
+            controllers=rng.choice((1, 2, 3, 3)),
+            topics=rng.choice((1, 1, 2)),
+            partitions=rng.choice((1, 2)),
+            unclean=rng.random() < 0.4,
+            elr=rng.random() < 0.6,
+            deletes=rng.random() < 0.25,
+            churn_s=sometimes(rng, 0.6, 0.3, 2),
+            crash_s=sometimes(rng, 0.7, 0.7, 5),
+            think_ms=rng.choice((20.0, 50.0, 100.0)),
+            max_job_ms=rng.choice((0.1, 5.0, 20.0)),
+            max_delay_ms=rng.choice((0.5, 2.0, 10.0)),
+            flip_s=0.0,
+            fail_s=0.0,
+        )
+
+    def build(self) -> None:
+        world, options = self._world, self._world.options
+        world.scheduler.watcher = self._look
+        world.on_end.append(self.checks.ended)
+        for node_id in _NODES:
+            self._configs[node_id] = config_of(options, node_id, self._controllers)
+            format_node(world.add(node_id, self._body).disk, node_id, self._controllers, elr=options.elr)
+        for process in world.processes.values():
+            process.start()
+        kinds: list[type[Client]] = [Admin, Producer, Consumer, Producer, Consumer]
+        for number, kind in enumerate(kinds):
+            client = kind(world, self._sockets, self.checks, number, _NODES)
+            self._clients.append(client)
+            world.loop.create_task(client.live())
+
+    def _look(self, process: Process) -> None:
+        self.checks.look(process)
+
+    async def _body(self, process: Process) -> None:
+        broker = SimBroker(process, self._configs[process.node_id], self._sockets)
+        self.checks.begins(process, broker)
+        await broker.live()
+
+    def progress(self) -> int:
+        """Requests that the slowest client got done."""
+        return min(client.done for client in self._clients)
+
+    def rest(self) -> bool:
+        """Nobody waits, and all replicas are equal."""
+        for client in self._clients:
+            client.must_rest = True
+        return not any(client.is_waiting for client in self._clients) and self.checks.is_whole()
+
+    def final(self) -> None:
+        self.checks.final()
+        self._invariants.changes = self.checks.changes

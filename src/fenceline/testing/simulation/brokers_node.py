@@ -1,0 +1,142 @@
+"""A broker in a simulated cluster: the whole node that ships, on a simulated disk, clock and network.
+
+Owns what is handed to it from outside: configuration, formatted directory, executors, connections. Everything inside is
+`fenceline.node.broker.Broker` with its listeners, handlers, codecs, logs and metadata quorum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from fenceline.config.node import NodeConfig
+from fenceline.ids import encode_uuid
+from fenceline.log.disk import Disk, replace_file
+from fenceline.log.meta_properties import META_FILE
+from fenceline.metadata.features import LATEST_METADATA_VERSION, fresh_levels
+from fenceline.metadata.records import FeatureLevelRecord
+from fenceline.node.broker import Broker
+from fenceline.node.format import BOOTSTRAP_FILE
+from fenceline.node.metadata_batches import snapshot_batches
+from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
+from fenceline.testing.simulation.controller_of_one import CLUSTER_ID, directory_id, format_voters
+from fenceline.testing.simulation.loop import SimExecutor
+from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.sockets import Sockets, machine_of
+from fenceline.testing.simulation.world import DATA_DIR, Process
+
+DATA_PORT: Final = 9092
+_QUORUM_PORT: Final = 9093
+_TIMES: Final[Mapping[str, str]] = {
+    "broker.session.timeout.ms": "1500",
+    "broker.heartbeat.interval.ms": "400",
+    "replica.lag.time.max.ms": "1500",
+    "replica.fetch.wait.max.ms": "400",
+    "replica.fetch.backoff.ms": "300",
+    "replica.socket.timeout.ms": "3000",
+    "log.flush.offset.checkpoint.interval.ms": "2000",
+    "log.flush.scheduler.interval.ms": "1000",
+    "log.retention.check.interval.ms": "2000",
+}
+"""Shorter than Kafka's, so that a story of ten seconds has some of each."""
+
+
+def voter_of(node_id: int) -> Voter:
+    endpoint = VoterEndpoint("CONTROLLER", machine_of(node_id), _QUORUM_PORT)
+    return Voter(node_id, directory_id(node_id), (endpoint,), KRaftVersionFeature(0, 1))
+
+
+def config_of(options: Options, node_id: int, controllers: Iterable[int]) -> NodeConfig:
+    """The server.properties of one node."""
+    controllers, machine = tuple(controllers), machine_of(node_id)
+    listeners = f"PLAINTEXT://{machine}:{DATA_PORT}"
+    roles = "broker"
+    if node_id in controllers:
+        listeners += f",CONTROLLER://{machine}:{_QUORUM_PORT}"
+        roles = "broker,controller"
+    return NodeConfig.load(
+        None,
+        {
+            "node.id": str(node_id),
+            "process.roles": roles,
+            "log.dirs": DATA_DIR,
+            "listeners": listeners,
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": ",".join(
+                f"{machine_of(each)}:{_QUORUM_PORT}" for each in controllers
+            ),
+            "auto.create.topics.enable": "false",
+            "unclean.leader.election.enable": "false",
+            "log.retention.ms": "-1",
+            "log.roll.ms": str(options.segment_ms),
+            "metadata.log.max.record.bytes.between.snapshots": str(options.snapshot_bytes),
+            "metadata.log.max.snapshot.interval.ms": str(options.snapshot_interval_ms),
+            **_TIMES,
+        },
+        {},
+    )
+
+
+def format_node(disk: Disk, node_id: int, controllers: Iterable[int], *, elr: bool) -> None:
+    """What `fenceline format` writes. `elr`: eligible leader replicas are kept (KIP-966)."""
+    if elr:
+        levels = fresh_levels(LATEST_METADATA_VERSION)
+        batches = snapshot_batches(
+            [FeatureLevelRecord(name, level) for name, level in levels.items()],
+            metadata_version=LATEST_METADATA_VERSION,
+            epoch=0,
+            now_ms=0,
+            last_log_timestamp_ms=0,
+        )
+        replace_file(disk, f"{DATA_DIR}/{BOOTSTRAP_FILE}", b"".join(batches))
+    controllers = tuple(controllers)
+    if node_id in controllers:
+        format_voters(disk, [voter_of(each) for each in controllers])
+    meta = f"version=1\ncluster.id={CLUSTER_ID}\nnode.id={node_id}\ndirectory.id={encode_uuid(directory_id(node_id))}\n"
+    replace_file(disk, f"{DATA_DIR}/{META_FILE}", meta.encode())
+
+
+class SimBroker(Broker):
+    """One life of a node."""
+
+    def __init__(self, process: Process, config: NodeConfig, sockets: Sockets) -> None:
+        super().__init__(
+            config,
+            clock=process.clock,
+            rng=process.world.rng(f"{process.name} life {process.life}"),
+            disk=process.files,
+            disk_threads=SimExecutor(4),
+            metadata_threads=SimExecutor(2),
+        )
+        assert process.loop is not None, "the process runs"
+        process.loop.sockets = sockets.of(process.node_id)
+        self.process = process
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether its image can be asked for, and its partitions."""
+        return "controller" in self._started
+
+    async def live(self) -> None:
+        """From start to stop, as `fenceline start`. Raises what ends a node."""
+        stopping = self.process.stopping
+        starting = asyncio.ensure_future(self.start())
+        asked = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        failure: BaseException | None = None
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait((starting,))
+        else:
+            failure = starting.exception()
+            if failure is None:
+                self.process.tell("serves")
+                try:
+                    await self.run_until(stopping)
+                except Exception as error:
+                    failure = error
+        await self.stop()
+        if failure is not None:
+            raise failure

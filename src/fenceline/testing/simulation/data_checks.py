@@ -1,0 +1,383 @@
+"""Invariants of replicated partitions, looked at after every step of a broker that changed something.
+
+Owns what was seen last of each replica, and compares it with the partition's one history (`data_history`) and with the
+newest committed image. Reads what brokers know of themselves, and their logs from the bytes of the simulated disk.
+
+Of the public TLA+ models of KIP-320 and KIP-966: LeaderInIsr, WeakIsr, StrongIsr. Rules: `epochs.md E14`, `E29`, `E40`,
+`E64`; `recovery.md V9`, `V35-V41`; `gaps.md G10`, `G11`, `G14b`, `G52`, `G53`; `list_offsets.md L10` (KIP-207).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from fenceline.ids import NO_LEADER
+from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, MetadataImage, PartitionImage
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.data_history import History, Place, first_from
+from fenceline.testing.simulation.log_reader import StoredBatches
+from fenceline.testing.simulation.world import Process, StoredBatch
+
+if TYPE_CHECKING:
+    from fenceline.node.replica import Replica
+    from fenceline.replica.leader import LeaderState
+    from fenceline.testing.simulation.brokers_node import SimBroker
+
+Key = tuple[bytes, int]
+"""Topic id and partition."""
+
+_RECOVERING: Final = LeaderRecoveryState.RECOVERING
+
+
+class _Copy:
+    """A replica as it was seen last."""
+
+    __slots__ = (
+        "end",
+        "epoch",
+        "high_watermark",
+        "is_new",
+        "isr",
+        "last",
+        "leader",
+        "matched",
+        "reader",
+        "replica",
+        "was_cut",
+    )
+
+    def __init__(self, replica: Replica, reader: StoredBatches) -> None:
+        self.replica = replica
+        self.reader = reader
+        self.is_new = True
+        self.was_cut = False
+        self.end = replica.log.log_start_offset
+        self.high_watermark = -1
+        self.epoch = -1
+        self.leader: LeaderState | None = None
+        self.isr: frozenset[int] = frozenset()
+        self.matched = 0
+        """Up to here its log is the committed history."""
+        self.last: Place | None = None
+        """The last batch of its log."""
+
+    def batches(self, start: int, end: int) -> list[StoredBatch]:
+        return first_from(self.reader.between(self.replica.log.segments, start, end), start)
+
+
+class _Node:
+    def __init__(self, process: Process, broker: SimBroker) -> None:
+        self.process = process
+        self.broker = broker
+        self.copies: dict[Key, _Copy] = {}
+
+    @property
+    def image(self) -> MetadataImage:
+        return self.broker.controller.image
+
+
+class DataChecks:
+    """See the module. `look` after each step of a process."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        """Changes of a replica that were looked at."""
+        self.image: MetadataImage = EMPTY_IMAGE
+        """The newest committed one that any node has."""
+        self.histories: dict[Key, History] = {}
+        self._partitions: dict[Key, PartitionImage] = {}
+        self._nodes: dict[int, _Node] = {}
+
+    def begins(self, process: Process, broker: SimBroker) -> None:
+        """A life of a broker."""
+        self._nodes[process.node_id] = _Node(process, broker)
+
+    def ended(self, process: Process) -> None:
+        self._nodes.pop(process.node_id, None)
+
+    @property
+    def live_keys(self) -> dict[Key, PartitionImage]:
+        """The partitions of the newest image."""
+        return self._partitions
+
+    def committed_batches(self) -> int:
+        return sum(len(history.batches) for history in self.histories.values())
+
+    def look(self, process: Process) -> None:
+        """Raises InvariantBroken."""
+        node = self._nodes.get(process.node_id)
+        if node is None or not node.broker.has_metadata:
+            return
+        image = node.image
+        if image.offset > self.image.offset:
+            self._newer(image)
+        open_by_id, copies = node.broker.partitions.open_by_id, node.copies
+        if len(copies) > len(open_by_id):
+            for key in [each for each in copies if each not in open_by_id]:
+                del copies[key]
+        for key, replica in open_by_id.items():
+            copy = copies.get(key)
+            if copy is None or copy.replica is not replica:
+                copy = copies[key] = _Copy(replica, StoredBatches(process.disk))
+            if replica.is_being_cut:
+                copy.was_cut = True
+                continue
+            log, leader = replica.log, replica.leader
+            if (
+                copy.end != log.log_end_offset
+                or copy.high_watermark != log.high_watermark
+                or copy.leader is not leader
+                or (leader is not None and copy.isr is not leader.isr)
+                or copy.was_cut
+            ):
+                self.changes += 1
+                self._look(node, key, copy)
+
+    # -- the controller's side -----------------------------------------------------------------------------------------
+
+    def _newer(self, image: MetadataImage) -> None:
+        before, self.image = self.image, image
+        if image.topics_by_id is before.topics_by_id:
+            return
+        known = self._partitions
+        self._partitions = {}
+        for topic in image.topics_by_id.values():
+            for index, partition in enumerate(topic.partitions):
+                key = (topic.id.bytes, index)
+                self._partitions[key] = partition
+                if key not in self.histories:
+                    self.histories[key] = History(f"{topic.name}-{index}")
+                old = known.get(key)
+                if old is not partition and old != partition:
+                    self._changed(key, old, partition)
+
+    def _changed(self, key: Key, before: PartitionImage | None, after: PartitionImage) -> None:
+        history = self.histories[key]
+        where = f"{history.name}, leader epoch {after.leader_epoch}"
+        if after.leader != NO_LEADER and after.leader not in after.isr:
+            raise InvariantBroken(f"{where}: {after.leader} leads and is not in sync, {after.isr} are (LeaderInIsr)")
+        if not set(after.isr) <= set(after.replicas):
+            raise InvariantBroken(f"{where}: in sync are {after.isr}, replicas {after.replicas}")
+        is_recovering = after.leader_recovery_state is _RECOVERING
+        if is_recovering:
+            if len(after.isr) > 1:
+                raise InvariantBroken(f"{where}: RECOVERING with {after.isr} in sync (V9)")
+            history.last_unclean = max(history.last_unclean, after.leader_epoch)
+        history.recovering_epoch = after.leader_epoch if is_recovering else -1
+        if before is not None:
+            if after.leader_epoch < before.leader_epoch or after.partition_epoch <= before.partition_epoch:
+                raise InvariantBroken(f"{where}: epochs fall from {before} to {after}")
+            if after.leader != before.leader and after.leader_epoch == before.leader_epoch:
+                raise InvariantBroken(f"{where}: {after.leader} leads in the epoch of {before.leader}")
+            if (
+                after.partition_epoch == before.partition_epoch + 1
+                and after.leader not in (NO_LEADER, before.leader, *before.isr, *before.elr)
+                and not is_recovering
+            ):
+                raise InvariantBroken(
+                    f"{where}: {after.leader} was elected, in sync were {before.isr}, eligible {before.elr}, and it"
+                    " is not RECOVERING (V9)"
+                )
+        self._check_isr(key)
+
+    # -- a broker's side -----------------------------------------------------------------------------------------------
+
+    def _look(self, node: _Node, key: Key, copy: _Copy) -> None:
+        replica, history = copy.replica, self.histories.get(key)
+        if history is None:
+            return
+        log, leader = replica.log, replica.leader
+        start, end, high_watermark = log.log_start_offset, log.log_end_offset, log.high_watermark
+        where = f"{node.process.name} {history.name}"
+        was_cut, began = copy.was_cut or end < copy.end, leader is not None and leader is not copy.leader
+        if not start <= high_watermark <= end:
+            raise InvariantBroken(f"{where}: the log is {start}..{end}, its high watermark {high_watermark}")
+        if high_watermark < copy.high_watermark and not was_cut:
+            raise InvariantBroken(
+                f"{where}: the high watermark fell from {copy.high_watermark} to {high_watermark} (G14b, E40)"
+            )
+        if was_cut:
+            if leader is not None and leader is copy.leader:
+                raise InvariantBroken(f"{where}: a leader's log was cut from {copy.end} to {end}")
+            copy.reader = StoredBatches(node.process.disk)
+            copy.matched = min(copy.matched, end)
+            copy.end = min(copy.end, end)
+            kept = copy.batches(start, copy.end)
+            copy.last = Place(kept[-1].base_offset, kept[-1].epoch) if kept else None
+            copy.was_cut = False
+        committed = high_watermark != copy.high_watermark or (leader is not None and leader.isr is not copy.isr)
+        node.process.tell(
+            f"{history.name} epoch {replica.leader_epoch} {'leads' if leader is not None else 'follows'} log"
+            f" {start}..{end} committed {high_watermark}"
+        )
+        if end > copy.end:
+            self._appended(node, key, copy, history, where)
+        copy.is_new = False
+        copy.end, copy.high_watermark, copy.leader, copy.epoch = end, high_watermark, leader, replica.leader_epoch
+        copy.isr = leader.isr if leader is not None else copy.isr
+        if began:
+            self._leads(copy, history, where)
+        if (
+            leader is not None
+            and committed
+            and leader.leader_epoch >= history.last_unclean
+            and not leader.is_recovering
+        ):
+            history.commit(copy.batches(min(copy.matched, history.end), high_watermark), where)
+            copy.matched = max(copy.matched, high_watermark)
+            led = history.ends
+            led[leader.leader_epoch] = max(led.get(leader.leader_epoch, 0), high_watermark)
+        if committed or was_cut:
+            self._check_isr(key)
+
+    def _appended(self, node: _Node, key: Key, copy: _Copy, history: History, where: str) -> None:
+        """Log matching; what a follower takes is what the leader of its epoch has (E64)."""
+        replica = copy.replica
+        leader = None if replica.leader is not None or copy.is_new else self._leader_of(key, replica.leader_epoch)
+        batches = copy.batches(copy.end, replica.log.log_end_offset)
+        if leader is not None:
+            theirs = leader.batches(copy.end, replica.log.log_end_offset)
+            if [(each.base_offset, each.epoch) for each in batches] != [
+                (each.base_offset, each.epoch) for each in theirs
+            ]:
+                raise InvariantBroken(
+                    f"{where}: took {_told(batches)} in epoch {replica.leader_epoch}, whose leader has"
+                    f" {_told(theirs)} there (E64)"
+                )
+        for batch in batches:
+            if batch.epoch > replica.leader_epoch >= 0 and not copy.is_new:
+                raise InvariantBroken(
+                    f"{where}: has a batch of epoch {batch.epoch} in epoch {replica.leader_epoch} (G11)"
+                )
+            copy.last = history.wrote(batch, copy.last, where)
+
+    def _leader_of(self, key: Key, epoch: int) -> _Copy | None:
+        """Who leads in exactly this epoch and runs."""
+        for node in self._nodes.values():
+            copy = node.copies.get(key)
+            if copy is not None and not copy.was_cut:
+                leader = copy.replica.leader
+                if leader is not None and leader.leader_epoch == epoch:
+                    return copy
+        return None
+
+    def _leads(self, copy: _Copy, history: History, where: str) -> None:
+        """Leader completeness: who leads has all that was committed before, unless the election was unclean."""
+        leader = copy.leader
+        assert leader is not None, "it leads"
+        epoch = leader.leader_epoch
+        if leader.is_recovering:
+            history.begin_anew(copy.batches(0, copy.end), epoch)
+            copy.matched = min(copy.matched, history.end)
+            for node in self._nodes.values():
+                other = node.copies.get(self._key_of(copy))
+                if other is not None:
+                    other.matched = min(other.matched, history.end)
+            return
+        if epoch < history.last_unclean:
+            return  # a leader that does not know yet that others went on without it
+        needed = history.committed_before(epoch)
+        if copy.end < needed:
+            raise InvariantBroken(
+                f"{where}: leads epoch {epoch} with a log that ends at {copy.end}, {needed} was committed"
+            )
+        self._match(copy, history, needed, where)
+
+    @staticmethod
+    def _key_of(copy: _Copy) -> Key:
+        return copy.replica.topic_id_bytes, copy.replica.topic_partition.partition
+
+    def _match(self, copy: _Copy, history: History, end: int, where: str) -> None:
+        """Up to `end` a log is the committed history."""
+        end = min(end, history.end)
+        if copy.matched < end:
+            for batch in copy.batches(copy.matched, end):
+                history.compare(batch, where)
+            copy.matched = end
+
+    def _check_isr(self, key: Key) -> None:
+        """WeakIsr and StrongIsr: what a leader calls committed is in the log of every member that runs."""
+        partition, history = self._partitions.get(key), self.histories[key]
+        if partition is None:
+            return
+        for node in self._nodes.values():
+            copy = node.copies.get(key)
+            if copy is None or copy.leader is None or copy.replica.leader is not copy.leader or copy.was_cut:
+                continue
+            leader = copy.leader
+            if leader.leader_epoch < history.last_unclean or leader.is_recovering:
+                continue
+            for name, members in (("WeakIsr", leader.isr), ("StrongIsr", partition.isr)):
+                for member in members:
+                    if member != node.process.node_id:
+                        self._check_member(name, node, copy, member, key, history)
+
+    def _check_member(self, name: str, node: _Node, copy: _Copy, member: int, key: Key, history: History) -> None:
+        other = self._nodes.get(member)
+        theirs = other.copies.get(key) if other is not None else None
+        if other is None or theirs is None or theirs.was_cut or theirs.replica.is_being_cut:
+            return
+        incarnation = other.broker.broker_epoch
+        image = node.image if name == "WeakIsr" else self.image
+        known = image.brokers.get(member)
+        if known is None or known.epoch != incarnation:
+            return  # another process than the one that was in sync
+        where = f"{node.process.name} {history.name} calls {copy.high_watermark} committed in epoch {copy.epoch}"
+        if theirs.replica.log.log_end_offset < copy.high_watermark:
+            raise InvariantBroken(
+                f"{where}: the log of {member}, which is in sync, ends at {theirs.replica.log.log_end_offset} ({name})"
+            )
+        self._match(theirs, history, min(copy.high_watermark, theirs.end), f"n{member} {history.name} ({name})")
+
+    # -- at rest -------------------------------------------------------------------------------------------------------
+
+    def is_whole(self) -> bool:
+        """Every partition is led, all its replicas are in sync and have the same."""
+        for key, partition in self._partitions.items():
+            if partition.leader == NO_LEADER or set(partition.isr) != set(partition.replicas) or partition.adding:
+                return False
+            if partition.leader_recovery_state is _RECOVERING or partition.removing:
+                return False
+            ends = set()
+            for replica in partition.replicas:
+                node = self._nodes.get(replica)
+                copy = node.copies.get(key) if node is not None else None
+                if copy is None:
+                    if any(key in other.copies for other in self._nodes.values()):
+                        return False
+                    continue
+                ends.add((copy.replica.log.log_end_offset, copy.replica.log.high_watermark))
+            if len(ends) > 1 or any(end != high_watermark for end, high_watermark in ends):
+                return False
+        return True
+
+    def final(self) -> None:
+        """Replicas are equal byte for byte, and equal to the committed history. Raises InvariantBroken."""
+        for key, partition in self._partitions.items():
+            history = self.histories[key]
+            for replica in partition.replicas:
+                copy = self._nodes[replica].copies.get(key)
+                if copy is None:
+                    continue
+                log, where = copy.replica.log, f"n{replica} {history.name}"
+                if log.log_end_offset != history.end:
+                    raise InvariantBroken(f"{where}: ends at {log.log_end_offset}, committed is {history.end}")
+                for batch in copy.batches(log.log_start_offset, log.log_end_offset):
+                    history.compare(batch, where)
+            seen: set[tuple[int, int, int]] = set()
+            for batch in history.batches:
+                header = history_header(batch)
+                if header[0] >= 0 and header in seen:
+                    raise InvariantBroken(f"{history.name}: producer {header} was written twice")
+                seen.add(header)
+
+
+def history_header(batch: StoredBatch) -> tuple[int, int, int]:
+    from fenceline.records.batch import read_header
+
+    header = read_header(batch.content)
+    return header.producer_id, header.producer_epoch, header.base_sequence
+
+
+def _told(batches: list[StoredBatch]) -> str:
+    return ", ".join(f"{each.base_offset}@{each.epoch}" for each in batches) or "nothing"

@@ -1,0 +1,171 @@
+"""The one history that each partition has: what was written, what of it is committed, what clients were told of it.
+
+Owns the memory that checks of data need. A batch is known by its base offset and leader epoch (log matching): whoever
+has it has the same bytes, and the same batch before it. Where a leader was elected uncleanly, history goes on from that
+leader's log, and what it lacks was lost with reason.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fenceline.records.batch import read_header
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.world import StoredBatch
+
+
+class Place(NamedTuple):
+    """Where a batch is, and of which epoch: its name."""
+
+    base_offset: int
+    epoch: int
+
+
+class Written(NamedTuple):
+    content: bytes
+    before: Place | None
+    """The batch before it; None at the beginning of a log."""
+
+
+class History:
+    """Of one partition of one topic id."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.written: dict[Place, Written] = {}
+        self.batches: list[StoredBatch] = []
+        """Committed, from offset 0 on."""
+        self._bases: list[int] = []
+        self.ends: dict[int, int] = {}
+        """By leader epoch: the end of what its leader called committed."""
+        self.last_unclean = -1
+        """The newest leader epoch that an unclean election began."""
+        self.recovering_epoch = -1
+        """The leader epoch that is RECOVERING by the newest image; -1: none is."""
+        self.told_ends: dict[int, int] = {}
+        """By leader epoch: the highest end offset that a client was told."""
+        self.lost = 0
+        """Committed batches that unclean elections cost."""
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1].next_offset if self.batches else 0
+
+    # -- written -------------------------------------------------------------------------------------------------------
+
+    def wrote(self, batch: StoredBatch, before: Place | None, where: str) -> Place:
+        """A log holds this batch behind that one. Raises InvariantBroken where another log knows it otherwise."""
+        place = Place(batch.base_offset, batch.epoch)
+        known = self.written.setdefault(place, Written(batch.content, before))
+        if known.content != batch.content:
+            raise InvariantBroken(f"{where}: {told(place)} is not the batch that others have (log matching)")
+        if known.before != before and before is not None and known.before is not None:
+            raise InvariantBroken(
+                f"{where}: {told(place)} stands behind {told(before)}, elsewhere behind {told(known.before)}"
+                " (log matching)"
+            )
+        if before is not None and before.epoch > batch.epoch:
+            raise InvariantBroken(f"{where}: epochs fall from {told(before)} to {told(place)} (G11)")
+        return place
+
+    # -- committed -----------------------------------------------------------------------------------------------------
+
+    def batch_at(self, base_offset: int) -> StoredBatch | None:
+        """The committed batch that begins there."""
+        at = bisect_left(self._bases, base_offset)
+        return self.batches[at] if at < len(self._bases) and self._bases[at] == base_offset else None
+
+    def commit(self, batches: Iterable[StoredBatch], where: str) -> None:
+        """A leader counts these as committed: they are those that are known, or the next ones."""
+        for batch in batches:
+            if batch.base_offset >= self.end:
+                if batch.base_offset != self.end:
+                    raise InvariantBroken(f"{where}: commits at {batch.base_offset}, {self.end} is known (StrongIsr)")
+                self.batches.append(batch)
+                self._bases.append(batch.base_offset)
+            else:
+                self.compare(batch, where)
+
+    def compare(self, batch: StoredBatch, where: str) -> None:
+        """A batch that lies below the committed end is the committed one."""
+        known = self.batch_at(batch.base_offset)
+        if known != batch:
+            what = (
+                "no batch" if known is None else f"{known.base_offset}..{known.next_offset - 1} of epoch {known.epoch}"
+            )
+            raise InvariantBroken(
+                f"{where}: {batch.base_offset}..{batch.next_offset - 1} of epoch {batch.epoch} stands where"
+                f" {what} is committed"
+            )
+
+    def committed_before(self, epoch: int) -> int:
+        """The end of what leaders of older epochs called committed."""
+        return max((end for led, end in self.ends.items() if led < epoch), default=0)
+
+    def begin_anew(self, log: Iterable[StoredBatch], epoch: int) -> None:
+        """An uncleanly elected leader has this log: what it lacks is lost."""
+        mine = {Place(batch.base_offset, batch.epoch) for batch in log}
+        kept = 0
+        while kept < len(self.batches):
+            batch = self.batches[kept]
+            if Place(batch.base_offset, batch.epoch) not in mine:
+                break
+            kept += 1
+        self.lost += len(self.batches) - kept
+        del self.batches[kept:], self._bases[kept:]
+        self.ends = {led: min(end, self.end) for led, end in self.ends.items()}
+        self.last_unclean = max(self.last_unclean, epoch)
+
+    # -- clients -------------------------------------------------------------------------------------------------------
+
+    def acknowledged(self, base_offset: int, producer_id: int, sequence: int, where: str) -> None:
+        """A producer was told that its batch has this offset, with acks=all."""
+        known = self.batch_at(base_offset)
+        if known is not None and _is_of(known.content, producer_id, sequence):
+            return
+        epochs = [
+            place.epoch
+            for place, written in self.written.items()
+            if place.base_offset == base_offset and _is_of(written.content, producer_id, sequence)
+        ]
+        if not epochs:
+            raise InvariantBroken(f"{where}: no log has at {base_offset} what was acknowledged there")
+        if max(epochs) >= self.last_unclean:
+            raise InvariantBroken(f"{where}: acknowledged at {base_offset} with acks=all, and not committed")
+
+    def read(self, place: Place, content: bytes, before: Place | None, where: str) -> None:
+        """A consumer that has read up to `before` (None: it begins here) was given this batch as the next one."""
+        written = self.written.get(place)
+        if written is None or written.content != content:
+            raise InvariantBroken(f"{where}: {told(place)} was read, no log has it like that")
+        if before is not None and written.before != before:
+            raise InvariantBroken(
+                f"{where}: {told(place)} was read after {told(before)}, in the log it stands behind"
+                f" {'nothing' if written.before is None else told(written.before)}: a truncation was not noticed"
+            )
+        known = self.batch_at(place.base_offset)
+        if (known is None or known.epoch != place.epoch) and place.epoch >= self.last_unclean:
+            raise InvariantBroken(f"{where}: {told(place)} was read and is not committed (E43)")
+
+    def least_end(self, epoch: int) -> int:
+        """What a client that asks the leader of this epoch for the log's end may not fall below (KIP-207)."""
+        return max((end for led, end in self.told_ends.items() if self.last_unclean <= led <= epoch), default=0)
+
+    def tell_end(self, epoch: int, end: int) -> None:
+        self.told_ends[epoch] = max(self.told_ends.get(epoch, 0), end)
+
+
+def _is_of(content: bytes, producer_id: int, sequence: int) -> bool:
+    header = read_header(content)
+    return header.producer_id == producer_id and header.base_sequence == sequence
+
+
+def told(place: Place) -> str:
+    return f"the batch at {place.base_offset} of epoch {place.epoch}"
+
+
+def first_from(batches: list[StoredBatch], offset: int) -> list[StoredBatch]:
+    """Those that begin at or behind an offset."""
+    return batches[bisect_right(batches, offset - 1, key=lambda batch: batch.base_offset) :]

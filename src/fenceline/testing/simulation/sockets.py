@@ -1,0 +1,340 @@
+"""Simulated TCP for code that asks its loop for connections: streams of bytes over the simulated network.
+
+Owns listeners and the two ends of each stream. A node is found by the name of its machine (`n3`), a client has a number
+below 0. What a peer notices is what TCP gives: bytes in order, a refusal where nobody listens, both ends told when a
+process ends or the network resets, silence when a machine loses power. Bytes sent into a partition arrive when it has
+healed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Final
+
+from fenceline.testing.simulation.loop import SimLoop
+from fenceline.testing.simulation.network import Network
+from fenceline.testing.simulation.scheduler import ENDED, SimHandle
+from fenceline.testing.simulation.world import Process, World
+
+Factory = Callable[[], asyncio.BaseProtocol]
+
+_APART_S: Final = 1e-6
+"""Between pieces of a stream: timers of one instant have no order."""
+
+
+def machine_of(node_id: int) -> str:
+    return f"n{node_id}"
+
+
+class Sockets:
+    """All listeners and streams of a world."""
+
+    def __init__(self, world: World) -> None:
+        self.network: Network = world.network
+        self.listeners: dict[tuple[int, int], Listener] = {}
+        """By node and port."""
+        self.context = copy_context()
+        self._world = world
+        world.on_end.append(self._process_ended)
+
+    def of(self, node_id: int) -> NodeSockets:
+        """As a process sees them; for `SimLoop.sockets`."""
+        return NodeSockets(self, node_id)
+
+    def at(self, when_s: float, loop: SimLoop, callback: Callable[..., object], *args: Any) -> None:
+        """Run something in a process, unless it has ended by then."""
+        scheduler = self._world.scheduler
+        scheduler.at(when_s, SimHandle(loop, callback, args, self.context, -1.0))
+
+    @property
+    def now_s(self) -> float:
+        return self._world.scheduler.now_s
+
+    @property
+    def world_loop(self) -> SimLoop:
+        return self._world.loop
+
+    def _process_ended(self, process: Process) -> None:
+        for address in [each for each in self.listeners if each[0] == process.node_id]:
+            del self.listeners[address]
+
+
+class NodeSockets:
+    """What a loop's `create_server` and `create_connection` do for one process."""
+
+    def __init__(self, sockets: Sockets, node_id: int) -> None:
+        self._sockets = sockets
+        self.node_id = node_id
+
+    async def listen(self, loop: SimLoop, factory: Factory, port: int) -> Listener:
+        return Listener(self._sockets, self.node_id, port, loop, factory)
+
+    async def connect(self, loop: SimLoop, factory: Factory, host: str, port: int) -> tuple[Any, Any]:
+        """Raises ConnectionRefusedError; never ends where nobody answers."""
+        opened: asyncio.Future[tuple[Any, Any]] = loop.create_future()
+        stream = Stream(self._sockets, self.node_id, int(host[1:]), loop, port)
+        stream.open(factory, opened)
+        try:
+            return await opened
+        except BaseException:
+            stream.give_up()
+            raise
+
+
+class _FakeSocket:
+    """What a node asks of a listening socket."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def setsockopt(self, *_: object) -> None:
+        """There is nothing to set."""
+
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", self._port
+
+
+class Listener:
+    """Stands for `asyncio.Server`."""
+
+    def __init__(self, sockets: Sockets, node_id: int, port: int, loop: SimLoop, factory: Factory) -> None:
+        self.sockets = (_FakeSocket(port),)
+        self.loop = loop
+        self.factory = factory
+        self._all = sockets
+        self._address = (node_id, port)
+
+    async def start_serving(self) -> None:
+        self._all.listeners[self._address] = self
+
+    def close(self) -> None:
+        self._all.listeners.pop(self._address, None)
+
+
+class Stream:
+    """One connection. `source` opened it; the network knows it as one of its own."""
+
+    def __init__(self, sockets: Sockets, source: int, destination: int, loop: SimLoop, port: int) -> None:
+        self.source = source
+        self.destination = destination
+        self._sockets = sockets
+        self._network = sockets.network
+        self._id = self._network.adopt(self)
+        self._port = port
+        self._is_over = False
+        self._ends: dict[int, End] = {}
+        self._loop = loop
+        self._opened: asyncio.Future[tuple[Any, Any]] | None = None
+        self._free_at_s = {source: 0.0, destination: 0.0}
+        """By receiver: nothing arrives before what was sent before it."""
+
+    def open(self, factory: Factory, opened: asyncio.Future[tuple[Any, Any]]) -> None:
+        self._opened = opened
+        self._network.tell(f"{self.source}>{self.destination} #{self._id} connect {self._port}")
+        self._carry(self.source, self.destination, self._sockets.world_loop, partial(self._knock, factory))
+
+    def _carry(self, source: int, destination: int, loop: SimLoop, deliver: Callable[[], None]) -> None:
+        """`deliver` runs in the receiver's loop, in order."""
+        at_s = max(self._free_at_s[destination] + _APART_S, self._sockets.now_s + self._network.delay_s())
+        self._free_at_s[destination] = at_s
+        self._sockets.at(at_s, loop, self._arrive, source, destination, loop, deliver)
+
+    def _arrive(self, source: int, destination: int, loop: SimLoop, deliver: Callable[[], None]) -> None:
+        network = self._network
+        if self._is_over:
+            return
+        if network.is_cut(source, destination):
+            again = partial(self._sockets.at, 0.0, loop, self._arrive, source, destination, loop, deliver)
+            network.hold(source, destination, again)
+        elif not network.is_dark(destination):
+            deliver()
+
+    # -- opening -------------------------------------------------------------------------------------------------------
+
+    def _knock(self, factory: Factory) -> None:
+        """The kernel of the destination answers, whether its process is frozen or not."""
+        listener = self._sockets.listeners.get((self.destination, self._port))
+        if listener is None or listener.loop.state == ENDED:
+            self._carry(self.destination, self.source, self._loop, self._refuse)
+            return
+        near = End(self, self.source, self.destination, self._loop, listener.loop)
+        far = End(self, self.destination, self.source, listener.loop, self._loop)
+        near.other, far.other = far, near
+        self._ends = {self.source: near, self.destination: far}
+        listener.loop.call_soon(far.begin, listener.factory)
+        self._carry(self.destination, self.source, self._loop, partial(self._open_near, near, factory))
+
+    def _open_near(self, near: End, factory: Factory) -> None:
+        opened = self._opened
+        if opened is not None and not opened.done():
+            near.begin(factory)
+            opened.set_result((near, near.protocol))
+
+    def give_up(self) -> None:
+        """Who wanted it does not wait any more."""
+        near = self._ends.get(self.source)
+        if near is None:
+            self.forget()
+        else:
+            near.close()
+
+    def _refuse(self) -> None:
+        self.forget()
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(ConnectionRefusedError(f"{machine_of(self.destination)}:{self._port} refuses"))
+
+    # -- carrying ------------------------------------------------------------------------------------------------------
+
+    def send(self, end: End, content: bytes) -> None:
+        assert end.other is not None, "both ends are made together"
+        self._network.tell(f"{end.me}>{end.them} #{self._id} {len(content)}")
+        self._carry(end.me, end.them, end.other.loop, partial(end.other.receive, content))
+
+    def finish(self, end: End) -> None:
+        """One end closes: the other is told after all that was sent."""
+        if self._is_over or end.other is None:
+            return
+        self._carry(end.me, end.them, end.other.loop, partial(end.other.lose, None))
+
+    # -- what the network does -----------------------------------------------------------------------------------------
+
+    def cut(self, reason: str, ended: int = -1) -> None:
+        """The stream is gone; who is left hears of it after a delay."""
+        if self._is_over:
+            return
+        self._network.tell(f"{self.source}>{self.destination} #{self._id} cut: {reason}")
+        self.forget()
+        error = ConnectionResetError(reason)
+        if not self._ends:
+            if ended != self.source and self._opened is not None:
+                self._tell_cut(self.destination, self.source, self._loop, partial(self._fail_open, error))
+            return
+        for end in self._ends.values():
+            if end.me != ended:
+                self._tell_cut(end.them, end.me, end.loop, partial(end.lose, error))
+
+    def _fail_open(self, error: ConnectionError) -> None:
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(error)
+
+    def _tell_cut(self, source: int, destination: int, loop: SimLoop, tell: Callable[[], None]) -> None:
+        network = self._network
+
+        def hear() -> None:
+            if network.is_cut(source, destination):
+                network.hold(source, destination, partial(self._sockets.at, 0.0, loop, hear))
+            else:
+                tell()
+
+        self._sockets.at(self._sockets.now_s + network.delay_s(), loop, hear)
+
+    def fall_silent(self, dead: int) -> None:
+        """A machine lost power: nobody is told before it is back."""
+
+    def forget(self) -> None:
+        self._is_over = True
+        self._network.forget(self._id)
+
+
+class End(asyncio.Transport):
+    """One end of a stream, as its process holds it."""
+
+    def __init__(self, stream: Stream, me: int, them: int, loop: SimLoop, their_loop: SimLoop) -> None:
+        super().__init__()
+        self.me = me
+        self.them = them
+        self.loop = loop
+        self.other: End | None = None
+        self.protocol: Any = None
+        self._stream = stream
+        self._is_closing = False
+        self._is_lost = False
+        self._is_paused = False
+        self._early: list[Callable[[], None]] = []
+        """What came before the process took the connection, or while it does not read."""
+
+    def begin(self, factory: Factory) -> None:
+        if self._is_lost:
+            return
+        self.protocol = factory()
+        self.protocol.connection_made(self)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._early and not self._is_paused and not self._is_lost:
+            self._early.pop(0)()
+
+    def receive(self, content: bytes) -> None:
+        if self._is_lost or self._is_closing:
+            return
+        protocol = self.protocol
+        if protocol is None or self._is_paused:
+            self._early.append(partial(self.receive, content))
+        elif isinstance(protocol, asyncio.BufferedProtocol):
+            position = 0
+            while position < len(content) and not self._is_closing:
+                if self._is_paused:
+                    self._early.insert(0, partial(self.receive, content[position:]))
+                    return
+                buffer = memoryview(protocol.get_buffer(-1))
+                piece = content[position : position + len(buffer)]
+                buffer[: len(piece)] = piece
+                buffer.release()
+                protocol.buffer_updated(len(piece))
+                position += len(piece)
+        else:
+            protocol.data_received(content)
+
+    def lose(self, error: Exception | None) -> None:
+        """The protocol hears once that the connection is over."""
+        if self._is_lost:
+            return
+        self._is_lost = self._is_closing = True
+        self._stream.forget()
+        if self.protocol is not None:
+            self.protocol.connection_lost(error)
+
+    # -- asyncio's side ------------------------------------------------------------------------------------------------
+
+    def write(self, data: Any) -> None:
+        if not self._is_closing:
+            self._stream.send(self, bytes(data))
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            self._stream.finish(self)
+            self.loop.call_soon(self._closed)
+
+    abort = close
+
+    def _closed(self) -> None:
+        if not self._is_lost:
+            self._is_lost = True
+            if self.protocol is not None:
+                self.protocol.connection_lost(None)
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        self.loop.call_soon(self._go_on)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return (f"10.0.0.{abs(self.them)}", 50000 + abs(self.them)) if name == "peername" else default
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is ever full."""
