@@ -83,6 +83,11 @@ class PendingAnswer:
             callback()
 
 
+def _has_socket(transport: asyncio.Transport | None) -> bool:
+    """Whether files can be sent, and it is known when; a simulated transport has none."""
+    return transport is not None and transport.get_extra_info("socket") is not None
+
+
 class Connection(asyncio.BufferedProtocol):
     """Framing and back-pressure for one socket. `Server.handle` does the rest."""
 
@@ -214,13 +219,17 @@ class Connection(asyncio.BufferedProtocol):
     def answer_pending(self, buffers: Sequence[Part] | None, let_go: Callable[[], None] | None = None) -> None:
         self._pending = None
         transport = self._transport
-        if let_go is not None and buffers is not None and transport is not None:
+        if let_go is not None and buffers is not None and _has_socket(transport):
+            assert transport is not None, "it has a socket"
             # Who lent memory for this answer wants to know when it has left.
             self._let_go = let_go
             if self._send_files(transport, buffers):
                 self._answer_left()
-        elif buffers is not None:
-            self.send(buffers)
+        else:
+            if buffers is not None:
+                self.send(buffers)
+            if let_go is not None:
+                let_go()
         self._take_requests()
 
     def close(self, reason: str, *, quiet: bool = False) -> None:

@@ -245,6 +245,30 @@ class MetadataLog:
             " deleted.",
         )
 
+    def unflushed_before(self, end_offset: int) -> list[str]:
+        """Files with batches below `end_offset` that may not be on the disk. Only who votes flushes what it appends; a
+        snapshot stands for what is safe (N15), on every node."""
+        if self._log.recovery_point >= end_offset:
+            return []
+        return [
+            segment.path
+            for segment, end in zip(
+                self._log.segments,
+                [each.base_offset for each in self._log.segments[1:]] + [self._log.log_end_offset],
+                strict=True,
+            )
+            if segment.base_offset < end_offset and end > self._log.recovery_point
+        ]
+
+    def sync_file(self, path: str) -> None:
+        """For a thread. Raises OSError."""
+        fd = self._disk.open_read(path)
+        try:
+            self._disk.fsync(fd)
+        finally:
+            self._disk.close(fd)
+        self._disk.fsync_dir(self.directory)
+
     # -- state -------------------------------------------------------------------------------------------------------
 
     @property

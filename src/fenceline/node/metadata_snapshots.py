@@ -174,6 +174,7 @@ class Snapshots:
         self._bytes, self._since_ms = 0, self._clock.monotonic_ms()
         kraft_version, voters = quorum.voters_before(snapshot.end_offset)
         now_ms = self._clock.now_ms()
+        unflushed = self._log.unflushed_before(snapshot.end_offset)
 
         def write() -> _Written | None:
             timestamp_ms = timestamp()
@@ -186,6 +187,8 @@ class Snapshots:
                 kraft_version=kraft_version,
                 voters=voters,
             )
+            for path in unflushed:
+                self._log.sync_file(path)
             size_bytes = self._log.write_snapshot(snapshot, batches)
             return _Written(batches.record_count, size_bytes)
 

@@ -16,6 +16,7 @@ from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.testing.simulation.brokers_wire import EARLIEST, LATEST, Place, Wire
 from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.clock import WALL_START_MS
 from fenceline.testing.simulation.data_history import Place as BatchPlace
 from fenceline.testing.simulation.sockets import Sockets
 from fenceline.wire.apis import ApiKey
@@ -138,13 +139,16 @@ class Producer(Client):
                 return
         await self._write(self.rng.choice(led))
 
+    def _now_ms(self) -> int:
+        return WALL_START_MS + int(self._world.scheduler.now_s * 1000)
+
     async def _write(self, place: Place) -> None:
         """One batch, until its fate is known or its partition is gone."""
         key, count = place.key, self.rng.randint(1, 3)
         rows = []
         for _ in range(count):
             self._written += 1
-            rows.append((self._written, None, f"{self.who}/{self._written}".encode().ljust(40, b"."), ()))
+            rows.append((self._now_ms(), None, f"{self.who}/{self._written}".encode().ljust(40, b"."), ()))
         sequence = self._sequences.get(key, 0) if self._is_idempotent else -1
         producer_id, producer_epoch = self._producer
         while True:

@@ -69,6 +69,8 @@ def config_of(options: Options, node_id: int, controllers: Iterable[int]) -> Nod
             "auto.create.topics.enable": "false",
             "unclean.leader.election.enable": "false",
             "log.retention.ms": "-1",
+            "log.message.timestamp.after.max.ms": str(2**62),
+            "producer.id.expiration.ms": "1000000000",
             "log.roll.ms": str(options.segment_ms),
             "metadata.log.max.record.bytes.between.snapshots": str(options.snapshot_bytes),
             "metadata.log.max.snapshot.interval.ms": str(options.snapshot_interval_ms),

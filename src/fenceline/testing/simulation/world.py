@@ -180,7 +180,9 @@ class Process:
             excuse = ", ".join(sorted(self.excuses))
             self.tell(f"gives up ({excuse or 'no excuse'}): {error}")
             if not self.excuses:
-                raise SimulationError(f"{self.name} gave up without a fault of its disk: {error}") from error
+                failure = SimulationError(f"{self.name} gave up without a fault of its disk: {error}")
+                failure.__cause__ = error
+                self.world.scheduler.fail(failure)
             self._ended(power_lost=False)
             return
         except Exception as error:
