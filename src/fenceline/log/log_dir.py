@@ -349,9 +349,7 @@ class LogDir:
             self.open_logs.clear()
             if self._lock >= 0:
                 self.disk.close(self._lock)
-                self.fresh_id: Callable[[], UUID] = uuid4
-        """For names of what is put away."""
-        self._lock = -1
+                self._lock = -1
         if failure is not None:
             raise failure
 

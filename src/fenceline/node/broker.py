@@ -97,6 +97,7 @@ class Broker:
         self.disk = disk or OsDisk()
         self.disk_threads: Executor = disk_threads or ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self._metadata_threads = metadata_threads
+        self._checkpointing = asyncio.Lock()
         self.endpoints: tuple[Listener, ...] = ()
         """What clients are told, with the ports that the listeners really got."""
         self.metrics_endpoint: MetricsEndpoint | None = None
@@ -186,6 +187,12 @@ class Broker:
     async def flush_up_to(self, replica: Replica, end_offset: int) -> PeerError | None:
         """Wait until the log is durable at least up to an offset; why it never will be (`LogFlushes.up_to`)."""
         return await self.flushes.up_to(replica, end_offset)
+
+    async def checkpoint(self) -> None:
+        """Write the offset checkpoints that have changed. Raises StorageError."""
+        async with self._checkpointing:
+            for log_dir in self.log_dirs:
+                await self.loop.run_in_executor(self.disk_threads, log_dir.checkpoint_work())
 
     # --- start ----------------------------------------------------------------------------------------------------
 

@@ -126,5 +126,4 @@ class Maintenance:
             self._broker.storage_trouble.look(self._broker.log_end_offset)
 
     async def _checkpoint(self) -> None:
-        for log_dir in self._broker.log_dirs:
-            await self._broker.loop.run_in_executor(self._broker.disk_threads, log_dir.checkpoint_work())
+        await self._broker.checkpoint()

@@ -18,7 +18,8 @@ from fenceline.wire.fetch import FetchRequest
 
 if TYPE_CHECKING:
     from fenceline.node.fetching import Fetching
-    from fenceline.node.replica import Replica, Waiters
+    from fenceline.node.replica import Replica
+    from fenceline.replica.waiters import Waiters
 
 
 class ParkedFetch:

@@ -7,30 +7,18 @@ those who wait for it. Decides neither who leads nor what is committed (`fenceli
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import UUID
 
 from fenceline.errors import ErrorCode
 from fenceline.ids import INTERNAL_TOPICS, TopicPartition
+from fenceline.replica.waiters import Waiters
 
 if TYPE_CHECKING:
     from fenceline.log.config import LogConfig
     from fenceline.log.partition_log import PartitionLog
     from fenceline.node.clock import Clock
     from fenceline.replica.leader import LeaderState
-
-
-class Waiters(dict[Callable[[], None], None]):
-    """Callbacks, each once, called in the order in which they came."""
-
-    __slots__ = ()
-
-    def add(self, callback: Callable[[], None]) -> None:
-        self[callback] = None
-
-    def discard(self, callback: Callable[[], None]) -> None:
-        self.pop(callback, None)
 
 
 class Committer(Protocol):

@@ -65,6 +65,9 @@ class Host(Protocol):
     def cut_log(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
         """In a thread: cut it, with a receipt of what is lost by that. Raises StorageError."""
 
+    async def checkpoint(self) -> None:
+        """Write down how far logs are safe on the disk. Raises StorageError."""
+
     def cut_ended(self, replica: Replica) -> None:
         """On the loop: the log is nobody else's again."""
 
@@ -355,6 +358,8 @@ class _Link:
             await asyncio.get_running_loop().run_in_executor(
                 self._fetchers.executor(), self._host.cut_log, replica, duty, self._leader_id
             )
+            # A recovery point behind the cut would call what is appended now, and torn by a crash, a damaged log.
+            await self._host.checkpoint()
         except StorageError as error:
             self._refused(replica, state, error)
             return

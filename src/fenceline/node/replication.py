@@ -251,5 +251,8 @@ class Replication:
         """In a thread: what is lost is written down before the partition is fetched again. Raises StorageError."""
         self._broker.losses.cut(replica, duty, leader_id)
 
+    async def checkpoint(self) -> None:
+        await self._broker.checkpoint()
+
     def cut_ended(self, replica: Replica) -> None:
         self._broker.partitions.cut_ended(replica)

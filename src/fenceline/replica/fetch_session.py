@@ -25,13 +25,14 @@ waiters meanwhile, and takes itself off with the first call.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.progress import Progress
+from fenceline.replica.waiters import Waiters
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
 FINAL_EPOCH: Final = -1
@@ -41,8 +42,6 @@ _LAST_EPOCH: Final = 2**31 - 1
 
 PartitionKey: TypeAlias = tuple[str | bytes | None, int]
 """Topic (name below v13, raw id from v13) and partition index."""
-
-Waiters: TypeAlias = set[Callable[[], None]]
 
 
 class Told(NamedTuple):
@@ -137,7 +136,7 @@ class FetchSession:
         self.partitions: dict[PartitionKey, Wanted] = {}
         self.unsettled: dict[PartitionKey, Wanted] = {}
         """Those that are to be read."""
-        self.listeners: Waiters = set()
+        self.listeners = Waiters()
         """Called when a settled partition changes."""
         self.opened_ms = now_ms
         self.last_used_ms = now_ms

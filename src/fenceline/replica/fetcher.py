@@ -194,7 +194,7 @@ class Fetcher:
             return Append(state, memoryview(fetched.records), fetched.high_watermark, fetched.log_start_offset)
         state.failures = 0
         # Whoever deletes records waits until the leader knows that they are gone here, too.
-        self._changed.add(key)
+        self._changed[key] = None
         return Learn(state, fetched.high_watermark, fetched.log_start_offset)
 
     def done(self, state: FollowerState) -> None:

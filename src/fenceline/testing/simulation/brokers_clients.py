@@ -356,20 +356,16 @@ class Admin(Client):
         super().__init__(*args)
         options = self._world.options
         self._topics = [f"t{number}" for number in range(options.topics)]
-        self._has_begun = False
 
     async def one(self) -> None:
         options = self._world.options
-        if not self._has_begun:
-            for topic in self._topics:
-                await self._create(topic)
-            await self.learn()
-            if {each.topic for each in self.places} >= set(self._topics):
-                self._has_begun = True
-                self.served()
-            return
+        await self.learn()
+        missing = [each for each in self._topics if each not in {place.topic for place in self.places}]
+        for topic in missing:
+            await self._create(topic)
         if options.churn_s <= 0 or not self._world.faults_strike:
-            self.served()
+            if not missing:
+                self.served()
             await asyncio.sleep(0.2)
             return
         await asyncio.sleep(self.rng.expovariate(1 / options.churn_s))

@@ -110,7 +110,7 @@ class DataChecks:
             return
         image = node.image
         if image.offset > self.image.offset:
-            self._newer(image)
+            self._newer(image, process)
         open_by_id, copies = node.broker.partitions.open_by_id, node.copies
         if len(copies) > len(open_by_id):
             for key in [each for each in copies if each not in open_by_id]:
@@ -135,7 +135,7 @@ class DataChecks:
 
     # -- the controller's side -----------------------------------------------------------------------------------------
 
-    def _newer(self, image: MetadataImage) -> None:
+    def _newer(self, image: MetadataImage, process: Process) -> None:
         before, self.image = self.image, image
         if image.topics_by_id is before.topics_by_id:
             return
@@ -149,6 +149,7 @@ class DataChecks:
                     self.histories[key] = History(f"{topic.name}-{index}")
                 old = known.get(key)
                 if old is not partition and old != partition:
+                    process.tell(f"has {topic.name}-{index} as {_shown(partition)}")
                     self._changed(key, old, partition)
 
     def _changed(self, key: Key, before: PartitionImage | None, after: PartitionImage) -> None:
@@ -171,7 +172,7 @@ class DataChecks:
                 raise InvariantBroken(f"{where}: {after.leader} leads in the epoch of {before.leader}")
             if (
                 after.partition_epoch == before.partition_epoch + 1
-                and after.leader not in (NO_LEADER, before.leader, *before.isr, *before.elr)
+                and after.leader not in (NO_LEADER, before.leader, *before.isr, *before.elr, *before.adding)
                 and not is_recovering
             ):
                 raise InvariantBroken(
@@ -377,6 +378,14 @@ def history_header(batch: StoredBatch) -> tuple[int, int, int]:
 
     header = read_header(batch.content)
     return header.producer_id, header.producer_epoch, header.base_sequence
+
+
+def _shown(partition: PartitionImage) -> str:
+    parts = [f"leader {partition.leader} epoch {partition.leader_epoch} isr {partition.isr} of {partition.replicas}"]
+    parts += [f"{name} {told}" for name, told in (("elr", partition.elr), ("last", partition.last_known_elr)) if told]
+    if partition.leader_recovery_state is _RECOVERING:
+        parts.append("RECOVERING")
+    return " ".join(parts)
 
 
 def _told(batches: list[StoredBatch]) -> str:
