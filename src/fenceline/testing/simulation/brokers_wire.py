@@ -93,7 +93,7 @@ class Wire:
         return [
             Place(topic.name, topic.topic_id, each.partition_index, each.leader_id, each.leader_epoch)
             for topic in answer.topics
-            if not topic.error_code
+            if not topic.error_code and not topic.is_internal and not topic.name.startswith("__")
             for each in topic.partitions
         ]
 
