@@ -46,6 +46,7 @@ demo: setup java  ## the flights pipeline: node, Spark stream, Delta tables, rep
 	@$(BIN)/fenceline demo
 
 SIMULATION := $(BIN)/python -m fenceline.testing.simulation all
+CLUSTERS := $(BIN)/python -m fenceline.testing.simulation brokers
 
 test: setup java  ## all tests (those against real Kafka need Maven)
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
@@ -53,6 +54,8 @@ test: setup java  ## all tests (those against real Kafka need Maven)
 	@$(BIN)/python -m pytest -n 3
 	@echo "2,000 seeds of simulated quorums and controllers ..."
 	@$(SIMULATION) --seeds 0..2000 --workers 2 --progress 500
+	@echo "500 seeds of simulated clusters with data ..."
+	@$(CLUSTERS) --seeds 0..500 --workers 2 --progress 250
 	@echo "The same logs and data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
 
@@ -69,8 +72,9 @@ $(SPARK43)/.locked: requirements.lock requirements-spark43.lock | $(BIN)/uv
 
 SEEDS ?= 0..2000
 
-simulate: setup  ## 2,000 seeds of simulated quorums and controllers (SEEDS=A..B for others)
+simulate: setup  ## 2,000 seeds of simulated quorums and controllers, 2,000 of clusters with data (SEEDS=A..B for others)
 	@$(SIMULATION) --seeds $(SEEDS) --workers 2 --progress 100
+	@$(CLUSTERS) --seeds $(SEEDS) --workers 2 --progress 100
 
 soak: setup java  ## long kill loops and fuzzing, then new simulated seeds until stopped
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)

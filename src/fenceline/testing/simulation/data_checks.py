@@ -12,7 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from fenceline.ids import NO_LEADER
+from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.losses.check import Stored, complaints
+from fenceline.losses.folder import DUE, TOLD
+from fenceline.losses.folder import PREFIX as RECEIPT_PREFIX
+from fenceline.losses.receipt import decode
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, MetadataImage, PartitionImage
+from fenceline.records.batch import read_header
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.data_history import History, Place, first_from
 from fenceline.testing.simulation.log_reader import StoredBatches
@@ -40,8 +46,10 @@ class _Copy:
         "isr",
         "last",
         "leader",
+        "log",
         "matched",
         "reader",
+        "receipts",
         "replica",
         "was_cut",
     )
@@ -60,6 +68,10 @@ class _Copy:
         """Up to here its log is the committed history."""
         self.last: Place | None = None
         """The last batch of its log."""
+        self.log: list[StoredBatch] = []
+        """All of its log."""
+        self.receipts: set[str] = set()
+        """Files in its `lost+found` that were looked at."""
 
     def batches(self, start: int, end: int) -> list[StoredBatch]:
         return first_from(self.reader.between(self.replica.log.segments, start, end), start)
@@ -206,6 +218,10 @@ class DataChecks:
             kept = copy.batches(start, copy.end)
             copy.last = Place(kept[-1].base_offset, kept[-1].epoch) if kept else None
             copy.was_cut = False
+            lost = copy.log[len(kept) :]
+            del copy.log[len(kept) :]
+            if not copy.is_new:
+                _receipts_are_exact(node.process, copy, lost, where)
         committed = high_watermark != copy.high_watermark or (leader is not None and leader.isr is not copy.isr)
         node.process.tell(
             f"{history.name} epoch {replica.leader_epoch} {'leads' if leader is not None else 'follows'} log"
@@ -251,6 +267,9 @@ class DataChecks:
                     f"{where}: has a batch of epoch {batch.epoch} in epoch {replica.leader_epoch} (G11)"
                 )
             copy.last = history.wrote(batch, copy.last, where)
+        copy.log += batches
+        if copy.is_new:
+            copy.receipts.update(each.rpartition(".")[0] for each in _papers(node.process, copy))
 
     def _leader_of(self, key: Key, epoch: int) -> _Copy | None:
         """Who leads in exactly this epoch and runs."""
@@ -374,10 +393,41 @@ class DataChecks:
 
 
 def history_header(batch: StoredBatch) -> tuple[int, int, int]:
-    from fenceline.records.batch import read_header
-
     header = read_header(batch.content)
     return header.producer_id, header.producer_epoch, header.base_sequence
+
+
+def _papers(process: Process, copy: _Copy) -> list[str]:
+    directory = f"{copy.replica.log.directory}/{EVIDENCE_DIR}"
+    if process.disk.stat(directory) is None:
+        return []
+    names = [each for each in process.disk.listdir(directory) if each.startswith(RECEIPT_PREFIX)]
+    return [f"{directory}/{each}" for each in names if each.endswith((DUE, TOLD))]
+
+
+def _receipts_are_exact(process: Process, copy: _Copy, lost: list[StoredBatch], where: str) -> None:
+    """What a cut took is what its receipts say, and they are on the disk before the log is used again."""
+    receipts = []
+    for path in _papers(process, copy):
+        name = path.rpartition(".")[0]
+        if name not in copy.receipts:
+            copy.receipts.add(name)
+            receipts.append(decode(process.disk.peek(path) or b""))
+    found = complaints(receipts, [_stored(batch) for batch in lost])
+    if found:
+        raise InvariantBroken(f"{where}: {'; '.join(found)} (receipts)")
+
+
+def _stored(batch: StoredBatch) -> Stored:
+    header = read_header(batch.content)
+    return Stored(
+        header.base_offset,
+        header.next_offset,
+        header.leader_epoch,
+        header.record_count,
+        header.size_bytes,
+        header.crc,
+    )
 
 
 def _shown(partition: PartitionImage) -> str:
