@@ -29,7 +29,6 @@ class Story:
 
     def __init__(self, world: World, invariants: Invariants) -> None:
         self._world = world
-        self._invariants = invariants
         self._sockets = Sockets(world)
         self.checks = DataChecks()
         self._controllers = tuple(range(1, world.options.controllers + 1))
@@ -96,4 +95,11 @@ class Story:
 
     def final(self) -> None:
         self.checks.final()
-        self._invariants.changes = self.checks.changes
+
+    def end(self) -> tuple[int, int]:
+        """Let go of everything; (states that were looked at, batches that were committed)."""
+        seen = self.checks.changes, self.checks.committed_batches()
+        self.checks.forget()
+        self._sockets.forget()
+        self._clients.clear()
+        return seen

@@ -112,6 +112,11 @@ class DataChecks:
         """The partitions of the newest image."""
         return self._partitions
 
+    def forget(self) -> None:
+        """Nothing will be looked at any more."""
+        self._nodes.clear()
+        self._partitions = {}
+
     def committed_batches(self) -> int:
         return sum(len(history.batches) for history in self.histories.values())
 

@@ -49,6 +49,10 @@ class Sockets:
         scheduler = self._world.scheduler
         scheduler.at(when_s, SimHandle(loop, callback, args, self.context, -1.0))
 
+    def forget(self) -> None:
+        """Nothing will ever arrive."""
+        self.listeners.clear()
+
     @property
     def now_s(self) -> float:
         return self._world.scheduler.now_s

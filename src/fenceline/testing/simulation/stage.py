@@ -131,9 +131,11 @@ def _played(seed: int, story: str, overrides: Mapping[str, str], sink: Callable[
     outcome = Outcome(seed, story, options)
     world = World(seed, options, sink=sink)
     invariants = Invariants(world)
+    told: Story | None = None
     try:
         with LogSink(world):
-            _play(world, STORIES[story][0](world, invariants), invariants, outcome)
+            told = STORIES[story][0](world, invariants)
+            _play(world, told, invariants, outcome)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -148,8 +150,8 @@ def _played(seed: int, story: str, overrides: Mapping[str, str], sink: Callable[
     outcome.events = world.trace.count
     outcome.steps = world.scheduler.steps
     outcome.virtual_s = world.scheduler.now_s
-    outcome.changes = invariants.changes
-    outcome.committed = len(invariants.committed)
+    end: Callable[[], tuple[int, int]] | None = getattr(told, "end", None)
+    outcome.changes, outcome.committed = end() if end is not None else (invariants.changes, len(invariants.committed))
     outcome.last_lines = world.trace.last_lines if outcome.failure else []
     return outcome
 

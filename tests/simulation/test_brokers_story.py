@@ -1,0 +1,66 @@
+"""Clusters with data, simulated: what the story reaches, and that it is the nodes' own code."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.log.partition_log import PartitionLog
+from fenceline.node.fetching import Fetching
+from fenceline.node.producing import Producing
+from fenceline.replica.follower import FollowerState
+from fenceline.replica.leader import LeaderState
+from fenceline.testing.simulation.stage import play
+
+SEEDS = 12
+_NO_FAULTS = {
+    **dict.fromkeys(("crash_s", "crash_calls", "stop_s", "pause_s", "partition_s", "drop_s", "slow_disk_s"), "0"),
+    **dict.fromkeys(("full_s", "jump_s", "churn_s", "loss_chance", "unclean"), "0"),
+}
+
+
+def test_seeds() -> None:
+    for seed in range(SEEDS):
+        outcome = play(seed, "brokers")
+        assert outcome.failure is None, outcome.report()
+
+
+def test_a_cluster_without_faults() -> None:
+    outcome = play(1, "brokers", overrides=_NO_FAULTS)
+    assert outcome.failure is None, outcome.report()
+    assert outcome.struck == {}
+    assert outcome.changes > 100
+    assert outcome.committed > 20, "batches of producers"
+
+
+def test_what_replication_does_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a few seeds: reads, writes, in-sync sets that grow and shrink, divergence, recovery."""
+    seen: dict[str, int] = {}
+
+    def count(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counted(*arguments: object, **named: object) -> object:
+            found = original(*arguments, **named)
+            if found is not None:
+                seen[name] = seen.get(name, 0) + 1
+            return found
+
+        monkeypatch.setattr(owner, name, counted)
+
+    wanted = (
+        (Producing, "handle"),
+        (Fetching, "handle"),
+        (PartitionLog, "append_as_follower"),
+        (LeaderState, "propose_expansion"),
+        (LeaderState, "propose_shrink"),
+        (LeaderState, "propose_recovered"),
+        (FollowerState, "on_divergence"),
+    )
+    for owner, name in wanted:
+        count(owner, name)
+    for seed in range(60):
+        outcome = play(seed, "brokers")
+        assert outcome.failure is None, outcome.report()
+        if all(name in seen for _, name in wanted):
+            return
+    pytest.fail(f"never seen: {[name for _, name in wanted if name not in seen]}")
