@@ -26,7 +26,8 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 _PRODUCE: Final = 13
 _FETCH: Final = 16
-_FETCH_WITHOUT_EPOCHS: Final = 11
+_FETCH_WITHOUT_EPOCHS: Final = 10
+"""From version 11 on followers serve as well (E3), and who names no epoch does not see that it asked one."""
 
 
 class Place(NamedTuple):
