@@ -60,13 +60,13 @@ class QuorumPeers:
         self._unanswered = unanswered
         self._connect = connect
         self._connections: dict[Route, asyncio.Task[PeerConnection]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
 
     def send(self, duty: Send) -> None:
         task = asyncio.get_running_loop().create_task(self._send(duty))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     async def close(self) -> None:
         self._is_closed = True

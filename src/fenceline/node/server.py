@@ -88,7 +88,7 @@ class Server:
         self._connections: dict[Connection, None] = {}
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._draining = False
         self._is_granting = False
         self._favoured: Connection | None = None
@@ -293,8 +293,8 @@ class Server:
             return self._frame(api.key, context, answer)
         pending = PendingAnswer()
         task = asyncio.ensure_future(self._finish(api, context, answer, pending))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return pending
 
     async def _finish(self, api: Api, context: RequestContext, answer: Any, pending: PendingAnswer) -> None:

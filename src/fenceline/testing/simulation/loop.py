@@ -272,13 +272,18 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._not_here()
         return await self.sockets.listen(self, factory, port)
 
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
+        if self.sockets is None:
+            self._not_here()
+        return [(0, 0, 0, "", (host, port))]
+
     def _not_here(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise SimulationError("a simulated process has no sockets, pipes or signals: hand it the simulated network")
 
     # AbstractEventLoop has these as methods that must be there.
     create_datagram_endpoint = create_unix_connection = _not_here
     create_unix_server = connect_accepted_socket = sendfile = start_tls = _not_here
-    getaddrinfo = getnameinfo = sock_connect = sock_accept = sock_sendfile = _not_here
+    getnameinfo = sock_connect = sock_accept = sock_sendfile = _not_here
     sock_recv = sock_recv_into = sock_recvfrom = sock_recvfrom_into = sock_sendall = sock_sendto = _not_here
     add_reader = add_writer = add_signal_handler = _not_here  # type: ignore[assignment]
     remove_reader = remove_writer = remove_signal_handler = _not_here
