@@ -254,7 +254,7 @@ class Broker:
             self.node_id,
             self.controller,
             heartbeat_s=config.get_int("broker.heartbeat.interval.ms") / 1000,
-            incarnation_id=random_id(self.rng),
+            rng=self.rng,
         )
         await self.quorum.start(self.disk_threads)
         tell_recovery(self.controller.log.partition_log)

@@ -18,13 +18,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
-from random import random
+from random import Random
 from typing import TYPE_CHECKING, Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from fenceline.config.listeners import SECURITY_PROTOCOLS, Listener
 from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, RegisterBroker
 from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.ids import random_id
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.features import Levels
 from fenceline.metadata.image import Endpoint, MetadataImage
@@ -68,12 +69,13 @@ class BrokerLifecycle:
         controller: ControllerDriver,
         *,
         heartbeat_s: float = 2.0,
-        incarnation_id: UUID | None = None,
+        rng: Random | None = None,
     ) -> None:
         self._node_id = node_id
         self._controller = controller
         self._heartbeat_s = heartbeat_s
-        self._incarnation_id = incarnation_id or uuid4()
+        self._rng = rng or Random()
+        self._incarnation_id = random_id(self._rng)
         self._is_fenced = True
         self._registration: RegisterBroker | None = None
         self._beats: asyncio.Task[None] | None = None
@@ -207,7 +209,7 @@ class BrokerLifecycle:
         if own.fenced:
             self._beat_soon(0.0)
         elif any((other := image.brokers.get(each)) and other.in_controlled_shutdown for each in delta.changed_brokers):
-            self._beat_soon(_JITTER_S * random())
+            self._beat_soon(_JITTER_S * self._rng.random())
 
     def _beat_soon(self, delay_s: float) -> None:
         if self._extra_beat is not None and not self._extra_beat.done():

@@ -145,7 +145,7 @@ class SimDisk:
                 stopped |= involved
                 continue
             _apply(entries, change)
-        self._entries = {directory: dict(entries.get(directory, {})) for directory in self._directories}
+        self._entries = {directory: dict(entries.get(directory, {})) for directory in sorted(self._directories)}
         self._safe_entries = {directory: dict(names) for directory, names in self._entries.items()}
         self.safe_version += 1
         self._changes.clear()
