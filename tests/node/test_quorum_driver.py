@@ -150,6 +150,7 @@ def test_a_vote_is_durable_before_it_is_told_and_the_loop_does_not_wait_for_it()
         for _ in range(5):
             await asyncio.sleep(0)
         assert node.driver.is_waiting
+        assert node.driver.is_persisting
         assert not vote.done()
         assert not described.done()
         assert _written(node)["votedId"] == -1
@@ -157,6 +158,7 @@ def test_a_vote_is_durable_before_it_is_told_and_the_loop_does_not_wait_for_it()
         await asyncio.sleep(0)
         assert (_written(node)["leaderEpoch"], _written(node)["votedId"]) == (9, 2)
         await node.work()
+        assert not node.driver.is_persisting
         assert vote.result().vote_granted  # type: ignore[union-attr]
         assert described.result().partition_error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER  # type: ignore[union-attr]
         await node.driver.stop(timeout_ms=0)
@@ -193,6 +195,7 @@ def test_a_cut_waits_for_the_disk_and_nobody_reads_meanwhile() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
         assert node.driver.is_waiting
+        assert not node.driver.is_persisting
         assert node.log.is_changing
         assert node.log.end_offset == end
         before = len(node.peers.sent)

@@ -178,7 +178,7 @@ class MetadataLoader:
             last_offset, epoch = header.last_offset, header.leader_epoch
             size_bytes += header.size_bytes
         if last_offset < self.applied_offset:
-            raise InternalError(f"the metadata log can not be read at offset {self.applied_offset}")
+            raise _unreadable(f"there is nothing at offset {self.applied_offset}.")
         self.applied_offset = last_offset + 1
         self._publish(*delta.build(last_offset, epoch))
         self.applied(size_bytes)

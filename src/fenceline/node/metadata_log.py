@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from fenceline.errors import InternalError, OperatorError, PeerError
+from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import METADATA_TOPIC, METADATA_TOPIC_ID, TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file, replace_file
@@ -413,7 +413,10 @@ class MetadataLog:
                 if next_offset > offset:
                     yield records, header
             if next_offset <= offset:
-                raise InternalError(f"the metadata log can not be read at offset {offset}")
+                raise OperatorError(
+                    f"{self.directory}: the metadata log has nothing at offset {offset}, and ends at {end}.",
+                    "The disk may be failing: check it. With other voters alive, format this node anew.",
+                )
             offset = next_offset
 
     def _checked(self, records: memoryview) -> Iterator[BatchHeader]:

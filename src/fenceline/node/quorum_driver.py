@@ -122,6 +122,7 @@ class QuorumDriver:
         self._is_calling = False
         self._waits_for: asyncio.Future[Any] | None = None
         """The disk is at work on a duty; those behind it, and all calls, wait."""
+        self._is_persisting = False
         self._has_ended = False
         self._tick: asyncio.Handle | None = None
         self._tick_at_s = 0.0
@@ -179,6 +180,11 @@ class QuorumDriver:
     def is_waiting(self) -> bool:
         """Whether something must be durable before what the quorum says of itself counts."""
         return self._waits_for is not None
+
+    @property
+    def is_persisting(self) -> bool:
+        """Whether that is an election: what the quorum says of its epoch and role nobody has heard yet."""
+        return self._is_persisting
 
     def end(self) -> None:
         """The node can not go on, and its quorum neither."""
@@ -345,8 +351,11 @@ class QuorumDriver:
         if self.is_starting:
             write()
             return
+        self._is_persisting = True
+        self._wait_for(asyncio.get_running_loop().run_in_executor(self._executor(), write), self._persisted)
 
-        self._wait_for(asyncio.get_running_loop().run_in_executor(self._executor(), write), lambda _: None)
+    def _persisted(self, _: None) -> None:
+        self._is_persisting = False
 
     def _cut(self, end_offset: int) -> None:
         self._work.was_cut(end_offset)

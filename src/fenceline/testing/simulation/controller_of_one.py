@@ -41,6 +41,7 @@ from fenceline.node.metadata_log import DIRECTORY_NAME
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
 from fenceline.quorum.log_view import SnapshotId
+from fenceline.quorum.roles import Leader, Role, leader_of
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
@@ -48,6 +49,7 @@ from fenceline.testing.simulation.log_reader import StoredBatches
 from fenceline.testing.simulation.loop import SimExecutor
 from fenceline.testing.simulation.network import TimedOut
 from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.pace import Pace
 from fenceline.testing.simulation.world import DATA_DIR, NodeState, Process, StoredBatch, World
 
 CLUSTER_ID: Final = base64.urlsafe_b64encode(bytes(15) + b"\1").decode().rstrip("=")
@@ -114,18 +116,28 @@ class DriverView:
         self._voters: tuple[tuple[int, str], ...] = ()
         self._voters_of: tuple[Voter, ...] = ()
         self._looked_at: tuple[object, ...] = ()
+        self._role: Role | None = None
+        """The last one that was durable."""
+        self._in_touch = False
 
     @property
     def has_failed(self) -> bool:
         return self._driver.has_failed
 
     def has_changed(self) -> bool:
-        if self._driver.driver.is_waiting:
-            return False  # what the quorum says of itself is true once it is durable, and nobody has heard of it yet
+        """What others may have seen. Of an election that is not durable yet nobody has heard; all else that the node
+        says and holds meanwhile counts. A thread that cuts the log is between two states of it."""
         quorum, log = self._quorum, self._log
+        if log.is_changing:
+            return False
+        if not self._driver.driver.is_persisting:
+            self._role = quorum.role
+            self._in_touch = quorum.in_touch
+        elif self._role is None:
+            return False
         looked_at = (
-            quorum.role,
-            quorum.in_touch,
+            self._role,
+            self._in_touch,
             quorum.high_watermark,
             log.start_offset,
             log.end_offset,
@@ -139,21 +151,24 @@ class DriverView:
 
     def state(self) -> NodeState:
         driver, quorum, log = self._driver, self._quorum, self._log
+        role, in_touch = self._role, self._in_touch
+        if role is None or not driver.driver.is_persisting:
+            role, in_touch = quorum.role, quorum.in_touch
         voters = quorum.voters
         if voters is not self._voters_of:
             self._voters_of = voters
             self._voters = tuple(sorted((voter.voter_id, str(voter.voter_directory_id)) for voter in voters))
         return NodeState(
-            quorum.epoch,
-            quorum.leader_id,
-            quorum.is_leader,
+            role.epoch,
+            leader_of(role),
+            isinstance(role, Leader),
             driver.high_watermark,
             log.start_offset,
             log.end_offset,
             tuple(log.snapshots),
             self._voters,
             driver.image.offset,
-            quorum.in_touch,
+            in_touch,
         )
 
     def batches(self, start: int, end: int) -> list[StoredBatch]:
@@ -314,6 +329,7 @@ class Client:
         self._world = world
         self._number = number
         self._rng = world.rng(f"client {number}")
+        self._pace = Pace(self._rng, world.options.think_ms, rests=len(nodes) > 1)
         self._nodes = nodes
         self._asks = nodes[0]
         self._misses = 0
@@ -326,7 +342,7 @@ class Client:
             self.is_waiting = True
             await self._one()
             self.is_waiting = False
-            await asyncio.sleep(self._rng.random() * self._world.options.think_ms / 500 + 0.0001)
+            await asyncio.sleep(self._pace.next_s())
 
     async def _one(self) -> None:
         rng = self._rng

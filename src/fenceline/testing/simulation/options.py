@@ -145,7 +145,7 @@ def draw_faults(rng: Random, base: Options) -> Options:
         jump_s=sometimes(rng, 0.2, 1, 10),
         clients=rng.randint(1, 4),
         think_ms=rng.choice((5.0, 50.0, 200.0)),
-        snapshot_bytes=rng.choice((300, 2_000, 20_000, 20 << 20)),
+        snapshot_bytes=rng.choice((300, 2_000, 10_000, 20 << 20)),
         snapshot_interval_ms=rng.choice((200, 5_000, 3_600_000)),
         retention_bytes=rng.choice((1, 5_000, 100 << 20)),
         segment_ms=rng.choice((100, 2_000, 604_800_000)),

@@ -17,6 +17,7 @@ from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.cluster_driver import cluster_config, voter_of
 from fenceline.testing.simulation.controller_of_one import CLUSTER_ID, format_voters
 from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.pace import Pace
 from fenceline.testing.simulation.quorum_node import QuorumNode
 from fenceline.testing.simulation.world import Process, World
 
@@ -127,6 +128,7 @@ class Client:
         self._world = world
         self._number = number
         self._rng = world.rng(f"client {number}")
+        self._pace = Pace(self._rng, world.options.think_ms)
         self._asked = 0
 
     async def live(self) -> None:
@@ -148,4 +150,4 @@ class Client:
                 leader = self._rng.choice(sorted(self._world.processes))
                 await asyncio.sleep(0.05)
             self.is_waiting = False
-            await asyncio.sleep(self._rng.random() * self._world.options.think_ms / 500 + 0.0001)
+            await asyncio.sleep(self._pace.next_s())

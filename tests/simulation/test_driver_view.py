@@ -1,0 +1,79 @@
+"""What the checks see of a node while its disk is at work: nothing that a loss of power could take back unheard, and
+everything that others may have heard."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from fenceline.quorum.roles import Follower, Leader
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.controller_of_one import DriverView
+
+
+def _node() -> Any:
+    """What a view looks at; it leads epoch 3."""
+    quorum = SimpleNamespace(role=Leader(3, 1, 0), in_touch=False, high_watermark=5, voters=())
+    log = SimpleNamespace(is_changing=False, start_offset=0, end_offset=7, snapshots=[(0, 0)])
+    return SimpleNamespace(
+        quorum=quorum,
+        log=log,
+        driver=SimpleNamespace(is_waiting=False, is_persisting=False),
+        image=SimpleNamespace(offset=4),
+        high_watermark=5,
+        has_failed=False,
+    )
+
+
+def _view(node: Any) -> DriverView:
+    return DriverView(cast(Any, node), SimDisk())
+
+
+def test_an_election_counts_when_it_is_durable() -> None:
+    node = _node()
+    view = _view(node)
+    assert view.has_changed()
+    node.quorum.role, node.quorum.in_touch = Follower(4, 2), True
+    node.driver.is_waiting = node.driver.is_persisting = True
+    assert not view.has_changed()
+    assert view.state()[:3] == (3, 1, True)
+    assert not view.state().in_touch
+    node.driver.is_waiting = node.driver.is_persisting = False
+    assert view.has_changed()
+    assert view.state()[:3] == (4, 2, False)
+    assert view.state().in_touch
+
+
+def test_what_is_said_before_an_election_is_durable_is_looked_at() -> None:
+    """A record that is called committed in the same step, an image, a snapshot."""
+    node = _node()
+    view = _view(node)
+    assert view.has_changed()
+    node.quorum.role = Follower(4, 2)
+    node.driver.is_waiting = node.driver.is_persisting = True
+    node.quorum.high_watermark = node.high_watermark = 6
+    assert view.has_changed()
+    assert (view.state().epoch, view.state().high_watermark) == (3, 6)
+    node.image.offset = 5
+    assert view.has_changed()
+    node.log.snapshots.append((6, 3))
+    assert view.has_changed()
+    assert view.state().snapshots == ((0, 0), (6, 3))
+
+
+def test_a_new_life_says_nothing_before_its_first_election_is_durable() -> None:
+    node = _node()
+    node.driver.is_waiting = node.driver.is_persisting = True
+    assert not _view(node).has_changed()
+
+
+def test_a_log_is_looked_at_before_and_after_a_thread_cuts_it() -> None:
+    node = _node()
+    view = _view(node)
+    node.driver.is_waiting = True
+    assert view.has_changed()
+    node.log.is_changing, node.log.end_offset = True, 5
+    assert not view.has_changed()
+    node.log.is_changing = False
+    assert view.has_changed()
+    assert view.state().log_end == 5
