@@ -181,12 +181,12 @@ def _an_epoch_is_remembered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MetadataLog, "write_election", votes_only)
 
 
-@_breaks("quorum", 1, "Q50")
+@_breaks("quorum", 1, "rest")
 def _a_vote_is_synced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LifeDisk, "fsync", _no_fsync_of("quorum-state.tmp"))
 
 
-@_breaks("quorum", 9, "log matching")
+@_breaks("quorum", 3, "log matching")
 def _who_led_before_a_stop_never_leads_that_epoch_again(patch: pytest.MonkeyPatch) -> None:
     boot = Elections.boot
 
@@ -235,7 +235,7 @@ def _a_leader_begins_with_a_record_of_its_epoch(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Leading, "begin", in_silence)
 
 
-@_breaks("quorum", 14, "log matching")
+@_breaks("quorum", 1, "log matching")
 def _one_vote_an_epoch(patch: pytest.MonkeyPatch) -> None:
     elect = Elections._elect
 
@@ -245,12 +245,12 @@ def _one_vote_an_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Elections, "_elect", again)
 
 
-@_breaks("quorum", 37, "Q56")
+@_breaks("quorum", 40, "Q56")
 def _a_vote_needs_a_log_as_long(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Elections, "_is_behind", lambda self, request: False)
 
 
-@_breaks("quorum", 0, "log matching")
+@_breaks("quorum", 1, "log matching")
 def _a_leader_has_a_majority(patch: pytest.MonkeyPatch) -> None:
     decide = Elections._decide
 
@@ -296,7 +296,7 @@ def _old_epochs_are_committed_by_the_new_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leading, "begin", without_start)
 
 
-@_breaks("quorum", 2, "Q52")
+@_breaks("quorum", 22, "Q52")
 def _a_log_that_differs_is_cut_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetches, "judge", lambda log, offset, epoch: fetches.Valid())
 
@@ -338,7 +338,7 @@ def _an_answer_waits_for_a_majority(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QuorumNode, "_propose", at_once)
 
 
-@_breaks("quorum", 2, "N49")
+@_breaks("quorum", 21, "N49")
 def _a_log_is_cut_where_it_differs(patch: pytest.MonkeyPatch) -> None:
     def too_deep(self: Following, diverging: Any) -> None:
         self._core.log_is_changing = True
@@ -365,12 +365,12 @@ def _a_snapshot_is_of_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QuorumNode, "committed", lambda self, offset: committed(self, self.log.end_offset))
 
 
-@_breaks("quorum", 8, "rest")
+@_breaks("quorum", 10, "progress")
 def _a_download_is_synced_before_it_gets_its_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LifeDisk, "fsync", _no_fsync_of(".part"))
 
 
-@_breaks("quorum", 3, "N50")
+@_breaks("quorum", 6, "N50")
 def _a_snapshot_without_its_footer_is_not_loaded(patch: pytest.MonkeyPatch) -> None:
     """Downloads end a piece early, and nobody looks for the end of the file."""
     written, batches, verify = Download.written, snapshot_files._batches, snapshot_files.verify_snapshot
@@ -407,6 +407,6 @@ def _control_of(batch: Any) -> Any:
     return decode_control(last.key, last.value)
 
 
-@_breaks("quorum", 3, "log matching")
+@_breaks("quorum", 6, "log matching")
 def _voters_change_one_at_a_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(VoterChanges, "_gate", lambda self, cluster_id: (ErrorCode.NONE, None))

@@ -49,7 +49,6 @@ from fenceline.testing.simulation.log_reader import StoredBatches
 from fenceline.testing.simulation.loop import SimExecutor
 from fenceline.testing.simulation.network import TimedOut
 from fenceline.testing.simulation.options import Options
-from fenceline.testing.simulation.pace import Pace
 from fenceline.testing.simulation.world import DATA_DIR, NodeState, Process, StoredBatch, World
 
 CLUSTER_ID: Final = base64.urlsafe_b64encode(bytes(15) + b"\1").decode().rstrip("=")
@@ -329,7 +328,6 @@ class Client:
         self._world = world
         self._number = number
         self._rng = world.rng(f"client {number}")
-        self._pace = Pace(self._rng, world.options.think_ms, rests=len(nodes) > 1)
         self._nodes = nodes
         self._asks = nodes[0]
         self._misses = 0
@@ -342,7 +340,7 @@ class Client:
             self.is_waiting = True
             await self._one()
             self.is_waiting = False
-            await asyncio.sleep(self._pace.next_s())
+            await asyncio.sleep(self._rng.random() * self._world.options.think_ms / 500 + 0.0001)
 
     async def _one(self) -> None:
         rng = self._rng

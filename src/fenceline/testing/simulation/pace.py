@@ -19,11 +19,11 @@ _LEISURELY_MS: Final = 100.0
 class Pace:
     """Of one client, drawn from its random source."""
 
-    def __init__(self, rng: Random, think_ms: float, *, rests: bool = True) -> None:
-        """`think_ms` on average. With `rests` busy clients ask in bursts."""
+    def __init__(self, rng: Random, think_ms: float) -> None:
+        """`think_ms` on average; busy clients ask in bursts."""
         self._rng = rng
         self._longest_s = think_ms / 500
-        self._rests = rests and think_ms < _LEISURELY_MS
+        self._rests = think_ms < _LEISURELY_MS
         self._left = rng.randint(*_BURST) if self._rests else 0
         """Requests until the next rest."""
 
