@@ -186,7 +186,7 @@ def _an_epoch_is_remembered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MetadataLog, "write_election", votes_only)
 
 
-@_breaks("quorum", 1, "rest")
+@_breaks("quorum", 1, "gave up")
 def _a_vote_is_synced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LifeDisk, "fsync", _no_fsync_of("quorum-state.tmp"))
 
@@ -370,7 +370,7 @@ def _a_snapshot_is_of_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(QuorumNode, "committed", lambda self, offset: committed(self, self.log.end_offset))
 
 
-@_breaks("quorum", 10, "progress")
+@_breaks("quorum", 10, "gave up")
 def _a_download_is_synced_before_it_gets_its_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LifeDisk, "fsync", _no_fsync_of(".part"))
 
