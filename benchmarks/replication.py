@@ -40,6 +40,8 @@ BEHIND_RECORD_BYTES: Final = 1000
 RATE_S: Final = 5.0
 IDLE_PARTITIONS: Final = 1000
 IDLE_S: Final = 20.0
+SOCKET_TIMEOUT_MS: Final = {signal.SIGKILL: 60_000, signal.SIGSTOP: 1_000}
+"""A frozen leader closes no connection: the producer has to notice by itself, on both sides in the same way."""
 IMPATIENT: Final = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
 WITHOUT_FAST_FENCING: Final = {"fenceline.broker.fencing.grace.ms": "-1"}
 
@@ -148,7 +150,7 @@ def _failed_over(
     topic = f"{sent.name.lower()}-{number}-{is_controller:d}"
     create_replicated(_bootstrap(cluster), topic, first=leader.node_id)
     watch = Watch(staying, topic)
-    with Stream(_bootstrap(cluster), topic) as stream:
+    with Stream(_bootstrap(cluster), topic, socket_timeout_ms=SOCKET_TIMEOUT_MS[sent]) as stream:
         moment = time.monotonic()
         leader.send_signal(sent)
         try:
@@ -184,7 +186,7 @@ def shutdown(figures: Figures, root: Path, repeats: int) -> None:
                 leader = next(node for node in cluster.nodes if node is not controller)
                 topic = f"shutdown-{number}"
                 create_replicated(_bootstrap(cluster), topic, first=leader.node_id)
-                with Stream(_bootstrap(cluster), topic) as stream:
+                with Stream(_bootstrap(cluster), topic, is_idempotent=True) as stream:
                     moment = time.monotonic()
                     leader.stop()
                     stream.next_acknowledged_s(time.monotonic())
@@ -239,8 +241,10 @@ def behind(figures: Figures, root: Path, repeats: int) -> None:
             with Load(bootstrap, "beside", BEHIND_RECORD_BYTES) as load:
                 load.runs_for(2 * RATE_S)
                 alone = load.rate(time.monotonic() - RATE_S, time.monotonic())
+                had_bytes = _log_bytes(follower, "behind")
                 follower.start()
-                follower.wait_ready()
+                grows = partial(lambda node, had: _log_bytes(node, "behind") > had, follower, had_bytes)
+                eventually(grows, "the follower fetches", wait_s=120, step_s=0.005)
                 started = time.monotonic()
                 in_sync = Watch(staying[0], "behind").until_in_sync(len(cluster.nodes))
                 meanwhile = load.rate(started, in_sync)
@@ -283,6 +287,10 @@ def _both(root: Path, name: str) -> Iterator[dict[Side, ClusterUnderTest]]:
 
 def _bootstrap(cluster: ClusterUnderTest) -> str:
     return ",".join(node.bootstrap for node in cluster.nodes)
+
+
+def _log_bytes(node: MixedNode, topic: str) -> int:
+    return sum(path.stat().st_size for path in node.log_dir.glob(f"{topic}-*/*.log"))
 
 
 def _cpu_seconds(cluster: ClusterUnderTest) -> float:

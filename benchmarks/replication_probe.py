@@ -55,13 +55,24 @@ def create_replicated(
 
 
 class Stream:
-    """One record every few milliseconds to a topic's first partition, acks=all and idempotent, from a thread.
+    """One record every few milliseconds to a topic's first partition, acks=all, from a thread.
 
     Use as a context manager; it has been acknowledged once when the block is entered.
     """
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self._producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True})
+    def __init__(
+        self, bootstrap: str, topic: str, *, is_idempotent: bool = False, socket_timeout_ms: int = 60_000
+    ) -> None:
+        """`socket_timeout_ms`: librdkafka hears of nobody else's leader before a silent one has timed out (its own
+        default is a minute)."""
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "acks": "all",
+                "enable.idempotence": is_idempotent,
+                "socket.timeout.ms": socket_timeout_ms,
+            }
+        )
         self._topic = topic
         self._acknowledged: list[tuple[float, float]] = []
         """When it was sent, when it was acknowledged."""
@@ -167,9 +178,10 @@ class Load:
         eventually(lambda: self._told and self._told[-1][0] - self._told[0][0] > seconds, "a load", wait_s=PATIENCE_S)
 
     def rate(self, since: float, until: float) -> float:
-        """Records per second that were acknowledged between two moments of `time.monotonic`."""
-        inside = [told for told in self._told if since <= told[0] <= until]
-        (first_s, first), (last_s, last) = inside[0], inside[-1]
+        """Records per second that were acknowledged between two moments of `time.monotonic`, as far as it told."""
+        eventually(lambda: self._told[-1][0] > until, "the load tells more", wait_s=PATIENCE_S)
+        first_s, first = max(told for told in self._told if told[0] <= since)
+        last_s, last = min(told for told in self._told if told[0] >= until)
         return (last - first) / (last_s - first_s)
 
 
