@@ -54,8 +54,6 @@ test: setup java  ## all tests (those against real Kafka need Maven)
 	@$(BIN)/python -m pytest -n 3
 	@echo "2,000 seeds of simulated quorums and controllers ..."
 	@$(SIMULATION) --seeds 0..2000 --workers 2 --progress 500
-	@echo "500 seeds of simulated clusters with data ..."
-	@$(CLUSTERS) --seeds 0..500 --workers 2 --progress 250
 	@echo "The same logs and data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
 
