@@ -152,6 +152,7 @@ def _read_log(
         now_ms=now_ms,
         segment_bytes=config.get_int("metadata.log.segment.bytes"),
         segment_ms=config.get_int("metadata.log.segment.ms"),
+        votes="controller" in config.process_roles,
     )
     try:
         # With one voter everything that is in the log is committed: it is read once, image and all.

@@ -58,6 +58,8 @@ def _open_log(
     now_ms: int,
     segment_bytes: int = 1 << 30,
     segment_ms: int = 604_800_000,
+    *,
+    votes: bool = True,
 ) -> PartitionLog:
     """Raises OperatorError, StorageError."""
     config = LogConfig(
@@ -76,7 +78,7 @@ def _open_log(
             config=config,
             recovery_point=newest.end_offset,  # a snapshot stands only for what was flushed (N15)
             now_ms=now_ms,
-            only_torn=True,
+            only_torn=votes,
         )
     except CorruptLog as error:
         raise OperatorError(
@@ -138,16 +140,26 @@ class MetadataLog:
 
     @classmethod
     def open(
-        cls, disk: Disk, log_dir: str, *, now_ms: int, segment_bytes: int = 1 << 30, segment_ms: int = 604_800_000
+        cls,
+        disk: Disk,
+        log_dir: str,
+        *,
+        now_ms: int,
+        segment_bytes: int = 1 << 30,
+        segment_ms: int = 604_800_000,
+        votes: bool = True,
     ) -> MetadataLog:
-        """Open or create the log under `log_dir`. Raises OperatorError (CorruptLog among them), StorageError."""
+        """Open or create the log under `log_dir`. Raises OperatorError (CorruptLog among them), StorageError.
+
+        Who never votes has acknowledged nothing and synced nothing: what a loss of power tore is fetched again.
+        """
         directory = f"{log_dir}/{DIRECTORY_NAME}"
         if disk.stat(directory) is None:
             disk.mkdir(directory)
             disk.fsync_dir(log_dir)
         snapshots = snapshot_files.find_snapshots(disk, directory)
         newest = snapshots[-1] if snapshots else NO_SNAPSHOT
-        log = _open_log(disk, directory, newest, now_ms, segment_bytes, segment_ms)
+        log = _open_log(disk, directory, newest, now_ms, segment_bytes, segment_ms, votes=votes)
         if log.log_start_offset > 0 and newest.end_offset < log.log_start_offset:
             raise OperatorError(
                 f"{directory} begins at offset {log.log_start_offset} and no snapshot stands for what was before.",
