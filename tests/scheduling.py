@@ -21,7 +21,11 @@ from fenceline.testing import reaper
 _SHARING = ("client", "kafka")
 """Rooms whose tests share one Apache Kafka."""
 
-_LONG = ("spark", "kafka of kafka", "kafka of client", "killed driver", "kafka of")
+CLUSTERS = "kafka of clusters"
+"""The group of all tests that start several nodes of Apache Kafka: two such clusters at once are more than a small
+machine can carry in time."""
+
+_LONG = (CLUSTERS, "spark", "kafka of kafka", "kafka of client", "killed driver", "kafka of")
 """How the names of groups begin that take long, the longest first."""
 
 _GROUPS = pytest.StashKey[Path]()

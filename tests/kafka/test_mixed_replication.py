@@ -6,6 +6,7 @@ import pytest
 
 from fenceline.cli.metadata_files import MetadataFiles
 from fenceline.metadata.image import LeaderRecoveryState
+from tests.scheduling import CLUSTERS
 from tests.support.mixed_replication import (
     BEHIND,
     CODECS,
@@ -21,7 +22,7 @@ from tests.support.mixed_replication import (
 from tests.support.partition_files import batches, epochs, evidence, log_bytes, values
 from tests.support.same_metadata import image_before
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(900)]
 EVERYWHERE = [(MOVED, index) for index in range(len(CODECS))] + [(DECIDED, 0), (SPARSE, 0)]
 """What all three brokers have."""
 
@@ -32,12 +33,10 @@ EVERYWHERE = [(MOVED, index) for index in range(len(CODECS))] + [(DECIDED, 0), (
         pytest.param(
             (("broker,controller", "broker", "kafka:broker"), 2, 3),
             id="2+1",
-            marks=pytest.mark.together("kafka of replicas 2+1"),
         ),
         pytest.param(
             (("broker", "kafka:broker,controller", "kafka:broker"), 1, 3),
             id="1+2",
-            marks=pytest.mark.together("kafka of replicas 1+2"),
         ),
     ],
 )

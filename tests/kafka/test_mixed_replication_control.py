@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from fenceline.testing.mixed_cluster import COMBINED
+from tests.scheduling import CLUSTERS
 from tests.support.mixed_replication import CODECS, MOVED, Story
 from tests.support.partition_files import epochs, log_bytes, values
 
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.timeout(900),
-    pytest.mark.together("kafka of replicas and their controllers"),
+    pytest.mark.together(CLUSTERS),
 ]
 
 

@@ -22,10 +22,11 @@ from fenceline.node.metadata_log import DIRECTORY_NAME
 from fenceline.testing.mixed_cluster import CLUSTER_ID, COMBINED, MixedCluster
 from fenceline.testing.waiting import eventually
 from tests.conftest import need_apache_kafka
+from tests.scheduling import CLUSTERS
 
 from .side_by_side import LATE, Both, Side, both_clusters
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
 
 BROKERS = ("--bootstrap-server", "@brokers")
 CONTROLLERS = ("--bootstrap-controller", "@controllers")

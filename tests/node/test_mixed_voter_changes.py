@@ -12,6 +12,7 @@ from fenceline.quorum.control_records import KRaftVersion, KRaftVoters
 from fenceline.testing.apache_kafka import run_tool
 from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
+from tests.scheduling import CLUSTERS
 from tests.support.kafka_start import quick_environment
 from tests.support.same_metadata import batches_before, checksum, image_before
 
@@ -19,7 +20,7 @@ from .mixed_story import leader_after
 from .test_quorum_processes import create, topics
 
 OURS, KAFKAS = "controller", "kafka:controller"
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
 
 
 def _cluster(root: Path, kinds: list[str], **how: object) -> MixedCluster:

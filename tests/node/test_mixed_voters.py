@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.scheduling import CLUSTERS
 from tests.support.same_metadata import (
     batches_before,
     checksum,
@@ -24,14 +25,14 @@ from tests.support.same_metadata import (
 from .mixed_story import KILLS, Lived, has_same_file, live
 
 OURS, KAFKAS = "controller", "kafka:controller"
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((OURS, OURS, KAFKAS), id="2+1", marks=pytest.mark.together("kafka of voters 2+1")),
-        pytest.param((KAFKAS, KAFKAS, OURS), id="1+2", marks=pytest.mark.together("kafka of voters 1+2")),
+        pytest.param((OURS, OURS, KAFKAS), id="2+1"),
+        pytest.param((KAFKAS, KAFKAS, OURS), id="1+2"),
     ],
 )
 def lived(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lived:
