@@ -28,7 +28,11 @@ from .tool_jvm import Told, ToolJvm
 _READS: Final = frozenset({"--describe", "--list", "describe", "list-endpoints"})
 """Words of commands that change nothing, and may be asked again until all nodes know what was changed."""
 _PATIENCE_S: Final = 10.0
-_OF_OURS: Final = ("fenceline.", "metadata.snapshot.min.changed_records.ratio=")
+_OF_OURS: Final = (
+    "fenceline.",
+    "leader.imbalance.per.broker.percentage=",
+    "metadata.snapshot.min.changed_records.ratio=",
+)
 """How lines about settings begin that Kafka does not have."""
 
 VOTERS: Final = 3
