@@ -151,6 +151,8 @@ def test_without_a_majority_topics_can_not_be_changed_but_records_are_served(tmp
         node = cluster.node(1)
         with Admin(node.bootstrap) as admin:
             admin.create_topics([NewTopic("here", assignments={0: [1]})])
+        # A node that does not know the topic yet would ask the controller to create it.
+        eventually(lambda: "here" in topics(node))
         cluster.node(2).kill()
         cluster.node(3).kill()
         # An idempotent producer would need an id from the controller first, as with Kafka.
