@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fenceline.testing import reaper
 from fenceline.testing.child_processes import ChildProcesses
+from fenceline.testing.local_cluster_ports import free_ports
 
 KAFKA_VERSION = "4.3.1"
 QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
@@ -21,10 +22,8 @@ DEFAULT_JARS = Path(__file__).resolve().parents[3] / ".cache" / f"kafka-{KAFKA_V
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of the loopback interface that was free a moment ago, and that no outgoing connection takes."""
+    return free_ports(1)
 
 
 def why_unavailable(jars: Path = DEFAULT_JARS) -> str | None:
