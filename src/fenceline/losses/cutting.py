@@ -23,7 +23,7 @@ from fenceline.log.recovery_note import RecoveryNote, read_note
 from fenceline.losses.classes import of_cut, of_recovery
 from fenceline.losses.folder import Intent, ReceiptFolder
 from fenceline.losses.quarantine import FULL
-from fenceline.losses.receipt import NOBODY, Cause, Receipt, receipt_id
+from fenceline.losses.receipt import NOBODY, Cause, Receipt, identified
 
 _NO_EVIDENCE: Final = "The disk was full, or the node stopped before the cut bytes were kept."
 _TORN: Final = "The torn end of one write is not kept."
@@ -119,17 +119,6 @@ def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | N
     loss_class, known_by = of_cut(lost, log.high_watermark, leader_starts_at=cut.offset if cut.begins_anew else None)
     topic, partition = log.topic_partition
     receipt = Receipt(
-        id=receipt_id(
-            topic=topic,
-            topic_id=log.topic_id,
-            partition=partition,
-            start_offset=lost.start_offset,
-            end_offset_exclusive=lost.end_offset_exclusive,
-            cause=cut.cause,
-            replica=cut.replica,
-            leader_epoch=cut.leader_epoch,
-            time_ms=cut.time_ms,
-        ),
         topic=topic,
         topic_id=log.topic_id,
         partition=partition,
@@ -148,7 +137,7 @@ def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | N
         time_ms=cut.time_ms,
     )
     return Intent(
-        receipt,
+        identified(receipt),
         log.log_start_offset,
         log.log_end_offset,
         log.high_watermark,
@@ -238,17 +227,7 @@ def _receipt_of_note(
     evidence = tuple(path for path in new if path not in claimed and _size(folder.disk, path))
     lost = note.lost
     loss_class, known_by = of_recovery(lost, high_watermark, torn=note.torn)
-    return Receipt(
-        id=receipt_id(
-            topic=topic_partition.topic,
-            topic_id=topic_id,
-            partition=topic_partition.partition,
-            start_offset=lost.start_offset,
-            end_offset_exclusive=lost.end_offset_exclusive,
-            cause=Cause.RECOVERY,
-            replica=replica,
-            time_ms=note.time_ms,
-        ),
+    receipt = Receipt(
         topic=topic_partition.topic,
         topic_id=topic_id,
         partition=topic_partition.partition,
@@ -268,6 +247,7 @@ def _receipt_of_note(
         evidence=evidence,
         evidence_note="" if evidence else _TORN if note.torn else _NO_EVIDENCE,
     )
+    return identified(receipt)
 
 
 def _size(disk: Disk, path: str) -> int:

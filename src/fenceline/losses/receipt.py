@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import blake2b
@@ -53,7 +53,8 @@ class Cause(StrEnum):
 class Receipt:
     """Offsets [start, end) of one partition. `size_bytes`: of the batches as they were stored."""
 
-    id: str
+    id: str = ""
+    """The same for the same loss (`receipt_id`); empty until it is known."""
     topic: str
     topic_id: UUID | None
     partition: int
@@ -112,6 +113,22 @@ def receipt_id(
         group,
     )
     return blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
+
+
+def identified(receipt: Receipt) -> Receipt:
+    """With the id that follows from what it says of the loss and of the moment."""
+    found = receipt_id(
+        topic=receipt.topic,
+        topic_id=receipt.topic_id,
+        partition=receipt.partition,
+        start_offset=receipt.start_offset,
+        end_offset_exclusive=receipt.end_offset_exclusive,
+        cause=receipt.cause,
+        replica=receipt.replica,
+        leader_epoch=receipt.leader_epoch,
+        time_ms=receipt.time_ms,
+    )
+    return replace(receipt, id=found)
 
 
 def shown(receipt: Receipt) -> dict[str, Any]:
