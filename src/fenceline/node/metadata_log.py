@@ -31,13 +31,12 @@ from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.flush import FlushWork
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
-from fenceline.node import promised_end, snapshot_files
+from fenceline.node import metadata_reading, promised_end, snapshot_files
 from fenceline.node.logs import Logger
 from fenceline.node.metadata_replay import NO_SNAPSHOT, Replay, Replayed
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.election_state import FILE_NAME, ElectionState, decode_election, encode_election
 from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId
-from fenceline.records.batch import check_crc, iter_headers
 from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 METADATA_PARTITION: Final = TopicPartition(METADATA_TOPIC, 0)
 DIRECTORY_NAME: Final = f"{METADATA_TOPIC}-0"
 MAX_BATCH_BYTES: Final = 8 << 20
-_READ_BYTES: Final = 8 << 20
 
 _log = Logger("metadata")
 
@@ -399,65 +397,13 @@ class MetadataLog:
                 return replay
 
     def _log_batches(self, offset: int) -> Iterator[tuple[memoryview, BatchHeader]]:
-        """Raises OperatorError where a batch does not follow on the one before: no CRC covers a batch's offset."""
-        end = self._log.log_end_offset
-        last: BatchHeader | None = None
-        while offset < end:
-            read = self._log.read(offset, _READ_BYTES, end_offset_exclusive=end)
-            records = read.records if read.resident else read.load()
-            next_offset = offset
-            for header in self._checked(records):
-                follows = header.base_offset <= offset if last is None else header.base_offset == last.next_offset
-                if not follows:
-                    raise OperatorError(
-                        f"{self.directory}: the metadata log has a batch at offset {header.base_offset} where"
-                        f" {offset if last is None else last.next_offset} was expected.",
-                        "The disk may be failing: check it. With other voters alive, format this node anew.",
-                    )
-                known = self._log.epochs.epoch_for_offset(header.base_offset)
-                if header.leader_epoch != known:  # no CRC covers either, and an epoch too high would win elections
-                    raise OperatorError(
-                        f"{self.directory}: the metadata log has a batch of epoch {header.leader_epoch} at offset"
-                        f" {header.base_offset}, and leader-epoch-checkpoint says {known}.",
-                        "The disk may be failing: check it. With other voters alive, format this node anew.",
-                    )
-                last, next_offset = header, header.next_offset
-                if next_offset > offset:
-                    yield records, header
-            if next_offset <= offset:
-                raise OperatorError(
-                    f"{self.directory}: the metadata log has nothing at offset {offset}, and ends at {end}.",
-                    "The disk may be failing: check it. With other voters alive, format this node anew.",
-                )
-            offset = next_offset
-
-    def _checked(self, records: memoryview) -> Iterator[BatchHeader]:
-        """Whole, undamaged batches. Raises OperatorError."""
-        try:
-            for header in iter_headers(records):
-                check_crc(records, header)
-                yield header
-        except PeerError as error:
-            raise OperatorError(
-                f"The metadata log in {self.directory} is damaged: {error.message}",
-                "The disk may be failing: check it. With other voters alive, format this node anew.",
-            ) from error
+        return metadata_reading.batches_from(self._log, self.directory, offset)
 
     def timestamp_at_end_of(self, image_offset: int, epoch: int) -> Callable[[], int | None]:
-        """What finds, in a thread, the append time in ms of the batch that ends with `image_offset`; None where no
-        committed batch of `epoch` ends there (N14, N15). It reads one batch, and raises OperatorError where that is
-        damaged, StorageError. Raises StorageError."""
+        """See `metadata_reading.timestamp_at_end_of`. Raises StorageError."""
         if not self.start_offset <= image_offset < self._log.high_watermark:
             return lambda: None
-        read = self._log.read(image_offset, 1, end_offset_exclusive=image_offset + 1)
-
-        def find() -> int | None:
-            for header in self._checked(read.records if read.resident else read.load()):
-                if header.last_offset == image_offset:
-                    return header.max_timestamp if header.leader_epoch == epoch else None
-            return None
-
-        return find
+        return metadata_reading.timestamp_at_end_of(self._log, self.directory, image_offset, epoch)
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,8 @@ def run_node(config_file: Path | None, overrides: Mapping[str, str]) -> int:
     _raise_file_limit()
     for warning in config.warnings:
         log.warning("configuration", detail=warning)
+    if inert := config.without_effect:
+        log.info("configuration", detail="taken, and without effect on this node", keys=", ".join(inert))
     try:
         import uvloop
     except ImportError:
