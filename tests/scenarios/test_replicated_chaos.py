@@ -1,9 +1,11 @@
 """Replicated partitions under load while nodes are killed, frozen, cut off, restarted, run out of disk and of time.
 
-Clients of four makes write and read; every answer and every record that came is judged by `history_checks`. Afterwards
-the replicas hold the same bytes, no node has ended by itself, no client was told of a truncation, and no log speaks of
-an internal error. A run prints its seed and what happened when it fails. `make soak` does this for thirty minutes
-(FENCELINE_CHAOS_MINUTES for another time, FENCELINE_CHAOS_SEED for one seed, FENCELINE_CHAOS_KINDS for some troubles).
+Clients of four makes write and read, three of them also as members of a group, who leave and come again. Every answer
+and every record that came is judged by `history_checks`, what the group was told by its ledger. Afterwards the replicas
+hold the same bytes, no node has ended by itself, no client was told of a truncation, and no log speaks of an internal
+error. A run prints its seed and what happened when it fails. `make soak` does this for thirty minutes, with a line each
+minute (FENCELINE_CHAOS_MINUTES for another time, FENCELINE_CHAOS_SEED for one seed, FENCELINE_CHAOS_KINDS for some
+troubles).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import pytest
 from fenceline.testing.history import History
 from fenceline.testing.history_checks import check, summary
 from fenceline.testing.local_cluster import LocalCluster, NodeEnded
+from fenceline.testing.waiting import eventually
 from tests.cli.chaos import KINDS
 from tests.support.process_faults import ProcessFaults
 from tests.support.replicated_chaos import (
@@ -26,10 +29,12 @@ from tests.support.replicated_chaos import (
     TOPIC,
     ReplicaTrouble,
     create,
+    ends,
     finish,
     is_of_a_full_disk,
     look_at_files,
 )
+from tests.support.replicated_groups import GroupLedger, KafkaPythonMember, LibrdkafkaMember, OwnMember
 from tests.support.replicated_load import (
     AiokafkaSender,
     KafkaPythonReader,
@@ -40,11 +45,14 @@ from tests.support.replicated_load import (
     OwnSender,
     quiet_clients,
 )
+from tests.support.replicated_progress import Progress
 from tests.testing.echo_peer import need_cuts
 
 OVERRIDES = {
     "replica.lag.time.max.ms": "3000",
     "offsets.topic.num.partitions": "1",
+    "offsets.topic.replication.factor": "3",
+    "group.initial.rebalance.delay.ms": "0",
     "log.segment.bytes": str(4 << 20),
 }
 
@@ -56,21 +64,23 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.timeout(300)
-def test_some_troubles_in_normal_tests(tmp_path: Path) -> None:
-    play(tmp_path, seed=_seed(), longest_s=2.0, minutes=None, troubles=6)
+def test_some_troubles_in_normal_tests(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    play(pytestconfig, tmp_path, seed=_seed(), longest_s=2.0, minutes=None, troubles=6)
 
 
 @pytest.mark.soak
-def test_half_an_hour_of_trouble(tmp_path: Path) -> None:
+def test_half_an_hour_of_trouble(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     minutes = float(os.environ.get("FENCELINE_CHAOS_MINUTES", "30"))
-    play(tmp_path, seed=_seed(), longest_s=8.0, minutes=minutes, troubles=None)
+    play(pytestconfig, tmp_path, seed=_seed(), longest_s=8.0, minutes=minutes, troubles=None)
 
 
 def _seed() -> int:
     return int(os.environ.get("FENCELINE_CHAOS_SEED") or random.randrange(2**32))
 
 
-def play(root: Path, *, seed: int, longest_s: float, minutes: float | None, troubles: int | None) -> None:
+def play(
+    config: pytest.Config, root: Path, *, seed: int, longest_s: float, minutes: float | None, troubles: int | None
+) -> None:
     need_cuts()
     rng = random.Random(seed)
     print(f"seed {seed}")
@@ -91,7 +101,13 @@ def play(root: Path, *, seed: int, longest_s: float, minutes: float | None, trou
             AiokafkaSender(*where, 300),
         ]
         readers = [LibrdkafkaReader(*where), OwnReader(*where), KafkaPythonReader(*where)]
-        for each in (*senders, *readers):
+        ledger = GroupLedger(TOPIC, PARTITIONS)
+        members = [
+            LibrdkafkaMember(cluster.bootstrap, history, ledger, stays_s=47),
+            OwnMember(cluster.bootstrap, history, ledger, stays_s=61),
+            KafkaPythonMember(cluster.bootstrap, history, ledger, stays_s=83),
+        ]
+        for each in (*senders, *readers, *members):
             each.start()
         trouble = ReplicaTrouble(
             cluster,
@@ -100,28 +116,40 @@ def play(root: Path, *, seed: int, longest_s: float, minutes: float | None, trou
             faults=faults,
             kinds=kinds if kinds != [""] else (*KINDS, "full", "clock"),
         )
+        progress = Progress(config, senders, readers, members, trouble.done)
         deadline = time.monotonic() + 60 * (minutes or 0)
+
+        def is_over() -> bool:
+            progress.look()
+            if troubles is not None:
+                return sum(trouble.done.values()) >= troubles
+            return time.monotonic() > deadline
+
         try:
-            trouble.run(
-                until=lambda: (
-                    sum(trouble.done.values()) >= troubles if troubles is not None else time.monotonic() > deadline
-                )
-            )
+            trouble.run(until=is_over)
             verdict = finish(cluster, senders, readers)
+            reached = ends(cluster.bootstrap)
+            eventually(lambda: ledger.reached(reached), "the group has committed all", wait_s=120)
+            for member in members:
+                member.finish()
         finally:
             print("\n".join(trouble.story))
             for sender in senders:
                 print(f"{sender.name}: {sender.settled} of {sender.sent}, longest gap {sender.longest_gap_s:.1f} s")
-        print(dict(trouble.done))
+        sums = f"{progress.sums()}; group: {dict(ledger.counts)}"
         exit_codes = cluster.stop()
     look_at_files(cluster, history, verdict)
     print(*(f"{count:6} {line}" for line, count in verdict.lines.most_common()), sep="\n")
-    assert summary(check(history)) == ""
+    found = summary(check(history))
+    progress.say(f"seed {seed}: {found or 'no anomaly'}; {sums}")
+    assert found == ""
+    assert ledger.complaints(reached) == []
     assert set(exit_codes.values()) == {0}
     unwanted = [each for each in ended if not each.was_wanted]
     assert [each for each in unwanted if not any(map(is_of_a_full_disk, each.last_lines))] == []
     assert verdict.given_up == []
     assert verdict.troubles == []
+    assert verdict.truncations == 0
     assert verdict.differing == []
     assert verdict.complaints == []
     assert all(sender.settled > 0 for sender in senders)

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from fenceline.client.admin import Admin
@@ -24,6 +23,7 @@ from fenceline.testing.history import History
 from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from tests.cli.chaos import KINDS, Trouble
+from tests.support.partition_files import log_bytes
 from tests.support.process_faults import ProcessFaults
 from tests.support.replicated_load import Reader, Sender
 
@@ -80,6 +80,8 @@ class Verdict:
 
     given_up: list[str] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
+    truncations: int = 0
+    """How often readers were told that what they had read was cut off."""
     differing: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     lines: Counter[str] = field(default_factory=Counter)
@@ -98,7 +100,7 @@ def create(bootstrap: str, *, topic: str = TOPIC, partitions: int = PARTITIONS, 
 def all_in_sync(bootstrap: str, topic: str = TOPIC) -> bool:
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         found = admin.metadata([topic]).topics[topic].partitions
-    return all(len(each.isr) == NODES and each.leader >= 0 for each in found.values())
+    return all(len(each.isr) == len(each.replicas) > 0 and each.leader >= 0 for each in found.values())
 
 
 def ends(bootstrap: str, topic: str = TOPIC, partitions: int = PARTITIONS) -> dict[int, int]:
@@ -125,20 +127,27 @@ def finish(
     verdict = Verdict()
     verdict.given_up = [each for sender in senders for each in sender.given_up]
     verdict.troubles = [f"{reader.name}: {each}" for reader in readers for each in reader.troubles]
+    verdict.truncations = sum(reader.truncations for reader in readers)
     return verdict
 
 
-def look_at_files(cluster: LocalCluster, history: History, verdict: Verdict) -> None:
+def look_at_files(
+    cluster: LocalCluster, history: History, verdict: Verdict, *, topic: str = TOPIC, partitions: int = PARTITIONS
+) -> None:
     """Every replica's log, and what the nodes said. The cluster has stopped."""
-    for index in range(PARTITIONS):
-        contents = {place.node_id: log_bytes(place.data_dir / f"{TOPIC}-{index}") for place in cluster.layout.nodes}
+    for index in range(partitions):
+        contents = {
+            place.node_id: log_bytes(place.data_dir, topic, index)
+            for place in cluster.layout.nodes
+            if (place.data_dir / f"{topic}-{index}").exists()
+        }
         if len(set(contents.values())) > 1:
             sizes = {node: len(content) for node, content in contents.items()}
-            verdict.differing.append(f"{TOPIC}-{index}: the replicas' bytes differ; sizes are {sizes}")
+            verdict.differing.append(f"{topic}-{index}: the replicas' bytes differ; sizes are {sizes}")
         else:
             contents = dict(list(contents.items())[:1])  # one stands for all
         for node, content in contents.items():
-            history.log(f"node {node}", (TOPIC, index), *_records(content))
+            history.log(f"node {node}", (topic, index), *_records(content))
     for node_id, line in _said(cluster):
         if not line.startswith("{"):
             if not line.startswith("Fenceline is ready") and not is_of_a_full_disk(line):
@@ -148,11 +157,6 @@ def look_at_files(cluster: LocalCluster, history: History, verdict: Verdict) -> 
         verdict.lines[f"{told['level']}: {told['event']}"] += 1
         if told["level"] not in ("debug", "info", "warning") and not is_of_a_full_disk(line):
             verdict.complaints.append(f"{node_id}: {line}")
-
-
-def log_bytes(directory: Path) -> bytes:
-    """All segments of a partition, one behind the other."""
-    return b"".join(segment.read_bytes() for segment in sorted(directory.glob("*.log")))
 
 
 def _records(content: bytes) -> tuple[list[int], list[int]]:

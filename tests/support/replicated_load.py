@@ -1,7 +1,8 @@
 """Producers and consumers of several makes that record what they did in a history.
 
-Owns the threads. Every producer is idempotent with acks=all and waits for minutes before it gives a record up, every
-consumer starts at the beginning and takes no reset for an answer. Nothing here asserts.
+Owns the threads. Every producer has acks=all, is idempotent unless it is told otherwise, and waits for minutes before
+it gives a record up; every consumer starts at the beginning, takes no reset for an answer, and goes back to where a
+truncation has cut when its client tells it so. Nothing here asserts.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from aiokafka import TopicPartition as AiokafkaPartition
 from aiokafka.errors import KafkaError as AiokafkaError
 from confluent_kafka import KafkaError, Message
 from kafka.errors import KafkaError as KafkaPythonError
+from kafka.errors import LogTruncationError as KafkaPythonTruncation
 
 from fenceline.client import Consumer as OwnConsumer
+from fenceline.client import LogTruncationError, TopicPartition
 from fenceline.client import Producer as OwnProducer
-from fenceline.client import TopicPartition
 from fenceline.client.delivery import RecordMetadata
 from fenceline.errors import FencelineError
 from fenceline.testing.history import History
@@ -53,11 +55,20 @@ def quiet_clients() -> Iterator[None]:
 class Sender(threading.Thread, ABC):
     """Sends its own numbers to all partitions in turn, so many a second, until `finish`."""
 
-    def __init__(self, bootstrap: str, history: History, topic: str, partitions: int, per_second: int) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        history: History,
+        topic: str,
+        partitions: int,
+        per_second: int,
+        *,
+        is_idempotent: bool = True,
+    ) -> None:
         super().__init__(name=type(self).__name__, daemon=True)
-        self._servers = bootstrap
+        self._servers, self._is_idempotent = bootstrap, is_idempotent
         self._topic, self._partitions, self._per_second = topic, partitions, per_second
-        self._history = history.producer(self.name)
+        self._history = history.producer(self.name, is_idempotent=is_idempotent)
         self._is_over = threading.Event()
         self.failure: BaseException | None = None
         self.given_up: list[str] = []
@@ -131,7 +142,7 @@ class LibrdkafkaSender(Sender):
         self._producer = confluent_kafka.Producer(
             {
                 "bootstrap.servers": self._servers,
-                "enable.idempotence": True,
+                "enable.idempotence": self._is_idempotent,
                 "acks": "all",
                 "linger.ms": 5,
                 "delivery.timeout.ms": GIVES_UP_MS,
@@ -162,6 +173,7 @@ class OwnSender(Sender):
             {
                 "bootstrap.servers": self._servers,
                 "acks": "all",
+                "enable.idempotence": self._is_idempotent,
                 "delivery.timeout.ms": GIVES_UP_MS,
                 "request.timeout.ms": 10_000,
             }
@@ -185,7 +197,7 @@ class KafkaPythonSender(Sender):
         self._producer = KafkaProducer(
             bootstrap_servers=self._servers.split(","),
             acks="all",
-            enable_idempotence=True,
+            enable_idempotence=self._is_idempotent,
             linger_ms=5,
             delivery_timeout_ms=GIVES_UP_MS,
             request_timeout_ms=10_000,
@@ -216,7 +228,7 @@ class AiokafkaSender(Sender):
         self._producer = AIOKafkaProducer(
             bootstrap_servers=self._servers.split(","),
             acks="all",
-            enable_idempotence=True,
+            enable_idempotence=self._is_idempotent,
             linger_ms=5,
             request_timeout_ms=GIVES_UP_MS,
             metadata_max_age_ms=10_000,
@@ -255,6 +267,8 @@ class Reader(threading.Thread, ABC):
         self.failure: BaseException | None = None
         self.troubles: list[str] = []
         """What the client reported that is no record, and not a broken connection."""
+        self.truncations = 0
+        """How often the client said that what it had read was cut off."""
 
     def finish(self, ends: dict[int, int], wait_s: float = 120) -> None:
         self._ends = ends
@@ -263,7 +277,7 @@ class Reader(threading.Thread, ABC):
         self.join()
         if self.failure is not None:
             raise self.failure
-        behind = {index: (self.positions[index], end) for index, end in ends.items() if self.positions[index] < end}
+        behind = {index: (self.positions[index], end) for index, end in ends.items() if self.positions[index] != end}
         assert not behind, f"{self.name} does not get on: position and end are {behind}"
 
     def run(self) -> None:
@@ -281,7 +295,13 @@ class Reader(threading.Thread, ABC):
 
     def _is_done(self) -> bool:
         ends = self._ends
-        return ends is not None and all(self.positions[index] >= end for index, end in ends.items())
+        return ends is not None and all(self.positions[index] == end for index, end in ends.items())
+
+    def _go_back(self, partition: int, offset: int) -> None:
+        """It was told that the log was cut here."""
+        self.truncations += 1
+        self._history.positioned((self._topic, partition), offset)
+        self.positions[partition] = offset
 
     @abstractmethod
     def _open(self) -> None: ...
@@ -338,6 +358,12 @@ class OwnReader(Reader):
     def _poll(self) -> Iterable[tuple[int, int, bytes]]:
         try:
             records = self._consumer.poll(200)
+        except LogTruncationError as error:
+            self._consumer.seek(
+                TopicPartition(error.topic, error.partition), error.divergent_offset, error.divergent_epoch
+            )
+            self._go_back(error.partition, error.divergent_offset)
+            return
         except FencelineError as error:
             self.troubles.append(repr(error))
             time.sleep(0.2)
@@ -366,6 +392,11 @@ class KafkaPythonReader(Reader):
     def _poll(self) -> Iterable[tuple[int, int, bytes]]:
         try:
             found = self._consumer.poll(timeout_ms=200)
+        except KafkaPythonTruncation as error:
+            for partition, divergent in error.divergent_offsets.items():
+                self._consumer.seek(partition, divergent.offset)
+                self._go_back(partition.partition, divergent.offset)
+            return
         except KafkaPythonError as error:
             self.troubles.append(repr(error))
             time.sleep(0.2)

@@ -238,6 +238,57 @@ def test_what_a_receipt_tells_is_no_anomaly() -> None:
     assert made.kinds(LossRange(("u", 0), 8, 10)) >= {Kind.LOST_WRITE, Kind.INCONSISTENT_OFFSET}
 
 
+def _two_lost_and_two_anew(made: Made) -> list[int]:
+    """Eight and nine were acknowledged and read, then lost; the values of those that lie there now."""
+    made.acknowledge(*range(10))
+    made.poll(*range(10))
+    later = [made.producer.next_value() for _ in range(3)]
+    for number, value in enumerate(later):
+        made.producer.sent(P, value)
+        made.producer.acknowledged(P, value, 8 + number)
+    made.log[8:] = made.other[8:] = later
+    made.offsets.append(10)
+    return later
+
+
+def test_a_receipt_that_knows_what_was_lost_tells_of_nothing_else() -> None:
+    made = Made()
+    later = _two_lost_and_two_anew(made)
+    made.consumer.positioned(P, 8)
+    for number, value in enumerate(later):
+        made.consumer.polled(P, 8 + number, value)
+    assert made.found(LossRange(P, 8, 10, frozenset(made.values[8:]))) == []
+    assert made.kinds(LossRange(P, 8, 10, frozenset(made.values[8:9]))) == {Kind.LOST_WRITE, Kind.INCONSISTENT_OFFSET}
+    assert made.kinds(LossRange(P, 8, 9, frozenset(made.values[8:]))) == {Kind.LOST_WRITE, Kind.INCONSISTENT_OFFSET}
+
+
+def test_what_was_acknowledged_without_an_offset_is_told_of_by_its_value() -> None:
+    made = Made()
+    made.producer.acknowledged(P, made.values[9])
+    del made.log[9], made.offsets[9], made.other[9]
+    assert made.found(LossRange(P, 9, 10, frozenset(made.values[9:]))) == []
+    assert made.kinds(LossRange(P, 9, 10)) == {Kind.LOST_WRITE}
+
+
+@pytest.mark.parametrize("position", [9, 10, None])
+def test_a_consumer_that_crosses_a_truncation_unnoticed(position: int | None) -> None:
+    """It goes on at ten, or goes back too little."""
+    made = Made()
+    later = _two_lost_and_two_anew(made)
+    if position is not None:
+        made.consumer.positioned(P, position)
+    for number in range(position or 10, 11):
+        made.consumer.polled(P, number, later[number - 8])
+    (found,) = made.found(LossRange(P, 8, 10))
+    assert (found.kind, found.offset, found.value) == (Kind.CROSSED_TRUNCATION, 8, made.values[8])
+
+
+def test_a_consumer_that_ends_before_a_truncation_has_crossed_none() -> None:
+    made = Made()
+    _two_lost_and_two_anew(made)
+    assert made.found(LossRange(P, 8, 10)) == []
+
+
 def test_without_the_log_nothing_can_be_said() -> None:
     made = Made()
     with pytest.raises(ValueError, match="t-0"):

@@ -5,6 +5,7 @@ partition, not the run. Asserts nothing: each find is an `Anomaly`.
 
 The kinds are those that Jepsen's Kafka workload looks for, and a few for who can look into every replica's log. What a
 receipt tells as lost (`LossRange`) is no anomaly: a record of such a range may be gone, another may have its offset.
+But who had read it must have been told, and have been positioned anew.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Kind(Enum):
     REORDERED = "before what its idempotent producer sent earlier"
     POLL_SKIP = "left out by a consumer"
     NONMONOTONIC_POLL = "a consumer went back without being asked to"
+    CROSSED_TRUNCATION = "cut off after a consumer had read it, which read on without being told"
     HOLE = "offsets without a record"
     COPIES_DIFFER = "copies of one log end differently"
 
@@ -55,11 +57,21 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True)
 class LossRange:
-    """A range that was cut off, and that somebody was told about."""
+    """A range that was cut off, and that somebody was told about. `values`: what lay there, where that is known; then
+    nothing else may be missing."""
 
     partition: Partition
     start_offset: int
     end_offset_exclusive: int
+    values: frozenset[int] | None = None
+
+    def tells(self, offset: int, value: int) -> bool:
+        """An acknowledgement that does not say where is told of by its value alone."""
+        if self.values is not None and value not in self.values:
+            return False
+        if offset == NO_OFFSET:
+            return self.values is not None
+        return self.start_offset <= offset < self.end_offset_exclusive
 
 
 def check(history: History, losses: Iterable[LossRange] = ()) -> Iterator[Anomaly]:
@@ -72,8 +84,8 @@ def check(history: History, losses: Iterable[LossRange] = ()) -> Iterator[Anomal
     for partition in sorted(partitions):
         if not history.logs.get(partition):
             raise ValueError(f"what the log of {partition[0]}-{partition[1]} held in the end is not recorded")
-        excused = [range(each.start_offset, each.end_offset_exclusive) for each in told if each.partition == partition]
-        yield from _Judged(history, partition, excused).anomalies()
+        losses = [each for each in told if each.partition == partition]
+        yield from _Judged(history, partition, losses).anomalies()
 
 
 def summary(anomalies: Iterable[Anomaly]) -> str:
@@ -92,9 +104,9 @@ def summary(anomalies: Iterable[Anomaly]) -> str:
 class _Judged:
     """One partition."""
 
-    def __init__(self, history: History, partition: Partition, excused: Sequence[range]) -> None:
+    def __init__(self, history: History, partition: Partition, losses: Sequence[LossRange]) -> None:
         self._partition = partition
-        self._excused = excused
+        self._losses = losses
         self._producers = [(each, each.sends[partition]) for each in history.producers if partition in each.sends]
         self._consumers = [(each, each.polls[partition]) for each in history.consumers if partition in each.polls]
         self._copies = history.logs[partition]
@@ -140,7 +152,7 @@ class _Judged:
                 yield self._anomaly(Kind.INCONSISTENT_OFFSET, name, offset, value, f"{offset} is in the log twice")
             expected = offset + 1
             known = self._at[offset]
-            if known != value and not self._is_excused(offset):
+            if known != value and not self._is_told(offset, value):
                 yield self._anomaly(
                     Kind.INCONSISTENT_OFFSET, name, offset, value, f"another copy has {known} at this offset"
                 )
@@ -164,15 +176,16 @@ class _Judged:
             before = told.setdefault(value, offset)
             if NO_OFFSET not in (before, offset) and before != offset:
                 yield self._anomaly(Kind.DISAGREEMENT, name, offset, value, f"first it was told to be at {before}")
-            if offset != NO_OFFSET and self._is_excused(offset):
-                continue
+            is_told = self._is_told(offset, value)
             if found is None:
-                yield self._anomaly(Kind.LOST_WRITE, name, offset, value)
+                if not is_told:
+                    yield self._anomaly(Kind.LOST_WRITE, name, offset, value)
                 continue
             for copy, contents in self._copies.items():
                 if not _holds(contents, found):
                     yield self._anomaly(Kind.LOST_WRITE, copy, found, value, "another copy has it")
-            if offset != NO_OFFSET and self._at.get(offset) != value and value not in self._may_repeat:
+            is_there = offset == NO_OFFSET or self._at.get(offset) == value
+            if not is_there and not is_told and value not in self._may_repeat:
                 yield self._anomaly(Kind.DISAGREEMENT, name, offset, value, f"it is at {found}")
 
     def _refusals(self, name: str, sends: Sends) -> Iterator[Anomaly]:
@@ -195,9 +208,12 @@ class _Judged:
 
     def _polls(self, consumer: Consumer, polls: Polls) -> Iterator[Anomaly]:
         position: int | None = None  # where the next record is looked for; None: anywhere
+        gone: tuple[int, int] | None = None  # the first that it read, has not read anew, and that was cut off
         for offset, value in zip(polls.offsets, polls.values, strict=True):
             if offset < 0:
                 position = value
+                if gone is not None and position <= gone[0]:
+                    gone = None
                 continue
             if position is not None and offset < position:
                 yield self._anomaly(
@@ -214,12 +230,17 @@ class _Judged:
                         f"its position was {position}, the next record was {offset}",
                     )
             position = offset + 1
-            if self._is_excused(offset):
-                continue
             known = self._at.get(offset)
-            if known is None:
+            if known == value:
+                # A log that has this record never had the other one before it.
+                if gone is not None and gone[0] < offset:
+                    yield self._anomaly(Kind.CROSSED_TRUNCATION, consumer.name, *gone, f"it read on, up to {offset}")
+                    gone = None
+            elif self._is_told(offset, value):
+                gone = gone or (offset, value)
+            elif known is None:
                 yield self._anomaly(Kind.LOST_READ, consumer.name, offset, value)
-            elif known != value:
+            else:
                 yield self._anomaly(
                     Kind.INCONSISTENT_OFFSET, consumer.name, offset, value, f"the log has {known} at this offset"
                 )
@@ -232,8 +253,8 @@ class _Judged:
 
     # -- shared --------------------------------------------------------------------------------------------------------
 
-    def _is_excused(self, offset: int) -> bool:
-        return any(offset in each for each in self._excused)
+    def _is_told(self, offset: int, value: int) -> bool:
+        return any(each.tells(offset, value) for each in self._losses)
 
     def _anomaly(self, kind: Kind, who: str, offset: int, value: int, detail: str = "") -> Anomaly:
         return Anomaly(kind, self._partition, who, offset, value, detail)
