@@ -20,6 +20,7 @@ from fenceline.testing.history_checks import check, summary
 from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from tests.support.replicated_chaos import all_in_sync, create, ends, finish
+from tests.support.replicated_groups import GroupLedger, KafkaPythonMember, LibrdkafkaMember, OwnMember
 from tests.support.replicated_load import (
     AiokafkaReader,
     AiokafkaSender,
@@ -114,6 +115,7 @@ def test_leaders_are_killed_under_a_client(
     assert summary(check(history)) == ""
     assert verdict.given_up == []
     assert verdict.troubles == []
+    assert verdict.truncations == 0
 
 
 def _await_more(sender: Sender, count: int) -> None:
@@ -166,6 +168,41 @@ def test_commits_of_a_group_outlive_their_coordinator(cluster: LocalCluster, top
         reading.close()
         cluster.restart(node)
         eventually(lambda: all_in_sync(cluster.bootstrap, "__consumer_offsets"), "all are in sync", wait_s=120)
+
+
+def test_a_group_outlives_its_coordinator(cluster: LocalCluster, topic: str) -> None:
+    """Members of three makes go on in their group: none begins before what was committed, no record is left out."""
+    history = History()
+    ledger = GroupLedger(topic, PARTITIONS)
+    sender = LibrdkafkaSender(cluster.bootstrap, history, topic, PARTITIONS, 300)
+    where = (cluster.bootstrap, history, ledger)
+    members = [LibrdkafkaMember(*where), KafkaPythonMember(*where), OwnMember(*where)]
+    for each in (sender, *members):
+        each.start()
+    for _ in range(KILLS):
+        _await_commits(ledger, sender)
+        node = eventually(lambda: _coordinator(cluster, ledger.group), "the group has a coordinator")
+        cluster.kill(node)
+        _await_commits(ledger, sender)
+        cluster.restart(node)
+        for each in (topic, "__consumer_offsets"):
+            eventually(lambda name=each: all_in_sync(cluster.bootstrap, name), "all are in sync", wait_s=120)  # type: ignore[misc]
+    sender.finish()
+    reached = ends(cluster.bootstrap, topic, PARTITIONS)
+    eventually(lambda: ledger.reached(reached), "the group has committed all", wait_s=120)
+    for member in members:
+        member.finish()
+    read_everything(cluster, history, topic)
+    assert summary(check(history)) == ""
+    assert ledger.complaints(reached) == []
+    assert sender.given_up == []
+
+
+def _await_commits(ledger: GroupLedger, sender: Sender) -> None:
+    """Until the group has committed more of every partition."""
+    wanted = {partition: each + 1 for partition, each in ledger.committed().items()}
+    eventually(lambda: ledger.reached(wanted), "more of each partition is committed", wait_s=120)
+    assert sender.failure is None
 
 
 def _coordinator(cluster: LocalCluster, group: str) -> int | None:
