@@ -24,6 +24,7 @@ from fenceline.controller.brokers import BrokerState, state_of
 from fenceline.ids import NO_LEADER
 from fenceline.metadata.changes import difference
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState
+from fenceline.node.metric_families import counters, gauge_by, gauges
 
 if TYPE_CHECKING:
     from fenceline.metadata.changes import Delta
@@ -133,11 +134,9 @@ class MetadataCollector:
         self._controller = controller
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         controller = self._controller
         image, quorum, log = controller.image, controller.quorum, controller.log
-        for name, help_text, value in (
+        yield from gauges(
             ("fenceline_topics", "Topics", len(image.topics_by_id)),
             ("fenceline_partitions", "Partitions of all topics", controller.partition_count),
             ("fenceline_metadata_offset", "Last metadata offset applied", image.offset),
@@ -147,35 +146,30 @@ class MetadataCollector:
             ("fenceline_quorum_epoch", "Epoch of the quorum", quorum.epoch),
             ("fenceline_quorum_leader_id", "Who leads the quorum, -1: nobody is known", quorum.leader_id),
             ("fenceline_quorum_voters", "Voters of the quorum", len(quorum.voters)),
-        ):
-            yield GaugeMetricFamily(name, help_text, value=value)
-        role = GaugeMetricFamily("fenceline_quorum_role", "What this node is in the quorum", labels=["role"])
+        )
         name = type(quorum.role).__name__.lower()
-        role.add_metric(["observer" if name == "follower" and not quorum.is_voter else name], 1)
-        yield role
+        role = "observer" if name == "follower" and not quorum.is_voter else name
+        yield gauge_by("role", "fenceline_quorum_role", "What this node is in the quorum", {role: 1})
         yield from self._newest_snapshot()
         snapshots = controller.snapshots
-        for name, help_text, value in (
+        yield from counters(
             ("fenceline_metadata_snapshots", "Snapshots written", snapshots.generated_count if snapshots else 0),
             (
                 "fenceline_metadata_snapshot_failures",
                 "Snapshots that could not be written",
                 snapshots.failed_count if snapshots else 0,
             ),
-        ):
-            yield CounterMetricFamily(name, help_text, value=value)
+        )
 
     def _newest_snapshot(self) -> Iterator[Any]:
         """Nothing where there is none, or where it goes while one looks."""
-        from prometheus_client.core import GaugeMetricFamily
-
         log = self._controller.log
         newest = log.newest_snapshot
         try:
             file = os.stat(log.path_of(newest))
         except OSError:
             return
-        for name, help_text, value in (
+        yield from gauges(
             ("fenceline_metadata_snapshot_end_offset", "End of the newest snapshot", newest.end_offset),
             ("fenceline_metadata_snapshot_bytes", "Size of the newest snapshot", file.st_size),
             (
@@ -183,8 +177,7 @@ class MetadataCollector:
                 "Seconds since the newest snapshot was written",
                 max(0.0, time.time() - file.st_mtime),
             ),
-        ):
-            yield GaugeMetricFamily(name, help_text, value=value)
+        )
 
 
 class ControllerCollector:
@@ -198,18 +191,15 @@ class ControllerCollector:
         controller.subscribe(self._counts.follow)
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         from fenceline.node.metrics import requests_by_api
 
         counts, active, listener = self._counts, self._controller.active, self._listener
         metrics = active.metrics
         yield requests_by_api("fenceline_controller_requests", "Requests to the controllers' listener", listener)
-        brokers = GaugeMetricFamily("fenceline_brokers", "Registered brokers, by state", labels=["state"])
-        for state in (BrokerState.UNFENCED, BrokerState.FENCED, BrokerState.CONTROLLED_SHUTDOWN):
-            brokers.add_metric([state.name.lower()], counts.brokers.get(state, 0))
-        yield brokers
-        for name, help_text, value in (
+        states = (BrokerState.UNFENCED, BrokerState.FENCED, BrokerState.CONTROLLED_SHUTDOWN)
+        brokers = {state.name.lower(): counts.brokers.get(state, 0) for state in states}
+        yield gauge_by("state", "fenceline_brokers", "Registered brokers, by state", brokers)
+        yield from gauges(
             ("fenceline_controller_active", "1 where this node is the active controller", int(active.is_active)),
             ("fenceline_controller_waiting_requests", "Requests not answered yet", active.waiting_count),
             ("fenceline_controller_connections", "Open connections of the listener", listener.connections),
@@ -217,9 +207,8 @@ class ControllerCollector:
             ("fenceline_not_preferred_leaders", "Partitions not led by the preferred replica", counts.not_preferred),
             ("fenceline_recovering_partitions", "Partitions whose leader may lack records", counts.recovering),
             ("fenceline_reassigning_partitions", "Partitions on the move", counts.reassigning),
-        ):
-            yield GaugeMetricFamily(name, help_text, value=value)
-        for name, help_text, value in (
+        )
+        yield from counters(
             ("fenceline_controller_terms", "Times this node became the active controller", metrics.terms),
             ("fenceline_controller_received_bytes", "Bytes received by the listener", listener.received_bytes),
             ("fenceline_broker_sessions_expired", "Brokers that fell silent", active.expired_session_count),
@@ -231,8 +220,7 @@ class ControllerCollector:
             ),
             ("fenceline_eligible_elections", "Leaders from the eligible replicas", counts.eligible_elections),
             ("fenceline_unclean_elections", "Leaders that may lack records", counts.unclean_elections),
-        ):
-            yield CounterMetricFamily(name, help_text, value=value)
+        )
         yield metrics.queued.family("fenceline_controller_queue_seconds", "From a request to its decision")
         yield metrics.turns.family("fenceline_controller_turn_seconds", "Deciding and appending what was queued")
         yield metrics.commits.family("fenceline_controller_commit_seconds", "From an append until it is committed")

@@ -22,6 +22,7 @@ from fenceline.losses.cutting import Cut, cut_log, settle
 from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
 from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.node.logs import Logger
+from fenceline.node.metric_families import counter_by, gauges
 from fenceline.replica.follower import BeginAnew, CutTo
 
 if TYPE_CHECKING:
@@ -237,17 +238,12 @@ class LossCollector:
         self._keeper = keeper
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        losses = CounterMetricFamily("fenceline_losses", "Losses that this node wrote receipts of", labels=["class"])
-        for loss_class, count in self._keeper.losses.items():
-            losses.add_metric([loss_class.value], count)
-        yield losses
-        for name, help_text, value in (
+        losses = {loss_class.value: count for loss_class, count in self._keeper.losses.items()}
+        yield counter_by("class", "fenceline_losses", "Losses that this node wrote receipts of", losses)
+        yield from gauges(
             ("fenceline_losses_undelivered", "Receipts that the ledger topic lacks", self._keeper.undelivered),
             ("fenceline_losses_evidence_bytes", "Bytes of cut records that are kept", self._keeper.evidence_bytes),
-        ):
-            yield GaugeMetricFamily(name, help_text, value=value)
+        )
 
 
 def _with_evidence(log_dir: LogDir) -> Iterator[tuple[TopicPartition, str]]:

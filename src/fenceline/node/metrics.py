@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fenceline.errors import OperatorError
+from fenceline.node.metric_families import counter_by, counters, gauges
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
@@ -74,12 +75,10 @@ class NodeCollector:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         metrics = self._metrics
         budget, pace = metrics.load_budget, metrics.load_pace
         yield requests_by_api("fenceline_requests", "Requests received, by API", metrics)
-        for name, help_text, value in (
+        yield from counters(
             ("fenceline_received_bytes", "Bytes received from clients", metrics.received_bytes),
             ("fenceline_produced_bytes", "Bytes of records appended", metrics.produced_bytes),
             ("fenceline_produced_batches", "Record batches appended", metrics.produced_partitions),
@@ -92,9 +91,8 @@ class NodeCollector:
                 "Seconds that fetches from the disk gave way to others, all together",
                 pace.held_s if pace is not None else 0.0,
             ),
-        ):
-            yield CounterMetricFamily(name, help_text, value=value)
-        for name, help_text, value in (
+        )
+        yield from gauges(
             ("fenceline_connections", "Open client connections", metrics.connections),
             ("fenceline_parked_fetches", "Fetches that wait for data", metrics.parked_fetches),
             (
@@ -108,18 +106,16 @@ class NodeCollector:
                 budget.waiting_count if budget is not None else 0,
             ),
             ("fenceline_offline_partitions", "Partitions that can not be served", self._broker.offline_partition_count),
-        ):
-            yield GaugeMetricFamily(name, help_text, value=value)
+        )
 
 
 def requests_by_api(name: str, help_text: str, metrics: NodeMetrics) -> Any:
     """The requests of one server."""
-    from prometheus_client.core import CounterMetricFamily
-
-    requests = CounterMetricFamily(name, help_text, labels=["api"])
-    for key, count in sorted(metrics.requests.items()):
-        requests.add_metric([ApiKey(key).name.lower() if key in ApiKey._value2member_map_ else str(key)], count)
-    return requests
+    requests = {
+        ApiKey(key).name.lower() if key in ApiKey._value2member_map_ else str(key): count
+        for key, count in sorted(metrics.requests.items())
+    }
+    return counter_by("api", name, help_text, requests)
 
 
 class MetricsEndpoint:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from fenceline.node.metric_families import counters, gauge_by, gauges
 from fenceline.replica.progress import UNKNOWN_OFFSET
 
 if TYPE_CHECKING:
@@ -25,15 +26,13 @@ class ReplicationCollector:
         self._broker = broker
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         now_ms = self._broker.clock.monotonic_ms()
         sums = Sums()
         for replica in self._broker.partitions:
             leader = replica.leader
             if leader is not None:
                 sums.add(replica, leader, now_ms)
-        for name, help_text, value in (
+        yield from gauges(
             ("fenceline_led_partitions", "Partitions in use that this broker leads", sums.led),
             ("fenceline_under_replicated_partitions", "Led, and a replica is not in sync", sums.under_replicated),
             ("fenceline_at_min_isr_partitions", "Led, and just as many in sync as must be", sums.at_min_isr),
@@ -43,37 +42,34 @@ class ReplicationCollector:
                 "Led, and the end offset is not told yet (KIP-207)",
                 sums.hidden,
             ),
-        ):
-            yield GaugeMetricFamily(name, help_text, value=value)
-        lag_records = GaugeMetricFamily(
+        )
+        yield gauge_by(
+            "broker",
             "fenceline_follower_lag_records",
             "How far a follower is behind in what is led here, at most",
-            labels=["broker"],
+            {str(broker_id): records for broker_id, records in sorted(sums.lag_records.items())},
         )
-        lag_seconds = GaugeMetricFamily(
-            "fenceline_follower_lag_seconds", "For how long it has been behind, at most", labels=["broker"]
+        yield gauge_by(
+            "broker",
+            "fenceline_follower_lag_seconds",
+            "For how long it has been behind, at most",
+            {str(broker_id): lag_ms / 1000 for broker_id, lag_ms in sorted(sums.lag_ms.items())},
         )
-        for broker_id, records in sorted(sums.lag_records.items()):
-            lag_records.add_metric([str(broker_id)], records)
-            lag_seconds.add_metric([str(broker_id)], sums.lag_ms[broker_id] / 1000)
-        yield lag_records
-        yield lag_seconds
         replication = self._broker.replication
-        followed = GaugeMetricFamily(
-            "fenceline_followed_partitions", "Partitions that this broker follows, by what goes on", labels=["state"]
-        )
         phases = Counter(phase.value for phase in replication.fetchers.phases())
-        for state in ("fetching", "cutting", "looking", "waiting"):
-            followed.add_metric([state], phases[state])
-        yield followed
+        yield gauge_by(
+            "state",
+            "fenceline_followed_partitions",
+            "Partitions that this broker follows, by what goes on",
+            {state: phases[state] for state in ("fetching", "cutting", "looking", "waiting")},
+        )
         changes = replication.isr_changes
-        for name, help_text, count in (
+        yield from counters(
             ("fenceline_isr_expands", "Replicas that came back in sync, of what is led here", changes.expands),
             ("fenceline_isr_shrinks", "Replicas that fell out of sync, of what is led here", changes.shrinks),
             ("fenceline_isr_update_failures", "Changes of in-sync sets that the controller refused", changes.failures),
             ("fenceline_replicated_bytes", "Bytes of records taken from leaders", replication.fetchers.appended_bytes),
-        ):
-            yield CounterMetricFamily(name, help_text, value=count)
+        )
 
 
 class Sums:
