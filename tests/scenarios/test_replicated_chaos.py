@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from fenceline.testing.waiting import eventually
 from tests.cli.chaos import KINDS
 from tests.support.process_faults import ProcessFaults
 from tests.support.replicated_chaos import (
+    GROUPS,
     PARTITIONS,
     TOPIC,
     ReplicaTrouble,
@@ -35,37 +35,23 @@ from tests.support.replicated_chaos import (
     look_at_files,
 )
 from tests.support.replicated_groups import GroupLedger, KafkaPythonMember, LibrdkafkaMember, OwnMember
-from tests.support.replicated_load import (
-    AiokafkaSender,
-    KafkaPythonReader,
-    KafkaPythonSender,
-    LibrdkafkaReader,
-    LibrdkafkaSender,
-    OwnReader,
-    OwnSender,
-    quiet_clients,
-)
 from tests.support.replicated_progress import Progress
+from tests.support.replicated_readers import KafkaPythonReader, LibrdkafkaReader, OwnReader
+from tests.support.replicated_senders import AiokafkaSender, KafkaPythonSender, LibrdkafkaSender, OwnSender
 from tests.testing.echo_peer import need_cuts
 
+pytestmark = pytest.mark.usefixtures("quiet_clients")
+
 OVERRIDES = {
+    **GROUPS,
     "replica.lag.time.max.ms": "3000",
-    "offsets.topic.num.partitions": "1",
-    "offsets.topic.replication.factor": "3",
-    "group.initial.rebalance.delay.ms": "0",
     "log.segment.bytes": str(4 << 20),
 }
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with quiet_clients():
-        yield
-
-
 @pytest.mark.timeout(300)
-def test_some_troubles_in_normal_tests(pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    play(pytestconfig, tmp_path, seed=_seed(), longest_s=2.0, minutes=None, troubles=6)
+def test_some_troubles_in_normal_tests(tmp_path: Path) -> None:
+    play(None, tmp_path, seed=_seed(), longest_s=2.0, minutes=None, troubles=6)
 
 
 @pytest.mark.soak
@@ -79,7 +65,13 @@ def _seed() -> int:
 
 
 def play(
-    config: pytest.Config, root: Path, *, seed: int, longest_s: float, minutes: float | None, troubles: int | None
+    config: pytest.Config | None,
+    root: Path,
+    *,
+    seed: int,
+    longest_s: float,
+    minutes: float | None,
+    troubles: int | None,
 ) -> None:
     need_cuts()
     rng = random.Random(seed)
@@ -135,7 +127,7 @@ def play(
         finally:
             print("\n".join(trouble.story))
             for sender in senders:
-                print(f"{sender.name}: {sender.settled} of {sender.sent}, longest gap {sender.longest_gap_s:.1f} s")
+                print(sender)
         sums = f"{progress.sums()}; group: {dict(ledger.counts)}"
         exit_codes = cluster.stop()
     look_at_files(cluster, history, verdict)

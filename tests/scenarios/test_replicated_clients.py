@@ -6,7 +6,6 @@ Three brokers, three replicas, min.insync.replicas=2, acks=all, idempotent produ
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,45 +20,15 @@ from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from tests.support.replicated_chaos import all_in_sync, create, ends, finish
 from tests.support.replicated_groups import GroupLedger, KafkaPythonMember, LibrdkafkaMember, OwnMember
-from tests.support.replicated_load import (
-    AiokafkaReader,
-    AiokafkaSender,
-    KafkaPythonReader,
-    KafkaPythonSender,
-    LibrdkafkaReader,
-    LibrdkafkaSender,
-    OwnReader,
-    OwnSender,
-    Reader,
-    Sender,
-    quiet_clients,
-)
+from tests.support.replicated_readers import AiokafkaReader, KafkaPythonReader, LibrdkafkaReader, OwnReader, Reader
+from tests.support.replicated_senders import AiokafkaSender, KafkaPythonSender, LibrdkafkaSender, OwnSender, Sender
 from tests.support.running_tool import RunningTool
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("quiet_clients")]
 
 PARTITIONS: Final = 3
 KILLS: Final = 2
 _names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    overrides = {
-        "broker.session.timeout.ms": "2000",
-        "broker.heartbeat.interval.ms": "300",
-        "offsets.topic.num.partitions": "1",
-        "offsets.topic.replication.factor": "3",
-        "group.initial.rebalance.delay.ms": "0",
-    }
-    with LocalCluster(3, overrides=overrides) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with quiet_clients():
-        yield
 
 
 @pytest.fixture
@@ -104,10 +73,10 @@ def test_leaders_are_killed_under_a_client(
     sender.start()
     reader.start()
     for number in range(KILLS):
-        _await_more(sender, 20)
+        sender.await_more(20)
         node = leader_of(cluster, topic, number % PARTITIONS)
         cluster.kill(node)
-        _await_more(sender, 20)
+        sender.await_more(20)
         cluster.restart(node)
         eventually(lambda: all_in_sync(cluster.bootstrap, topic), "all replicas are in sync", wait_s=120)
     verdict = finish(cluster, [sender], [reader], topic=topic, partitions=PARTITIONS)
@@ -116,18 +85,6 @@ def test_leaders_are_killed_under_a_client(
     assert verdict.given_up == []
     assert verdict.troubles == []
     assert verdict.truncations == 0
-
-
-def _await_more(sender: Sender, count: int) -> None:
-    """Until so many more records of each partition are acknowledged."""
-    wanted = [each + count for each in sender.settled_of]
-
-    def look() -> bool:
-        if sender.failure is not None:
-            raise sender.failure
-        return all(now >= least for now, least in zip(sender.settled_of, wanted, strict=True))
-
-    eventually(look, f"{count} more of each partition are acknowledged", wait_s=120)
 
 
 def test_commits_of_a_group_outlive_their_coordinator(cluster: LocalCluster, topic: str) -> None:

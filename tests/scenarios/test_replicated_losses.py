@@ -12,7 +12,6 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,34 +21,18 @@ from fenceline.testing.history import History
 from fenceline.testing.history_checks import check, summary
 from fenceline.testing.local_cluster import LocalCluster
 from tests.support import unclean_rounds
-from tests.support.replicated_chaos import finish, look_at_files
-from tests.support.replicated_load import (
-    KafkaPythonReader,
-    KafkaPythonSender,
-    LibrdkafkaSender,
-    OwnReader,
-    OwnSender,
-    quiet_clients,
-)
+from tests.support.replicated_chaos import SOON_MISSED, finish, look_at_files
 from tests.support.replicated_progress import Progress
+from tests.support.replicated_readers import KafkaPythonReader, OwnReader
+from tests.support.replicated_senders import KafkaPythonSender, LibrdkafkaSender, OwnSender
 from tests.support.unclean_rounds import PAIRS, TOPIC, Rounds, all_receipts, loss_of
 
-OVERRIDES = {
-    "broker.session.timeout.ms": "2000",
-    "broker.heartbeat.interval.ms": "300",
-    "replica.lag.time.max.ms": "2000",
-}
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with quiet_clients():
-        yield
+pytestmark = pytest.mark.usefixtures("quiet_clients")
 
 
 @pytest.mark.timeout(300)
-def test_an_unclean_election(pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    play(pytestconfig, tmp_path, rounds=1, minutes=0)
+def test_an_unclean_election(tmp_path: Path) -> None:
+    play(None, tmp_path, rounds=1, minutes=0)
 
 
 @pytest.mark.soak
@@ -57,11 +40,11 @@ def test_minutes_of_unclean_elections(pytestconfig: pytest.Config, tmp_path: Pat
     play(pytestconfig, tmp_path, rounds=0, minutes=float(os.environ.get("FENCELINE_CHAOS_MINUTES", "5")))
 
 
-def play(config: pytest.Config, root: Path, *, rounds: int, minutes: float) -> None:
+def play(config: pytest.Config | None, root: Path, *, rounds: int, minutes: float) -> None:
     seed = int(os.environ.get("FENCELINE_CHAOS_SEED") or random.randrange(2**32))
     print(f"seed {seed}")
     history = History()
-    with LocalCluster(3, data_dir=root / "cluster", overrides=OVERRIDES) as cluster:
+    with LocalCluster(3, data_dir=root / "cluster", overrides=SOON_MISSED) as cluster:
         unclean_rounds.create(cluster.bootstrap)
         where = (cluster.bootstrap, history, TOPIC, len(PAIRS))
         # An idempotent producer refuses to go on where what it was told of has gone.

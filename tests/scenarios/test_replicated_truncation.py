@@ -37,18 +37,6 @@ WRITTEN_ANEW: Final = 20
 _names = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    overrides = {
-        "broker.session.timeout.ms": "2000",
-        "broker.heartbeat.interval.ms": "300",
-        "offsets.topic.num.partitions": "1",
-        "replica.lag.time.max.ms": "2000",
-    }
-    with LocalCluster(3, overrides=overrides) as running:
-        yield running
-
-
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A topic of one partition and two replicas, where the logs will part at KEPT."""

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from fenceline.client.admin import Admin
@@ -25,10 +26,27 @@ from fenceline.testing.waiting import eventually
 from tests.cli.chaos import KINDS, Trouble
 from tests.support.partition_files import log_bytes
 from tests.support.process_faults import ProcessFaults
-from tests.support.replicated_load import Reader, Sender
+from tests.support.replicated_readers import Reader
+from tests.support.replicated_senders import Sender
 
 TOPIC: Final = "replicated"
 PARTITIONS: Final = 6
+SOON_MISSED: Final = MappingProxyType(
+    {
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "300",
+        "replica.lag.time.max.ms": "2000",
+    }
+)
+"""Settings of clusters whose brokers go."""
+GROUPS: Final = MappingProxyType(
+    {
+        "offsets.topic.num.partitions": "1",
+        "offsets.topic.replication.factor": "3",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+)
+"""Settings of clusters whose groups have no time to lose, and one coordinator."""
 NODES: Final = 3
 _CLOCK_STEP_S: Final = 50 * 60.0
 """Less than what brokers let the clocks of producers differ from theirs."""
@@ -55,10 +73,15 @@ class ReplicaTrouble(Trouble):
             if self._cluster.status_of(node).state == "ended":
                 self._cluster.restart(node)
 
+    def _wait(self) -> None:
+        """As an operator's supervisor does it: who has given up for want of room is started again."""
+        super()._wait()
+        for node in self._nodes:
+            if node not in self._busy and self._cluster.status_of(node).state == "ended":
+                self.story.append(f"{time.monotonic() - self._begin:.1f} node {node} had ended by itself")
+                self._busy[node] = self._pool.submit(self._cluster.restart, node)
+
     def _break_and_mend(self, kind: str, node: int, peer: int, lasts_s: float) -> None:
-        if self._cluster.status_of(node).state == "ended":
-            self.story.append(f"node {node} had ended by itself")
-            self._cluster.restart(node)
         if kind not in ("full", "clock"):
             super()._break_and_mend(kind, node, peer, lasts_s)
             return

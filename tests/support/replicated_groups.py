@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
@@ -24,6 +24,7 @@ from fenceline.errors import FencelineError
 from fenceline.testing.history import Consumer, History
 from kafka import ConsumerRebalanceListener, KafkaConsumer
 from kafka import TopicPartition as KafkaPythonPartition
+from tests.support.client_threads import ClientThread
 
 _COMMIT_EVERY_S: Final = 1.0
 _SESSION_MS: Final = 10_000
@@ -92,14 +93,13 @@ class GroupLedger:
         return found
 
 
-class Member(threading.Thread, ABC):
+class Member(ClientThread):
     """One member: reads what it is given, commits every second, and before that is taken away where its client can,
     until `finish`. It leaves after `stays_s`, and comes again."""
 
     def __init__(self, bootstrap: str, history: History, ledger: GroupLedger, *, stays_s: float = math.inf) -> None:
-        super().__init__(name=type(self).__name__, daemon=True)
-        self._stays_s = stays_s
-        self._servers, self._ledger, self._history = bootstrap, ledger, history
+        super().__init__(bootstrap)
+        self._ledger, self._history, self._stays_s = ledger, history, stays_s
         self._is_over = threading.Event()
         self._consumer_history: Consumer | None = None
         self._committed_before: dict[int, int] = {}
@@ -107,29 +107,22 @@ class Member(threading.Thread, ABC):
         self._positions: dict[int, int] = {}
         self._next_commit = time.monotonic() + _COMMIT_EVERY_S
         self.read = 0
-        self.failure: BaseException | None = None
 
     def finish(self) -> None:
         self._is_over.set()
-        self.join(_CLOSE_WAIT_S)
-        assert not self.is_alive(), f"{self.name} does not end"
-        if self.failure is not None:
-            raise self.failure
+        self.end(_CLOSE_WAIT_S)
 
-    def run(self) -> None:
-        try:
-            while not self._is_over.is_set():
-                self._open()
-                leaves = time.monotonic() + self._stays_s
-                while not self._is_over.is_set() and time.monotonic() < leaves:
-                    self._poll()
-                    if self._positions and time.monotonic() >= self._next_commit:
-                        self._commit_all()
-                self._commit_all()
-                self._close()
-                self._taken_away()
-        except BaseException as failure:
-            self.failure = failure
+    def _live(self) -> None:
+        while not self._is_over.is_set():
+            self._open()
+            leaves = time.monotonic() + self._stays_s
+            while not self._is_over.is_set() and time.monotonic() < leaves:
+                self._poll()
+                if self._positions and time.monotonic() >= self._next_commit:
+                    self._commit_all()
+            self._commit_all()
+            self._close()
+            self._taken_away()
 
     def _given(self) -> None:
         """Partitions were assigned; where they are read from is not known yet."""
@@ -162,6 +155,19 @@ class Member(threading.Thread, ABC):
             self._ledger.note_failure()
         self._next_commit = time.monotonic() + _COMMIT_EVERY_S
 
+    def _settings(self) -> dict[str, Any]:
+        """With Kafka's own names."""
+        return {
+            "bootstrap.servers": self._servers,
+            "group.id": self._ledger.group,
+            "client.id": self.name,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "partition.assignment.strategy": "range",
+            "session.timeout.ms": _SESSION_MS,
+            "heartbeat.interval.ms": 1000,
+        }
+
     @abstractmethod
     def _open(self) -> None: ...
     @abstractmethod
@@ -178,20 +184,7 @@ class Member(threading.Thread, ABC):
 
 class LibrdkafkaMember(Member):
     def _open(self) -> None:
-        self._consumer = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": self._servers,
-                "group.id": self._ledger.group,
-                "client.id": self.name,
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "partition.assignment.strategy": "range",
-                "session.timeout.ms": _SESSION_MS,
-                "heartbeat.interval.ms": 1000,
-                "socket.timeout.ms": 10_000,
-                "log_level": 0,
-            }
-        )
+        self._consumer = confluent_kafka.Consumer(self._settings() | {"socket.timeout.ms": 10_000, "log_level": 0})
         self._consumer.subscribe(
             [self._ledger.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
@@ -282,19 +275,7 @@ class KafkaPythonMember(Member, ConsumerRebalanceListener):  # type: ignore[misc
 
 class OwnMember(Member):
     def _open(self) -> None:
-        self._consumer = OwnConsumer(
-            {
-                "bootstrap.servers": self._servers,
-                "group.id": self._ledger.group,
-                "client.id": self.name,
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "partition.assignment.strategy": "range",
-                "session.timeout.ms": _SESSION_MS,
-                "heartbeat.interval.ms": 1000,
-                "request.timeout.ms": 10_000,
-            }
-        )
+        self._consumer = OwnConsumer(self._settings() | {"request.timeout.ms": 10_000})
         self._consumer.subscribe(
             [self._ledger.topic],
             on_assigned=lambda _: self._given(),

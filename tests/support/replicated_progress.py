@@ -10,23 +10,24 @@ from typing import Final
 import pytest
 
 from tests.support.replicated_groups import Member
-from tests.support.replicated_load import Reader, Sender
+from tests.support.replicated_readers import Reader
+from tests.support.replicated_senders import Sender
 
 _EVERY_S: Final = 60.0
 
 
 class Progress:
-    """`look` is called often, by the thread that runs the test."""
+    """`look` is called often, by the thread that runs the test. `config` of who wants to see it at once."""
 
     def __init__(
         self,
-        config: pytest.Config,
+        config: pytest.Config | None,
         senders: Sequence[Sender],
         readers: Sequence[Reader],
         members: Sequence[Member],
         troubles: Mapping[str, int],
     ) -> None:
-        self._capturing = config.pluginmanager.getplugin("capturemanager")
+        self._capturing = config.pluginmanager.getplugin("capturemanager") if config is not None else None
         self._senders, self._readers, self._members, self._troubles = senders, readers, members, troubles
         self._begin = time.monotonic()
         self._next, self._settled_before = self._begin + _EVERY_S, 0

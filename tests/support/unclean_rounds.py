@@ -24,7 +24,7 @@ from fenceline.records.decode import decode_batch
 from fenceline.testing.history_checks import LossRange
 from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
-from tests.support.replicated_load import Sender
+from tests.support.replicated_senders import Sender
 
 TOPIC: Final = "torn"
 PAIRS: Final = ((1, 2), (2, 1), (2, 3), (3, 2), (3, 1), (1, 3))
@@ -74,19 +74,8 @@ class Rounds:
         eventually(look, what, wait_s=120, step_s=0.1)
 
     def _await_more(self) -> None:
-        wanted = [[each + _SOME for each in sender.settled_of] for sender in self._senders]
-
-        def look() -> bool:
-            for sender in self._senders:
-                if sender.failure is not None:
-                    raise sender.failure
-            return all(
-                now >= least
-                for sender, of_sender in zip(self._senders, wanted, strict=True)
-                for now, least in zip(sender.settled_of, of_sender, strict=True)
-            )
-
-        eventually(look, f"{_SOME} more of each partition are acknowledged", wait_s=120)
+        for sender in self._senders:
+            sender.await_more(_SOME)
 
 
 def all_receipts(cluster: LocalCluster) -> list[Receipt]:
