@@ -23,7 +23,7 @@ from uuid import UUID
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.log import retention, saving, truncation
-from fenceline.log.config import LogConfig
+from fenceline.log.config import MAX_INT64, LogConfig
 from fenceline.log.disk import Disk
 from fenceline.log.flush import FlushWork
 from fenceline.log.lost_batches import Piece
@@ -34,6 +34,7 @@ from fenceline.log.recovery import RecoveryReport, load
 from fenceline.log.replay import apply_to_producers, read_end_marker
 from fenceline.log.retention import RemovedSegment
 from fenceline.log.scan import Found
+from fenceline.log.segment import MAX_RELATIVE_OFFSET
 from fenceline.log.tail import NOT_PLAIN
 from fenceline.log.truncation import Truncated
 from fenceline.records.batch import assign_in_place, check_crc, iter_headers, read_header
@@ -234,7 +235,7 @@ class PartitionLog(ReadableLog):
                     seen.first_offset, seen.last_offset, seen.timestamp_ms, self.log_start_offset, True, size
                 )
         assign_in_place(payload, 0, base, leader_epoch)
-        segment = self._write(payload, base, last, header.max_timestamp, now_ms)
+        segment = self._write(payload, last, header.max_timestamp, now_ms)
         if leader_epoch > latest_epoch:
             self.epochs.assign(leader_epoch, base)
         segment.appended(base, last, header.max_timestamp, size, config.index_interval_bytes)
@@ -290,14 +291,20 @@ class PartitionLog(ReadableLog):
         taken = 0
         for header in iter_headers(records, allow_partial_tail=True):
             check_crc(records, header)
-            if header.base_offset < next_offset:
-                if found or self.log_start_offset != self.log_end_offset or header.last_offset < next_offset:
+            if found and (
+                header.end_position > self.config.segment_bytes
+                or header.last_offset - found[0].header.base_offset > MAX_RELATIVE_OFFSET
+            ):
+                break  # no segment takes all of them; the rest is fetched again
+            goes_on = 0 <= header.last_offset_delta < MAX_INT64 - header.base_offset
+            if not goes_on or header.base_offset < next_offset:
+                # An empty log may start inside of the leader's first batch (DeleteRecords there).
+                is_empty = not found and self.log_start_offset == self.log_end_offset
+                if not is_empty or not 0 <= header.base_offset < next_offset <= header.last_offset:
                     raise InternalError(
                         f"{self.topic_partition}: batch at offset {header.base_offset} does not continue the log "
                         f"at {next_offset}"
                     )
-                # An empty log that starts inside of the leader's first batch (DeleteRecords there).
-                self.truncate_fully_and_start_at(header.base_offset)
             if header.leader_epoch >= 0:
                 if not epoch <= header.leader_epoch <= leader_epoch:
                     raise InternalError(
@@ -306,11 +313,15 @@ class PartitionLog(ReadableLog):
                     )
                 epoch = header.leader_epoch
             content = records[header.position : header.position + header.size_bytes]
+            if header.is_control and header.producer_id >= 0:
+                read_end_marker(header, content)  # what can not be read must not be found out after the write
             found.append(Found(header.position, header, content))
             next_offset = header.next_offset
             taken = header.position + header.size_bytes
         if not found:
             return AppendInfo(-1, -1, -1, self.log_start_offset, False, 0)
+        if found[0].header.base_offset < self.log_end_offset:
+            self.truncate_fully_and_start_at(found[0].header.base_offset)
         self._append_batches(records[:taken], found, now_ms)
         for batch in found:
             if batch.header.leader_epoch >= 0:
@@ -322,9 +333,9 @@ class PartitionLog(ReadableLog):
         size = len(records)
         if size > config.segment_bytes:
             raise _too_large(size, config.segment_bytes)
-        first, last = found[0].header, found[-1].header
+        last = found[-1].header
         newest_ms = max(batch.header.max_timestamp for batch in found)
-        segment = self._write(records, first.base_offset, last.last_offset, newest_ms, now_ms)
+        segment = self._write(records, last.last_offset, newest_ms, now_ms)
         for batch in found:
             header = batch.header
             segment.appended(

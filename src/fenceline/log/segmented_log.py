@@ -163,7 +163,7 @@ class SegmentedLog(LogTail):
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def _write(self, payload: memoryview, base: int, last: int, newest_ms: int, now_ms: int) -> Segment:
+    def _write(self, payload: memoryview, last: int, newest_ms: int, now_ms: int) -> Segment:
         """Write at the end of the segment that takes the batch. Raises StorageError with nothing changed."""
         if self.offline is not None:
             raise self.offline
@@ -171,7 +171,8 @@ class SegmentedLog(LogTail):
         try:
             segment = self.segments[-1] if self.segments else None
             if segment is None or self._roll_due(segment, size, last, newest_ms, now_ms):
-                segment = self._start_segment(base, now_ms)
+                # A gap in front of the batch belongs to the segment, unless that could not count so far.
+                segment = self._start_segment(max(self.log_end_offset, last - MAX_RELATIVE_OFFSET), now_ms)
             fd = segment.fd if segment.fd >= 0 else self._files.open(segment)
         except OSError as error:
             raise StorageError.of(f"opening a segment of {self.topic_partition}", error) from error
