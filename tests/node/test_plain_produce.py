@@ -124,6 +124,8 @@ class Side:
                 time=lambda: self.now_s,
                 call_later=lambda delay, work, *args: self.timers.append((delay, work, args)),
             ),
+            leader_hint=lambda topic, topic_id, index: (2, 6),
+            node_endpoints=lambda leaders, listener: (),
             storage_trouble=SimpleNamespace(refused=lambda *told: self.refusals.append((str(told[0]), told[1]))),
         )
         self.producing = Producing(broker)

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.errors import ErrorCode
 from fenceline.node.handlers.registry import RequestContext
+from fenceline.node.leader_hints import with_leaders
 from fenceline.node.logs import Logger
 from fenceline.node.server import Buffer, frame_of
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.frame import parse_response_header
-from fenceline.wire.produce import PartitionResult, ProduceResponse, encode_response, parse_response
+from fenceline.wire.produce import PartitionResult, encode_response, parse_response
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
@@ -205,7 +206,8 @@ class Acknowledging:
             self._forget()
             frame = self._frame
             if self._results is not None:
-                body = encode_response(self._context.api_version, ProduceResponse(self._results))
+                answer = with_leaders(self._broker, self._context.listener, self._results)
+                body = encode_response(self._context.api_version, answer)
                 frame = frame_of(ApiKey.PRODUCE, self._context, body)
             self._answers.leave(self._pending, frame)
 

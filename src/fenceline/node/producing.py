@@ -20,6 +20,7 @@ from fenceline.log.producer_state import Origin
 from fenceline.node.acknowledging import Acknowledging, Owed, OwedBy, WaitingAnswers
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.handlers.registry import RequestContext
+from fenceline.node.leader_hints import with_leaders
 from fenceline.node.logs import Logger
 from fenceline.node.server import Buffer, frame_of
 from fenceline.records.errors import RecordsError
@@ -27,7 +28,6 @@ from fenceline.wire.apis import ApiKey
 from fenceline.wire.produce import (
     PartitionRecords,
     PartitionResult,
-    ProduceResponse,
     encode_response,
     parse_request,
 )
@@ -106,7 +106,8 @@ class Producing:
                 )
                 return pending
             return None
-        frame = frame_of(ApiKey.PRODUCE, context, encode_response(version, ProduceResponse(results)))
+        answer = with_leaders(self._broker, context.listener, results)
+        frame = frame_of(ApiKey.PRODUCE, context, encode_response(version, answer))
         return self.wait_for(owed, context, frame, request.timeout_ms) if owed else frame
 
     def wait_for(
