@@ -275,6 +275,7 @@ class Broker:
         await self._recover_after_crash()
         await self.loop.run_in_executor(self.disk_threads, self.losses.take_up)
         self.controller.subscribe(self._on_image)
+        self.replication.take_up()
         self.partitions.take_roles()
         self._coordinators.load_all(self.image)
         if self.quorum.channel is not None:

@@ -198,6 +198,10 @@ class FetchReads:
                 log_start_offset=partition.log_start_offset,
                 broker_epoch=request.replica_epoch,
             )
+        if result.is_for_replica and self._is_throttled(request.replica_id, replica):
+            # As if there were nothing: it waits, and asks again.
+            result.fetched.append(self._empty(replica, partition, None))
+            return
         bound = read_bound(
             replica_id=request.replica_id,
             isolation=request.isolation_level,
@@ -255,6 +259,30 @@ class FetchReads:
         if size:
             self._metrics.fetched_partitions += 1
             self._metrics.fetched_bytes += size
+
+    def _is_throttled(self, replica_id: int, replica: Replica) -> bool:
+        """Whether a follower that is not in sync has to wait: enough was sent (Kafka's shouldLeaderThrottle)."""
+        quota, leader = self._replication.throttles.leader, replica.leader
+        return (
+            quota.is_active
+            and leader is not None
+            and replica_id not in leader.isr
+            and quota.covers(*replica.topic_partition)
+            and quota.pause_ms(self._replication.now_ms()) > 0
+        )
+
+    def count_throttled(self, fetched: Sequence[FetchedPartition]) -> None:
+        """What leaves for a follower counts, in sync or not."""
+        quota = self._replication.throttles.leader
+        if not quota.is_active:
+            return
+        size = 0
+        for each in fetched:
+            if each.records is not None and len(each.records):
+                replica = self.replica_of(each)
+                if replica is not None and quota.covers(*replica.topic_partition):
+                    size += len(each.records)
+        quota.passed(size, self._replication.now_ms())
 
     def _settle(self, request: FetchRequest, wanted: Wanted, replica: Replica, result: FetchResult) -> None:
         """There are no records for this reader: see whether it knows everything else, too."""

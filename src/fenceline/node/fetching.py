@@ -135,6 +135,8 @@ class Fetching:
         endpoints: tuple[NodeEndpoint, ...] = ()
         if context.api_version >= _FIRST_WITH_LEADER_HINT and result.must_answer:
             partitions, endpoints = self._with_hints(partitions, context.listener, is_for_replica=result.is_for_replica)
+        if result.is_for_replica:
+            self.reads.count_throttled(result.fetched)
         response = FetchResponse(partitions, session_id=answer.session_id, node_endpoints=endpoints)
         return frame_of(ApiKey.FETCH, context, encode_response(context.api_version, response))
 

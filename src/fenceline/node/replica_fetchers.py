@@ -21,7 +21,7 @@ from fenceline.log.errors import StorageError
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
 from fenceline.node.peer_connection import ConnectionLost, Dial, NoSuchVersion, PeerConnection, dial, open_peer
-from fenceline.records.errors import RecordsError
+from fenceline.records.errors import RecordsError, corrupt
 from fenceline.replica.fetcher import Fetcher, FetchLimits
 from fenceline.replica.follower import (
     Append,
@@ -34,6 +34,7 @@ from fenceline.replica.follower import (
     Learn,
     Phase,
 )
+from fenceline.replica.throttle import ReplicationQuota
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch import encode_request, parse_response
@@ -84,7 +85,10 @@ class ReplicaFetchers:
         *,
         answer_timeout_ms: int,
         connect: Dial = dial,
+        quota: ReplicationQuota | None = None,
     ) -> None:
+        """`quota`: of what may be fetched of partitions that are throttled."""
+        self.quota = quota or ReplicationQuota()
         self.host = host
         self.clock = clock
         self.executor = executor
@@ -161,6 +165,8 @@ class _Link:
         self._watchdog: asyncio.TimerHandle | None = None
         self._cuts: set[asyncio.Task[None]] = set()
         self._is_unreachable = False
+        self._refusals = 0
+        """Answers in a row that were an error as a whole."""
         self._task = asyncio.ensure_future(self._run())
 
     def follow(self, replica: Replica, leader_epoch: int) -> None:
@@ -213,6 +219,7 @@ class _Link:
         """One fetch, and what follows from its answer. Raises one of _TROUBLE."""
         self._news.clear()
         now_ms = self._clock.monotonic_ms()
+        self._hold_back(now_ms)
         # A controller that had forgotten this broker has given it another.
         self.fetcher.broker_epoch = self._host.broker_epoch
         request = self.fetcher.next_request(now_ms)
@@ -229,13 +236,26 @@ class _Link:
         if body is None:
             self._lost()
             return
-        self._is_unreachable = False
         response = parse_response(version, body)
+        self._refusals = self._refusals + 1 if response.error_code else 0
+        if self._refusals > 1:
+            # A session that was forgotten is opened anew at once; what is refused again waits.
+            raise ConnectionLost(f"it refuses fetches with error {int(response.error_code)}")
+        self._is_unreachable = False
         questions: list[AskEnd | AskStart] = []
         for duty in self.fetcher.on_answer(response, self._clock.monotonic_ms()):
             self._do(duty, questions)
         for question in questions:
             await self._ask(connection, question)
+
+    def _hold_back(self, now_ms: int) -> None:
+        """More has come than may: throttled partitions that are not in sync wait (Kafka's shouldFollowerThrottle)."""
+        quota = self._fetchers.quota
+        pause_ms = quota.pause_ms(now_ms) if quota.is_active else 0
+        if pause_ms:
+            for state in self.fetcher.states.values():
+                if state.may_be_held_back and quota.covers(state.topic, state.index):
+                    self.fetcher.hold_back(state, pause_ms, now_ms)
 
     async def _answer(self, answer: asyncio.Future[memoryview]) -> memoryview | None:
         """None: something new is to be asked for, and the answer is not awaited any more."""
@@ -331,28 +351,42 @@ class _Link:
     def _append(self, replica: Replica, duty: Append) -> None:
         state = duty.state
         try:
-            replica.log.append_as_follower(duty.records, leader_epoch=state.leader_epoch, now_ms=self._clock.now_ms())
+            appended = replica.log.append_as_follower(
+                duty.records, leader_epoch=state.leader_epoch, now_ms=self._clock.now_ms()
+            )
+            if appended.base_offset < 0:
+                raise corrupt(f"{len(duty.records)} bytes hold no whole batch")
             self._fetchers.appended_bytes += len(duty.records)
         except StorageError as error:
             self._refused(replica, state, error)
             return
         except (RecordsError, FencelineError) as error:
+            self._not_taken(replica, state, str(error))
+            return
+        replica.learn(duty.high_watermark, duty.log_start_offset)
+        self.fetcher.done(state)
+        quota = self._fetchers.quota
+        if quota.is_active and quota.covers(state.topic, state.index):
+            quota.passed(appended.size_bytes, self._clock.monotonic_ms())
+
+    def _not_taken(self, replica: Replica, state: FollowerState, reason: str) -> None:
+        """The leader sent what can not be. Told the 1st, 2nd, 4th, 8th time and so on."""
+        if not state.failures & (state.failures + 1):
             log.error(
                 "records of the leader not taken",
                 partition=str(replica.topic_partition),
                 leader=self._leader_id,
                 offset=state.log.log_end_offset,
-                reason=str(error),
+                times=state.failures + 1,
+                reason=reason,
                 advice="They are fetched again. If it goes on, check the leader's disk: its copy may be damaged.",
             )
-            self.fetcher.failed(state, self._clock.monotonic_ms())
-            return
-        replica.learn(duty.high_watermark, duty.log_start_offset)
-        self.fetcher.done(state)
+        self.fetcher.failed(state, self._clock.monotonic_ms())
 
     async def _cut(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
         """In a thread; meanwhile nobody reads or maintains this log."""
         state = duty.state
+        before = replica.log.log_end_offset, replica.log.latest_epoch
         replica.is_being_cut = True
         try:
             await asyncio.get_running_loop().run_in_executor(
@@ -366,6 +400,9 @@ class _Link:
         finally:
             replica.is_being_cut = False
             self._host.cut_ended(replica)
+        if (replica.log.log_end_offset, replica.log.latest_epoch) == before:
+            self._not_taken(replica, state, f"{duty.cause.value}, yet nothing of this log lies there")
+            return
         self.fetcher.done(state)
         self.interrupt()
 
@@ -411,5 +448,8 @@ class _Link:
         }
         version = connection.version_for(ApiKey.LIST_OFFSETS, 8, 10)
         answer = await connection.call(ApiKey.LIST_OFFSETS, version, fields, self._fetchers.answer_timeout_s)
-        partition = answer.topics[0].partitions[0]
-        return None if partition.error_code else int(partition.offset)
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                if (topic.name, partition.partition_index) == (state.topic, state.index):
+                    return None if partition.error_code or partition.offset < 0 else int(partition.offset)
+        return None

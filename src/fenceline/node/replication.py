@@ -9,13 +9,14 @@ Rules: `epochs.md E31`, `E35`, `E38`; `recovery.md V37-V41`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import PeerError
 from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
-from fenceline.metadata.image import Endpoint, LeaderRecoveryState
+from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint, LeaderRecoveryState
 from fenceline.node.deletions import Deletions
 from fenceline.node.isr_changes import IsrChanges
 from fenceline.node.logs import Logger
@@ -25,6 +26,7 @@ from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetcher import FetchLimits
 from fenceline.replica.follower import BeginAnew, CutTo
 from fenceline.replica.leader import InSyncRules, LeaderState
+from fenceline.replica.throttle import Throttles
 
 if TYPE_CHECKING:
     from fenceline.metadata.changes import Delta
@@ -46,6 +48,7 @@ class Replication:
         self._broker = broker
         self._listener = broker.config.inter_broker_listener
         config = broker.config
+        self.throttles = Throttles(broker.node_id)
         self.rules = InSyncRules(self.eligible_epoch, config.get_int("replica.lag.time.max.ms"))
         self.fetchers = ReplicaFetchers(
             self,
@@ -59,6 +62,7 @@ class Replication:
                 backoff_ms=config.get_int("replica.fetch.backoff.ms"),
             ),
             answer_timeout_ms=config.get_int("replica.socket.timeout.ms"),
+            quota=self.throttles.follower,
         )
         self.isr_changes = IsrChanges(
             broker.node_id, lambda: broker.broker_epoch, broker.controller.submit, self._altered
@@ -100,11 +104,32 @@ class Replication:
         return broker.endpoint(self._listener) if broker is not None else None
 
     def on_image(self, delta: Delta) -> None:
-        """Brokers that came back may have another address."""
+        """Brokers that came back may have another address; settings of throttles may be others."""
         for node_id in delta.changed_brokers:
             self.fetchers.leader_moved(node_id)
         if delta.changed_brokers:
             self.deletions.brokers_changed()
+        for topic in delta.deleted_topics:
+            self.throttles.set_topic(topic.name, {})
+        self._set_throttles(delta.changed_configs)
+
+    def take_up(self) -> None:
+        """At start, when the image is there."""
+        self._set_throttles(self._broker.image.configs)
+
+    def _set_throttles(self, changed: Iterable[ConfigResource]) -> None:
+        image = self._broker.image
+        for kind, name in changed:
+            if kind is ConfigResourceType.TOPIC:
+                self.throttles.set_topic(name, image.config(kind, name))
+            elif kind is ConfigResourceType.BROKER:
+                # Of all brokers, and of this one, which counts more.
+                rates = {**image.config(kind, ""), **image.config(kind, str(self.node_id))}
+                self.throttles.set_rates(rates, self.now_ms())
+
+    def now_ms(self) -> int:
+        """Of the clock that only goes forward."""
+        return self._broker.clock.monotonic_ms()
 
     # -- roles, as `Replicas` gives them -------------------------------------------------------------------------------
 

@@ -180,6 +180,8 @@ class Fetcher:
     def _duty(self, state: FollowerState, fetched: FetchedPartition, now_ms: int) -> Duty | None:
         key = (state.topic_id, state.index)
         code = fetched.error_code
+        if not code:
+            state.leader_high_watermark = fetched.high_watermark
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._changed[key] = None
             return state.on_out_of_range()
@@ -206,6 +208,12 @@ class Fetcher:
         """It could not be done, or the leader refused: back off, for longer each time."""
         pause_ms = min(FIRST_BACKOFF_MS << min(state.failures, 16), self._limits.backoff_ms)
         state.wait_until(now_ms + pause_ms)
+        self._note(state)
+
+    def hold_back(self, state: FollowerState, pause_ms: int, now_ms: int) -> None:
+        """Do not ask for it for so long: its bytes are throttled. That is no failure."""
+        state.phase = Phase.WAITING
+        state.ready_at_ms = now_ms + pause_ms
         self._note(state)
 
     def _note(self, state: FollowerState) -> None:

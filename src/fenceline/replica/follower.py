@@ -76,6 +76,8 @@ class FollowerState:
     ready_at_ms: int = 0
     failures: int = 0
     """In a row, since the last answer that helped."""
+    leader_high_watermark: int = -1
+    """As the leader told it last; a replica that does not reach it is not in sync, as far as a throttle goes."""
     initial_offset: int = field(init=False)
     """Log end when following began: where a leader that can not tell an epoch's end makes it cut (E25)."""
 
@@ -93,6 +95,11 @@ class FollowerState:
         self.phase = Phase.WAITING
         self.ready_at_ms = ready_at_ms
         self.failures += 1
+
+    @property
+    def may_be_held_back(self) -> bool:
+        """Whether a throttle may make it wait: it fetches, and what is committed is not all here."""
+        return self.phase is Phase.FETCHING and not 0 <= self.leader_high_watermark <= self.log.log_end_offset
 
     def resume(self) -> None:
         """The duty is done, the log stands where it stands: fetch from there."""
