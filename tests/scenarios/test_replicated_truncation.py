@@ -10,11 +10,11 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 from kafka.errors import LogTruncationError as KafkaPythonTruncation
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
@@ -34,6 +34,7 @@ pytestmark = pytest.mark.timeout(300)
 KEPT: Final = 100
 LOST: Final = 50
 WRITTEN_ANEW: Final = 20
+_Error = TypeVar("_Error", bound=Exception)
 _names = itertools.count()
 
 
@@ -116,23 +117,22 @@ def test_confluent_kafka(stage: Stage) -> None:
             assert message.error() is None, message.error()
             read += 1
     stage.lose()
-    told: list[KafkaError] = []
 
-    def look() -> bool:
-        for message in consumer.consume(500, 1.0):
+    def poll() -> int:
+        messages = consumer.consume(500, 1.0)
+        for message in messages:
             error = message.error()
-            assert error is not None, f"it crossed the truncation unnoticed: offset {message.offset()}"
-            if error.code() not in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
-                told.append(error)
-        return bool(told)
+            if error is not None and error.code() not in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+                raise KafkaException(error)
+        return sum(message.error() is None for message in messages)
 
-    _until(look)
+    told = _told(poll, KafkaException).args[0]
     consumer.close()
     # It reports the lack of a reset, which the truncation is the reason of.
-    assert told[0].code() in (KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET_RESET), told[0]
-    assert "truncation" in told[0].str(), told[0].str()
-    assert f"offset {KEPT + LOST}" in told[0].str(), told[0].str()
-    assert f"end offset is {KEPT}" in told[0].str(), told[0].str()
+    assert told.code() in (KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET_RESET), told
+    assert "truncation" in told.str(), told.str()
+    assert f"offset {KEPT + LOST}" in told.str(), told.str()
+    assert f"end offset is {KEPT}" in told.str(), told.str()
 
 
 def test_kafka_python(stage: Stage) -> None:
@@ -149,20 +149,9 @@ def test_kafka_python(stage: Stage) -> None:
     while read < KEPT + LOST:
         read += sum(map(len, consumer.poll(timeout_ms=1000).values()))
     stage.lose()
-    told: list[KafkaPythonTruncation] = []
-
-    def look() -> bool:
-        try:
-            found = consumer.poll(timeout_ms=1000)
-        except KafkaPythonTruncation as error:
-            told.append(error)
-            return True
-        assert not found, f"it crossed the truncation unnoticed: {found}"
-        return False
-
-    _until(look)
+    told = _told(lambda: len(consumer.poll(timeout_ms=1000)), KafkaPythonTruncation)
     consumer.close()
-    assert told[0].divergent_offsets[partition].offset == KEPT
+    assert told.divergent_offsets[partition].offset == KEPT
 
 
 def test_fenceline(stage: Stage) -> None:
@@ -174,19 +163,8 @@ def test_fenceline(stage: Stage) -> None:
         while read < KEPT + LOST:
             read += len(consumer.poll(1000))
         stage.lose()
-        told: list[LogTruncationError] = []
-
-        def look() -> bool:
-            try:
-                found = consumer.poll(1000)
-            except LogTruncationError as error:
-                told.append(error)
-                return True
-            assert not found, f"it crossed the truncation unnoticed: {found[0]}"
-            return False
-
-        _until(look)
-    assert (told[0].offset, told[0].divergent_offset) == (KEPT + LOST, KEPT)
+        told = _told(lambda: len(consumer.poll(1000)), LogTruncationError)
+    assert (told.offset, told.divergent_offset) == (KEPT + LOST, KEPT)
 
 
 @pytest.mark.kafka
@@ -220,21 +198,10 @@ def test_kafkas_own_client(stage: Stage) -> None:
         while read < KEPT + LOST:
             read += consumer.poll(second).count()
         stage.lose()
-        told: list[Any] = []
-
-        def look() -> bool:
-            try:
-                found = consumer.poll(second).count()
-            except Py4JJavaError as error:
-                told.append(error.java_exception)
-                return True
-            assert found == 0, "it crossed the truncation unnoticed"
-            return False
-
-        _until(look)
-        assert told[0].getClass().getSimpleName() == "LogTruncationException", told[0].toString()
-        assert told[0].offsetOutOfRangePartitions()[partition] == KEPT + LOST
-        assert told[0].divergentOffsets()[partition].offset() == KEPT
+        told = _told(lambda: consumer.poll(second).count(), Py4JJavaError).java_exception
+        assert told.getClass().getSimpleName() == "LogTruncationException", told.toString()
+        assert told.offsetOutOfRangePartitions()[partition] == KEPT + LOST
+        assert told.divergentOffsets()[partition].offset() == KEPT
         consumer.close()
     finally:
         gateway.shutdown()
@@ -243,9 +210,13 @@ def test_kafkas_own_client(stage: Stage) -> None:
         reaper.forget_process(process.pid)
 
 
-def _until(look: Callable[[], bool], wait_s: float = 120) -> None:
-    """As `eventually`, but an assertion that fails in `look` is a failure."""
+def _told(poll: Callable[[], int], kind: type[_Error], wait_s: float = 120) -> _Error:
+    """What `poll` raises in the end; until then it waits for up to a second, and gives how many records came."""
     deadline = time.monotonic() + wait_s
-    while not look():
-        assert time.monotonic() < deadline, "it does not come about"
-        time.sleep(0.02)
+    while time.monotonic() < deadline:
+        try:
+            count = poll()
+        except kind as error:
+            return error
+        assert count == 0, "it crossed the truncation unnoticed"
+    raise AssertionError("it is not told")
