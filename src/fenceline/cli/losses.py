@@ -228,7 +228,10 @@ def _chosen(which: str, bootstrap: str) -> Receipt:
         or (partition == f"{receipt.topic}-{receipt.partition}" and (not offset or _covers(receipt, offset)))
     ]
     if not found:
-        raise OperatorError(f"There is no loss receipt for {which!r}", "See what there is with: fenceline losses list")
+        raise OperatorError(
+            f"There is no loss receipt for {which!r}",
+            "Name its id, TOPIC-PARTITION or TOPIC-PARTITION@OFFSET. See what there is with: fenceline losses list",
+        )
     return found[-1]
 
 
