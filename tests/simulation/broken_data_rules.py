@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import pytest
 
-from fenceline.controller import alter_partition, elections, partition_changes, registrations
-from fenceline.controller.partition_changes import PartitionChanges
+from fenceline.controller import alter_partition
 from fenceline.controller.partition_requests import NO_BROKER_EPOCH
 from fenceline.errors import ErrorCode
 from fenceline.log import truncation
 from fenceline.log.truncation import Truncated
-from fenceline.metadata.image import LeaderRecoveryState
-from fenceline.node import broker_lifecycle, fetch_reads
+from fenceline.node import fetch_reads
 from fenceline.node.fetch_reads import FetchReads
 from fenceline.node.handlers import offsets
-from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.replica import Replica
 from fenceline.node.replica_fetchers import _Link
+from fenceline.node.replicas import Replicas
 from fenceline.node.replication import Replication
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetcher import Fetcher
@@ -51,7 +48,7 @@ NO_SEED: Final = -1
 """No seed is known yet: searched for by `make soak` only."""
 
 
-def _breaks(seed: int, check: str, seen: str, **options: str) -> Callable[[Patch], Patch]:
+def breaks(seed: int, check: str, seen: str, **options: str) -> Callable[[Patch], Patch]:
     def keep(patch: Patch) -> Patch:
         RULES[patch.__name__.strip("_")] = Rule(patch, seed, check, seen, options)
         return patch
@@ -67,7 +64,7 @@ def _never_asks_about_its_last_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fetcher, "_ask", lambda self, state: ask(self, state)._replace(last_fetched_epoch=NO_EPOCH))
 
 
-@_breaks(0, "WeakIsr", "2026-11-21")
+@breaks(0, "WeakIsr", "2026-11-21")
 def _kip_101_a_log_is_not_cut_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     """Before KIP-101: who begins to follow cuts to what it knows to be committed, which is a round trip behind."""
     _never_asks_about_its_last_epoch(patch)
@@ -84,19 +81,22 @@ def _kip_101_a_log_is_not_cut_to_the_high_watermark(patch: pytest.MonkeyPatch) -
     patch.setattr(_Link, "follow", cut_first)
 
 
-@_breaks(NO_SEED, "", "")
+@breaks(NO_SEED, "", "")
 def _kip_279_an_unknown_epoch_is_searched_for(patch: pytest.MonkeyPatch) -> None:
     """KIP-101 alone: one question before the first fetch, and the high watermark where the leader lacks the epoch."""
-    asked: list[FollowerState] = []  # those that have had their one answer
     ask, duty, diverges = Fetcher._ask, Fetcher._duty, FollowerState.on_divergence
+
+    def answered(self: Fetcher) -> dict[int, FollowerState]:
+        """Those that have had their one answer."""
+        return self.__dict__.setdefault("answered", {})  # type: ignore[no-any-return]
 
     def ask_once(self: Fetcher, state: FollowerState) -> Any:
         wanted = ask(self, state)
-        return wanted._replace(last_fetched_epoch=NO_EPOCH) if any(each is state for each in asked) else wanted
+        return wanted._replace(last_fetched_epoch=NO_EPOCH) if id(state) in answered(self) else wanted
 
     def remember(self: Fetcher, state: FollowerState, fetched: Any, now_ms: int) -> Any:
         if not fetched.error_code:
-            asked.append(state)
+            answered(self)[id(state)] = state
         return duty(self, state, fetched, now_ms)
 
     def one_round(self: FollowerState, leader_epoch: int, leader_end: int) -> CutTo:
@@ -110,7 +110,7 @@ def _kip_279_an_unknown_epoch_is_searched_for(patch: pytest.MonkeyPatch) -> None
     patch.setattr(FollowerState, "on_divergence", one_round)
 
 
-@_breaks(0, "E2", "2026-11-21")
+@breaks(0, "E2", "2026-11-21")
 def _kip_320_requests_are_fenced_by_epochs(patch: pytest.MonkeyPatch) -> None:
     """KIP-279 alone: nobody looks at the epoch of a request, nor at that of the question to an answer."""
     for module in (fetch_reads, offsets):
@@ -126,7 +126,7 @@ def _any_answer_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fetcher, "_asking", asking)
 
 
-@_breaks(NO_SEED, "", "")
+@breaks(NO_SEED, "", "")
 def _kip_320_first_try_members_are_counted_once_they_fetch(patch: pytest.MonkeyPatch) -> None:
     """The first try: the high watermark may move before the members of the in-sync set have come to the new epoch."""
     heard_before = LeaderState.heard_before
@@ -140,7 +140,7 @@ def _kip_320_first_try_members_are_counted_once_they_fetch(patch: pytest.MonkeyP
     patch.setattr(LeaderState, "heard_before", hope)
 
 
-@_breaks(2, "rest", "2026-11-21")
+@breaks(2, "rest", "2026-11-21")
 def _kafka_10706_an_epoch_without_records_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """E18: a cut at or behind the log's end left the epoch in the cache, and the follower asked for ever."""
     truncate = truncation.truncate_to
@@ -153,27 +153,37 @@ def _kafka_10706_an_epoch_without_records_is_forgotten(patch: pytest.MonkeyPatch
     patch.setattr(truncation, "truncate_to", keep)
 
 
-@_breaks(NO_SEED, "", "")
+@breaks(NO_SEED, "", "")
 def _g10_an_answer_counts_for_the_epoch_that_asked(patch: pytest.MonkeyPatch) -> None:
-    _any_answer_counts(patch)
+    """As Kafka has it: a new epoch does not drop the fetch that is out, and its answer is known by the offset alone.
 
+    Either alone does nothing: who drops what is out needs no second look, but in the one turn of the loop in which both
+    come.
+    """
+    follow, interrupt = _Link.follow, _Link.interrupt
 
-@_breaks(NO_SEED, "", "")
-def _g14a_a_log_in_range_may_have_another_past(patch: pytest.MonkeyPatch) -> None:
-    """E28 looks at offsets only: a last epoch that the leader does not know stays."""
-    on_leader_start = FollowerState.on_leader_start
+    def go_on(self: _Link, replica: Replica, leader_epoch: int) -> None:
+        if (replica.topic_id_bytes, replica.topic_partition.partition) not in self._replicas:
+            follow(self, replica, leader_epoch)
+            return
+        with pytest.MonkeyPatch.context() as quiet:
+            quiet.setattr(_Link, "interrupt", lambda self: None)
+            follow(self, replica, leader_epoch)
+        if self._awaited is None:
+            interrupt(self)
 
-    def offsets_only(self: FollowerState, leader_start: int) -> Any:
-        duty = on_leader_start(self, leader_start)
-        if isinstance(duty, CutTo):
-            self.phase = Phase.FETCHING
+    def asking(self: Fetcher, fetched: Any) -> FollowerState | None:
+        key = (fetched.topic_id or b"", fetched.index)
+        state, told = self.states.get(key), self._told.get(key)
+        if state is None or told is None or state.phase is not Phase.FETCHING:
             return None
-        return duty
+        return state if told.fetch_offset == state.log.log_end_offset else None
 
-    patch.setattr(FollowerState, "on_leader_start", offsets_only)
+    patch.setattr(_Link, "follow", go_on)
+    patch.setattr(Fetcher, "_asking", asking)
 
 
-@_breaks(NO_SEED, "", "")
+@breaks(NO_SEED, "", "")
 def _g14b_a_high_watermark_falls_with_the_log_only(patch: pytest.MonkeyPatch) -> None:
     """Kafka's followers take over what the leader says, up or down (E29)."""
     learn = Replica.learn
@@ -188,7 +198,7 @@ def _g14b_a_high_watermark_falls_with_the_log_only(patch: pytest.MonkeyPatch) ->
 # -- what a leader counts ----------------------------------------------------------------------------------------------
 
 
-@_breaks(NO_SEED, "", "")
+@breaks(NO_SEED, "", "")
 def _kip_903_a_member_is_the_process_that_fetched(patch: pytest.MonkeyPatch) -> None:
     """Nobody compares broker epochs: who came back without its tail joins by what its earlier life had."""
     patch.setattr(
@@ -199,7 +209,7 @@ def _kip_903_a_member_is_the_process_that_fetched(patch: pytest.MonkeyPatch) -> 
     patch.setattr(LeaderState, "_epoch_of", lambda self, replica: NO_BROKER_EPOCH)
 
 
-@_breaks(0, "WeakIsr", "2026-11-21")
+@breaks(0, "WeakIsr", "2026-11-21")
 def _e31_what_diverges_does_not_count(patch: pytest.MonkeyPatch) -> None:
     """A fetch that the leader answers with a divergence moves the follower on all the same."""
     diverges = FetchReads._divergence
@@ -214,13 +224,13 @@ def _e31_what_diverges_does_not_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FetchReads, "_divergence", counted)
 
 
-@_breaks(4, "StrongIsr", "2026-11-21")
+@breaks(4, "StrongIsr", "2026-11-21")
 def _e37_who_may_be_in_sync_already_is_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaderState, "maximal_isr", property(lambda self: self.isr))
     patch.setattr(LeaderState, "_joins_soon", lambda self, replica, progress, now_ms: False)
 
 
-@_breaks(NO_SEED, "", "")
+@breaks(NO_SEED, "", "")
 def _e37_who_leaves_counts_until_it_has_left(patch: pytest.MonkeyPatch) -> None:
     propose = LeaderState._propose
 
@@ -231,7 +241,7 @@ def _e37_who_leaves_counts_until_it_has_left(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaderState, "_propose", at_once)
 
 
-@_breaks(0, "WeakIsr", "2026-11-21")
+@breaks(0, "WeakIsr", "2026-11-21")
 def _e40_a_member_that_lags_holds_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     def advance(self: LeaderState, min_insync_replicas: int, now_ms: int) -> bool:
         if not self.has_enough_replicas(min_insync_replicas) or self.node_id not in self.isr:
@@ -250,13 +260,13 @@ def _e40_a_member_that_lags_holds_the_high_watermark(patch: pytest.MonkeyPatch) 
     patch.setattr(LeaderState, "advance", advance)
 
 
-@_breaks(NO_SEED, "", "")
+@breaks(NO_SEED, "", "")
 def _e40_below_min_isr_nothing_is_committed(patch: pytest.MonkeyPatch) -> None:
     """KIP-966: what is committed by fewer replicas than that may be lost by a clean election of an eligible one."""
     patch.setattr(LeaderState, "has_enough_replicas", lambda self, min_insync_replicas: True)
 
 
-@_breaks(0, "acknowledgements", "2026-11-21")
+@breaks(0, "acknowledgements", "2026-11-21")
 def _e42_acks_all_waits_for_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     def at_once(self: Replica, end_offset: int, waiter: Any, position: int) -> None:
         asyncio.get_running_loop().call_soon(waiter.committed, position, ErrorCode.NONE)
@@ -264,7 +274,7 @@ def _e42_acks_all_waits_for_the_high_watermark(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Replica, "when_committed", at_once)
 
 
-@_breaks(NO_SEED, "", "")
+@breaks(NO_SEED, "", "")
 def _e36_who_is_fenced_does_not_join(patch: pytest.MonkeyPatch) -> None:
     """KIP-841."""
 
@@ -276,21 +286,29 @@ def _e36_who_is_fenced_does_not_join(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(alter_partition, "_is_eligible", lambda state, member: True)
 
 
-@_breaks(NO_SEED, "", "")
+@breaks(NO_SEED, "", "")
 def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.MonkeyPatch) -> None:
     """A leader that comes back goes on with what its followers had fetched from it the last time."""
-    heard_before, end = LeaderState.heard_before, Replica.end_leadership
-    kept: dict[int, tuple[Replica, LeaderState]] = {}
+    lead, heard_before, end = Replicas._lead, LeaderState.heard_before, Replica.end_leadership
+    led: dict[Replica, LeaderState] = {}
+    begins: list[Replica] = []
 
     def remember(self: Replica, code: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> None:
         if self.leader is not None:
-            kept[self.leader.node_id] = (self, self.leader)
+            led[self] = self.leader
         end(self, code)
 
-    def reuse(self: LeaderState, before: LeaderState | None, now_ms: int) -> None:
-        known = kept.get(self.node_id)
-        heard_before(self, before or (known[1] if known is not None else None), now_ms)
+    def begin(self: Replicas, replica: Replica, partition: Any) -> None:
+        begins[:] = [replica]
+        lead(self, replica, partition)
 
+    def reuse(self: LeaderState, before: LeaderState | None, now_ms: int) -> None:
+        heard_before(self, before, now_ms)
+        known = led.pop(begins[0], None)
+        if known is not None:
+            self.followers.update({each: known.followers[each] for each in self.followers if each in known.followers})
+
+    patch.setattr(Replicas, "_lead", begin)
     patch.setattr(Replica, "end_leadership", remember)
     patch.setattr(LeaderState, "heard_before", reuse)
 
@@ -298,12 +316,12 @@ def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.Monke
 # -- what is told to readers -------------------------------------------------------------------------------------------
 
 
-@_breaks(NO_SEED, "", "")
+@breaks(NO_SEED, "", "")
 def _kip_207_an_end_is_told_when_it_is_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaderState, "hides_end_offset", lambda self, replica_id: False)
 
 
-@_breaks(NO_SEED, "", "")
+@breaks(NO_SEED, "", "")
 def _e7_a_parked_fetch_is_checked_again(patch: pytest.MonkeyPatch) -> None:
     checked, diverges = FetchReads._checked, FetchReads._divergence
     read = FetchReads.read
@@ -326,108 +344,23 @@ def _e7_a_parked_fetch_is_checked_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FetchReads, "_divergence", undivided)
 
 
-@_breaks(0, "E43", "2026-11-21")
+@breaks(0, "E43", "2026-11-21")
 def _e43_consumers_read_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetch_reads, "read_bound", lambda **bounds: bounds["log_end_offset"])
 
 
-@_breaks(11, "V37", "2026-11-21")
+@breaks(11, "V37", "2026-11-21")
 def _v37_who_recovers_serves_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "is_recovering", property(lambda self: False))
 
 
-@_breaks(NO_SEED, "", "")
+@breaks(NO_SEED, "", "")
 def _e49_a_consumer_asks_where_its_epoch_ends(patch: pytest.MonkeyPatch) -> None:
-    """Of the checks themselves: this reader is the simulation's own."""
+    """Before KIP-320. Of the checks themselves: this reader is the simulation's own."""
 
     async def trust(self: Consumer, place: Any, position: Any) -> int:
-        position.last = None
+        position.led = (place.leader, place.epoch)
         return 0
 
     patch.setattr(Consumer, "_validate", trust)
-
-
-# -- who is elected ----------------------------------------------------------------------------------------------------
-
-
-@_breaks(NO_SEED, "", "")
-def _kip_966_the_last_replica_standing_may_have_lost_its_tail(patch: pytest.MonkeyPatch) -> None:
-    """Who comes back after an unclean stop is taken for one that has everything (G47, K23)."""
-    leave = PartitionChanges.leave
-
-    def clean(self: PartitionChanges, partitions: Any, broker: int, **more: Any) -> None:
-        leave(self, partitions, broker, **{**more, "unclean": False})
-
-    patch.setattr(PartitionChanges, "leave", clean)
-
-
-@_breaks(0, "leaders", "2026-11-21")
-def _a_new_life_is_in_no_in_sync_set(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(registrations, "_leave_partitions", lambda state, existing, previous: [])
-
-
-@_breaks(12, "V9", "2026-11-21")
-def _v9_an_unclean_election_is_told(patch: pytest.MonkeyPatch) -> None:
-    """V36: whatever else is decided, who leads from outside of the in-sync set is RECOVERING."""
-    change = elections.change_partition
-
-    def silent(*arguments: Any, **targets: Any) -> Any:
-        record = change(*arguments, **targets)
-        if record is not None and record.leader_recovery_state == LeaderRecoveryState.RECOVERING:
-            record = replace(record, leader_recovery_state=NO_EPOCH)
-        return record
-
-    patch.setattr(partition_changes, "change_partition", silent)
-
-
-@_breaks(NO_SEED, "", "")
-def _v39_who_recovers_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None:
-    """V39 at the leader, V21 at the controller."""
-    propose = LeaderState.propose_expansion
-
-    def also_while_recovering(self: LeaderState, replica_id: int) -> Any:
-        was, self.is_recovering = self.is_recovering, False
-        proposal = propose(self, replica_id)
-        self.is_recovering = was
-        return proposal
-
-    patch.setattr(LeaderState, "propose_expansion", also_while_recovering)
-    patch.setattr(LeaderState, "check_follower", lambda self, replica_id, broker_epoch, *, knows_epoch: ErrorCode.NONE)
-    patch.setattr(Replica, "is_recovering", property(lambda self: False))
-
-
-@_breaks(1, "WeakIsr", "2026-11-21")
-def _v18_an_in_sync_set_is_changed_from_the_newest_only(patch: pytest.MonkeyPatch) -> None:
-    fault = alter_partition._fault
-
-    def old_ones_too(state: Any, partition: Any, broker_id: int, wanted: Any) -> Any:
-        found = fault(state, partition, broker_id, wanted)
-        return None if found is ErrorCode.INVALID_UPDATE_VERSION else found
-
-    patch.setattr(alter_partition, "_fault", old_ones_too)
-
-
-# -- found by this story -----------------------------------------------------------------------------------------------
-
-
-@_breaks(0, "a node ends", "2026-11-21")
-def _a_metadata_snapshot_stands_for_what_is_safe(patch: pytest.MonkeyPatch) -> None:
-    """Brokers that do not vote flush nothing by themselves: after a power cut the log ended below its snapshot."""
-    patch.setattr(MetadataLog, "unflushed_before", lambda self, end_offset: [])
-
-
-@_breaks(NO_SEED, "", "")
-def _a_cut_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
-    """What was appended after a cut, and torn by a power cut, lay below the old recovery point: the partition stayed
-    offline."""
-
-    async def later(self: Replication) -> None:
-        return None
-
-    patch.setattr(Replication, "checkpoint", later)
-
-
-@_breaks(NO_SEED, "", "")
-def _a_full_disk_of_the_controller_passes(patch: pytest.MonkeyPatch) -> None:
-    """A broker that started meanwhile ended."""
-    patch.setattr(broker_lifecycle, "_PASSES", broker_lifecycle._PASSES - {ErrorCode.KAFKA_STORAGE_ERROR})
+    patch.setattr(Consumer, "_last_epoch", lambda self, position: NO_EPOCH)

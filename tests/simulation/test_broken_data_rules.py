@@ -9,7 +9,7 @@ import pytest
 
 from fenceline.testing.simulation.stage import play
 
-from .broken_data_rules import NO_SEED, RULES
+from .broken_election_rules import NO_SEED, RULES
 
 SEEDS = 1000
 NEARBY = 60

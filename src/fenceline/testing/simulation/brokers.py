@@ -1,21 +1,23 @@
 """A story: a cluster with data, three brokers, some of them controllers, with producers, consumers, an administrator.
 
-Owns how the cluster is made, what is drawn for it, and when it is well again: every partition led, every replica in
-sync and equal. Nodes are whole (`brokers_node`); what must hold at every step is in `data_checks`.
+Owns how the cluster is made, and when it is well again: every partition led, every replica in
+sync and equal. Nodes are whole (`brokers_node`); what is drawn is in `profiles`, what must hold at every
+step in `data_checks`.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 from typing import Final
 
 from fenceline.config.node import NodeConfig
-from fenceline.testing.simulation.brokers_clients import Admin, Client, Consumer, Producer
+from fenceline.testing.simulation.brokers_admin import Admin
+from fenceline.testing.simulation.brokers_clients import Client, Consumer, Producer
 from fenceline.testing.simulation.brokers_node import SimBroker, config_of, format_node
 from fenceline.testing.simulation.checks import Invariants
 from fenceline.testing.simulation.data_checks import DataChecks
-from fenceline.testing.simulation.options import Options, sometimes
+from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.profiles import draw
 from fenceline.testing.simulation.sockets import Sockets
 from fenceline.testing.simulation.world import Process, World
 
@@ -41,24 +43,8 @@ class Story:
 
     @staticmethod
     def settle(rng: Random, drawn: Options) -> Options:
-        """What this story draws for itself. Reads give no wrong bits and no call fails: that is the disk's story."""
-        return replace(
-            drawn,
-            safety_s=6.0,
-            controllers=rng.choice((1, 2, 3, 3)),
-            topics=rng.choice((1, 1, 2)),
-            partitions=rng.choice((1, 2)),
-            unclean=rng.random() < 0.4,
-            elr=rng.random() < 0.6,
-            deletes=rng.random() < 0.25,
-            churn_s=sometimes(rng, 0.6, 0.3, 2),
-            crash_s=sometimes(rng, 0.7, 0.7, 5),
-            think_ms=rng.choice((20.0, 50.0, 100.0)),
-            max_job_ms=rng.choice((0.1, 5.0, 20.0)),
-            max_delay_ms=rng.choice((0.5, 2.0, 10.0)),
-            flip_s=0.0,
-            fail_s=0.0,
-        )
+        """See `profiles`."""
+        return draw(rng, drawn)
 
     def build(self) -> None:
         world, options = self._world, self._world.options

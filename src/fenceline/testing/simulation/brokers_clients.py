@@ -1,4 +1,4 @@
-"""Clients of a simulated cluster: producers, consumers and an administrator, each with one request at a time.
+"""Clients of a simulated cluster: producers and consumers, each with one request at a time.
 
 Owns what they ask, how they try again, and what they rely on. What they are told goes to the histories at once, which
 know whether it may be so.
@@ -19,7 +19,6 @@ from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.clock import WALL_START_MS
 from fenceline.testing.simulation.data_history import Place as BatchPlace
 from fenceline.testing.simulation.sockets import Sockets
-from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
@@ -56,15 +55,16 @@ class Client:
         self.wire = Wire(world, sockets, -1 - number)
         self.who = f"{self.name}{number}"
         self.places: list[Place] = []
-        self._world = world
-        self._nodes = nodes
+        self.world = world
+        self.nodes = nodes
         self._misses = 0
+        self._newest: dict[tuple[bytes, int], Place] = {}
 
     def tell(self, what: str) -> None:
-        self._world.trace.add(self._world.scheduler.now_s, self.who, what)
+        self.world.trace.add(self.world.scheduler.now_s, self.who, what)
 
     async def live(self) -> None:
-        think_s = self._world.options.think_ms / 1000
+        think_s = self.world.options.think_ms / 1000
         while not self.must_rest:
             self.is_waiting = True
             try:
@@ -73,7 +73,7 @@ class Client:
                 self.tell(f"is not answered: {type(error).__name__}")
                 await self.missed()
             except InvariantBroken as error:
-                self._world.scheduler.fail(error)
+                self.world.scheduler.fail(error)
                 return
             self.is_waiting = False
             await asyncio.sleep(self.rng.random() * 2 * think_s + 0.0001)
@@ -88,13 +88,18 @@ class Client:
         self.places = []
 
     async def learn(self) -> None:
-        """Leaders by the word of any broker. Raises ConnectionError."""
-        node_id = self.rng.choice(self._nodes)
+        """Leaders by the word of any broker, unless it knows less than another did (E57). Raises ConnectionError."""
+        node_id = self.rng.choice(self.nodes)
         try:
-            self.places = await self.wire.metadata(node_id)
+            told = await self.wire.metadata(node_id)
         except _TROUBLE:
             self.wire.drop(node_id)
             raise
+        seen = self._newest
+        for place in told:
+            if place.epoch >= seen.get(place.key, place).epoch:
+                seen[place.key] = place
+        self.places = [seen[place.key] for place in told]
 
     def served(self) -> None:
         self.done += 1
@@ -132,7 +137,7 @@ class Producer(Client):
             await self.missed()
             return
         if self._is_idempotent and self._producer[0] < 0:
-            self._producer = await self.wire.new_producer(self.rng.choice(self._nodes))
+            self._producer = await self.wire.new_producer(self.rng.choice(self.nodes))
             self._sequences.clear()
             if self._producer[0] < 0:
                 await self.missed()
@@ -140,7 +145,7 @@ class Producer(Client):
         await self._write(self.rng.choice(led))
 
     def _now_ms(self) -> int:
-        return WALL_START_MS + int(self._world.scheduler.now_s * 1000)
+        return WALL_START_MS + int(self.world.scheduler.now_s * 1000)
 
     async def _write(self, place: Place) -> None:
         """One batch, until its fate is known or its partition is gone."""
@@ -221,7 +226,9 @@ class Consumer(Client):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         # A fetch that names epochs names the topic's id, too; a name may be another topic's by now.
-        self._with_epochs = self.rng.random() < 0.75 or self._world.options.deletes
+        self._with_epochs = self.rng.random() < 0.75 or self.world.options.deletes
+        self._naps = self.rng.choice((0.0, 0.0, 0.05))
+        self._asks_ends = self.rng.choice((0.1, 0.2, 0.5))
         self._read: dict[tuple[bytes, int], _Position] = {}
         self.noticed = 0
 
@@ -232,10 +239,12 @@ class Consumer(Client):
         if not led:
             await self.missed()
             return
+        if self._naps and self.rng.random() < self._naps:
+            await asyncio.sleep(self.rng.uniform(0.5, 2.5))  # what it knows of leaders is as old as its position
         place = self.rng.choice(led)
         position = self._read.get(place.key)
         try:
-            if self.rng.random() < 0.2:
+            if self.rng.random() < self._asks_ends:
                 code = await self._ask_end(place)
             elif position is None:
                 code = await self._begin(place)
@@ -259,6 +268,8 @@ class Consumer(Client):
         code, offset, epoch = await self.wire.list_offset(place, LATEST)
         if history is None or code:
             return code
+        if place.key not in self.checks.live_keys:
+            return 0  # asked by its name, which is another topic's by now
         self.answered_by_leader(place)
         if place.epoch not in (-1, epoch):
             raise InvariantBroken(f"{self.who}: asked in epoch {place.epoch}, answered in {epoch} (E2)")
@@ -298,12 +309,11 @@ class Consumer(Client):
         self._read[place.key] = _Position(offset)
 
     async def _fetch(self, place: Place, position: _Position) -> int:
-        last_epoch = position.last.epoch if position.last is not None else -1
         fetched = await self.wire.fetch(
             place,
             position.offset,
-            last_epoch=last_epoch,
-            max_wait_ms=self.rng.choice((0, 100, 500)),
+            last_epoch=self._last_epoch(position),
+            max_wait_ms=self.rng.choice((0, 100, 500, 1500)),
             with_epochs=self._with_epochs,
         )
         if fetched is None:
@@ -323,12 +333,22 @@ class Consumer(Client):
         self._take(place, position, bytes(fetched.records or b""))
         return 0
 
+    @staticmethod
+    def _last_epoch(position: _Position) -> int:
+        """G5: what it has read goes with each fetch."""
+        return position.last.epoch if position.last is not None else -1
+
     def _take(self, place: Place, position: _Position, content: bytes) -> None:
         history = self.history(place)
         for header in iter_headers(content, allow_partial_tail=True):
             if header.next_offset <= position.offset:
                 continue
             read = BatchPlace(header.base_offset, header.leader_epoch)
+            if self._with_epochs and header.leader_epoch > place.epoch:
+                raise InvariantBroken(
+                    f"{self.who}: {place.topic}-{place.index} was read in epoch {place.epoch}, and given a batch of"
+                    f" epoch {header.leader_epoch} (E2, E7)"
+                )
             is_next = header.base_offset == position.offset
             if history is not None:
                 checks_order = is_next and (self._with_epochs or history.last_unclean < 0)
@@ -346,86 +366,3 @@ class _Position:
         self.offset = offset
         self.last: BatchPlace | None = None
         self.led = (-1, -1)
-
-
-class Admin(Client):
-    """Creates the topics, and then changes them: replicas, leaders, configs, deletion and creation anew."""
-
-    name = "admin"
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        options = self._world.options
-        self._topics = [f"t{number}" for number in range(options.topics)]
-
-    async def one(self) -> None:
-        options = self._world.options
-        await self.learn()
-        missing = [each for each in self._topics if each not in {place.topic for place in self.places}]
-        for topic in missing:
-            await self._create(topic)
-        if options.churn_s <= 0 or not self._world.faults_strike:
-            if not missing:
-                self.served()
-            await asyncio.sleep(0.2)
-            return
-        await asyncio.sleep(self.rng.expovariate(1 / options.churn_s))
-        await self._change()
-        self.served()
-
-    async def _ask(self, key: ApiKey, version: int, fields: dict[str, Any]) -> Any:
-        return await self.wire.call(self.rng.choice(self._nodes), key, version, fields)
-
-    async def _create(self, topic: str) -> None:
-        options, rng = self._world.options, self.rng
-        unclean = "true" if options.unclean and rng.random() < 0.5 else "false"
-        configs = {
-            "min.insync.replicas": str(rng.choice((1, 2, 2))),
-            "unclean.leader.election.enable": unclean,
-        }
-        wanted = {
-            "name": topic,
-            "num_partitions": options.partitions,
-            "replication_factor": rng.choice((3, 3, 2)),
-            "assignments": [],
-            "configs": [{"name": name, "value": value} for name, value in configs.items()],
-        }
-        answer = await self._ask(ApiKey.CREATE_TOPICS, 7, {"topics": [wanted], "timeout": 3000, "validate_only": False})
-        self.tell(f"creates {topic} {configs}: {answer.topics[0].error_code}")
-
-    async def _change(self) -> None:
-        options, rng = self._world.options, self.rng
-        topic, index = rng.choice(self._topics), rng.randrange(options.partitions)
-        kinds = ["reassign", "reassign", "cancel", "preferred", "preferred"]
-        if options.unclean:
-            kinds += ["unclean", "config"]
-        if options.deletes:
-            kinds.append("delete")
-        kind = rng.choice(kinds)
-        if kind in ("reassign", "cancel"):
-            replicas = rng.sample(self._nodes, rng.choice((2, 3, 3))) if kind == "reassign" else None
-            partition = {"partition_index": index, "replicas": replicas}
-            fields: dict[str, Any] = {"timeout": 3000, "topics": [{"name": topic, "partitions": [partition]}]}
-            answer = await self._ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, fields)
-            self.tell(f"{kind} {topic}-{index} to {replicas}: {answer.error_code}")
-        elif kind in ("preferred", "unclean"):
-            fields = {
-                "election_type": int(kind == "unclean"),
-                "topic_partitions": [{"topic": topic, "partitions": [index]}],
-                "timeout": 3000,
-            }
-            answer = await self._ask(ApiKey.ELECT_LEADERS, 2, fields)
-            self.tell(f"{kind} election of {topic}-{index}: {answer.error_code}")
-        elif kind == "config":
-            value = rng.choice(("true", "false"))
-            config = {"name": "unclean.leader.election.enable", "config_operation": 0, "value": value}
-            resource = {"resource_type": 2, "resource_name": topic, "configs": [config]}
-            fields = {"resources": [resource], "validate_only": False}
-            answer = await self._ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, fields)
-            self.tell(f"unclean elections of {topic} {value}: {answer.responses[0].error_code}")
-        else:
-            fields = {"topics": [{"name": topic, "topic_id": None}], "timeout": 3000}
-            answer = await self._ask(ApiKey.DELETE_TOPICS, 6, fields)
-            self.tell(f"deletes {topic}: {answer.responses[0].error_code}")
-            await asyncio.sleep(rng.random() * 0.3)
-            await self._create(topic)

@@ -27,7 +27,7 @@ from fenceline.testing.simulation.sockets import Sockets, machine_of
 from fenceline.testing.simulation.world import DATA_DIR, Process
 
 DATA_PORT: Final = 9092
-_QUORUM_PORT: Final = 9093
+QUORUM_PORT: Final = 9093
 _TIMES: Final[Mapping[str, str]] = {
     "broker.session.timeout.ms": "1500",
     "broker.heartbeat.interval.ms": "400",
@@ -43,7 +43,7 @@ _TIMES: Final[Mapping[str, str]] = {
 
 
 def voter_of(node_id: int) -> Voter:
-    endpoint = VoterEndpoint("CONTROLLER", machine_of(node_id), _QUORUM_PORT)
+    endpoint = VoterEndpoint("CONTROLLER", machine_of(node_id), QUORUM_PORT)
     return Voter(node_id, directory_id(node_id), (endpoint,), KRaftVersionFeature(0, 1))
 
 
@@ -53,7 +53,7 @@ def config_of(options: Options, node_id: int, controllers: Iterable[int]) -> Nod
     listeners = f"PLAINTEXT://{machine}:{DATA_PORT}"
     roles = "broker"
     if node_id in controllers:
-        listeners += f",CONTROLLER://{machine}:{_QUORUM_PORT}"
+        listeners += f",CONTROLLER://{machine}:{QUORUM_PORT}"
         roles = "broker,controller"
     return NodeConfig.load(
         None,
@@ -64,7 +64,7 @@ def config_of(options: Options, node_id: int, controllers: Iterable[int]) -> Nod
             "listeners": listeners,
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.bootstrap.servers": ",".join(
-                f"{machine_of(each)}:{_QUORUM_PORT}" for each in controllers
+                f"{machine_of(each)}:{QUORUM_PORT}" for each in controllers
             ),
             "auto.create.topics.enable": "false",
             "unclean.leader.election.enable": "false",

@@ -12,16 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from fenceline.ids import NO_LEADER
-from fenceline.log.lost_and_found import EVIDENCE_DIR
-from fenceline.losses.check import Stored, complaints
-from fenceline.losses.folder import DUE, TOLD
-from fenceline.losses.folder import PREFIX as RECEIPT_PREFIX
-from fenceline.losses.receipt import decode
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, MetadataImage, PartitionImage
 from fenceline.records.batch import read_header
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.data_history import History, Place, first_from
 from fenceline.testing.simulation.log_reader import StoredBatches
+from fenceline.testing.simulation.partition_checks import check_change, shown
+from fenceline.testing.simulation.receipt_checks import papers, receipts_are_exact
 from fenceline.testing.simulation.world import Process, StoredBatch
 
 if TYPE_CHECKING:
@@ -51,11 +48,14 @@ class _Copy:
         "reader",
         "receipts",
         "replica",
+        "since",
         "was_cut",
     )
 
-    def __init__(self, replica: Replica, reader: StoredBatches) -> None:
+    def __init__(self, replica: Replica, reader: StoredBatches, since: int) -> None:
         self.replica = replica
+        self.since = since
+        """The newest partition epoch when it was opened: who leads by an older one may mean the replica before."""
         self.reader = reader
         self.is_new = True
         self.was_cut = False
@@ -135,7 +135,9 @@ class DataChecks:
         for key, replica in open_by_id.items():
             copy = copies.get(key)
             if copy is None or copy.replica is not replica:
-                copy = copies[key] = _Copy(replica, StoredBatches(process.disk))
+                partition = self._partitions.get(key)
+                since = partition.partition_epoch if partition is not None else -1
+                copy = copies[key] = _Copy(replica, StoredBatches(process.disk), since)
             if replica.is_being_cut:
                 copy.was_cut = True
                 continue
@@ -166,36 +168,11 @@ class DataChecks:
                     self.histories[key] = History(f"{topic.name}-{index}")
                 old = known.get(key)
                 if old is not partition and old != partition:
-                    process.tell(f"has {topic.name}-{index} as {_shown(partition)}")
+                    process.tell(f"has {topic.name}-{index} as {shown(partition)}")
                     self._changed(key, old, partition)
 
     def _changed(self, key: Key, before: PartitionImage | None, after: PartitionImage) -> None:
-        history = self.histories[key]
-        where = f"{history.name}, leader epoch {after.leader_epoch}"
-        if after.leader != NO_LEADER and after.leader not in after.isr:
-            raise InvariantBroken(f"{where}: {after.leader} leads and is not in sync, {after.isr} are (LeaderInIsr)")
-        if not set(after.isr) <= set(after.replicas):
-            raise InvariantBroken(f"{where}: in sync are {after.isr}, replicas {after.replicas}")
-        is_recovering = after.leader_recovery_state is _RECOVERING
-        if is_recovering:
-            if len(after.isr) > 1:
-                raise InvariantBroken(f"{where}: RECOVERING with {after.isr} in sync (V9)")
-            history.last_unclean = max(history.last_unclean, after.leader_epoch)
-        history.recovering_epoch = after.leader_epoch if is_recovering else -1
-        if before is not None:
-            if after.leader_epoch < before.leader_epoch or after.partition_epoch <= before.partition_epoch:
-                raise InvariantBroken(f"{where}: epochs fall from {before} to {after}")
-            if after.leader != before.leader and after.leader_epoch == before.leader_epoch:
-                raise InvariantBroken(f"{where}: {after.leader} leads in the epoch of {before.leader}")
-            if (
-                after.partition_epoch == before.partition_epoch + 1
-                and after.leader not in (NO_LEADER, before.leader, *before.isr, *before.elr, *before.adding)
-                and not is_recovering
-            ):
-                raise InvariantBroken(
-                    f"{where}: {after.leader} was elected, in sync were {before.isr}, eligible {before.elr}, and it"
-                    " is not RECOVERING (V9)"
-                )
+        check_change(self.histories[key], before, after, self.image)
         self._check_isr(key)
 
     # -- a broker's side -----------------------------------------------------------------------------------------------
@@ -226,7 +203,7 @@ class DataChecks:
             lost = copy.log[len(kept) :]
             del copy.log[len(kept) :]
             if not copy.is_new:
-                _receipts_are_exact(node.process, copy, lost, where)
+                receipts_are_exact(node.process, copy.replica, copy.receipts, lost, where)
         committed = high_watermark != copy.high_watermark or (leader is not None and leader.isr is not copy.isr)
         node.process.tell(
             f"{history.name} epoch {replica.leader_epoch} {'leads' if leader is not None else 'follows'} log"
@@ -274,7 +251,7 @@ class DataChecks:
             copy.last = history.wrote(batch, copy.last, where)
         copy.log += batches
         if copy.is_new:
-            copy.receipts.update(each.rpartition(".")[0] for each in _papers(node.process, copy))
+            copy.receipts.update(each.rpartition(".")[0] for each in papers(node.process, copy.replica))
 
     def _leader_of(self, key: Key, epoch: int) -> _Copy | None:
         """Who leads in exactly this epoch and runs."""
@@ -336,12 +313,32 @@ class DataChecks:
                 for member in members:
                     if member != node.process.node_id:
                         self._check_member(name, node, copy, member, key, history)
+        if partition.leader_recovery_state is not _RECOVERING and history.anew_epoch >= history.last_unclean:
+            for name, members in (("StrongIsr", partition.isr), ("ELR", partition.elr)):
+                for member in members:
+                    self._check_eligible(name, member, key, history)
+
+    def _check_eligible(self, name: str, member: int, key: Key, history: History) -> None:
+        """Who may be elected cleanly has all that any leader called committed: in sync, or eligible (KIP-966)."""
+        node = self._nodes.get(member)
+        copy = node.copies.get(key) if node is not None else None
+        if node is None or copy is None or copy.was_cut or copy.replica.is_being_cut:
+            return
+        known = self.image.brokers.get(member)
+        if known is None or known.epoch != node.broker.broker_epoch:
+            return
+        where, end = f"n{member} {history.name}", copy.replica.log.log_end_offset
+        if end < history.end:
+            raise InvariantBroken(f"{where}: may be elected, ends at {end}, {history.end} is committed ({name})")
+        self._match(copy, history, min(history.end, copy.end), f"{where} ({name})")
 
     def _check_member(self, name: str, node: _Node, copy: _Copy, member: int, key: Key, history: History) -> None:
         other = self._nodes.get(member)
         theirs = other.copies.get(key) if other is not None else None
         if other is None or theirs is None or theirs.was_cut or theirs.replica.is_being_cut:
             return
+        if name == "WeakIsr" and copy.leader is not None and copy.leader.partition_epoch < theirs.since:
+            return  # it was taken away and given back meanwhile, empty
         incarnation = other.broker.broker_epoch
         image = node.image if name == "WeakIsr" else self.image
         known = image.brokers.get(member)
@@ -400,47 +397,6 @@ class DataChecks:
 def history_header(batch: StoredBatch) -> tuple[int, int, int]:
     header = read_header(batch.content)
     return header.producer_id, header.producer_epoch, header.base_sequence
-
-
-def _papers(process: Process, copy: _Copy) -> list[str]:
-    directory = f"{copy.replica.log.directory}/{EVIDENCE_DIR}"
-    if process.disk.stat(directory) is None:
-        return []
-    names = [each for each in process.disk.listdir(directory) if each.startswith(RECEIPT_PREFIX)]
-    return [f"{directory}/{each}" for each in names if each.endswith((DUE, TOLD))]
-
-
-def _receipts_are_exact(process: Process, copy: _Copy, lost: list[StoredBatch], where: str) -> None:
-    """What a cut took is what its receipts say, and they are on the disk before the log is used again."""
-    receipts = []
-    for path in _papers(process, copy):
-        name = path.rpartition(".")[0]
-        if name not in copy.receipts:
-            copy.receipts.add(name)
-            receipts.append(decode(process.disk.peek(path) or b""))
-    found = complaints(receipts, [_stored(batch) for batch in lost])
-    if found:
-        raise InvariantBroken(f"{where}: {'; '.join(found)} (receipts)")
-
-
-def _stored(batch: StoredBatch) -> Stored:
-    header = read_header(batch.content)
-    return Stored(
-        header.base_offset,
-        header.next_offset,
-        header.leader_epoch,
-        header.record_count,
-        header.size_bytes,
-        header.crc,
-    )
-
-
-def _shown(partition: PartitionImage) -> str:
-    parts = [f"leader {partition.leader} epoch {partition.leader_epoch} isr {partition.isr} of {partition.replicas}"]
-    parts += [f"{name} {told}" for name, told in (("elr", partition.elr), ("last", partition.last_known_elr)) if told]
-    if partition.leader_recovery_state is _RECOVERING:
-        parts.append("RECOVERING")
-    return " ".join(parts)
 
 
 def _told(batches: list[StoredBatch]) -> str:

@@ -42,6 +42,8 @@ class History:
         """By leader epoch: the end of what its leader called committed."""
         self.last_unclean = -1
         """The newest leader epoch that an unclean election began."""
+        self.anew_epoch = -1
+        """The newest leader epoch whose uncleanly elected leader has begun: history is what its log is."""
         self.recovering_epoch = -1
         """The leader epoch that is RECOVERING by the newest image; -1: none is."""
         self.told_ends: dict[int, int] = {}
@@ -117,6 +119,7 @@ class History:
         del self.batches[kept:], self._bases[kept:]
         self.ends = {led: min(end, self.end) for led, end in self.ends.items()}
         self.last_unclean = max(self.last_unclean, epoch)
+        self.anew_epoch = max(self.anew_epoch, epoch)
 
     # -- clients -------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from random import Random
 from typing import Final
 
 from fenceline.testing.sim_disk import Call
+from fenceline.testing.simulation.brokers_node import DATA_PORT, QUORUM_PORT
 from fenceline.testing.simulation.world import Process, World
 
 _SLOW: Final = 100.0
@@ -28,6 +29,8 @@ class Faults:
         self._rng: Random = world.rng("faults")
         self._spells: dict[tuple[int, str], Callable[[], None]] = {}
         """Running spells by node and kind, with what ends them."""
+        self._returning: Process | None = None
+        """Who loses power again and again."""
         self.struck: dict[str, int] = {}
         """How often each kind struck."""
         world.standing_excuses = self._standing_excuses
@@ -46,6 +49,9 @@ class Faults:
             (options.fail_s, self._fail),
             (options.flip_s, self._flip),
             (options.jump_s, self._jump),
+            (options.lag_s, self._lag),
+            (options.return_s, self._return),
+            (options.strand_s, self._strand),
         ):
             if period_s > 0:
                 self._again(period_s, fault)
@@ -226,3 +232,79 @@ class Faults:
         self._count("clock jump")
         process.tell(f"wall clock jumps by {by_ms} ms")
         process.clock.jump(by_ms)
+
+    # -- of clusters with data -----------------------------------------------------------------------------------------
+
+    def _lag(self) -> None:
+        """Some machines hear others late for a while: on their data's streams, on the controllers', or on both."""
+        rng, nodes = self._rng, sorted(self._world.processes)
+        sources = [rng.choice(nodes)] if rng.random() < 0.7 else nodes
+        destinations = [rng.choice(nodes)] if rng.random() < 0.6 else nodes
+        ports = rng.choice(((DATA_PORT,), (DATA_PORT,), (QUORUM_PORT,), (DATA_PORT, QUORUM_PORT)))
+        self._count("lag")
+        self._hears_late(sources, destinations, ports, rng.uniform(0.05, 1.3), rng.uniform(0.3, 2.5))
+
+    def _return(self) -> None:
+        """A machine loses power and is back at once; what others tell the controllers, and it of the data, is late."""
+        rng, world = self._rng, self._world
+        nodes = sorted(world.processes)
+        if self._returning is None:
+            self._returning = world.processes[rng.choice(nodes)]
+        process = self._returning
+        if not process.is_up or process.is_paused:
+            return
+        self._count("quick return")
+        others = [node for node in nodes if node != process.node_id]
+        lasts_s = rng.uniform(0.3, 1.2)
+        self._hears_late(others, [process.node_id], (DATA_PORT,), rng.uniform(0.2, 0.9), lasts_s)
+        self._hears_late(others, others, (QUORUM_PORT,), rng.uniform(0.2, 0.9), lasts_s)
+        process.kill(power_lost=True)
+        if not self._is_under(process, "down"):
+            self._spell(process, "down", 0.02, process.start)
+
+    def _strand(self) -> None:
+        """One node is down for a moment; another goes on without it, and is cut off when the first comes back. Who can
+        be elected then lacks what the other had: an unclean election, where these are allowed."""
+        rng, world = self._rng, self._world
+        nodes = sorted(world.processes)[1 if self._options.controllers == 1 else 0 :]
+        behind, alone = (world.processes[node] for node in rng.sample(nodes, 2))
+        if any(self._is_under(each, "stranded") for each in world.processes.values()) or not behind.is_up:
+            return
+        self._count("stranded")
+        behind.kill(power_lost=False)
+        if not self._is_under(behind, "down"):
+            self._spell(behind, "down", rng.uniform(0.2, 0.8), behind.start)
+        if rng.random() < 0.5:
+            behind.slowness = _SLOW
+        others = [node for node in world.processes if node != alone.node_id]
+        links = [link for node in others for link in ((node, alone.node_id), (alone.node_id, node))]
+
+        def cut() -> None:
+            if world.faults_strike:
+                world.tell(f"cuts off {alone.node_id}")
+                for link in links:
+                    world.network.cut(*link)
+
+        def end() -> None:
+            world.tell(f"{alone.node_id} is back")
+            behind.slowness = 1.0
+            for link in links:
+                world.network.heal(*link)
+
+        world.loop.call_later(rng.uniform(0.05, 0.4), cut)
+        self._spell(alone, "stranded", rng.uniform(1.9, 2.9), end)
+
+    def _hears_late(
+        self, sources: list[int], destinations: list[int], ports: tuple[int, ...], by_s: float, lasts_s: float
+    ) -> None:
+        world, ports_told = self._world, ", ".join(map(str, ports))
+        links = [(a, b, port) for a in sources for b in destinations for port in ports if a != b]
+        world.tell(f"{destinations} hear {sources} on {ports_told} {by_s:.3f} s late, for {lasts_s:.3f} s")
+        for link in links:
+            world.network.lag(*link, by_s)
+
+        def end() -> None:
+            for link in links:
+                world.network.lag(*link, 0.0)
+
+        world.loop.call_later(lasts_s, end)

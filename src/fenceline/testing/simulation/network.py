@@ -87,6 +87,7 @@ class Network:
         self._dark: set[int] = set()
         self._cut: set[tuple[int, int]] = set()
         self._held: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._lags: dict[tuple[int, int, int], float] = {}
         self._connections: dict[int, Connection | Stream] = {}
         self._next_id = 0
         self._loop = SimLoop(scheduler, "network")
@@ -142,13 +143,24 @@ class Network:
         self._cut.add((source, destination))
 
     def heal(self, source: int | None = None, destination: int | None = None) -> None:
-        """What waited on healed links arrives, in its order and before anything that is sent from now on."""
+        """What waited on healed links arrives, in its order and before anything that is sent from now on.
+
+        With neither of them all links are as they were in the beginning, those that lagged, too."""
+        if source is None and destination is None:
+            self._lags.clear()
         healed = [link for link in sorted(self._cut) if source in (None, link[0]) and destination in (None, link[1])]
         for link in healed:
             self._cut.discard(link)
             held = self._held.pop(link, [])
             if held:
                 self._loop.call_soon(_all_of, held)
+
+    def lag(self, source: int, destination: int, port: int, by_s: float) -> None:
+        """What `source` sends to `destination` on streams to this port takes so much longer; 0 ends that."""
+        self._lags[source, destination, port] = by_s
+
+    def lag_s(self, source: int, destination: int, port: int) -> float:
+        return self._lags.get((source, destination, port), 0.0) if self._lags else 0.0
 
     def is_cut(self, source: int, destination: int) -> bool:
         return (source, destination) in self._cut

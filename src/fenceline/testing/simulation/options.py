@@ -88,8 +88,22 @@ class Options:
     """Whether eligible leader replicas are kept."""
     deletes: bool = False
     """Whether topics are deleted and created anew."""
+    swap_s: float = 0.0
+    """Between changes of the leader that the administrator makes."""
     churn_s: float = 0.0
     """Between changes that the administrator makes."""
+    profile: str = "mixed"
+    """What the seed is about (`profiles`)."""
+    replicas: int = 0
+    """Of each partition; 0: each topic draws its own."""
+    min_isr: int = 0
+    """min.insync.replicas of each topic; 0: each draws its own."""
+    lag_s: float = 0.0
+    """Between spells in which some machines hear others late."""
+    strand_s: float = 0.0
+    """Between times when one node is down, and another that goes on without it is cut off then."""
+    return_s: float = 0.0
+    """Between returns of one machine that lost power for a moment, while what is said of it is late."""
 
     def __str__(self) -> str:
         """Only what differs from the defaults."""

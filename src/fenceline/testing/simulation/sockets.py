@@ -142,7 +142,9 @@ class Stream:
 
     def _carry(self, source: int, destination: int, loop: SimLoop, deliver: Callable[[], None]) -> None:
         """`deliver` runs in the receiver's loop, in order."""
-        at_s = max(self._free_at_s[destination] + _APART_S, self._sockets.now_s + self._network.delay_s())
+        network = self._network
+        takes_s = network.delay_s() + network.lag_s(source, destination, self._port)
+        at_s = max(self._free_at_s[destination] + _APART_S, self._sockets.now_s + takes_s)
         self._free_at_s[destination] = at_s
         self._sockets.at(at_s, loop, self._arrive, source, destination, loop, deliver)
 

@@ -1,0 +1,160 @@
+"""What a seed of the story `brokers` is about: a mix of everything, or one kind of trouble, again and again.
+
+Owns the draws. A mix rarely has three coincidences in one story; a profile has two of them always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+from fenceline.testing.simulation.options import Options, sometimes
+
+
+def draw(rng: Random, drawn: Options) -> Options:
+    """What this story draws for itself. Reads give no wrong bits and no call fails: that is the disk's story."""
+    mixed = replace(
+        drawn,
+        safety_s=6.0,
+        controllers=rng.choice((1, 2, 3, 3)),
+        topics=rng.choice((1, 1, 2)),
+        partitions=rng.choice((1, 2)),
+        unclean=rng.random() < 0.4,
+        elr=rng.random() < 0.6,
+        deletes=rng.random() < 0.25,
+        churn_s=sometimes(rng, 0.6, 0.3, 2),
+        swap_s=sometimes(rng, 0.3, 0.3, 2),
+        lag_s=sometimes(rng, 0.4, 0.5, 5),
+        crash_s=sometimes(rng, 0.7, 0.7, 5),
+        think_ms=rng.choice((20.0, 50.0, 100.0)),
+        max_job_ms=rng.choice((0.1, 5.0, 20.0)),
+        max_delay_ms=rng.choice((0.5, 2.0, 10.0)),
+        flip_s=0.0,
+        fail_s=0.0,
+    )
+    name = rng.choice(_CHOICE)
+    return _PROFILES[name](rng, replace(mixed, profile=name))
+
+
+def _calm(options: Options) -> Options:
+    """Without what draws the story away from its subject."""
+    return replace(
+        options,
+        crash_s=0.0,
+        crash_calls=0,
+        stop_s=0.0,
+        pause_s=0.0,
+        partition_s=0.0,
+        full_s=0.0,
+        jump_s=0.0,
+        drop_s=0.0,
+    )
+
+
+def _mixed(rng: Random, options: Options) -> Options:
+    return options
+
+
+def _leaders(rng: Random, options: Options) -> Options:
+    """Leaders change all the time, and the others hear late: logs that differ, epochs without records."""
+    return replace(
+        _calm(options),
+        controllers=rng.choice((1, 3)),
+        topics=1,
+        partitions=rng.choice((1, 2)),
+        replicas=3,
+        unclean=False,
+        deletes=False,
+        churn_s=0.0,
+        swap_s=round(rng.uniform(0.1, 0.4), 3),
+        lag_s=round(rng.uniform(0.2, 0.8), 3),
+        think_ms=rng.choice((10.0, 20.0, 50.0)),
+        segment_ms=rng.choice((100, 1000, 604_800_000)),
+        crash_s=sometimes(rng, 0.5, 0.8, 2),
+        power_chance=1.0,
+        down_s=0.05,
+    )
+
+
+def _unclean(rng: Random, options: Options) -> Options:
+    """Few replicas, unclean elections, and old leaders that live on."""
+    return replace(
+        _calm(options),
+        safety_s=8.0,
+        controllers=rng.choice((1, 1, 3)),
+        topics=1,
+        partitions=rng.choice((1, 2)),
+        replicas=2,
+        min_isr=1,
+        unclean=True,
+        deletes=False,
+        churn_s=sometimes(rng, 0.3, 0.5, 2),
+        swap_s=0.0,
+        lag_s=sometimes(rng, 0.3, 0.5, 2),
+        strand_s=0.7,
+        drop_s=sometimes(rng, 0.3, 1, 4),
+        think_ms=rng.choice((10.0, 20.0, 50.0)),
+    )
+
+
+def _tails(rng: Random, options: Options) -> Options:
+    """Machines lose power one after the other, too few are in sync, and what was not synced is gone."""
+    return replace(
+        _calm(options),
+        controllers=rng.choice((1, 3)),
+        topics=1,
+        replicas=rng.choice((2, 2, 3)),
+        min_isr=2,
+        unclean=rng.random() < 0.2,
+        elr=rng.random() < 0.8,
+        deletes=False,
+        crash_s=round(rng.uniform(0.5, 1.5), 3),
+        power_chance=rng.choice((0.7, 1.0)),
+        down_s=rng.choice((0.05, 0.5, 1.0)),
+        stop_s=sometimes(rng, 0.5, 0.7, 2),
+        pause_s=sometimes(rng, 0.5, 0.7, 2),
+        paused_s=2.0,
+        think_ms=20.0,
+    )
+
+
+def _returns(rng: Random, options: Options) -> Options:
+    """A follower that loses power and is back before others know it (KIP-903)."""
+    return replace(
+        _calm(options),
+        controllers=rng.choice((1, 1, 3)),
+        topics=1,
+        replicas=3,
+        unclean=False,
+        deletes=False,
+        churn_s=0.0,
+        swap_s=0.0,
+        lag_s=0.0,
+        return_s=round(rng.uniform(0.4, 0.9), 3),
+        think_ms=20.0,
+    )
+
+
+def _room(rng: Random, options: Options) -> Options:
+    """Disks are full while nodes start."""
+    return replace(
+        _calm(options),
+        controllers=rng.choice((1, 3)),
+        full_s=round(rng.uniform(0.3, 0.8), 3),
+        spell_s=1.0,
+        crash_s=round(rng.uniform(0.5, 1.0), 3),
+        down_s=0.05,
+    )
+
+
+_PROFILES: Final[Mapping[str, Callable[[Random, Options], Options]]] = {
+    "mixed": _mixed,
+    "leaders": _leaders,
+    "unclean": _unclean,
+    "tails": _tails,
+    "returns": _returns,
+    "room": _room,
+}
+_CHOICE: Final = ("mixed",) * 10 + ("leaders",) * 4 + ("unclean",) * 2 + ("tails",) * 2 + ("returns", "room")

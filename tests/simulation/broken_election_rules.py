@@ -1,0 +1,148 @@
+"""Rules of elections and of nodes that start, each with a patch that breaks it: the second half of the table.
+
+What replication itself must do is in `broken_data_rules`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fenceline.controller import alter_partition, elections, partition_changes, registrations
+from fenceline.controller.partition_changes import PartitionChanges
+from fenceline.errors import ErrorCode
+from fenceline.metadata.image import LeaderRecoveryState
+from fenceline.node import broker_lifecycle, isr_changes
+from fenceline.node.fetch_reads import FetchReads
+from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.replication import Replication
+from fenceline.replica.fencing import NO_EPOCH
+from fenceline.replica.leader import LeaderState
+
+from .broken_data_rules import NO_SEED, RULES, breaks
+
+__all__ = ("NO_SEED", "RULES")
+
+# -- who is elected ----------------------------------------------------------------------------------------------------
+
+
+@breaks(NO_SEED, "", "")
+def _kip_966_the_last_replica_standing_may_have_lost_its_tail(patch: pytest.MonkeyPatch) -> None:
+    """Who comes back after an unclean stop is taken for one that has everything (G47, K23)."""
+    leave = PartitionChanges.leave
+
+    def clean(self: PartitionChanges, partitions: Any, broker: int, **more: Any) -> None:
+        leave(self, partitions, broker, **{**more, "unclean": False})
+
+    patch.setattr(PartitionChanges, "leave", clean)
+
+
+@breaks(0, "leaders", "2026-11-21")
+def _a_new_life_is_in_no_in_sync_set(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(registrations, "_leave_partitions", lambda state, existing, previous: [])
+
+
+@breaks(12, "V9", "2026-11-21")
+def _v9_an_unclean_election_is_told(patch: pytest.MonkeyPatch) -> None:
+    """V36: whatever else is decided, who leads from outside of the in-sync set is RECOVERING."""
+    change = elections.change_partition
+
+    def silent(*arguments: Any, **targets: Any) -> Any:
+        record = change(*arguments, **targets)
+        if record is not None and record.leader_recovery_state == LeaderRecoveryState.RECOVERING:
+            record = replace(record, leader_recovery_state=NO_EPOCH)
+        return record
+
+    patch.setattr(partition_changes, "change_partition", silent)
+
+
+@breaks(NO_SEED, "", "")
+def _v39_who_recovers_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None:
+    """V39 at the leader, which lets followers fetch and asks for them; V21 at the controller."""
+    propose, checked, fault = LeaderState.propose_expansion, FetchReads._checked, alter_partition._fault
+    topics = isr_changes._topics
+
+    def serves(self: FetchReads, request: Any, partition: Any, reader: Any) -> Any:
+        replica = self.replica_of(partition)
+        leader = replica.leader if replica is not None and request.replica_id >= 0 else None
+        if leader is None or not leader.is_recovering:
+            return checked(self, request, partition, reader)
+        leader.is_recovering = False
+        try:
+            return checked(self, request, partition, reader)
+        finally:
+            leader.is_recovering = True
+
+    def grows(self: LeaderState, replica_id: int) -> Any:
+        was, self.is_recovering = self.is_recovering, False
+        proposal = propose(self, replica_id)
+        self.is_recovering = was
+        return proposal
+
+    def told(asked: Any) -> Any:
+        recovering = {
+            (replica.topic_id, replica.topic_partition.partition)
+            for replica, proposal in asked.items()
+            if replica.leader.is_recovering and proposal.growth
+        }
+        return tuple(
+            (
+                topic_id,
+                tuple(
+                    replace(change, leader_recovery_state=LeaderRecoveryState.RECOVERING)
+                    if (topic_id, change.index) in recovering
+                    else change
+                    for change in changes
+                ),
+            )
+            for topic_id, changes in topics(asked)
+        )
+
+    def takes(state: Any, partition: Any, broker_id: int, wanted: Any) -> Any:
+        found = fault(state, partition, broker_id, wanted)
+        is_growth = wanted.leader_recovery_state == LeaderRecoveryState.RECOVERING and len(wanted.new_isr) > 1
+        return None if found is ErrorCode.INVALID_REQUEST and is_growth else found
+
+    patch.setattr(LeaderState, "propose_expansion", grows)
+    patch.setattr(FetchReads, "_checked", serves)
+    patch.setattr(isr_changes, "_topics", told)
+    patch.setattr(alter_partition, "_fault", takes)
+
+
+@breaks(1, "WeakIsr", "2026-11-21")
+def _v18_an_in_sync_set_is_changed_from_the_newest_only(patch: pytest.MonkeyPatch) -> None:
+    fault = alter_partition._fault
+
+    def old_ones_too(state: Any, partition: Any, broker_id: int, wanted: Any) -> Any:
+        found = fault(state, partition, broker_id, wanted)
+        return None if found is ErrorCode.INVALID_UPDATE_VERSION else found
+
+    patch.setattr(alter_partition, "_fault", old_ones_too)
+
+
+# -- found by this story -----------------------------------------------------------------------------------------------
+
+
+@breaks(0, "a node ends", "2026-11-21")
+def _a_metadata_snapshot_stands_for_what_is_safe(patch: pytest.MonkeyPatch) -> None:
+    """Brokers that do not vote flush nothing by themselves: after a power cut the log ended below its snapshot."""
+    patch.setattr(MetadataLog, "unflushed_before", lambda self, end_offset: [])
+
+
+@breaks(NO_SEED, "", "")
+def _a_cut_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
+    """What was appended after a cut, and torn by a power cut, lay below the old recovery point: the partition stayed
+    offline."""
+
+    async def later(self: Replication) -> None:
+        return None
+
+    patch.setattr(Replication, "checkpoint", later)
+
+
+@breaks(NO_SEED, "", "")
+def _a_full_disk_of_the_controller_passes(patch: pytest.MonkeyPatch) -> None:
+    """A broker that started meanwhile ended."""
+    patch.setattr(broker_lifecycle, "_PASSES", broker_lifecycle._PASSES - {ErrorCode.KAFKA_STORAGE_ERROR})
