@@ -74,7 +74,7 @@ simulate: setup  ## 2,000 seeds of simulated quorums and controllers, 2,000 of c
 	@$(SIMULATION) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(CLUSTERS) --seeds $(SEEDS) --workers 2 --progress 100
 
-soak: setup java  ## long kill loops and fuzzing, then new simulated seeds until stopped
+soak: setup java  ## half an hour of chaos on processes, kill loops, fuzzing; then new simulated seeds until stopped
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
 	@$(BIN)/python -m pytest -m soak --timeout=0
 	@$(SIMULATION) --seeds $$(date +%s).. --stop --workers 2 --progress 1000
