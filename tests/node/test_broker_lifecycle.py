@@ -131,6 +131,22 @@ def test_a_registration_is_tried_again_while_the_trouble_is_not_this_brokers(
     play(story)
 
 
+@pytest.mark.parametrize("code", [ErrorCode.NOT_CONTROLLER, ErrorCode.KAFKA_STORAGE_ERROR])
+def test_who_is_ready_waits_until_somebody_leads(code: ErrorCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An election while a broker starts, or an active controller without room, must not end it."""
+    monkeypatch.setattr(broker_lifecycle, "_SOON_S", 0.0)
+
+    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
+        controller.refusals = [PeerError(code), PeerError(code)]
+        await lifecycle.unfence()
+        assert [type(each) for each in controller.asked] == [BrokerHeartbeat] * 3
+        controller.refusals = [PeerError(ErrorCode.UNSUPPORTED_VERSION)]
+        with pytest.raises(PeerError):
+            await lifecycle.unfence()
+
+    play(story)
+
+
 def test_another_broker_begins_to_stop() -> None:
     """C14: it waits until all others have applied that, and need not wait for their next heartbeats."""
 

@@ -13,6 +13,7 @@ from fenceline.records.batch import Codec, TimestampType
 
 MAX_INT64: Final = (1 << 63) - 1
 DAY_MS: Final = 24 * 60 * 60 * 1000
+PRODUCER_EXPIRATION: Final = "producer.id.expiration.ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class LogConfig:
 
     @classmethod
     def from_mapping(cls, topic: Mapping[str, str | None]) -> LogConfig:
-        """From a topic's effective settings (text by Kafka's topic names); absent names take Kafka's defaults."""
+        """From a topic's effective settings (text by Kafka's topic names) and `PRODUCER_EXPIRATION`, which only brokers
+        have; absent names take Kafka's defaults."""
         found: dict[str, object] = {}
         for name, field in _INTEGERS.items():
             text = topic.get(name)
@@ -98,5 +100,5 @@ _INTEGERS: Final = {
     "message.timestamp.before.max.ms": "timestamp_before_max_ms",
     "message.timestamp.after.max.ms": "timestamp_after_max_ms",
     "min.insync.replicas": "min_insync_replicas",
-    "producer.id.expiration.ms": "producer_id_expiration_ms",
+    PRODUCER_EXPIRATION: "producer_id_expiration_ms",
 }

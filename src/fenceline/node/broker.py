@@ -22,13 +22,14 @@ from random import Random
 from typing import Final
 from uuid import UUID
 
-from fenceline.config.effective import effective_topic_config
+from fenceline.config.effective import effective_broker_config, effective_topic_config
 from fenceline.config.listeners import Listener
 from fenceline.config.node import NodeConfig
 from fenceline.controller.requests import CreatedTopic, CreateTopics, NewTopic, Outcome
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition, random_id
+from fenceline.log.config import PRODUCER_EXPIRATION
 from fenceline.log.disk import Disk, OsDisk
 from fenceline.log.log_dir import LogDir
 from fenceline.metadata.changes import Delta
@@ -147,9 +148,11 @@ class Broker:
             return self.controller.log.end_offset
         return self.partitions.log_end_offset(topic_partition)
 
-    def topic_config(self, topic: str) -> Mapping[str, str]:
-        """Every setting of a topic that has a value (`controller.md C37`)."""
-        return effective_topic_config(self.image.configs, topic, self.config)
+    def log_config(self, topic: str) -> Mapping[str, str | None]:
+        """Every setting of a topic that has a value (`controller.md C37`), and what brokers say of all logs."""
+        configs = self.image.configs
+        expiration = effective_broker_config(configs, self.config, PRODUCER_EXPIRATION)
+        return {**effective_topic_config(configs, topic, self.config), PRODUCER_EXPIRATION: expiration}
 
     def leader_hint(self, topic: str | None, topic_id: bytes | None, index: int) -> tuple[int, int] | None:
         """Leader and epoch for a reader that asked the wrong node (KIP-951)."""
@@ -230,7 +233,7 @@ class Broker:
             self.node_id,
             self.log_dirs,
             lambda: self.controller.image,
-            self.topic_config,
+            self.log_config,
             self.clock,
             self.delete_later,
             roles=self.replication,

@@ -50,7 +50,7 @@ _SOON_S: Final = 0.05
 _LOOK_S: Final = 0.1
 """Between two looks whether the other controllers are there, while a broker waits to be let go."""
 _TOLD_EACH: Final = 300
-"""Attempts to register between two lines for the operator."""
+"""Attempts to register, or to be let serve, between two lines for the operator."""
 _TOLD_FIRST: Final = 50
 """Whoever had this id before, and was killed, is forgotten by then."""
 _PASSES: Final = frozenset(
@@ -139,16 +139,19 @@ class BrokerLifecycle:
                 answer = await self._controller.submit(self._registration)
                 break
             except PeerError as error:
-                if self._is_alone or error.code not in _PASSES or self._controller.has_failed:
+                if not self._may_pass(error):
                     raise
                 attempts += 1
                 if attempts % _TOLD_EACH == _TOLD_FIRST:
-                    self._tell_waiting(error)
+                    self._tell_waiting("broker not registered yet", error)
                 await asyncio.sleep(_AGAIN_S)
         self.broker_epoch = answer.broker_epoch
         self._controller.active.own_broker_epoch = self.broker_epoch
 
-    def _tell_waiting(self, error: PeerError) -> None:
+    def _may_pass(self, error: PeerError) -> bool:
+        return not self._is_alone and error.code in _PASSES and not self._controller.has_failed
+
+    def _tell_waiting(self, event: str, error: PeerError) -> None:
         reason = error.message or error.code.name
         advice = "It is tried again. A majority of the controllers must run and be reached from here."
         if error.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION:
@@ -160,7 +163,7 @@ class BrokerLifecycle:
             )
         elif error.code is ErrorCode.KAFKA_STORAGE_ERROR:
             advice = "It is tried again. Look at the active controller's log: its disk is full, or broken."
-        log.warning("broker not registered yet", reason=reason, advice=advice)
+        log.warning(event, reason=reason, advice=advice)
 
     def _refused(self, error: PeerError) -> OperatorError:
         advice = "Correct what the controller names, then start this broker again."
@@ -186,14 +189,23 @@ class BrokerLifecycle:
                 await self._controller.submit(self._beat(want_fence=True))
 
     async def unfence(self) -> None:
-        """The broker is ready: until the controller lets it serve. Raises PeerError."""
+        """The broker is ready: until the controller lets it serve, however long nobody leads. Raises PeerError."""
         if self._beats is not None:
             self._beats.cancel()
             self._beats = None
+        attempts = 0
         while True:
-            await self.heartbeat()
-            if not self._is_fenced or self._is_alone:
-                break
+            try:
+                await self.heartbeat()
+            except PeerError as error:
+                if not self._may_pass(error):
+                    raise
+                attempts += 1
+                if attempts % _TOLD_EACH == _TOLD_FIRST:
+                    self._tell_waiting("broker may not serve yet", error)
+            else:
+                if not self._is_fenced or self._is_alone:
+                    break
             await asyncio.wait([self._controller.next_change()], timeout=_SOON_S)
         if not self._is_alone:
             self._is_watching = True

@@ -76,7 +76,7 @@ class Replicas:
         node_id: int,
         log_dirs: list[LogDir],
         image: Callable[[], MetadataImage],
-        topic_config: Callable[[str], Mapping[str, str]],
+        log_config: Callable[[str], Mapping[str, str | None]],
         clock: Clock,
         delete_later: Callable[[Callable[[], None], int], None],
         *,
@@ -94,7 +94,7 @@ class Replicas:
         self._node_id = node_id
         self._log_dirs = log_dirs
         self._image = image
-        self._topic_config = topic_config
+        self._log_config = log_config
         self.open_by_name: dict[tuple[str, int], Replica] = {}
         """Replicas in use by topic name and partition."""
         self.open_by_id: dict[tuple[bytes, int], Replica] = {}
@@ -277,7 +277,7 @@ class Replicas:
     def _config_of(self, topic: str) -> LogConfig:
         cached = self._configs.get(topic)
         if cached is None:
-            cached = self._configs[topic] = LogConfig.from_mapping(self._topic_config(topic))
+            cached = self._configs[topic] = LogConfig.from_mapping(self._log_config(topic))
         return cached
 
     def _open(self, topic: TopicImage, index: int) -> Replica | None:
