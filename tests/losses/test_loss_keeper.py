@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,9 +12,11 @@ import pytest
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
+from fenceline.log.errors import StorageError
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.loss_keeper import LossKeeper
 from fenceline.node.replica import Replica
+from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.replica.follower import Cause, CutTo, FollowerState
 from fenceline.testing.sim_disk import SimDisk
 
@@ -96,3 +100,68 @@ def test_what_is_owed_until_it_is_delivered() -> None:
     assert (stage.keeper.next_due(10), stage.keeper.undelivered) == ([], 0)
     assert [name for name in stage.disk.listdir("/data/rain-3/lost+found") if name.endswith(".due")] == []
     stage.keeper.delivered([receipt])
+
+
+class _NothingYet:
+    """Threads that do their work when they are told."""
+
+    def __init__(self) -> None:
+        self.work: list[Any] = []
+
+    def run(self, loop: asyncio.AbstractEventLoop, work: Any, *args: Any) -> asyncio.Future[Any]:
+        done = loop.create_future()
+        self.work.append((done, work, args))
+        return done
+
+    def catch_up(self) -> None:
+        for done, work, args in self.work:
+            done.set_result(work(*args))
+        self.work.clear()
+
+
+def test_evidence_gives_way_to_records_on_a_full_disk() -> None:
+    """A full disk drops evidence before it drops service, and says so. The oldest goes, one loss for each look; while
+    nothing is there to go, nobody looks.
+    """
+
+    async def story() -> None:
+        stage = Stage(waiting=0)
+        stage.cut(5)
+        loop, threads = asyncio.get_running_loop(), _NothingYet()
+        now_ms = 0
+        broker = cast(Any, stage.keeper)._broker
+        broker.loop = SimpleNamespace(run_in_executor=lambda _, work, *args: threads.run(loop, work, *args))
+        broker.disk_threads = None
+        broker.clock = SimpleNamespace(now_ms=lambda: 9_000, monotonic_ms=lambda: now_ms)
+        broker.partitions = SimpleNamespace(open_by_name={stage.replica.topic_partition: stage.replica})
+        evidence = [name for name in stage.disk.listdir("/data/rain-3/lost+found") if ".log" in name]
+        assert evidence
+        trouble = StorageTrouble(broker.clock)
+        trouble.on_full = stage.keeper.relieve
+        full = StorageError.of("appending", OSError(errno.ENOSPC, "full"))
+        broken = StorageError.of("appending", OSError(errno.EIO, "broken"))
+
+        async def refused(error: StorageError) -> int:
+            """How many looks there are then."""
+            trouble.refused(stage.replica.topic_partition, 5, error)
+            trouble.refused(stage.replica.topic_partition, 5, error)
+            looks = len(threads.work)
+            threads.catch_up()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return looks
+
+        assert await refused(broken) == 0
+        assert await refused(full) == 1
+        left = [name for name in stage.disk.listdir("/data/rain-3/lost+found") if ".log" in name]
+        assert left == []
+        (receipt,) = receipts_of(stage.disk)
+        assert receipt.evidence == ()
+        assert "disk was full" in receipt.evidence_note
+        assert [each.evidence_note for each in stage.keeper.next_due(10)] == [receipt.evidence_note], "it is told again"
+        assert await refused(full) == 1, "there may be more"
+        assert await refused(full) == 0, "there was not"
+        now_ms = 10_000
+        assert await refused(full) == 1
+
+    asyncio.run(story())

@@ -226,6 +226,7 @@ class Broker:
         )
         self.controller = self.quorum.controller
         self.losses = LossKeeper(self)
+        self.storage_trouble.on_full = self.losses.relieve
         self.loss_delivery = LossDelivery(self, self.losses)
         self.loss_expiry = LossExpiry(self, self.losses)
         self.replication = Replication(self)

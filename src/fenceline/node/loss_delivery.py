@@ -103,7 +103,9 @@ class LossDelivery:
             endpoint = self._broker.replication.replication_endpoint(leader)
             if endpoint is None:
                 raise ConnectionLost(f"broker {leader} is not registered")
-            connection = await open_peer(endpoint.host, endpoint.port, client_id=_CLIENT_ID)
+            connection = await open_peer(
+                endpoint.host, endpoint.port, client_id=_CLIENT_ID, connect=self._broker.replication.connect
+            )
             try:
                 version = connection.version_for(ApiKey.PRODUCE, _FIRST_VERSION, _LAST_VERSION_WITH_NAMES)
                 rows = [(receipt.time_ms, receipt.id.encode(), encode(receipt), ()) for receipt in receipts]

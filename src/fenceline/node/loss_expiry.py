@@ -3,7 +3,7 @@
 Owns the look at committed offsets of the groups that are coordinated here, against the starts of the logs that they
 read: soon after a log start moved on this node, and from time to time for logs that are led elsewhere. The coordinator
 is who knows the group; who leads the log is asked where this node has no replica. What a group is told of is told once
-as long as this node runs; after a restart the same range may be told again, with the same receipt id.
+as long as this node coordinates it; after that the same range may be told again, with the same receipt id.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fenceline.errors import PeerError
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
 from fenceline.ids import NO_LEADER, TopicPartition
-from fenceline.losses.receipt import Cause, LossClass, Receipt, receipt_id
+from fenceline.losses.receipt import NOBODY, Cause, LossClass, Receipt, receipt_id
 from fenceline.node.logs import Logger
 from fenceline.node.loss_keeper import LossKeeper
 from fenceline.node.peer_connection import NoSuchVersion, PeerConnection, open_peer
@@ -125,6 +125,7 @@ class LossExpiry:
             elif (first := max(committed.offset, bounds[0])) < bounds[1]:
                 reason = "the topic was deleted with records that the group had not read"
                 receipts.append(self._receipt(topic, slot, committed, first, bounds[1], Cause.TOPIC_DELETED, reason))
+        self._bounds = {where: each for where, each in self._bounds.items() if where.topic not in deleted}
         if receipts:
             writing = asyncio.ensure_future(self._keep(receipts))
             self._writing.add(writing)
@@ -163,7 +164,7 @@ class LossExpiry:
                 start_offset=start_offset,
                 end_offset_exclusive=end_offset_exclusive,
                 cause=cause,
-                replica=self._broker.node_id,
+                replica=NOBODY,  # the next coordinator may tell of it, too
                 group=slot.group_id,
             ),
             topic=topic.name,
@@ -197,7 +198,9 @@ class LossExpiry:
 
     async def _find_bounds(self, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, _Bounds]:
         """Of all that can be found; a log that this node leads and has not opened did not move."""
-        found: dict[TopicPartition, _Bounds] = {}
+        # What is not learned now is as it was: what moved meanwhile is seen at the next look.
+        wanted = list(wanted)
+        found = {each: self._bounds[each] for each in wanted if each in self._bounds}
         elsewhere: dict[int, list[TopicPartition]] = defaultdict(list)
         for topic_partition in wanted:
             here = self._here(topic_partition)
@@ -214,16 +217,19 @@ class LossExpiry:
             try:
                 found |= await self._ask(leader, partitions)
             except (PeerError, ConnectionError, NoSuchVersion, MalformedRequest, TimeoutError) as error:
-                # Asked again at the next look; what moved meanwhile is seen then.
                 log.debug("log starts not learned", leader=leader, reason=str(error))
-                found |= {each: self._bounds[each] for each in partitions if each in self._bounds}
         return found
 
     async def _ask(self, leader: int, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, _Bounds]:
         endpoint = self._broker.replication.replication_endpoint(leader)
         if endpoint is None:
             return {}
-        connection = await open_peer(endpoint.host, endpoint.port, client_id=f"losses-{self._broker.node_id}")
+        connection = await open_peer(
+            endpoint.host,
+            endpoint.port,
+            client_id=f"losses-{self._broker.node_id}",
+            connect=self._broker.replication.connect,
+        )
         found: dict[TopicPartition, _Bounds] = {}
         try:
             for position in range(0, len(partitions), _MOST_AT_ONCE):

@@ -8,6 +8,7 @@ Threads: cuts come from disk threads, several at a time; one lock guards what is
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,8 @@ log = Logger("losses")
 
 _ADVICE: Final = "See it with: fenceline losses list. The records are in the evidence: fenceline losses export."
 _NO_ADVICE: Final = "See it with: fenceline losses list."
+_NOTHING_TO_FREE_MS: Final = 10_000
+"""A full disk without evidence is not looked through with every record that it refuses."""
 
 
 class LossKeeper:
@@ -50,6 +53,8 @@ class LossKeeper:
         """Since this node started."""
         self.evidence_bytes = 0
         """As of the last look."""
+        self._relieving: asyncio.Future[bool] | None = None
+        self._relief_pauses_until_ms = 0
 
     @property
     def undelivered(self) -> int:
@@ -83,7 +88,30 @@ class LossKeeper:
         for receipt in receipts:
             self._lost(folder, receipt)
 
+    def relieve(self, topic_partition: TopicPartition) -> None:
+        """On the loop: a disk has no room for records. What was cut off logs there gives way, the oldest first."""
+        broker = self._broker
+        now_ms = broker.clock.monotonic_ms()
+        if self._relieving is not None or now_ms < self._relief_pauses_until_ms:
+            return
+        replica = broker.partitions.open_by_name.get(topic_partition)
+        directory = replica.log.directory if replica is not None else f"{broker.log_dirs[0].path}/"
+
+        def relieved(relieving: asyncio.Future[bool]) -> None:
+            self._relieving = None
+            error = relieving.exception() if not relieving.cancelled() else None
+            if error is not None:
+                log.error("no evidence deleted from a full disk", reason=str(error))
+            if relieving.cancelled() or error is not None or not relieving.result():
+                self._relief_pauses_until_ms = broker.clock.monotonic_ms() + _NOTHING_TO_FREE_MS
+
+        self._relieving = asyncio.ensure_future(
+            broker.loop.run_in_executor(broker.disk_threads, self._make_room, directory)
+        )
+        self._relieving.add_done_callback(relieved)
+
     def _make_room(self, directory: str) -> bool:
+        """In a thread. False where there is no evidence on that disk."""
         log_dir = self._log_dir_of(directory)
         with self._lock:
             room = quarantine.make_room(log_dir.disk, _directories(log_dir))

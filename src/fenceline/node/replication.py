@@ -20,6 +20,7 @@ from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoin
 from fenceline.node.deletions import Deletions
 from fenceline.node.isr_changes import IsrChanges
 from fenceline.node.logs import Logger
+from fenceline.node.peer_connection import dial_from
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.records.markers import abort_marker
 from fenceline.replica.fencing import NO_EPOCH
@@ -39,6 +40,7 @@ _RECOVERY_PAUSE_S: Final = 1.0
 _START_S: Final = 10.0
 """How long a node that starts waits for its own recoveries before it takes requests."""
 _LOOK_S: Final = 0.02
+_MOST_TOLD: Final = 20
 
 
 class Replication:
@@ -48,6 +50,8 @@ class Replication:
         self._broker = broker
         self._listener = broker.config.inter_broker_listener
         config = broker.config
+        self.connect = dial_from(config.get_str("fenceline.outbound.address") or "")
+        """To other brokers."""
         self.throttles = Throttles(broker.node_id)
         self.rules = InSyncRules(self.eligible_epoch, config.get_int("replica.lag.time.max.ms"))
         self.fetchers = ReplicaFetchers(
@@ -62,6 +66,7 @@ class Replication:
                 backoff_ms=config.get_int("replica.fetch.backoff.ms"),
             ),
             answer_timeout_ms=config.get_int("replica.socket.timeout.ms"),
+            connect=self.connect,
             quota=self.throttles.follower,
         )
         self.isr_changes = IsrChanges(
@@ -69,6 +74,8 @@ class Replication:
         )
         self.deletions = Deletions(self.is_alive)
         self._recoveries: dict[Replica, asyncio.Task[None]] = {}
+        self._too_few_replicas: dict[str, tuple[int, int]] = {}
+        """Topics that the operator was told of: min.insync.replicas, and how many replicas there are."""
 
     @property
     def node_id(self) -> int:
@@ -173,8 +180,11 @@ class Replication:
     def let_go_of_laggards(self) -> None:
         """Ask for in-sync sets without those that lag (E38)."""
         now_ms = self._broker.clock.monotonic_ms()
+        too_few: dict[str, tuple[int, int]] = {}
         for replica in self._broker.partitions:
             leader = replica.leader
+            if leader is not None and len(leader.replicas) < replica.config.min_insync_replicas:
+                too_few[replica.topic_partition.topic] = replica.config.min_insync_replicas, len(leader.replicas)
             if leader is None or len(leader.isr) < 2:
                 continue
             proposal = leader.propose_shrink(now_ms)
@@ -187,6 +197,22 @@ class Replication:
                     log_end_offset=replica.log.log_end_offset,
                 )
                 self.isr_changes.ask(replica, proposal)
+        self._tell_too_few_replicas(too_few)
+
+    def _tell_too_few_replicas(self, too_few: dict[str, tuple[int, int]]) -> None:
+        """Topics with fewer replicas than min.insync.replicas, each once as long as it is so (`gaps.md G50`)."""
+        new = {topic: each for topic, each in too_few.items() if self._too_few_replicas.get(topic) != each}
+        self._too_few_replicas = too_few
+        if new:
+            log.warning(
+                "min.insync.replicas is more than there are replicas",
+                topics=[
+                    f"{topic}: {wanted} wanted, {replicas} there"
+                    for topic, (wanted, replicas) in sorted(new.items())[:_MOST_TOLD]
+                ],
+                count=len(new),
+                advice="acks=all is taken when all that are there are in sync. Lower it, or give them more replicas.",
+            )
 
     def _altered(self, replica: Replica, altered: AlteredPartition) -> None:
         """The controller took a change: the same as its log will tell."""

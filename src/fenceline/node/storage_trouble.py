@@ -58,6 +58,8 @@ class StorageTrouble:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._refusals: dict[TopicPartition, _Refusals] = {}
+        self.on_full: Callable[[TopicPartition], None] = lambda topic_partition: None
+        """Called with every refusal of a disk that is full: there may be something that can go."""
 
     def __len__(self) -> int:
         return len(self._refusals)
@@ -66,6 +68,8 @@ class StorageTrouble:
         self, topic_partition: TopicPartition, log_end_offset: int, error: StorageError, *, by_follower: bool = False
     ) -> None:
         """An append failed: the records were refused, or will be fetched again from the leader."""
+        if error.disk_full:
+            self.on_full(topic_partition)
         now_ms = self._clock.monotonic_ms()
         known = self._refusals.get(topic_partition)
         if known is None:

@@ -1,0 +1,162 @@
+"""What groups have lost where somebody else leads the log: learned, not learned, and learned again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.ids import TopicPartition
+from fenceline.losses.receipt import Receipt
+from fenceline.metadata.image import Endpoint
+from fenceline.node.loss_expiry import LossExpiry
+from fenceline.node.peer_connection import dial
+from tests.bad_input.leaders import Leader
+from tests.node.handlers.fakes import image_of, partition, topic_image
+
+TOPIC, ME, LEADER = "rain", 1, 2
+HERE = TopicPartition(TOPIC, 0)
+
+
+class Coordinator:
+    """Broker 1: coordinates groups that read what broker 2 leads, where this one has no replica."""
+
+    def __init__(self, leader: Leader) -> None:
+        self.leader = leader
+        self.starts = {0: 0}
+        leader.offsets = self._offsets
+        self.is_reached = True
+        self.groups: list[tuple[OffsetSlot, CommittedOffset]] = []
+        self.receipts: list[Receipt] = []
+        self.tell(leader=LEADER)
+        loop = asyncio.get_running_loop()
+
+        def keep(receipts: Iterable[Receipt]) -> None:
+            self.receipts.extend(receipts)
+
+        broker = SimpleNamespace(
+            node_id=ME,
+            groups=SimpleNamespace(coordinator=SimpleNamespace(committed=lambda: iter(self.groups))),
+            partitions=SimpleNamespace(open_by_name={}),
+            replication=SimpleNamespace(replication_endpoint=self._endpoint, connect=dial),
+            clock=SimpleNamespace(now_ms=lambda: 7_000),
+            loop=loop,
+            disk_threads=None,
+        )
+        self._broker = broker
+        self.expiry = LossExpiry(cast(Any, broker), cast(Any, SimpleNamespace(expired=keep)))
+
+    def tell(self, *, leader: int, number: int = 4711) -> UUID:
+        """What the metadata says of the partition and its topic."""
+        self.image = image_of([topic_image(TOPIC, partition((LEADER, 3), leader=leader), number=number)], [])
+        if hasattr(self, "_broker"):
+            self._broker.image = self.image
+        return self.image.topics_by_name[TOPIC].id
+
+    def _endpoint(self, node_id: int) -> Endpoint | None:
+        return Endpoint("PLAINTEXT", "127.0.0.1", self.leader.port, 0) if self.is_reached else None
+
+    def _offsets(self, topic: str, index: int, timestamp: int) -> list[dict[str, Any]]:
+        offset = self.starts[index] if timestamp == -2 else 100
+        return [{"partition_index": index, "error_code": 0, "timestamp": -1, "offset": offset, "leader_epoch": 5}]
+
+    def commits(self, group: str, offset: int) -> None:
+        topic_id = self.image.topics_by_name[TOPIC].id
+        self.groups = [each for each in self.groups if each[0].group_id != group]
+        self.groups.append((OffsetSlot(group, TOPIC, 0), CommittedOffset(offset, 5, "", 0, topic_id=topic_id)))
+
+    async def look(self) -> list[tuple[str, int, int]]:
+        """What is told now."""
+        self._broker.image = self.image
+        self.receipts.clear()
+        await self.expiry.look()
+        return sorted((each.group, each.start_offset, each.end_offset_exclusive) for each in self.receipts)
+
+
+def played(story: Callable[[Coordinator], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        leader = Leader({0: 100})
+        server = await leader.serve()
+        await story(Coordinator(leader))
+        server.close()
+
+    asyncio.run(whole())
+
+
+def test_another_broker_leads() -> None:
+    """It is asked where its log begins: whichever make it is of."""
+
+    async def story(here: Coordinator) -> None:
+        here.commits("slow", 3)
+        here.commits("quick", 9)
+        assert await here.look() == []
+        here.starts[0] = 7
+        assert await here.look() == [("slow", 3, 7)]
+        (receipt,) = here.receipts
+        assert (receipt.replica, receipt.leader, receipt.time_ms, receipt.records) == (ME, LEADER, 7_000, 4)
+        here.starts[0] = 12
+        assert await here.look() == [("quick", 9, 12), ("slow", 7, 12)]
+        assert await here.look() == []
+
+    played(story)
+
+
+def test_what_was_told_is_not_told_again_after_a_look_that_learned_nothing() -> None:
+    """The leader is away, is not reached, or says nothing of the partition: what is known stays."""
+
+    async def story(here: Coordinator) -> None:
+        here.commits("slow", 3)
+        here.starts[0] = 7
+        assert await here.look() == [("slow", 3, 7)]
+        here.tell(leader=-1)
+        assert await here.look() == []
+        here.tell(leader=LEADER)
+        assert await here.look() == []
+        here.is_reached = False
+        assert await here.look() == []
+        here.is_reached = True
+        right, here.leader.offsets = here.leader.offsets, lambda topic, index, timestamp: []
+        assert await here.look() == []
+        here.leader.offsets = right
+        here.starts[0] = 9
+        assert await here.look() == [("slow", 7, 9)]
+
+    played(story)
+
+
+def test_a_topic_of_the_same_name_begins_anew() -> None:
+    async def story(here: Coordinator) -> None:
+        here.commits("slow", 3)
+        here.starts[0] = 7
+        assert await here.look() == [("slow", 3, 7)]
+        here.expiry.topics_deleted([here.image.topics_by_name[TOPIC]])
+        await asyncio.gather(*here.expiry._writing)
+        assert [(each.start_offset, each.end_offset_exclusive) for each in here.receipts] == [(3, 7), (7, 100)]
+        here.tell(leader=LEADER, number=4712)
+        here.starts[0] = 0
+        here.commits("slow", 2)
+        assert await here.look() == []
+        here.starts[0] = 5
+        assert await here.look() == [("slow", 2, 5)]
+
+    played(story)
+
+
+def test_the_next_coordinator_tells_the_same() -> None:
+    """It knows nothing of what was told before: the same loss has the same receipt, which counts once."""
+
+    async def story(here: Coordinator) -> None:
+        here.commits("slow", 3)
+        here.starts[0] = 7
+        await here.look()
+        (before,) = here.receipts
+        here._broker.node_id = 3
+        here.expiry = LossExpiry(here.expiry._broker, here.expiry._keeper)
+        await here.look()
+        (after,) = here.receipts
+        assert (before.replica, after.replica, before.id) == (ME, 3, after.id)
+
+    played(story)

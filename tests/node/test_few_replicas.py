@@ -1,0 +1,65 @@
+"""min.insync.replicas above the number of replicas is taken for that number, and said once (gaps.md G50)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fenceline.node import replication
+from tests.node.desk import TOPIC, Desk, told
+
+Line = tuple[str, dict[str, Any]]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[Line]:
+    written: list[Line] = []
+
+    def write(event: str, **more: Any) -> None:
+        written.append((event, more))
+
+    monkeypatch.setattr(replication, "log", SimpleNamespace(warning=write, info=lambda event, **more: None))
+    return written
+
+
+def test_said_once_as_long_as_it_is_so(lines: list[Line]) -> None:
+    async def story(desk: Desk) -> None:
+        desk.topic_settings["min.insync.replicas"] = "4"
+        for index in (0, 1):
+            desk.lead(5, isr=(1, 2, 3), index=index)
+        for _ in range(3):
+            desk.replication.let_go_of_laggards()
+        ((event, more),) = lines
+        assert event == "min.insync.replicas is more than there are replicas"
+        assert (more["topics"], more["count"]) == ([f"{TOPIC}: 4 wanted, 3 there"], 1)
+        leader = desk.replica().leader
+        assert leader is not None
+        assert leader.has_enough_replicas(4), "all that are there suffice"
+
+        desk.topic_settings["min.insync.replicas"] = "3"
+        desk.partitions.reload_config(TOPIC)
+        desk.replication.let_go_of_laggards()
+        assert len(lines) == 1
+        for wanted, told_of in (("9", 2), ("9", 2), ("3", 2), ("9", 3)):
+            desk.topic_settings["min.insync.replicas"] = wanted
+            desk.partitions.reload_config(TOPIC)
+            desk.replication.let_go_of_laggards()
+            assert len(lines) == told_of
+
+    told(story, partitions=2)
+
+
+def test_who_has_enough_hears_nothing(lines: list[Line]) -> None:
+    async def story(desk: Desk) -> None:
+        desk.topic_settings["min.insync.replicas"] = "3"
+        desk.lead(5, isr=(1, 2, 3))
+        desk.replication.let_go_of_laggards()
+        desk.topic_settings["min.insync.replicas"] = "4"
+        desk.partitions.reload_config(TOPIC)
+        desk.follow(6)
+        desk.replication.let_go_of_laggards()
+        assert lines == []
+
+    told(story)
