@@ -1,0 +1,324 @@
+"""What goes wrong with one partition that is followed stays with it: the others of the same leader go on.
+
+The cases of Kafka's AbstractFetcherThreadTest that end in a failure. Rules: `epochs.md E26-E28`; gaps.md G3, G11. No
+connection: the test hands over the leader's answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, Final
+from uuid import UUID
+
+import pytest
+
+from fenceline.errors import ErrorCode
+from fenceline.ids import TopicPartition
+from fenceline.log.config import LogConfig
+from fenceline.log.errors import StorageError
+from fenceline.log.partition_log import PartitionLog
+from fenceline.node.replica import Replica
+from fenceline.node.replica_fetchers import ReplicaFetchers
+from fenceline.replica.fetcher import FetchLimits
+from fenceline.replica.follower import AskEnd, CutTo, FollowerState, Phase
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.wire.fetch import FetchedPartition, FetchResponse
+from tests.log.helpers import batch
+from tests.node.desk import SetClock
+
+TOPIC_ID: Final = UUID(int=7)
+LEADER, EPOCH = 2, 5
+LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000, backoff_ms=1_000)
+
+
+class Host:
+    """A broker whose leader is not registered: nothing is fetched that the test does not hand over."""
+
+    node_id, broker_epoch = 1, 100
+
+    def __init__(self) -> None:
+        self.cut: list[tuple[int, Any, bool]] = []
+        """(partition, offset, whether the log was nobody else's meanwhile)."""
+        self.failed: list[tuple[int, StorageError]] = []
+        self.ended = 0
+        self.disk_fails = False
+
+    def replication_endpoint(self, node_id: int) -> None:
+        return None
+
+    def storage_failed(self, replica: Any, error: StorageError) -> None:
+        self.failed.append((replica.topic_partition.partition, error))
+
+    def cut_log(self, replica: Any, duty: Any, leader_id: int) -> None:
+        self.cut.append((replica.topic_partition.partition, duty.offset, replica.is_being_cut))
+        if self.disk_fails:
+            raise StorageError.of("truncating", OSError(errno.EIO, "broken"))
+        if isinstance(duty, CutTo):
+            replica.log.truncate_to(duty.offset)
+        else:
+            replica.log.truncate_fully_and_start_at(duty.offset)
+
+    async def checkpoint(self) -> None:
+        pass
+
+    def cut_ended(self, replica: Any) -> None:
+        self.ended += 1
+
+
+class Stage:
+    """Two partitions of one leader; each log has three records of epoch 3 and two of epoch 4."""
+
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self.host, self.clock, self.disk = Host(), SetClock(), SimDisk(0)
+        self.fetchers = ReplicaFetchers(self.host, self.clock, lambda: threads, LIMITS, answer_timeout_ms=1000)
+        self.replicas = [self._replica(index) for index in (0, 1)]
+        for replica in self.replicas:
+            self.fetchers.follow(replica, LEADER, EPOCH)
+        self.link = self.fetchers._links[LEADER]
+        self.link._task.cancel()
+        self.ask()
+
+    def _replica(self, index: int) -> Replica:
+        where = TopicPartition("topic", index)
+        self.disk.mkdir("/data") if index == 0 else None
+        log = PartitionLog.open(
+            self.disk, f"/data/topic-{index}", topic_partition=where, topic_id=TOPIC_ID, config=LogConfig(), now_ms=0
+        )
+        for offset, epoch in enumerate((3, 3, 3, 4, 4)):
+            log.append_as_follower(batch(base_offset=offset, leader_epoch=epoch))
+        return Replica(where, TOPIC_ID, log, LogConfig(), self.clock)
+
+    def state(self, index: int = 0) -> FollowerState:
+        return self.link.fetcher.states[TOPIC_ID.bytes, index]
+
+    def ask(self) -> list[tuple[int, int]]:
+        """The next fetch: (partition, offset) of those that are asked for anew."""
+        request = self.link.fetcher.next_request(self.clock.ms)
+        return [] if request is None else [(each.index, each.fetch_offset) for each in request.partitions]
+
+    async def answer(self, *fetched: FetchedPartition) -> list[Any]:
+        """The leader answers the fetch; the questions that follow."""
+        questions: list[Any] = []
+        for duty in self.link.fetcher.on_answer(FetchResponse(list(fetched), session_id=9), self.clock.ms):
+            self.link._do(duty, questions)
+        await self.cuts()
+        return questions
+
+    async def cuts(self) -> None:
+        await asyncio.gather(*self.link._cuts)
+
+
+def told(story: Callable[[Stage], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        with ThreadPoolExecutor(1) as threads:
+            stage = Stage(threads)
+            try:
+                await story(stage)
+            finally:
+                await stage.fetchers.close()
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def fetched(index: int, **fields: Any) -> FetchedPartition:
+    return FetchedPartition(None, TOPIC_ID.bytes, index, **fields)
+
+
+def _spoilt(records: memoryview) -> bytes:
+    content = bytearray(records)
+    content[-3] ^= 1
+    return bytes(content)
+
+
+# -- appending ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        _spoilt(batch(base_offset=5, leader_epoch=5)),
+        bytes(batch(base_offset=5, leader_epoch=5)) + _spoilt(batch(base_offset=6, leader_epoch=5)),
+        bytes(batch(base_offset=4, leader_epoch=5)),
+        bytes(batch(base_offset=5, leader_epoch=6)),
+        bytes(batch(base_offset=5, leader_epoch=3)),
+    ],
+    ids=["damaged", "damaged behind a good one", "of another place", "from the future", "of an older epoch"],
+)
+def test_records_that_can_not_be_taken_are_fetched_again(records: bytes) -> None:
+    """testCorruptMessage, testFetcherThreadHandlingPartitionFailureDuringAppending; E26, G11."""
+
+    async def story(stage: Stage) -> None:
+        await stage.answer(
+            fetched(0, records=records, high_watermark=9),
+            fetched(1, records=bytes(batch(base_offset=5, leader_epoch=5)), high_watermark=6),
+        )
+        assert [each.log.log_end_offset for each in stage.replicas] == [5, 6]
+        assert [each.high_watermark for each in stage.replicas] == [0, 6]
+        assert (stage.state(0).phase, stage.state(1).phase) == (Phase.WAITING, Phase.FETCHING)
+        assert stage.host.failed == []
+        assert stage.ask() == [(1, 6)], "the one that failed waits, the other goes on"
+        stage.link.fetcher.on_connection_lost()
+        stage.clock.ms = stage.state(0).ready_at_ms
+        assert stage.ask() == [(0, 5), (1, 6)]
+        await stage.answer(fetched(0, records=bytes(batch(base_offset=5, leader_epoch=5)), high_watermark=6))
+        assert stage.replicas[0].log.log_end_offset == 6
+        assert stage.state(0).failures == 0
+
+    told(story)
+
+
+def test_a_disk_that_refuses_records_is_told_and_the_others_go_on() -> None:
+    """testFetcherThreadHandlingPartitionFailureDuringAppending: the broker decides about the partition."""
+
+    async def story(stage: Stage) -> None:
+        stage.disk.fail("write", "topic-0/00000000000000000000.log")
+        records = bytes(batch(base_offset=5, leader_epoch=5))
+        await stage.answer(fetched(0, records=records), fetched(1, records=records))
+        assert [each.log.log_end_offset for each in stage.replicas] == [5, 6]
+        assert [index for index, _ in stage.host.failed] == [0]
+        assert stage.state(0).phase is Phase.WAITING
+
+    told(story)
+
+
+# -- truncating --------------------------------------------------------------------------------------------------------
+
+
+def test_a_cut_that_fails_is_told_and_comes_again() -> None:
+    """testFetcherThreadHandlingPartitionFailureDuringTruncation: nothing is fetched on top of what should be gone."""
+
+    async def story(stage: Stage) -> None:
+        stage.host.disk_fails = True
+        records = bytes(batch(base_offset=5, leader_epoch=5))
+        await stage.answer(fetched(0, diverging_epoch=(3, 2)), fetched(1, records=records))
+        assert stage.host.cut == [(0, 2, True)]
+        assert [index for index, _ in stage.host.failed] == [0]
+        assert not stage.replicas[0].is_being_cut
+        assert stage.host.ended == 1
+        assert (stage.state(0).phase, stage.replicas[1].log.log_end_offset) == (Phase.WAITING, 6)
+        stage.host.disk_fails = False
+        stage.link.fetcher.on_connection_lost()
+        stage.clock.ms = stage.state(0).ready_at_ms
+        assert stage.ask() == [(0, 5), (1, 6)]
+        await stage.answer(fetched(0, diverging_epoch=(3, 2)))
+        assert stage.replicas[0].log.log_end_offset == 2
+        assert stage.state(0).phase is Phase.FETCHING
+
+    told(story)
+
+
+def test_an_answer_that_tells_of_divergence_tells_nothing_else() -> None:
+    """testTruncateOnFetchDoesNotProcessPartitionData, testTruncateOnFetchDoesNotUpdateHighWatermark; E25."""
+
+    async def story(stage: Stage) -> None:
+        stage.replicas[0].learn(1, 0)
+        records = bytes(batch(base_offset=5, leader_epoch=5))
+        await stage.answer(fetched(0, diverging_epoch=(3, 2), high_watermark=99, log_start_offset=1, records=records))
+        replica = stage.replicas[0]
+        assert (replica.log.log_start_offset, replica.high_watermark, replica.log.log_end_offset) == (0, 1, 2)
+
+    told(story)
+
+
+def test_the_same_epoch_again_cuts_nothing() -> None:
+    """testTruncationSkippedIfNoEpochChange, testTruncateOnFetch...: a log that is the leader's is only appended to."""
+
+    async def story(stage: Stage) -> None:
+        for offset in (5, 6):
+            await stage.answer(fetched(0, records=bytes(batch(base_offset=offset, leader_epoch=5))))
+            stage.ask()
+        assert stage.host.cut == []
+        assert stage.replicas[0].log.epochs.entries == ((3, 0), (4, 3), (5, 5))
+
+    told(story)
+
+
+# -- out of range ------------------------------------------------------------------------------------------------------
+
+
+class Leader:
+    """Answers ListOffsets with what the test gives it: an offset, or an error."""
+
+    def __init__(self, *answers: int | ErrorCode, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.answers = list(answers)
+        self.meanwhile = meanwhile
+        self.asked: list[tuple[int, int, int]] = []
+
+    def version_for(self, *_: int) -> int:
+        return 10
+
+    async def call(self, key: int, version: int, fields: Any, timeout_s: float) -> Any:
+        (row,) = fields["topics"][0]["partitions"]
+        self.asked.append((fields["replica_id"], row["timestamp"], row["current_leader_epoch"]))
+        self.meanwhile()
+        answer = self.answers.pop(0)
+        is_error = isinstance(answer, ErrorCode)
+        code, offset = (answer, -1) if is_error else (0, answer)
+        partition = SimpleNamespace(partition_index=row["partition_index"], error_code=code, offset=offset)
+        name = fields["topics"][0]["name"]
+        return SimpleNamespace(topics=[SimpleNamespace(name=name, partitions=[partition])])
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (ErrorCode.FENCED_LEADER_EPOCH,),
+        (ErrorCode.UNKNOWN_LEADER_EPOCH,),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER,),
+        (9, ErrorCode.FENCED_LEADER_EPOCH),
+        (9, ErrorCode.UNKNOWN_LEADER_EPOCH),
+    ],
+)
+def test_a_look_up_that_is_refused_cuts_nothing_and_comes_again(answers: tuple[int | ErrorCode, ...]) -> None:
+    """testFencedOffsetResetAfterOutOfRange, testRetryAfterUnknownLeaderEpochInLatestOffsetFetch; E27, E28, G3."""
+
+    async def story(stage: Stage) -> None:
+        (question,) = await stage.answer(fetched(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
+        assert isinstance(question, AskEnd)
+        assert stage.ask() == [], "nothing is fetched while the leader is asked"
+        leader: Any = Leader(*answers)
+        await stage.link._ask(leader, question)
+        assert leader.asked == [(1, -1, EPOCH), (1, -4, EPOCH)][: len(answers)]
+        assert (stage.state(0).phase, stage.host.cut) == (Phase.WAITING, [])
+        stage.link.fetcher.on_connection_lost()
+        stage.clock.ms = stage.state(0).ready_at_ms
+        assert (0, 5) in stage.ask()
+
+    told(story)
+
+
+@pytest.mark.parametrize(("answers", "cut"), [((2,), 2), ((40, 30), 30)])
+def test_a_log_that_is_longer_is_cut_and_one_that_is_too_old_begins_anew(answers: tuple[int, ...], cut: int) -> None:
+    """testFollowerFetchOutOfRangeHigh, testFollowerFetchOutOfRangeLow; E28."""
+
+    async def story(stage: Stage) -> None:
+        (question,) = await stage.answer(fetched(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
+        leader: Any = Leader(*answers)
+        await stage.link._ask(leader, question)
+        await stage.cuts()
+        assert stage.host.cut == [(0, cut, True)]
+        log = stage.replicas[0].log
+        assert (log.log_end_offset, stage.state(0).phase) == (cut, Phase.FETCHING)
+        assert log.log_start_offset == (0 if cut < 5 else cut)
+
+    told(story)
+
+
+@pytest.mark.parametrize("answer", [2, ErrorCode.FENCED_LEADER_EPOCH])
+def test_what_was_looked_up_in_an_older_epoch_counts_for_nothing(answer: int | ErrorCode) -> None:
+    """testLeaderEpochChangeDuringSuccessfulFetchEpochsFromLeader; E26."""
+
+    async def story(stage: Stage) -> None:
+        (question,) = await stage.answer(fetched(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
+        follow = stage.fetchers.follow
+        leader: Any = Leader(answer, meanwhile=lambda: follow(stage.replicas[0], LEADER, EPOCH + 1))
+        await stage.link._ask(leader, question)
+        await stage.cuts()
+        assert stage.host.cut == []
+        assert (stage.state(0).leader_epoch, stage.state(0).phase) == (EPOCH + 1, Phase.FETCHING)
+
+    told(story)
