@@ -6,6 +6,7 @@ Three brokers, three replicas, min.insync.replicas=2, acks=all, idempotent produ
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from fenceline.testing.history import History
 from fenceline.testing.history_checks import check, summary
 from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
-from tests.support.replicated_chaos import all_in_sync, create, ends, finish
+from tests.support.replicated_chaos import GROUPS, SOON_MISSED, all_in_sync, create, ends, finish
 from tests.support.replicated_groups import GroupLedger, KafkaPythonMember, LibrdkafkaMember, OwnMember
 from tests.support.replicated_readers import AiokafkaReader, KafkaPythonReader, LibrdkafkaReader, OwnReader, Reader
 from tests.support.replicated_senders import AiokafkaSender, KafkaPythonSender, LibrdkafkaSender, OwnSender, Sender
@@ -125,6 +126,30 @@ def test_commits_of_a_group_outlive_their_coordinator(cluster: LocalCluster, top
         reading.close()
         cluster.restart(node)
         eventually(lambda: all_in_sync(cluster.bootstrap, "__consumer_offsets"), "all are in sync", wait_s=120)
+
+
+def test_without_replicas_a_group_waits_for_its_coordinator() -> None:
+    """As with Kafka: nobody else has what was committed, so nobody answers for it."""
+    overrides = {**SOON_MISSED, **GROUPS, "offsets.topic.replication.factor": "1"}
+    with LocalCluster(3, overrides=overrides) as cluster:
+        create(cluster.bootstrap, topic="alone", partitions=1)
+        node = eventually(lambda: _coordinator(cluster, "g"), "the group has a coordinator")
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "g", "log_level": 0})
+        at = confluent_kafka.TopicPartition("alone", 0, 5)
+
+        def is_told(ask: Callable[[], Sequence[confluent_kafka.TopicPartition] | None]) -> bool:
+            try:
+                told = ask()
+            except confluent_kafka.KafkaException:
+                return False
+            return told is not None and told[0].error is None and told[0].offset == 5
+
+        eventually(lambda: is_told(lambda: consumer.commit(offsets=[at], asynchronous=False)), "it is committed")
+        cluster.kill(node)
+        assert not is_told(lambda: consumer.committed([at], timeout=5))
+        cluster.restart(node)
+        eventually(lambda: is_told(lambda: consumer.committed([at], timeout=5)), "it is told again", wait_s=120)
+        consumer.close()
 
 
 def test_a_group_outlives_its_coordinator(cluster: LocalCluster, topic: str) -> None:
