@@ -1,0 +1,274 @@
+"""Requests and answers that meet a node in another role than they were meant for.
+
+The cases of KafkaRaftClientTest and KafkaRaftClientSnapshotTest that go through roles. Rules: raft.md Q9, Q13-Q17,
+Q26, Q32, Q34; since_4_0.md K7-K9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fenceline.errors import ErrorCode
+from fenceline.quorum.duties import Answer, AppendFetched, WritePiece
+from fenceline.quorum.election_state import ElectionState
+from fenceline.quorum.log_view import EpochEnd, SnapshotId
+from fenceline.quorum.messages import (
+    AddRaftVoterRequest,
+    BeginQuorumEpochRequest,
+    DescribeQuorumRequest,
+    EndQuorumEpochRequest,
+    FetchRequest,
+    FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    RemoveRaftVoterRequest,
+    RequestMessage,
+    UpdateRaftVoterRequest,
+    VoteRequest,
+    VoteResponse,
+)
+from fenceline.quorum.roles import Candidate, Leader, Prospective, Unattached
+from tests.quorum.machine import Machine
+from tests.quorum.memory_log import LEVELS, voter
+
+D2, D3 = voter(2).voter_directory_id, voter(3).voter_directory_id
+
+
+def _vote(machine: Machine, epoch: int) -> VoteRequest:
+    """Of node 2, which has all that the machine has."""
+    end = machine.log.end
+    return VoteRequest("c", epoch, 2, min(end.epoch, epoch - 1), end.offset, D2, 1, voter(1).voter_directory_id)
+
+
+def _started(election: ElectionState | None) -> Callable[[], Machine]:
+    return lambda: Machine(election=election)
+
+
+def _then(election: ElectionState | None, *steps: str) -> Callable[[], Machine]:
+    def make() -> Machine:
+        machine = Machine(election=election)
+        for step in steps:
+            getattr(machine, step)()
+        return machine
+
+    return make
+
+
+def _resigned_now() -> Machine:
+    machine = _then(None, "to_leader")()
+    machine.do(machine.quorum.resign(machine.now_ms))
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("role", "grants"),
+    [
+        (_started(ElectionState(3)), True),
+        (_started(ElectionState(3, voted_id=2, voted_directory_id=D2)), True),
+        (_started(ElectionState(3, voted_id=3, voted_directory_id=D3)), False),
+        (_started(ElectionState(3, leader_id=9)), False),
+        (_started(ElectionState(3, leader_id=2)), False),
+        (_started(ElectionState(3, leader_id=1)), False),
+        (_then(ElectionState(3), "to_prospective"), True),
+        (_then(ElectionState(3, leader_id=3), "to_prospective"), False),
+        (_then(ElectionState(3, voted_id=3, voted_directory_id=D3), "to_prospective"), False),
+        (_then(None, "to_candidate"), False),
+        (_then(None, "to_leader"), False),
+        (_resigned_now, False),
+    ],
+    ids=[
+        "unattached",
+        "voted for the same",
+        "voted for another",
+        "knows a leader",
+        "follower",
+        "resigned at its start",
+        "prospective",
+        "prospective with a leader",
+        "prospective that voted",
+        "candidate",
+        "leader",
+        "resigned",
+    ],
+)
+def test_a_vote_is_one_in_an_epoch(role: Callable[[], Machine], grants: bool) -> None:
+    """testHandleValidVoteRequestAsFollower, testHandleVoteRequestAsFollowerWithElectedLeader, ...VotedCandidate,
+    testLeaderIgnoreVoteRequestOnSameEpoch, testRejectVotesFromSameEpochAfterResigningLeadership,
+    testGrantVotesFromHigherEpochAfterResigningLeadership, testHandleInvalidVoteRequestWithOlderEpoch; Q9, Q14, Q17, K9.
+    """
+    machine = role()
+    before, epoch = machine.quorum.role, machine.quorum.epoch
+    older = machine.ask(_vote(machine, epoch - 1))
+    assert older.partition_error_code in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.INVALID_REQUEST)
+    answer = machine.ask(_vote(machine, epoch))
+    assert (answer.partition_error_code, answer.vote_granted) == (ErrorCode.NONE, grants)
+    if not grants:
+        assert machine.quorum.role == before
+    higher = machine.ask(_vote(machine, epoch + 1))
+    assert (higher.vote_granted, machine.quorum.epoch) == (True, epoch + 1)
+    assert isinstance(machine.quorum.role, Unattached)
+    assert machine.log.election == ElectionState(epoch + 1, voted_id=2, voted_directory_id=D2)
+
+
+def _requests(cluster_id: str | None) -> list[RequestMessage]:
+    """Every kind that names a cluster, as node 2 sends it in epoch 1."""
+    new = voter(4)
+    return [
+        VoteRequest(cluster_id, 2, 2, 0, 0, D2),
+        BeginQuorumEpochRequest(cluster_id, 2, 2, 1),
+        EndQuorumEpochRequest(cluster_id, 2, 2),
+        FetchRequest(cluster_id, 2, 1, 0, 0, D2),
+        FetchSnapshotRequest(cluster_id, 2, 1, SnapshotId(2, 1), 0, 100, D2),
+        AddRaftVoterRequest(cluster_id, 1000, 4, new.voter_directory_id, new.endpoints),
+        RemoveRaftVoterRequest(cluster_id, 2, D2),
+        UpdateRaftVoterRequest(cluster_id, 1, 2, D2, voter(2).endpoints, LEVELS),
+    ]
+
+
+@pytest.mark.parametrize("kind", range(8), ids=[type(each).__name__ for each in _requests(None)])
+def test_another_cluster_is_refused_whatever_it_asks(kind: int) -> None:
+    """testFetchRequestClusterIdValidation, ...Vote, ...BeginQuorumEpoch, ...EndQuorumEpoch, ...FetchSnapshot; Q13: null
+    names no cluster, and none is changed by a stranger."""
+    machine = _then(None, "to_leader")()
+    before, end = machine.quorum.role, machine.log.end
+    answer = machine.ask(_requests("another")[kind])
+    assert answer.error_code is ErrorCode.INCONSISTENT_CLUSTER_ID
+    assert (machine.quorum.role, machine.log.end) == (before, end)
+    told: Any = machine.ask(_requests(None)[kind])
+    assert told is None or told.error_code is not ErrorCode.INCONSISTENT_CLUSTER_ID
+
+
+def test_a_leader_of_an_older_epoch_ends_nothing() -> None:
+    """testHandleEndQuorumRequest with an old epoch; Q14."""
+    machine = Machine(election=ElectionState(3, leader_id=2))
+    answer = machine.ask(EndQuorumEpochRequest("c", 3, 2))
+    assert answer.partition_error_code is ErrorCode.FENCED_LEADER_EPOCH
+    assert (answer.leader_id, answer.leader_epoch) == (2, 3)
+    machine.pass_time(1500)
+    assert machine.quorum.leader_id == 2
+
+
+def test_records_that_come_after_the_leader_was_given_up_are_not_taken() -> None:
+    """testFetchResponseIgnoredAfterBecomingCandidate; Q15."""
+    for role, steps in ((Prospective, ("to_prospective",)), (Candidate, ("to_candidate",))):
+        machine = Machine(election=ElectionState(3, leader_id=2))
+        ask = machine.request_id(2, FetchRequest)
+        late = FetchResponse(leader_id=2, leader_epoch=3, records=machine.entries(3, 1), high_watermark=1)
+        for step in steps:
+            getattr(machine, step)()
+        machine.reply(ask, late)
+        assert isinstance(machine.quorum.role, role)
+        assert machine.found(AppendFetched) == []
+        assert (machine.log.end_offset, machine.quorum.high_watermark) == (0, None)
+
+
+@pytest.mark.parametrize("leader", [2, 3])
+def test_a_piece_of_an_older_epoch_is_not_taken(leader: int) -> None:
+    """testFetchSnapshotResponseFromOlderEpoch, ...FromNewerEpochLeader, ...ToNotFollower; N34."""
+    snapshot = SnapshotId(20, 2)
+    machine = Machine(election=ElectionState(3, leader_id=2))
+    machine.fetched(snapshot_id=snapshot)
+    machine.do(machine.quorum.download_begun(0, snapshot, 0))
+    ask = machine.request_id(2, FetchSnapshotRequest)
+    machine.ask(BeginQuorumEpochRequest("c", leader, 4, 1))
+    late = FetchSnapshotResponse(
+        leader_id=2, leader_epoch=3, snapshot_id=snapshot, size=100, unaligned_records=b"p" * 60
+    )
+    machine.reply(ask, late)
+    assert machine.found(WritePiece) == []
+    assert (machine.quorum.epoch, machine.quorum.leader_id) == (4, leader)
+
+
+def test_who_hears_of_a_newer_leader_lets_waiting_fetches_go() -> None:
+    """testPurgatoryFetchCompletedByFollowerTransition; Q26: with the one that leads now.
+
+    74 where Kafka says 6, since the epoch is looked at first (Q14); either makes a follower go there (Q15)."""
+    machine = _then(None, "to_leader")()
+    machine.do(machine.quorum.request(machine.now_ms, "parked", machine.fetch(2, high_watermark=None)))
+    machine.ask(BeginQuorumEpochRequest("c", 3, 9, 1))
+    (answer,) = [duty.message for duty in machine.found(Answer) if duty.token == "parked"]
+    assert isinstance(answer, FetchResponse)
+    assert answer.partition_error_code is ErrorCode.FENCED_LEADER_EPOCH
+    assert (answer.leader_id, answer.leader_epoch) == (3, 9)
+
+
+def test_a_fetch_that_diverges_is_answered_at_once_and_counts_for_nothing() -> None:
+    """testLeaderImmediatelySendsDivergingEpoch; Q25, Q26."""
+    machine = Machine(history=(1, 1, 1), election=ElectionState(3))
+    machine.to_leader()
+    answer = machine.ask(machine.fetch(2, 5, 2, max_wait_ms=500))
+    assert (answer.partition_error_code, answer.diverging_epoch) == (ErrorCode.NONE, EpochEnd(1, 3))
+    assert (answer.records, answer.snapshot_id) == (b"", None)
+    voters = {each.replica_id: each for each in machine.ask(DescribeQuorumRequest()).current_voters}
+    assert voters[2].log_end_offset == -1
+
+
+def test_a_follower_that_goes_back_takes_no_commit_with_it() -> None:
+    """testDescribeQuorumNonMonotonicFollowerFetch, testNonMonotonicHighWatermarkUpdate; Q32: a disk may lose an end."""
+    machine = Machine(history=(1, 1, 1), election=ElectionState(1))
+    machine.to_leader()
+    machine.ask(machine.fetch(2))
+    end = machine.log.end_offset
+    assert machine.quorum.high_watermark == end
+    machine.do(machine.quorum.request(machine.now_ms, "back", machine.fetch(2, 1)))
+    assert machine.quorum.high_watermark == end
+    voters = {each.replica_id: each for each in machine.ask(DescribeQuorumRequest()).current_voters}
+    assert voters[2].log_end_offset == 1
+
+
+def test_an_observer_has_every_record_and_no_say() -> None:
+    """testObserverReplication, testDescribeQuorumWithObserver; Q28."""
+    machine = Machine(me=9, election=ElectionState(3, leader_id=2))
+    machine.fetched(records=machine.entries(3, 2), high_watermark=1)
+    assert (machine.log.end_offset, machine.quorum.high_watermark) == (2, 1)
+    machine.fetched(high_watermark=2)
+    assert machine.quorum.high_watermark == 2
+    leader = _then(None, "to_leader")()
+    leader.ask(leader.fetch(9))
+    assert leader.quorum.high_watermark is None
+
+
+def test_what_is_committed_stays_committed_through_every_role() -> None:
+    """QuorumStateTest.testHighWatermarkRetained; Q28, Q29: a leader alone begins without (Q32)."""
+    machine = Machine(election=ElectionState(3, leader_id=2), history=(3, 3))
+    machine.fetched(high_watermark=2)
+    machine.ask(BeginQuorumEpochRequest("c", 3, 4, 1))
+    assert machine.quorum.high_watermark == 2
+    machine.ask(_vote(machine, 6))
+    assert isinstance(machine.quorum.role, Unattached)
+    assert machine.quorum.high_watermark == 2
+    machine.to_prospective()
+    assert machine.quorum.high_watermark == 2
+
+
+@pytest.mark.parametrize("heard", [2, 3])
+def test_who_does_not_vote_any_more_keeps_no_leader_in_its_place(heard: int) -> None:
+    """LeaderStateTest.testCheckQuorumAfterVoterSetChanges; Q34, Q42."""
+    machine = _then(None, "to_leader")()
+    machine.ask(machine.fetch(2))
+    machine.ask(RemoveRaftVoterRequest("c", 3, D3))
+    machine.do(machine.quorum.request(machine.now_ms, "f", machine.fetch(2)))
+    assert machine.quorum.voter_set.ids == [1, 2]
+    for _ in range(4):
+        machine.pass_time(1000)
+        machine.do(machine.quorum.request(machine.now_ms, "f", machine.fetch(heard)))
+    assert isinstance(machine.quorum.role, Leader) is (heard == 2)
+
+
+def test_a_vote_that_gets_lost_is_asked_for_again() -> None:
+    """testVoteRequestTimeout, testRetryElection: the other is asked once, the lost one again, in the same election."""
+    machine = _then(None, "to_candidate")()
+    epoch = machine.quorum.epoch
+    lost, slow = machine.request_id(2, VoteRequest), machine.request_id(3, VoteRequest)
+    machine.do(machine.quorum.no_response(machine.now_ms, lost, False))
+    machine.pass_time(200)
+    assert machine.sent(VoteRequest).keys() == {2}
+    again = machine.request_id(2, VoteRequest)
+    machine.reply(again, VoteResponse(leader_epoch=epoch, vote_granted=True))
+    assert isinstance(machine.quorum.role, Leader)
+    assert machine.quorum.epoch == epoch
+    machine.reply(slow, VoteResponse(leader_epoch=epoch))
+    assert isinstance(machine.quorum.role, Leader)
