@@ -7,6 +7,7 @@ hint and does nothing with it (V31-V33); here the KIP holds. What the controller
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.producer_state import Origin
 from fenceline.metadata.image import LeaderRecoveryState
+from fenceline.node import replication
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
@@ -171,6 +173,39 @@ def test_open_transactions_are_aborted_and_the_log_is_durable_before_the_control
         headers = list(iter_headers(desk.fetched(0).records or b""))
         assert [header.is_control for header in headers] == [False] * 4 + [True] * 2
         assert [header.leader_epoch for header in headers] == [3] * 4 + [4] * 2
+
+    told(story)
+
+
+def test_a_disk_that_is_full_puts_the_recovery_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partition is not given up: as soon as there is room it recovers, and the transactions are aborted once."""
+    monkeypatch.setattr(replication, "_RECOVERY_PAUSE_S", 0.0)
+
+    async def story(desk: Desk) -> None:
+        desk.lead(3)
+        _transaction(desk, 7)
+        desk.disk.fail("write", f"{TOPIC}-0/00000000000000000000.log", errno.ENOSPC)
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await turns(50)
+        assert not desk.controller.asked
+        assert await _code(desk, "consumer fetch") == NOT_LEADER
+        desk.disk.heal()
+        await _asked(desk)
+        assert desk.replica().log.log_end_offset == 2
+        assert desk.replica().log.recovery_point == 2
+
+    told(story)
+
+
+def test_a_disk_that_is_broken_ends_the_recovery() -> None:
+    async def story(desk: Desk) -> None:
+        desk.lead(3)
+        _transaction(desk, 7)
+        desk.disk.fail("write", f"{TOPIC}-0/00000000000000000000.log", errno.EIO)
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await turns(50)
+        assert not desk.controller.asked
+        assert await _code(desk, "consumer fetch") == ErrorCode.KAFKA_STORAGE_ERROR
 
     told(story)
 

@@ -241,10 +241,11 @@ class Replication:
                 error = await self._broker.flush_up_to(replica, replica.log.log_end_offset)
                 if error is not None:
                     raise error
-            except StorageError as error:
-                self._broker.partitions.storage_failed(replica, error)
-                return
             except PeerError as error:
+                if isinstance(error, StorageError):
+                    self._broker.partitions.storage_failed(replica, error)
+                if replica.leader is not leader or replica.log.offline is not None:
+                    return
                 log.warning("recovery put off", partition=str(replica.topic_partition), reason=str(error))
                 await asyncio.sleep(_RECOVERY_PAUSE_S)
                 continue
