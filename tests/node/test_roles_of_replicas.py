@@ -1,0 +1,155 @@
+"""What a replica takes over from the metadata image, and from its own disk, when its role changes.
+
+The cases of PartitionTest about becoming leader and follower. Rules: `epochs.md E3`, `E17`, `E23`, `E33`, `E41`, `E65`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fenceline.errors import ErrorCode
+from fenceline.records.batch import iter_headers
+from fenceline.wire.apis import ApiKey
+from tests.node.desk import TOPIC, Desk, state, told
+
+NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_a_leader_notes_its_epoch_where_its_log_ends_before_anything_is_written() -> None:
+    """testMakeLeaderUpdatesEpochCache; E17: followers are told of it though no record has it."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(4)
+        desk.copied(3, epoch=4, high_watermark=3)
+        replica = desk.lead(7)
+        assert replica.log.epochs.entries == ((4, 0), (7, 3))
+        end = await desk.epoch_end(4, current=7)
+        assert (end.leader_epoch, end.end_offset) == (4, 3)
+        end = await desk.epoch_end(7, current=7)
+        assert (end.leader_epoch, end.end_offset) == (7, 3)
+        desk.append(2)
+        assert replica.log.epochs.entries == ((4, 0), (7, 3))
+
+    told(story)
+
+
+@pytest.mark.parametrize("version", [4, 10, 11, 12, 17])
+@pytest.mark.parametrize("with_epoch", [False, True])
+def test_a_follower_serves_consumers_that_know_of_followers_and_no_replica(version: int, with_epoch: bool) -> None:
+    """testReplicaFetchToFollower, E3: who is a replica has to go to the leader, whatever version it speaks."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(5)
+        desk.copied(3, epoch=5, high_watermark=3)
+        epoch = {"current_leader_epoch": 5} if with_epoch and version >= 9 else {}
+        consumer = desk.fetched(0, version=version, **epoch)
+        assert consumer.error_code == (0 if version >= 11 else NOT_LEADER)
+        if consumer.error_code == 0:
+            assert sum(1 for _ in iter_headers(consumer.records or b"")) == 3
+        replica = desk.fetched(0, version=version, replica_id=3, replica_epoch=103, **epoch)
+        assert replica.error_code == NOT_LEADER
+
+    told(story)
+
+
+def test_news_of_the_same_epoch_leave_its_start_and_its_followers_alone() -> None:
+    """testDoNotUpdateEpochStartOffsetIfLeaderEpochIsNotBumped, testDoNotResetReplicaState...; E33."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5, isr=(1, 2))
+        desk.append(4)
+        desk.follower_fetched(2, 3)
+        leader = desk.replica().leader
+        assert leader is not None
+        desk.tell(isr=(1, 2, 3))
+        assert desk.replica().leader is leader
+        assert (leader.epoch_start_offset, leader.followers[2].log_end_offset) == (0, 3)
+        desk.lead(6, isr=(1, 2, 3))
+        again = desk.replica().leader
+        assert again is not None
+        assert (again.epoch_start_offset, again.followers[2].log_end_offset) == (4, 3)
+
+    told(story)
+
+
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_an_image_that_is_applied_twice_changes_nothing(role: str) -> None:
+    """testIgnoreLeaderPartitionStateChangeWithOlderPartitionEpoch, ...Follower; E33.
+
+    One log tells of partitions here, in its order; what can come late is an answer of the controller
+    (`test_isr_changes`), and a change that waited for a cut.
+    """
+
+    async def story(desk: Desk) -> None:
+        (desk.lead if role == "leader" else desk.follow)(5, isr=(1, 2))
+        replica = desk.replica()
+        before = replica.leader, replica.leader_epoch
+        told_again = state(desk.image)
+        desk.partitions._follow(replica, told_again)
+        assert (replica.leader, replica.leader_epoch) == before
+        older = told_again._replace(isr=(1,), partition_epoch=told_again.partition_epoch - 1)
+        desk.partitions._follow(replica, older)
+        assert (replica.leader, replica.leader_epoch) == before
+        if replica.leader is not None:
+            assert replica.leader.isr == {1, 2}
+
+    told(story)
+
+
+def test_a_change_that_comes_while_the_log_is_cut_is_taken_over_then() -> None:
+    """E23: whatever became of the partition in the meantime; the thread has the log until it ends."""
+
+    async def story(desk: Desk) -> None:
+        replica = desk.follow(5)
+        desk.copied(4, epoch=5)
+        replica.is_being_cut = True
+        desk.lead(6)
+        assert not replica.is_leader
+        assert desk.produced().responses[0].partition_responses[0].error_code == NOT_LEADER
+        replica.log.truncate_to(2)
+        replica.is_being_cut = False
+        desk.partitions.cut_ended(replica)
+        assert replica.leader is not None
+        assert (replica.leader_epoch, replica.leader.epoch_start_offset) == (6, 2)
+        assert replica.log.epochs.entries == ((5, 0), (6, 2))
+
+    told(story)
+
+
+@pytest.mark.parametrize(("isr", "high_watermark"), [((1,), 5), ((1, 2), 3)])
+def test_a_leader_begins_at_the_high_watermark_that_its_log_had(isr: tuple[int, ...], high_watermark: int) -> None:
+    """testUseCheckpointToInitializeHighWatermark; E41, L38: who is alone commits all of it at once."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(4)
+        desk.copied(5, epoch=4, high_watermark=3)
+        desk.lead(5, isr=isr)
+        assert desk.replica().high_watermark == high_watermark
+        found: Any = await desk.list_offset(-1)
+        blocked = high_watermark < 5
+        assert found.error_code == (ErrorCode.OFFSET_NOT_AVAILABLE if blocked else 0)
+
+    told(story)
+
+
+def test_who_follows_again_forgets_what_it_knew_as_a_leader() -> None:
+    """testMakeFollower...; E33, E65: it tells nobody an end, takes nothing, and no follower is remembered."""
+
+    async def story(desk: Desk) -> None:
+        desk.lead(5, isr=(1, 2))
+        desk.append(2)
+        desk.follower_fetched(2, 2)
+        desk.follow(6)
+        assert desk.replica().leader is None
+        rows = [{"name": TOPIC, "partition_indexes": [0]}]
+        described = await desk.ask(ApiKey.DESCRIBE_PRODUCERS, 0, topics=rows)
+        assert described.topics[0].partitions[0].error_code == NOT_LEADER
+        assert (await desk.list_offset(-1)).error_code == NOT_LEADER
+        desk.lead(7, isr=(1, 2))
+        leader = desk.replica().leader
+        assert leader is not None
+        assert (leader.followers[2].log_end_offset, leader.epoch_start_offset) == (-1, 2)
+
+    told(story)
