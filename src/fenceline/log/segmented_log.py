@@ -195,4 +195,5 @@ class SegmentedLog(LogTail):
                 f"write ({reason.strerror}): the partition takes no more records until the node is restarted",
                 error.errno or 0,
             )
+            return self.offline
         return StorageError.of(f"appending to {segment.path}", reason)

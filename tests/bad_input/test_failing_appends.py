@@ -1,0 +1,135 @@
+"""A disk that fails in the middle of a leader's append: the producer is told, the log ends at a batch, others go on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import pytest
+
+from fenceline.errors import ErrorCode
+from fenceline.node import producing, replicas, storage_trouble
+from fenceline.records.batch import iter_headers
+from fenceline.testing.sim_disk import SimDisk
+from tests.node.desk import TOPIC, Desk, told
+
+FAILED = f"{TOPIC}-0/{0:020d}.log"
+
+
+@pytest.fixture(params=["compiled", "python"], autouse=True)
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "python":
+        monkeypatch.setattr(producing, "_answer_plain", None)
+
+
+class Trouble:
+    """Partition 0's writes take 30 bytes and fail then, as long as `number` is set."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self.number = 0
+        self._disk = disk
+        self._write = disk.write
+        disk.write = self.write  # type: ignore[method-assign]
+
+    def write(self, fd: int, content: Any, /) -> int:
+        path = self._disk._paths[fd]
+        if not self.number or not path.endswith(FAILED):
+            return self._write(fd, content)
+        self._write(fd, memoryview(content)[:30])
+        raise OSError(self.number, os.strerror(self.number), path)
+
+
+def outcome(desk: Desk, index: int, acks: int = 1) -> tuple[int, int]:
+    (partition,) = desk.produced(index=index, acks=acks).responses[0].partition_responses
+    return partition.error_code, partition.base_offset
+
+
+def offsets(desk: Desk, index: int) -> list[int]:
+    return [header.base_offset for header in iter_headers(desk.fetched(0, index=index).records or b"")]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_half_of_a_batch(number: int) -> None:
+    async def story(desk: Desk) -> None:
+        trouble = Trouble(desk.disk)
+        for index in (0, 1):
+            desk.lead(5, index=index)
+            assert outcome(desk, index) == (0, 0)
+        path = f"{desk.replica().log.directory}/{0:020d}.log"
+        whole = desk.disk.peek(path)
+        trouble.number = number
+        for attempt in (1, 2, 3):
+            assert outcome(desk, 0) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+            assert outcome(desk, 1) == (0, attempt)
+            assert desk.disk.peek(path) == whole
+        assert desk.replica().log.log_end_offset == desk.replica().high_watermark == 1
+        assert offsets(desk, 0) == [0]
+        assert offsets(desk, 1) == [0, 1, 2, 3]
+        trouble.number = 0
+        assert outcome(desk, 0) == (0, 1)
+        assert offsets(desk, 0) == [0, 1]
+
+    told(story, partitions=2)
+
+
+def test_half_of_a_batch_that_can_not_be_cut_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partition takes no more until a restart has cut the torn end; what was whole is read all the same."""
+    lines: list[tuple[str, dict[str, Any]]] = []
+    for module in (storage_trouble, replicas):
+        monkeypatch.setattr(
+            module.log.__class__, "error", lambda self, event, **more: lines.append((event, more)), raising=True
+        )
+
+    async def story(desk: Desk) -> None:
+        trouble = Trouble(desk.disk)
+        for index in (0, 1):
+            desk.lead(5, index=index)
+            assert outcome(desk, index) == (0, 0)
+        trouble.number = errno.EIO
+        desk.disk.fail("truncate", FAILED)
+        assert outcome(desk, 0)[0] == ErrorCode.KAFKA_STORAGE_ERROR
+        trouble.number = 0
+        desk.disk.heal()
+        for attempt in (1, 2):
+            assert outcome(desk, 0)[0] == ErrorCode.KAFKA_STORAGE_ERROR, "what lies behind its end is not known"
+            assert outcome(desk, 1) == (0, attempt)
+        assert offsets(desk, 0) == [0]
+
+    told(story, partitions=2)
+    ((event, more),) = lines  # once, and not with every record
+    assert event == "records refused"
+    assert "takes no more records until the node is restarted" in more["reason"]
+
+
+def test_a_crash_in_the_middle_of_an_append() -> None:
+    """The machine stops before the torn end is cut: the next start ends the log at the last whole batch."""
+    from fenceline.ids import TopicPartition
+    from fenceline.log.config import LogConfig
+    from fenceline.log.partition_log import PartitionLog
+
+    async def story(desk: Desk) -> None:
+        trouble = Trouble(desk.disk)
+        desk.lead(5)
+        assert outcome(desk, 0) == (0, 0)
+        log = desk.replica().log
+        trouble.number = errno.EIO
+        desk.disk.fail("truncate", FAILED)
+        assert outcome(desk, 0)[0] == ErrorCode.KAFKA_STORAGE_ERROR
+        desk.disk.heal()
+        size = log.size_bytes
+        assert len(desk.disk.peek(f"{log.directory}/{0:020d}.log") or b"") == size + 30
+        log.close(clean=False)
+        again = PartitionLog.open(
+            desk.disk,
+            log.directory,
+            topic_partition=TopicPartition(TOPIC, 0),
+            topic_id=desk.topic_id,
+            config=LogConfig(),
+            now_ms=0,
+        )
+        assert (again.log_end_offset, again.size_bytes) == (1, size)
+        assert again.recovery is not None
+        assert again.recovery.torn_bytes == 30
+
+    told(story)
