@@ -31,6 +31,7 @@ class FlushWork:
     on_done: Callable[[FlushWork], None]
     on_failed: Callable[[FlushWork, StorageError], None]
     epochs_too: bool = False
+    id_too: bool = False
     batches_safe: bool = False
     """Whether every batch is on the disk; what is left then can be made anew from them."""
     _finished: bool = field(default=False)

@@ -138,6 +138,9 @@ class PartitionLog(ReadableLog):
         log.recovery = loaded.report
         log._high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         log.producers.high_watermark_moved(log._high_watermark)
+        # What the life before wrote and did not flush: names of files, too.
+        log._new_files = log.recovery_point < log.log_end_offset
+        log._new_id = not clean and recovery_point == 0 and topic_id is not None and log._new_files
         return log
 
     def __repr__(self) -> str:
@@ -356,8 +359,8 @@ class PartitionLog(ReadableLog):
         return self.log_end_offset - self.recovery_point
 
     def flush_due(self, now_ms: int) -> bool:
-        """Whether `flush.messages`, `flush.ms` or sealed segments ask for a flush now."""
-        if self._unsaved and self._flushing is None:
+        """Whether `flush.messages`, `flush.ms`, sealed segments or a new directory ask for a flush now."""
+        if (self._unsaved or self._new_id) and self._flushing is None:
             return True
         waiting = self.log_end_offset - self.recovery_point
         if not waiting or self._flushing is not None:

@@ -11,10 +11,10 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from fenceline.log import producer_snapshots
-from fenceline.log.checkpoints import encode_epochs
+from fenceline.log.checkpoints import encode_epochs, encode_partition_metadata
 from fenceline.log.disk import replace_file
 from fenceline.log.errors import StorageError
-from fenceline.log.file_names import EPOCH_FILE
+from fenceline.log.file_names import EPOCH_FILE, METADATA_FILE
 from fenceline.log.flush import FlushWork
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
     derived = [(producer_snapshots.path_of(log.directory, offset), content) for offset, content in snapshots]
     if log.epochs.changed:
         derived.append((f"{log.directory}/{EPOCH_FILE}", encode_epochs(log.epochs.entries)))
+    if log._new_id and log.topic_id is not None:
+        derived.append((f"{log.directory}/{METADATA_FILE}", encode_partition_metadata(log.topic_id)))
     work = FlushWork(
         disk=disk,
         up_to_offset=end,
@@ -53,9 +55,10 @@ def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
         on_done=lambda work: _flushed(log, work),
         on_failed=lambda work, error: _flush_failed(log, work, error),
         epochs_too=log.epochs.changed,
+        id_too=log._new_id,
     )
     log._flushing = work
-    log._new_files = False
+    log._new_files = log._new_id = False
     log.epochs.changed = False
     log._unsaved, log._unsaved_snapshots = [], []
     log.last_flush_ms = now_ms
@@ -86,6 +89,7 @@ def _take_back(log: PartitionLog, work: FlushWork) -> None:
     log._unsaved_snapshots = work.snapshots + log._unsaved_snapshots
     log.epochs.changed = log.epochs.changed or work.epochs_too
     log._new_files = log._new_files or bool(work.directories)
+    log._new_id = log._new_id or work.id_too
 
 
 def stop_flush(log: PartitionLog) -> None:
@@ -160,5 +164,5 @@ def saved(log: PartitionLog) -> None:
     log.producers.snapshot_offset = log.log_end_offset
     log.epochs.changed = False
     log._unsaved, log._unsaved_snapshots = [], []
-    log._new_files = False
+    log._new_files = log._new_id = False
     log.recovery_point = log.log_end_offset

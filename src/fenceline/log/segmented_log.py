@@ -40,6 +40,7 @@ class SegmentedLog(LogTail):
         "_flushing",
         "_hints",
         "_new_files",
+        "_new_id",
         "_unsaved",
         "_unsaved_snapshots",
         "directory",
@@ -73,6 +74,8 @@ class SegmentedLog(LogTail):
         self._unsaved_snapshots: list[tuple[int, bytes]] = []
         self._new_files = False
         """Whether the directory has entries that were not synced."""
+        self._new_id = False
+        """Whether a loss of power may take the topic id: then nobody would know whose the batches are."""
         self._flushing: FlushWork | None = None
         self._hints: dict[int, tuple[Segment, int]] = {}
         """Where recent reads ended: offset to segment and position. Forgotten when segments go."""
@@ -160,6 +163,7 @@ class SegmentedLog(LogTail):
         path = f"{self.directory}/{METADATA_FILE}"
         if self.topic_id is not None and self._disk.stat(path) is None:
             replace_file(self._disk, path, encode_partition_metadata(self.topic_id), durable=False)
+            self._new_id = True
 
     # -- writing ------------------------------------------------------------------------------------------------
 

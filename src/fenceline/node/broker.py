@@ -32,12 +32,12 @@ from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition, random_id
 from fenceline.log.config import PRODUCER_EXPIRATION
 from fenceline.log.disk import Disk, OsDisk
 from fenceline.log.log_dir import LogDir
-from fenceline.metadata.changes import Delta
+from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.clock import Clock, SystemClock
-from fenceline.node.controller_node import run_until
+from fenceline.node.controller_node import run_until, unless_failed
 from fenceline.node.directories import open_directories, starting
 from fenceline.node.fetching import RACK_AWARE_SELECTOR, Fetching
 from fenceline.node.flushes import LogFlushes
@@ -263,6 +263,11 @@ class Broker:
         await self.quorum.start(self.disk_threads)
         tell_recovery(self.controller.log.partition_log)
         self._started.append("controller")
+        await unless_failed(self.controller, self._join(self.quorum, log_dir))
+
+    async def _join(self, quorum: QuorumNode, log_dir: LogDir) -> None:
+        """Become one of the cluster's brokers, and take connections."""
+        config = self.config
         self.server = self._make_server()
         self.endpoints = await self._bind()
         self._started.append("server")
@@ -274,15 +279,18 @@ class Broker:
             log_dirs=tuple(each.directory_id for each in self.log_dirs if each.directory_id is not None),
             previous_broker_epoch=log_dir.previous_broker_epoch,
         )
-        if self.quorum.channel is None:
+        if quorum.channel is None:
             await self.lifecycle.unfence()
+        known = self.image
         await self._recover_after_crash()
         await self.loop.run_in_executor(self.disk_threads, self.losses.take_up)
         self.controller.subscribe(self._on_image)
         self.replication.take_up()
+        # Logs were opened by what was known when that began: topics may have gone meanwhile, and come anew.
+        self.partitions.apply(difference(known, self.image))
         self.partitions.take_roles()
         self._coordinators.load_all(self.image)
-        if self.quorum.channel is not None:
+        if quorum.channel is not None:
             await self.lifecycle.unfence()
         await self.replication.recovered()
         self.maintenance = Maintenance(self)
@@ -296,7 +304,7 @@ class Broker:
                 NodeCollector(self, self.metrics),
                 ReplicationCollector(self),
                 LossCollector(self.losses),
-                *self.quorum.collectors(),
+                *quorum.collectors(),
             ]
             self.metrics_endpoint = open_endpoint(config, collectors)
 

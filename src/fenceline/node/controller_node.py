@@ -6,9 +6,10 @@ The composition root for `process.roles=controller`; `fenceline.node.broker` is 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from fenceline.config.node import NodeConfig
 from fenceline.errors import PeerError
@@ -91,6 +92,23 @@ class ControllerNode:
             if self._directories.metadata_is_apart:
                 self._directories.metadata.close(clean=False)
         self.disk_threads.shutdown()
+
+
+async def unless_failed(controller: ControllerDriver, work: Coroutine[Any, Any, None]) -> None:
+    """Do it, or give it up when the metadata can not go on (the failure is raised): what waits for news of the cluster
+    would wait for ever."""
+    doing = asyncio.ensure_future(work)
+    failed = controller.failed()
+    try:
+        await asyncio.wait((doing, failed), return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            failed.result()
+        doing.result()
+    finally:
+        failed.cancel()
+        if not doing.done():
+            doing.cancel()
+            await asyncio.wait((doing,))
 
 
 async def run_until(controller: ControllerDriver, stop: asyncio.Event) -> None:

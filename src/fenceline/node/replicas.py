@@ -18,7 +18,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import METADATA_TOPIC, NO_LEADER, TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.errors import CorruptLog, StorageError
-from fenceline.log.log_dir import LogDir
+from fenceline.log.log_dir import ExistingPartition, LogDir
 from fenceline.log.partition_dir import RemovedPartition
 from fenceline.log.partition_log import PartitionLog
 from fenceline.metadata.image import ConfigResourceType, LeaderRecoveryState
@@ -53,6 +53,15 @@ def tell_recovery(partition_log: PartitionLog) -> None:
             evidence=report.evidence,
             log_end_offset=partition_log.log_end_offset,
         )
+
+
+def _is_of_another(log_dir: LogDir, found: ExistingPartition, topic: TopicImage) -> bool:
+    """Whether a directory holds, or may hold, records of an older topic of that name. Raises OSError.
+
+    One without an id has lost it with the power, before its first flush: whose its records are nobody knows, and they
+    are stray, as for Kafka.
+    """
+    return found.topic_id != topic.id and (found.topic_id is not None or bool(log_dir.disk.listdir(found.path)))
 
 
 class Roles(Protocol):
@@ -182,7 +191,7 @@ class Replicas:
             if topic_partition.topic == METADATA_TOPIC:
                 continue
             topic = self._image().topics_by_name.get(topic_partition.topic)
-            if topic is None or (found.topic_id is not None and found.topic_id != topic.id):
+            if topic is None or _is_of_another(log_dir, found, topic):
                 self._set_aside(log_dir, topic_partition)
                 continue
             partition_log = self._open_log(topic, topic_partition.partition)
@@ -194,7 +203,7 @@ class Replicas:
         log_dir = self._log_dirs[0]
         for found in list(log_dir.existing()):
             topic = self._image().topics_by_name.get(found.topic_partition.topic)
-            is_gone = topic is None or (found.topic_id is not None and found.topic_id != topic.id)
+            is_gone = topic is None or _is_of_another(log_dir, found, topic)
             if is_gone and found.topic_partition.topic != METADATA_TOPIC:
                 self._set_aside(log_dir, found.topic_partition)
 
