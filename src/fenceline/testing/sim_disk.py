@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final, Literal
@@ -95,6 +95,7 @@ class SimDisk:
         self._faults: list[tuple[Call, Callable[[str], bool], int]] = []
         self._paths: dict[int, str] = {}
         self.calls: dict[str, int] = {}
+        self.power_losses = 0
 
     # -- faults -------------------------------------------------------------------------------------------------
 
@@ -118,6 +119,12 @@ class SimDisk:
         file = self._entries.get(directory or "/", {}).get(name)
         return bytes(memoryview(file.content)[start:end]) if file is not None else None
 
+    def folder(self, directory: str) -> Collection[str] | None:
+        """Names of the files in a directory, past every fault; None where there is none. The same object as long as it
+        is the same directory and power lasts.
+        """
+        return self._entries.get(directory)
+
     def safe(self, directory: str) -> dict[str, bytes]:
         """By name, what no loss of power can take from the directory's files."""
         return {name: self.safe_content(directory, name) for name in self.safe_names(directory)}
@@ -133,6 +140,7 @@ class SimDisk:
 
     def crash(self) -> None:
         """Power off and on: descriptors are gone, what was not synced is kept or lost by chance."""
+        self.power_losses += 1
         for descriptor in self._descriptors.values():
             descriptor.locked_by = -1
         self._descriptors.clear()

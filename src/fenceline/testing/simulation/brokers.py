@@ -75,8 +75,11 @@ class Story:
 
     def rest(self) -> bool:
         """Nobody waits, and all replicas are equal."""
-        for client in self._clients:
-            client.must_rest = True
+        if not self._clients[0].must_rest:
+            for process in self._world.up():
+                process.files.spare()
+            for client in self._clients:
+                client.must_rest = True
         return not any(client.is_waiting for client in self._clients) and self.checks.is_whole()
 
     def final(self) -> None:

@@ -12,22 +12,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from fenceline.ids import NO_LEADER
+from fenceline.losses.receipt import Receipt
 from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, MetadataImage, PartitionImage
 from fenceline.records.batch import read_header
 from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.data_crashes import Crashes, Key
 from fenceline.testing.simulation.data_history import History, Place, first_from
 from fenceline.testing.simulation.log_reader import StoredBatches
 from fenceline.testing.simulation.partition_checks import check_change, shown
-from fenceline.testing.simulation.receipt_checks import papers, receipts_are_exact
+from fenceline.testing.simulation.receipt_checks import is_of, papers, receipts_are_exact
 from fenceline.testing.simulation.world import Process, StoredBatch
 
 if TYPE_CHECKING:
     from fenceline.node.replica import Replica
     from fenceline.replica.leader import LeaderState
     from fenceline.testing.simulation.brokers_node import SimBroker
-
-Key = tuple[bytes, int]
-"""Topic id and partition."""
 
 _RECOVERING: Final = LeaderRecoveryState.RECOVERING
 
@@ -70,8 +69,8 @@ class _Copy:
         """The last batch of its log."""
         self.log: list[StoredBatch] = []
         """All of its log."""
-        self.receipts: set[str] = set()
-        """Files in its `lost+found` that were looked at."""
+        self.receipts: dict[str, Receipt] = {}
+        """By name: those in its `lost+found` that were looked at."""
 
     def batches(self, start: int, end: int) -> list[StoredBatch]:
         return first_from(self.reader.between(self.replica.log.segments, start, end), start)
@@ -82,6 +81,9 @@ class _Node:
         self.process = process
         self.broker = broker
         self.copies: dict[Key, _Copy] = {}
+        self.receipts: dict[str, Receipt] = {}
+        """By id: those that it told of in this life; what the ledger has need not stay on the disk."""
+        self.undelivered = 0
 
     @property
     def image(self) -> MetadataImage:
@@ -99,13 +101,20 @@ class DataChecks:
         self.histories: dict[Key, History] = {}
         self._partitions: dict[Key, PartitionImage] = {}
         self._nodes: dict[int, _Node] = {}
+        self._crashes: dict[int, Crashes] = {}
 
     def begins(self, process: Process, broker: SimBroker) -> None:
         """A life of a broker."""
         self._nodes[process.node_id] = _Node(process, broker)
+        self._crashes.setdefault(process.node_id, Crashes(process.disk)).begins()
 
     def ended(self, process: Process) -> None:
-        self._nodes.pop(process.node_id, None)
+        node = self._nodes.pop(process.node_id, None)
+        if node is not None:
+            crashes = self._crashes[process.node_id]
+            for key, copy in node.copies.items():
+                if not copy.is_new:
+                    crashes.ended(key, copy.replica.log.directory, copy.log, node.receipts | copy.receipts)
 
     @property
     def live_keys(self) -> dict[Key, PartitionImage]:
@@ -128,6 +137,10 @@ class DataChecks:
         image = node.image
         if image.offset > self.image.offset:
             self._newer(image, process)
+        losses = node.broker.losses
+        if losses.undelivered != node.undelivered:
+            node.undelivered = losses.undelivered
+            node.receipts.update((each.id, each) for each in losses.next_due(node.undelivered))
         open_by_id, copies = node.broker.partitions.open_by_id, node.copies
         if len(copies) > len(open_by_id):
             for key in [each for each in copies if each not in open_by_id]:
@@ -211,6 +224,10 @@ class DataChecks:
         )
         if end > copy.end:
             self._appended(node, key, copy, history, where)
+        if copy.is_new:
+            copy.receipts = papers(node.process, replica)
+            told = {name: each for name, each in node.receipts.items() if is_of(each, key)} | copy.receipts
+            self._crashes[node.process.node_id].opened(key, copy.log, told, where)
         copy.is_new = False
         copy.end, copy.high_watermark, copy.leader, copy.epoch = end, high_watermark, leader, replica.leader_epoch
         copy.isr = leader.isr if leader is not None else copy.isr
@@ -250,8 +267,6 @@ class DataChecks:
                 )
             copy.last = history.wrote(batch, copy.last, where)
         copy.log += batches
-        if copy.is_new:
-            copy.receipts.update(each.rpartition(".")[0] for each in papers(node.process, copy.replica))
 
     def _leader_of(self, key: Key, epoch: int) -> _Copy | None:
         """Who leads in exactly this epoch and runs."""

@@ -43,6 +43,10 @@ class LifeDisk:
         """The machine loses power at this many calls from now that change something."""
         self._left_until_crash = changes
 
+    def spare(self) -> None:
+        """No more planned loss of power."""
+        self._left_until_crash = -1
+
     def end(self) -> None:
         """The process is gone: what it had open is closed, what it wrote stays written."""
         if self.has_ended:

@@ -49,7 +49,9 @@ def _check_epochs(where: str, before: PartitionImage, after: PartitionImage) -> 
 
 def _check_election(where: str, before: PartitionImage, after: PartitionImage) -> None:
     known = (NO_LEADER, before.leader, *before.isr, *before.elr, *before.adding)
-    if after.partition_epoch == before.partition_epoch + 1 and after.leader not in known:
+    # The last word of a leader that is moved away may be that another one has come in sync.
+    is_moved = before.leader in before.removing and before.leader not in after.replicas
+    if after.partition_epoch == before.partition_epoch + 1 and after.leader not in known and not is_moved:
         raise InvariantBroken(
             f"{where}: {after.leader} was elected, in sync were {before.isr}, eligible {before.elr}, and it"
             " is not RECOVERING (V9)"

@@ -11,7 +11,7 @@ from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.losses.check import Stored, complaints
 from fenceline.losses.folder import DUE, TOLD
 from fenceline.losses.folder import PREFIX as RECEIPT_PREFIX
-from fenceline.losses.receipt import decode
+from fenceline.losses.receipt import Receipt, decode
 from fenceline.records.batch import read_header
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.world import Process, StoredBatch
@@ -20,31 +20,36 @@ if TYPE_CHECKING:
     from fenceline.node.replica import Replica
 
 
-def papers(process: Process, replica: Replica) -> list[str]:
-    """Paths of the receipts that a replica's directory has."""
+def papers(process: Process, replica: Replica) -> dict[str, Receipt]:
+    """By id: the receipts that a replica's directory has."""
     directory = f"{replica.log.directory}/{EVIDENCE_DIR}"
-    if process.disk.stat(directory) is None:
-        return []
-    names = [each for each in process.disk.listdir(directory) if each.startswith(RECEIPT_PREFIX)]
-    return [f"{directory}/{each}" for each in names if each.endswith((DUE, TOLD))]
+    found = {}
+    for name in process.disk.folder(directory) or ():
+        if name.startswith(RECEIPT_PREFIX) and name.endswith((DUE, TOLD)):
+            receipt = decode(process.disk.peek(f"{directory}/{name}") or b"")
+            found[receipt.id] = receipt
+    return found
+
+
+def is_of(receipt: Receipt, key: tuple[bytes, int]) -> bool:
+    """Whether it tells what a log of this partition has lost. `key`: topic id, partition."""
+    return receipt.topic_id is not None and (receipt.topic_id.bytes, receipt.partition) == key and not receipt.group
 
 
 def receipts_are_exact(
-    process: Process, replica: Replica, known: set[str], lost: list[StoredBatch], where: str
+    process: Process, replica: Replica, known: dict[str, Receipt], lost: list[StoredBatch], where: str
 ) -> None:
-    """`known`: those of cuts before, without suffix; the new ones join them. Raises InvariantBroken."""
-    receipts = []
-    for path in papers(process, replica):
-        name = path.rpartition(".")[0]
-        if name not in known:
-            known.add(name)
-            receipts.append(decode(process.disk.peek(path) or b""))
-    found = complaints(receipts, [_stored(batch) for batch in lost])
+    """`known`: those of cuts before; the new ones join them. Raises InvariantBroken."""
+    there = papers(process, replica)
+    receipts = [receipt for name, receipt in there.items() if name not in known]
+    known |= there
+    found = complaints(receipts, [stored(batch) for batch in lost])
     if found:
         raise InvariantBroken(f"{where}: {'; '.join(found)} (receipts)")
 
 
-def _stored(batch: StoredBatch) -> Stored:
+def stored(batch: StoredBatch) -> Stored:
+    """As receipts are compared with."""
     header = read_header(batch.content)
     return Stored(
         header.base_offset,

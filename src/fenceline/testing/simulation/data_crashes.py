@@ -1,0 +1,108 @@
+"""What a crash took from a log, and what the receipts say of it: looked at when the next life has opened the log.
+
+Owns what each log held when its process ended. A killed process loses nothing, so that whatever is gone was cut and has
+a receipt. A loss of power takes what was not synced, and nobody can know what that was; but bytes that are still there
+and are no part of the log any more were cut, and receipts tell of nothing else than of what is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.losses.check import complaints
+from fenceline.losses.receipt import Cause, Receipt
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.receipt_checks import stored
+from fenceline.testing.simulation.world import StoredBatch
+
+Key = tuple[bytes, int]
+"""Topic id and partition."""
+
+_BY_OFFSETS: Final = "records are counted by their offsets"
+"""What a receipt says that knows its range, and not the batches in it."""
+
+
+@dataclass(slots=True)
+class _Before:
+    """A log as it was seen last in a life that has ended."""
+
+    directory: str
+    log: list[StoredBatch]
+    receipts: Mapping[str, Receipt]
+    """By id: those that were there."""
+    power_losses: int
+    """Of the machine, until then."""
+    folder: object = None
+    """The directory, as the newest life found it."""
+    files: list[bytes] = field(default_factory=list)
+    """What that life found in the log, and in evidence that no receipt names."""
+
+
+class Crashes:
+    """Of one machine."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self._disk = disk
+        self._before: dict[Key, _Before] = {}
+
+    def ended(self, key: Key, directory: str, log: list[StoredBatch], receipts: Mapping[str, Receipt]) -> None:
+        """A life has ended with this log. To be told before the machine loses what was not synced."""
+        self._before[key] = _Before(directory, log, receipts, self._disk.power_losses)
+
+    def begins(self) -> None:
+        """The next life begins, and may use or cut what is on the disk now."""
+        for key, before in list(self._before.items()):
+            before.folder = self._disk.folder(before.directory)
+            if before.folder is None:
+                del self._before[key]
+            else:
+                before.files = list(self._found(before))
+
+    def _found(self, before: _Before) -> Iterable[bytes]:
+        disk = self._disk
+        named = {path for receipt in before.receipts.values() for path in receipt.evidence}
+        for directory in (before.directory, f"{before.directory}/{EVIDENCE_DIR}"):
+            for name in disk.folder(directory) or ():
+                path = f"{directory}/{name}"
+                if ".log" in name and path not in named:
+                    yield disk.peek(path) or b""
+
+    def opened(self, key: Key, log: list[StoredBatch], receipts: Mapping[str, Receipt], where: str) -> None:
+        """The log is in use again, with these receipts beside it. Raises InvariantBroken."""
+        before = self._before.pop(key, None)
+        if before is None or self._disk.folder(before.directory) is not before.folder:
+            return  # another replica: the old one was moved away
+        there = set(log)
+        lost = [batch for batch in before.log if batch not in there]
+        new = [receipt for name, receipt in receipts.items() if name not in before.receipts]
+        found = []
+        for receipt in new:
+            found += _complaints(receipt, lost, log)
+        lost_power = self._disk.power_losses > before.power_losses
+        for batch in lost:
+            is_told = any(
+                each.start_offset < batch.next_offset and batch.base_offset < each.end_offset_exclusive for each in new
+            )
+            if not is_told and not (lost_power and not any(batch.content in content for content in before.files)):
+                found.append(f"the batch at {batch.base_offset} of epoch {batch.epoch} is gone, no receipt says so")
+        if found:
+            raise InvariantBroken(f"{where}: {'; '.join(found)} (receipts after a crash)")
+
+
+def _complaints(receipt: Receipt, lost: list[StoredBatch], log: list[StoredBatch]) -> list[str]:
+    """What one receipt says that is not so."""
+    start, end = receipt.start_offset, receipt.end_offset_exclusive
+    if receipt.cause is Cause.RECOVERY:
+        # What a crash has torn is told as far as it can be read.
+        wrong = [each for each in log if start < each.next_offset and each.base_offset < end]
+        return [f"receipt of {receipt} tells of batches that are not lost"] if wrong else []
+    mine = [each for each in lost if start < each.next_offset and each.base_offset < end]
+    if _BY_OFFSETS not in receipt.known_by:
+        return complaints([receipt], [stored(each) for each in mine])
+    if not mine or (mine[0].base_offset, mine[-1].next_offset) != (start, end) or receipt.records != end - start:
+        return [f"receipt of {receipt} with {receipt.records} records, gone are {[each.base_offset for each in mine]}"]
+    return []
