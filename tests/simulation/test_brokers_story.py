@@ -12,7 +12,7 @@ from fenceline.replica.leader import LeaderState
 from fenceline.testing.simulation.stage import play
 
 SEEDS = 12
-_NO_FAULTS = {
+NO_FAULTS = {
     **dict.fromkeys(("crash_s", "crash_calls", "stop_s", "pause_s", "partition_s", "drop_s", "slow_disk_s"), "0"),
     **dict.fromkeys(("full_s", "jump_s", "churn_s", "loss_chance", "unclean"), "0"),
 }
@@ -25,7 +25,7 @@ def test_seeds() -> None:
 
 
 def test_a_cluster_without_faults() -> None:
-    outcome = play(1, "brokers", overrides=_NO_FAULTS)
+    outcome = play(1, "brokers", overrides=NO_FAULTS)
     assert outcome.failure is None, outcome.report()
     assert outcome.struck == {}
     assert outcome.changes > 100

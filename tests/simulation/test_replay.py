@@ -42,9 +42,11 @@ def test_the_same_seed_in_two_processes() -> None:
     for outcome in here:
         assert outcome.failure is None, outcome.report()
         assert outcome.events > 500
-    digests = _digests_in_a_new_process("1")
+    digests = [outcome.digest for outcome in here]
     assert len(set(digests)) == len(STORIES)
+    assert _digests_in_a_new_process("1") == digests
     assert _digests_in_a_new_process("4711") == digests
+    assert [play(SEED, story).digest for story in sorted(STORIES)] == digests
 
 
 @pytest.mark.parametrize("story", sorted(STORIES))

@@ -1,0 +1,72 @@
+"""What seeds of the story `brokers` have found, each as a small story of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from fenceline.errors import OperatorError
+from fenceline.node.broker import Broker
+from fenceline.node.controller_node import unless_failed
+from fenceline.testing.simulation.loop import run
+from fenceline.testing.simulation.stage import play
+
+from .test_brokers_story import NO_FAULTS
+
+
+def test_topics_that_go_while_a_node_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 88: a log was opened by its topic's name, the topic was deleted and created anew, and the records of the
+    old one were taken for those of the new one."""
+    recover = Broker._recover_after_crash
+
+    async def slowly(self: Broker) -> None:
+        await recover(self)
+        await asyncio.sleep(0.5)
+
+    monkeypatch.setattr(Broker, "_recover_after_crash", slowly)
+    options = {**NO_FAULTS, "deletes": "1", "churn_s": "0.1", "crash_s": "0.7", "power_chance": "0", "down_s": "0.1"}
+    for seed in range(4):
+        outcome = play(seed, "brokers", overrides={**options, "controllers": "1"})
+        assert outcome.failure is None, outcome.report()
+        assert outcome.struck["kill"] > 1
+
+
+def test_a_start_ends_when_the_metadata_fails() -> None:
+    """Seed 144: the disk was full when a node started, its quorum gave up, and the broker waited for ever to see
+    itself registered."""
+
+    class Controller:
+        def __init__(self) -> None:
+            self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def failed(self) -> asyncio.Future[None]:
+            return asyncio.shield(self.failure)
+
+    ended = SimpleNamespace(by="")
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(1e9)
+        except asyncio.CancelledError:
+            ended.by = "cancelled"
+            raise
+
+    async def story() -> None:
+        controller = Controller()
+        await unless_failed(controller, asyncio.sleep(1))  # type: ignore[arg-type]
+        assert not controller.failure.done()
+        asyncio.get_running_loop().call_later(3, controller.failure.set_exception, OperatorError("full", "Make room."))
+        with pytest.raises(OperatorError, match="full"):
+            await unless_failed(controller, wait())  # type: ignore[arg-type]
+        assert ended.by == "cancelled"
+        starting = asyncio.ensure_future(unless_failed(Controller(), wait()))  # type: ignore[arg-type]
+        await asyncio.sleep(1)
+        ended.by = ""
+        starting.cancel()
+        await asyncio.wait((starting,))
+        assert starting.cancelled()
+        assert ended.by == "cancelled", "who asks a node to stop ends its start"
+
+    run(story())
