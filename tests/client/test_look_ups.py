@@ -1,0 +1,141 @@
+"""Look-ups of offsets and of epochs' ends: who is asked, with which epochs, and which refusals pass.
+
+The cases of Kafka's OffsetFetcherTest and OffsetForLeaderEpochClientTest. Rules: `epochs.md E46-E51`, `E58`;
+list_offsets.md L29-L33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fenceline.client.admin import Admin
+from fenceline.client.offsets import EpochEnd
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import TopicPartition
+from fenceline.wire.apis import ApiKey
+from tests.client.scripted_cluster import ScriptedCluster
+
+_QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1}
+_KEYS = [ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH]
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster(nodes=2) as scripted:
+        yield scripted
+
+
+def _look_up(admin: Admin, key: ApiKey, *tps: TopicPartition) -> dict[TopicPartition, tuple[int, int]]:
+    """(offset or end, epoch) of each partition: the log's end, or that of epoch 0."""
+    if key is ApiKey.LIST_OFFSETS:
+        return {tp: (each.offset, each.leader_epoch) for tp, each in admin.list_offsets(dict.fromkeys(tps, -1)).items()}
+    ends = admin.offsets_for_leader_epoch(dict.fromkeys(tps, 0))
+    return {tp: (each.end_offset, each.leader_epoch) for tp, each in ends.items()}
+
+
+def _asked(cluster: ScriptedCluster, key: ApiKey) -> list[dict[TopicPartition, int]]:
+    """Each request of one kind: partition -> current leader epoch."""
+    return [
+        {
+            TopicPartition(
+                str(getattr(topic, "name", None) or topic.topic),
+                int(getattr(row, "partition_index", getattr(row, "partition", -1))),
+            ): row.current_leader_epoch
+            for topic in request.topics
+            for row in topic.partitions
+        }
+        for kind, _, request in cluster.requests
+        if kind is key
+    ]
+
+
+@pytest.mark.parametrize("key", _KEYS)
+@pytest.mark.parametrize(
+    "code",
+    [
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ],
+)
+def test_refusals_that_pass_are_asked_again(cluster: ScriptedCluster, key: ApiKey, code: ErrorCode) -> None:
+    """testOffsetValidationFencing, testFetchOffsetErrors, testGetOffsetsFencedLeaderEpoch, ...UnknownLeaderEpoch,
+    OffsetForLeaderEpochClientTest.testRetriableError; E51, L29."""
+    (tp,) = cluster.add_topic("t")
+    cluster.faults[key] = [code, code]
+    with Admin(cluster.bootstrap, **_QUICK) as admin:
+        assert _look_up(admin, key, tp) == {tp: (0, 0)}
+    assert len(_asked(cluster, key)) == 3
+
+
+@pytest.mark.parametrize("key", _KEYS)
+def test_who_may_not_is_told_at_once(cluster: ScriptedCluster, key: ApiKey) -> None:
+    """OffsetForLeaderEpochClientTest.testUnauthorizedTopic; E51, L29."""
+    (tp,) = cluster.add_topic("t")
+    cluster.faults[key] = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+    with Admin(cluster.bootstrap, **_QUICK) as admin, pytest.raises(PeerError) as refused:
+        _look_up(admin, key, tp)
+    assert refused.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert len(_asked(cluster, key)) == 1
+
+
+@pytest.mark.parametrize("key", _KEYS)
+def test_each_leader_is_asked_once_for_all_its_partitions_in_their_epochs(
+    cluster: ScriptedCluster, key: ApiKey
+) -> None:
+    """testOffsetValidationRequestGrouping, testGetOffsetsIncludesLeaderEpoch; E47, L33."""
+    tps = [*cluster.add_topic("a", 3), *cluster.add_topic("b", 2)]
+    led_by_2 = {tps[1], tps[3]}
+    for tp in led_by_2:
+        cluster.logs[tp].elect(2)
+    with Admin(cluster.bootstrap, **_QUICK) as admin:
+        assert _look_up(admin, key, *tps).keys() == set(tps)
+    asked = sorted(_asked(cluster, key), key=len)
+    assert asked == [dict.fromkeys(led_by_2, 1), dict.fromkeys(set(tps) - led_by_2, 0)]
+
+
+@pytest.mark.parametrize("key", _KEYS)
+def test_a_leader_that_moved_is_found(cluster: ScriptedCluster, key: ApiKey) -> None:
+    """testOffsetValidationFencing: the old epoch is fenced, metadata is asked, the new leader answers."""
+    (tp,) = cluster.add_topic("t")
+    with Admin(cluster.bootstrap, **_QUICK) as admin:
+        _look_up(admin, key, tp)
+        cluster.logs[tp].elect(2)
+        assert _look_up(admin, key, tp) == {tp: (0, 1 if key is ApiKey.LIST_OFFSETS else 0)}
+    assert _asked(cluster, key)[-1] == {tp: 1}
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_an_epoch_in_an_answer_is_noted_where_there_is_one(version: int) -> None:
+    """testListOffsetUpdateEpoch, testListOffsetNoUpdateMissingEpoch; E58, L30: what is older is not believed then."""
+    with ScriptedCluster(nodes=2, versions={ApiKey.LIST_OFFSETS: (1, version)}) as cluster:
+        (tp,) = cluster.add_topic("t")
+        with Admin(cluster.bootstrap, **_QUICK) as admin:
+            admin.metadata(["t"])
+            # A leader that is ahead of what metadata says: it answers, and names a newer epoch.
+            newer: Any = cluster.logs[tp]
+            cluster._check = lambda log, node_id, epoch: ErrorCode.NONE  # type: ignore[method-assign]
+            newer.leader_epoch = 5
+            admin.list_offsets({tp: -1})
+            seen = admin._async.cluster.metadata.last_seen_epoch(tp)
+    assert seen == (5 if version >= 4 else 0)
+
+
+def test_the_end_of_an_epoch_that_nobody_knows(cluster: ScriptedCluster) -> None:
+    """OffsetForLeaderEpochClientTest.testOkResponse; E48: undefined is an answer."""
+    (tp,) = cluster.add_topic("t")
+    cluster.logs[tp].elect(2)
+    with Admin(cluster.bootstrap, **_QUICK) as admin:
+        assert admin.offsets_for_leader_epoch({tp: 9})[tp] == EpochEnd(-1, -1)
+        assert admin.offsets_for_leader_epoch({tp: (0, 1)})[tp] == EpochEnd(0, 0)
+        with pytest.raises(PeerError) as fenced:
+            admin.offsets_for_leader_epoch({tp: (0, 0)})
+    assert fenced.value.code is ErrorCode.FENCED_LEADER_EPOCH
