@@ -132,6 +132,24 @@ class TestHighWatermark:
         assert fetch(state, 2, 20, now_ms=2 + LAG_MS)
         assert state.high_watermark == 20
 
+    def test_who_was_caught_up_before_it_was_started_again_holds_nothing(self) -> None:
+        """It may lack gigabytes: producers would wait for them, for up to `replica.lag.time.max.ms`, as Kafka's do."""
+        brokers = dict(BROKER_EPOCHS)
+        state = leader({1, 2}, brokers=brokers)
+        state.on_append(10, 1, 0)
+        fetch(state, 3, 10, now_ms=1_000)
+        assert fetch(state, 2, 10, now_ms=1_000)
+        brokers[3] = 203
+        state.on_append(50, 1, 2_000)
+        assert fetch(state, 2, 50, now_ms=2_000), "it is not registered as who it was"
+        fetch(state, 3, 10, now_ms=3_000, epoch=203)
+        state.on_append(60, 1, 3_000)
+        assert fetch(state, 2, 60, now_ms=3_000)
+        assert state.high_watermark == 60
+        fetch(state, 3, 60, now_ms=4_000, epoch=203)
+        state.on_append(70, 1, 5_000)
+        assert not fetch(state, 2, 70, now_ms=5_000), "it joins at once"
+
     def test_does_not_wait_for_a_caught_up_replica_that_may_not_join(self) -> None:
         """PartitionTest.testHighWatermarkIncreasesWithFencedOrShutdownFollower."""
         state = leader({1, 2}, brokers={1: 101, 2: 102})

@@ -1,10 +1,15 @@
-"""Follows the leaders of this broker's partitions: one connection and one task for each leader.
+"""Follows the leaders of this broker's partitions: one connection and one task for each leader, and a second one while
+some of its partitions are far behind.
 
 Owns the connections, and carries out what `fenceline.replica` decides: sends fetches, appends what comes, cuts logs in
 threads. One partition's trouble is its own, the others of the same leader go on. Decides nothing about the protocol.
 
 A partition that is new at a leader does not wait for the fetch that is parked there: the connection is opened anew,
 with everything in the first request.
+
+Far behind is who lacks what is committed already. It is not in sync, and no producer waits for it, but producers would
+wait for the megabytes that it fetches together with what is in sync. So it moves to the link for those far behind with
+the answer that shows it, and back with the one that brings everything that is committed.
 
 Rules: `epochs.md E23-E29`; `gaps.md G3`, `G10`, `G11`, `G14b`.
 """
@@ -49,6 +54,8 @@ FIRST_FETCH_VERSION: Final = 13
 LAST_FETCH_VERSION: Final = 17
 _LATEST: Final = -1
 _EARLIEST_LOCAL: Final = -4
+_ARRIVAL_S: Final = 0.02
+"""How long a partition that has caught up waits for the round that is out."""
 _TROUBLE = (ConnectionError, MalformedRequest, NoSuchVersion)
 
 
@@ -102,7 +109,12 @@ class ReplicaFetchers:
 
     def phases(self) -> list[Phase]:
         """What goes on with each partition."""
-        return [state.phase for link in list(self._links.values()) for state in list(link.fetcher.states.values())]
+        return [phase for link in list(self._links.values()) for phase in link.phases()]
+
+    @property
+    def far_behind(self) -> int:
+        """How many partitions lack what is committed."""
+        return sum(link.far_behind for link in list(self._links.values()))
 
     def follow(self, replica: Replica, leader_id: int, leader_epoch: int) -> None:
         """Fetch a partition from its leader, in this epoch (E23)."""
@@ -126,7 +138,7 @@ class ReplicaFetchers:
             return
         link = self._links[leader_id]
         link.leave(key)
-        if not len(link.fetcher):
+        if link.is_empty:
             del self._links[leader_id]
             link.close()
 
@@ -134,7 +146,7 @@ class ReplicaFetchers:
         """A broker registered anew: its address may be another."""
         link = self._links.get(node_id)
         if link is not None:
-            link.interrupt()
+            link.leader_moved()
 
     async def close(self) -> None:
         self._is_closed = True
@@ -146,9 +158,11 @@ class ReplicaFetchers:
 
 
 class _Link:
-    """One leader."""
+    """One leader. `near`: None, or the link whose partitions come here while they are far behind."""
 
-    def __init__(self, fetchers: ReplicaFetchers, leader_id: int) -> None:
+    def __init__(self, fetchers: ReplicaFetchers, leader_id: int, near: _Link | None = None) -> None:
+        self._near = near
+        self._far: _Link | None = None
         self._fetchers = fetchers
         self._host = fetchers.host
         self._clock = fetchers.clock
@@ -163,7 +177,9 @@ class _Link:
         self._overdue_s = 0.0
         """When the answer that is out has taken too long, by the loop's clock."""
         self._watchdog: asyncio.TimerHandle | None = None
-        self._cuts: set[asyncio.Task[None]] = set()
+        self._arrivals: asyncio.TimerHandle | None = None
+        """When what came from far behind has waited for long enough."""
+        self._cuts: set[asyncio.Task[None]] = set() if near is None else near._cuts
         self._is_unreachable = False
         self._refusals = 0
         """Answers in a row that were an error as a whole."""
@@ -171,6 +187,7 @@ class _Link:
 
     def follow(self, replica: Replica, leader_epoch: int) -> None:
         key = (replica.topic_id_bytes, replica.topic_partition.partition)
+        self._leave_far(key)
         self._replicas[key] = replica
         self.fetcher.follow(FollowerState(replica.topic_partition.topic, key[0], key[1], leader_epoch, replica.log))
         self.interrupt()
@@ -178,6 +195,19 @@ class _Link:
     def leave(self, key: tuple[bytes, int]) -> None:
         self._replicas.pop(key, None)
         self.fetcher.leave(key)
+        self._leave_far(key)
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self.fetcher) and self._far is None
+
+    @property
+    def far_behind(self) -> int:
+        return len(self._far.fetcher) if self._far is not None else 0
+
+    def phases(self) -> list[Phase]:
+        here = [state.phase for state in list(self.fetcher.states.values())]
+        return here if self._far is None else here + self._far.phases()
 
     def interrupt(self) -> None:
         """Do not wait for the answer that is out: there is something new to ask for."""
@@ -185,16 +215,66 @@ class _Link:
         if self._awaited is not None and not self._awaited.done():
             self._lost()
 
+    def leader_moved(self) -> None:
+        self.interrupt()
+        if self._far is not None:
+            self._far.interrupt()
+
     def close(self) -> None:
+        if self._far is not None:
+            self._far.close()
         self._task.cancel()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        for timer in (self._watchdog, self._arrivals):
+            if timer is not None:
+                timer.cancel()
         # Cuts go on: their threads could not be stopped, and until they end the log is theirs.
         if self._connection is not None:
             self._connection.close()
 
     async def ended(self) -> None:
+        if self._far is not None:
+            await self._far.ended()
         await asyncio.gather(self._task, *self._cuts, return_exceptions=True)
+
+    # -- far behind ----------------------------------------------------------------------------------------------------
+
+    def _sort(self, replica: Replica, state: FollowerState) -> None:
+        """Over which connection a partition is fetched from now on."""
+        is_far = state.leader_high_watermark > state.log.log_end_offset
+        near, key = self._near, (state.topic_id, state.index)
+        if near is None and is_far:
+            if self._far is None:
+                self._far = _Link(self._fetchers, self._leader_id, self)
+            self._move(key, replica, state, self._far)
+        elif near is not None and not is_far:
+            self._move(key, replica, state, near)
+
+    def _move(self, key: tuple[bytes, int], replica: Replica, state: FollowerState, to: _Link) -> None:
+        del self._replicas[key]
+        self.fetcher.leave(key)
+        to._arrive(key, replica, state)
+
+    def _arrive(self, key: tuple[bytes, int], replica: Replica, state: FollowerState) -> None:
+        """From the other link: asked for with the next round. What is in sync by then is waited for: it comes soon."""
+        self._replicas[key] = replica
+        self.fetcher.follow(state)
+        if self._awaited is None:
+            self._news.set()
+        elif self._near is None and self._arrivals is None:
+            self._arrivals = asyncio.get_running_loop().call_later(_ARRIVAL_S, self.interrupt)
+        self._end_far()
+
+    def _leave_far(self, key: tuple[bytes, int]) -> None:
+        if self._far is not None:
+            self._far.leave(key)
+            self._end_far()
+
+    def _end_far(self) -> None:
+        """When nobody is far behind any more."""
+        far = self._far
+        if far is not None and not len(far.fetcher):
+            self._far = None
+            far.close()
 
     # -- fetching ------------------------------------------------------------------------------------------------------
 
@@ -218,6 +298,9 @@ class _Link:
     async def _round(self) -> None:
         """One fetch, and what follows from its answer. Raises one of _TROUBLE."""
         self._news.clear()
+        if self._arrivals is not None:
+            self._arrivals.cancel()
+            self._arrivals = None
         now_ms = self._clock.monotonic_ms()
         self._hold_back(now_ms)
         # A controller that had forgotten this broker has given it another.
@@ -245,6 +328,9 @@ class _Link:
         questions: list[AskEnd | AskStart] = []
         for duty in self.fetcher.on_answer(response, self._clock.monotonic_ms()):
             self._do(duty, questions)
+            if self._near is not None:
+                # Of a megabyte each, and what is in sync with other leaders shall not wait for all of them.
+                await asyncio.sleep(0)
         for question in questions:
             await self._ask(connection, question)
 
@@ -337,6 +423,7 @@ class _Link:
                 self._append(replica, duty)
             case Learn():
                 replica.learn(duty.high_watermark, duty.log_start_offset)
+                self._sort(replica, state)
             case CutTo() | BeginAnew():
                 cut = asyncio.ensure_future(self._cut(replica, duty))
                 self._cuts.add(cut)
@@ -365,6 +452,7 @@ class _Link:
             return
         replica.learn(duty.high_watermark, duty.log_start_offset)
         self.fetcher.done(state)
+        self._sort(replica, state)
         quota = self._fetchers.quota
         if quota.is_active and quota.covers(state.topic, state.index):
             quota.passed(appended.size_bytes, self._clock.monotonic_ms())

@@ -13,7 +13,8 @@ Never does: I/O, reading a clock, looking at records, asking the controller (it 
 | fewer in sync than min.isr | unchanged                                                           |
 
 Waited for is (E40) who is in the in-sync set or may be in it already: new members of a larger set that is asked for,
-old members of one that a smaller set is asked for; and whoever is caught up and eligible, since it will join at once.
+old members of one that a smaller set is asked for; and whoever is caught up and eligible, since it will join at once;
+but not for what a process that was there before had caught up with.
 
 Rules: `epochs.md E30-E43`, `E65`; `list_offsets.md L8-L11` (KIP-207); `recovery.md V37-V42` (KIP-704); `gaps.md G14c`,
 `G48`, `G49`, `G53`.
@@ -170,6 +171,11 @@ class LeaderState:
         return True
 
     def _joins_soon(self, replica: int, progress: Progress, now_ms: int) -> bool:
+        """Caught up as the process that it is now: who comes back may lack gigabytes, whatever it had before it went.
+        Kafka waits for that one, too, and its producers with it.
+        """
+        if progress.log_end_offset != self.log_end_offset and progress.caught_up_epoch != progress.broker_epoch:
+            return False
         return progress.is_caught_up(self.log_end_offset, now_ms, self.rules.max_lag_ms) and self._is_eligible(
             replica, progress
         )

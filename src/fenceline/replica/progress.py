@@ -24,6 +24,8 @@ class Progress:
     last_fetch_ms: int = 0
     last_caught_up_ms: int | None = None
     """None: never in this leader's time."""
+    caught_up_epoch: int = NO_EPOCH
+    """Of the process that was caught up then."""
     leader_end_at_last_fetch: int = 0
 
     def fetched(
@@ -32,8 +34,10 @@ class Progress:
         """A fetch arrived while the leader's log ended at `leader_end_offset` (E32)."""
         if fetch_offset >= leader_end_offset:
             self.last_caught_up_ms = now_ms
+            self.caught_up_epoch = broker_epoch
         elif self.log_end_offset != UNKNOWN_OFFSET and fetch_offset >= self.leader_end_at_last_fetch:
             self.last_caught_up_ms = max(self.last_fetch_ms, self.last_caught_up_ms or 0)
+            self.caught_up_epoch = self.broker_epoch
         self.log_end_offset = fetch_offset
         self.log_start_offset = log_start_offset
         self.broker_epoch = broker_epoch
@@ -44,6 +48,7 @@ class Progress:
         """It fetched at the leader's log end again at `at_ms`, which nobody noted then (see `fetch_session`)."""
         self.last_fetch_ms = max(at_ms, self.last_fetch_ms)
         self.last_caught_up_ms = max(at_ms, self.last_caught_up_ms or 0)
+        self.caught_up_epoch = self.broker_epoch
 
     def is_caught_up(self, leader_end_offset: int, now_ms: int, max_lag_ms: int) -> bool:
         """E34: at the leader's end, or there not longer ago than `replica.lag.time.max.ms`."""
