@@ -367,9 +367,9 @@ class Answer:
             self._pending = outcome
             outcome.attach(self)
         else:
-            self.answer_pending(outcome)
+            self.answer_pending(None, outcome)
 
-    def answer_pending(self, parts: Any, let_go: Callable[[], None] | None = None) -> None:
+    def answer_pending(self, pending: Any, parts: Any, let_go: Callable[[], None] | None = None) -> None:
         self._parts = parts
         self.is_pending = False
         self._arrived.set()

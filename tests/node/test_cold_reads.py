@@ -139,9 +139,9 @@ class _Peer:
             self.pending = outcome
             outcome.attach(self)  # type: ignore[arg-type]
         else:
-            self.answer_pending(outcome)
+            self.answer_pending(None, outcome)
 
-    def answer_pending(self, parts: Any, let_go: Callable[[], None] | None = None) -> None:
+    def answer_pending(self, pending: Any, parts: Any, let_go: Callable[[], None] | None = None) -> None:
         self.parts, self.let_go = parts, let_go
         self.is_answered.set()
 

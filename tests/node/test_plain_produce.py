@@ -54,11 +54,12 @@ class Later:
 
     answer: bytes | None = None
 
-    def answer_pending(self, buffers: Any, let_go: Any = None) -> None:
+    def answer_pending(self, pending: PendingAnswer, buffers: Any, let_go: Any = None) -> None:
         assert self.answer is None, "answered twice"
+        assert pending.lets_follow, "the next request may append meanwhile"
         self.answer = b"".join(buffers)
 
-    def close(self, reason: str) -> None:
+    def fail_pending(self, pending: PendingAnswer, reason: str) -> None:
         self.answer = reason.encode()
 
 

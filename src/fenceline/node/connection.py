@@ -4,20 +4,25 @@ Owns the receive buffer and the order of answers. Never looks into a request bey
 
 Requests of a connection are handled one at a time, as Kafka does: while an answer is pending (a parked fetch, a change
 that waits for the disk) the following requests stay in the receive buffer, and when that is full the socket is not
-read. While the peer does not read its answers, nothing more is handled. So a connection holds at most one receive
-buffer (bounded by `socket.request.max.bytes`, all together by the server's budget) and one answer beyond the
-transport's high-water mark.
+read. Produce requests alone follow each other: one that has appended and waits for other replicas lets the next ones
+append, up to `MOST_WAITING`. What comes after it is answered after it, and what ends the connection ends it after it.
+
+While the peer does not read its answers, nothing more is handled. So a connection holds at most one receive buffer
+(bounded by `socket.request.max.bytes`, all together by the server's budget), one answer beyond the transport's
+high-water mark, and `MOST_WAITING` answers to Produce, which are small.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from fenceline.log.disk import FileSlice
 from fenceline.node.logs import Logger
 from fenceline.node.sending import FileSender, Part
+from fenceline.wire.apis import ApiKey
 from fenceline.wire.frame import MalformedRequest
 
 if TYPE_CHECKING:
@@ -31,17 +36,26 @@ INITIAL_BUFFER_BYTES: Final = 64 * 1024
 _GROWTH: Final = 4
 _SIZE_PREFIX_BYTES: Final = 4
 _SMALLEST_REQUEST_BYTES: Final = 8
+MOST_WAITING: Final = 64
+"""So many Produce requests of a connection have appended and wait for other replicas."""
+_API_KEY_BYTES: Final = 2
 
 
 class PendingAnswer:
-    """The promise of an answer that is not ready yet. Completed at most once; dropped when the peer is gone."""
+    """The promise of an answer that is not ready yet. Completed at most once; dropped when the peer is gone.
 
-    __slots__ = ("_abandon", "_answered", "_connection")
+    lets_follow: the request is done but for its answer, and of a kind that may follow each other.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_abandon", "_answered", "_connection", "lets_follow", "outcome")
+
+    def __init__(self, *, lets_follow: bool = False) -> None:
         self._connection: Connection | None = None
         self._answered: Connection | None = None
         self._abandon: Callable[[], object] | None = None
+        self.lets_follow = lets_follow
+        self.outcome: Sequence[Part] | str | None = None
+        """What it came to while others before it wait: the answer, or why the connection is to be closed."""
 
     def complete(self, buffers: Sequence[Part] | None, let_go: Callable[[], None] | None = None) -> None:
         """Send the answer's frame (None: nothing is owed) and let the connection go on.
@@ -52,7 +66,7 @@ class PendingAnswer:
         self._abandon = None
         if connection is not None:
             self._answered = connection
-            connection.answer_pending(buffers, let_go)
+            connection.answer_pending(self, buffers, let_go)
         elif let_go is not None:
             let_go()
 
@@ -67,7 +81,7 @@ class PendingAnswer:
         connection, self._connection = self._connection, None
         self._abandon = None
         if connection is not None:
-            connection.close(reason)
+            connection.fail_pending(self, reason)
 
     def on_abandoned(self, callback: Callable[[], object] | None) -> None:
         """Call `callback` when the peer goes away before the answer is there; None: nothing."""
@@ -98,12 +112,12 @@ class Connection(asyncio.BufferedProtocol):
         "_let_go",
         "_paused_reading",
         "_paused_writing",
-        "_pending",
         "_sender",
         "_server",
         "_start",
         "_transport",
         "_view",
+        "_waiting",
         "host",
         "idle_ticks",
         "listener",
@@ -118,7 +132,8 @@ class Connection(asyncio.BufferedProtocol):
         self._start = 0
         self._end = 0
         self._transport: asyncio.Transport | None = None
-        self._pending: PendingAnswer | None = None
+        self._waiting: deque[PendingAnswer] = deque()
+        """Answers that are owed, in the order in which they leave."""
         self._paused_writing = False
         self._paused_reading = False
         self._sender: FileSender | None = None
@@ -145,8 +160,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._sender is not None:
             self._sender.close()
         self._answer_left()
-        pending, self._pending = self._pending, None
-        if pending is not None:
+        waiting, self._waiting = self._waiting, deque()
+        for pending in waiting:
             pending.abandon()
         self._server.unregister(self, len(self._buffer))
         self._view.release()
@@ -216,8 +231,15 @@ class Connection(asyncio.BufferedProtocol):
     def _is_sending_files(self) -> bool:
         return self._sender is not None and self._sender.is_busy
 
-    def answer_pending(self, buffers: Sequence[Part] | None, let_go: Callable[[], None] | None = None) -> None:
-        self._pending = None
+    def answer_pending(
+        self, pending: PendingAnswer, buffers: Sequence[Part] | None, let_go: Callable[[], None] | None = None
+    ) -> None:
+        waiting = self._waiting
+        if pending is not waiting[0]:
+            assert let_go is None, "who lends memory has nobody before it"
+            pending.outcome = buffers or ()
+            return
+        waiting.popleft()
         transport = self._transport
         if let_go is not None and buffers is not None and _has_socket(transport):
             assert transport is not None, "it has a socket"
@@ -230,7 +252,30 @@ class Connection(asyncio.BufferedProtocol):
                 self.send(buffers)
             if let_go is not None:
                 let_go()
+        while waiting and (outcome := waiting[0].outcome) is not None:
+            if isinstance(outcome, str):
+                self.close(outcome)
+                return
+            waiting.popleft()
+            if outcome:
+                self.send(outcome)
         self._take_requests()
+
+    def fail_pending(self, pending: PendingAnswer, reason: str) -> None:
+        """No answer can be given; those before it are."""
+        if pending is self._waiting[0]:
+            self.close(reason)
+        else:
+            pending.outcome = reason
+
+    def _close_in_turn(self, reason: str) -> None:
+        """Close, after the answers that are owed."""
+        if self._waiting:
+            last = PendingAnswer()
+            last.outcome = reason
+            self._waiting.append(last)
+        else:
+            self.close(reason)
 
     def close(self, reason: str, *, quiet: bool = False) -> None:
         """Close after what was already written is sent; one log line names the peer and the reason."""
@@ -257,7 +302,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def stalled_bytes(self) -> int:
         """Bytes of a request that is not whole yet and holds receive memory of the budget; 0 without one."""
-        if self._pending is not None or not self.holds_budget:
+        if self._waiting or not self.holds_budget:
             return 0
         return self._end - self._start
 
@@ -271,25 +316,36 @@ class Connection(asyncio.BufferedProtocol):
         """Whether a request is being handled or an answer is not yet sent."""
         transport = self._transport
         return (
-            self._pending is not None
+            bool(self._waiting)
             or self._is_sending_files
             or (transport is not None and transport.get_write_buffer_size() > 0)
         )
 
     # --- framing --------------------------------------------------------------------------------------------------
 
+    def _may_follow(self) -> bool:
+        """Whether the next request may be handled before those that wait are answered."""
+        waiting = self._waiting
+        if not waiting[-1].lets_follow or len(waiting) >= MOST_WAITING:
+            return False
+        key_at = self._start + _SIZE_PREFIX_BYTES
+        behind = key_at + _API_KEY_BYTES
+        return behind <= self._end and int.from_bytes(self._view[key_at:behind], "big") == ApiKey.PRODUCE
+
     def _take_requests(self) -> None:
-        while self._pending is None and not self._paused_writing and not self._is_sending_files:
+        while not self._paused_writing and not self._is_sending_files:
             transport = self._transport
             if transport is None or transport.is_closing():
                 return
+            if self._waiting and not self._may_follow():
+                break
             start = self._start
             available = self._end - start
             if available < _SIZE_PREFIX_BYTES:
                 break
             size = int.from_bytes(self._view[start : start + 4], "big", signed=True)
             if size < _SMALLEST_REQUEST_BYTES or size > self._server.max_request_bytes:
-                self.close(
+                self._close_in_turn(
                     f"request of {size} bytes; a request has {_SMALLEST_REQUEST_BYTES} to"
                     f" {self._server.max_request_bytes} (socket.request.max.bytes)"
                 )
@@ -303,18 +359,23 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 outcome = self._server.handle(self, self._view[start + _SIZE_PREFIX_BYTES : frame_end])
             except MalformedRequest as error:
-                self.close(f"malformed request: {error}")
+                self._close_in_turn(f"malformed request: {error}")
                 return
             except Exception:
                 # Our bug. Without an answer the peer must not wait for one.
                 log.exception("request failed", peer=self.peer)
-                self.close("internal error, see the log line before")
+                self._close_in_turn("internal error, see the log line before")
                 return
-            if type(outcome) is list:
-                self.send(outcome)
-            elif isinstance(outcome, PendingAnswer):
+            if isinstance(outcome, PendingAnswer):
                 outcome.attach(self)
-                self._pending = outcome
+                self._waiting.append(outcome)
+            elif outcome is not None:
+                if self._waiting:
+                    answered = PendingAnswer(lets_follow=True)
+                    answered.outcome = outcome
+                    self._waiting.append(answered)
+                else:
+                    self.send(outcome)
         if self._start == self._end:
             self._start = self._end = 0
             if self._server.wants_room and (freed := self.shrink_idle_buffer()):

@@ -114,7 +114,7 @@ class Producing:
         self, owed: list[Owed], context: RequestContext, frame: list[Buffer], timeout_ms: int
     ) -> PendingAnswer:
         """The answer in `frame`, once what it owes is done."""
-        pending = PendingAnswer()
+        pending = PendingAnswer(lets_follow=True)
         Acknowledging(self._broker, self._answers, context, frame, pending).wait_for(owed, timeout_ms)
         return pending
 

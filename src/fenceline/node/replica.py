@@ -79,7 +79,8 @@ class Replica:
         self.waiters = Waiters()
         """For a high watermark, a log start, a role or an epoch that changes."""
         self.follower_waiters = Waiters()
-        """For a log end that changes, or any of the above."""
+        """For a log end, a log start, a role or an epoch that changes. Followers are told of a high watermark with what
+        comes next: to read for them because of it would find nothing."""
         self.refused: tuple[int, frozenset[int]] = (-1, frozenset())
         """The epoch that this broker led last, and the ends of what was written then to producers who were told that it
         is not committed. Tells what nobody was told to be written, should it be cut."""
@@ -107,7 +108,7 @@ class Replica:
         now_ms = 0 if leader.is_only_replica else self._clock.monotonic_ms()
         if leader.on_append(self.log.log_end_offset, self.config.min_insync_replicas, now_ms):
             self.commit()
-        elif self.follower_waiters:
+        if self.follower_waiters:
             _call_all(self.follower_waiters)
 
     def commit(self) -> None:
@@ -123,7 +124,8 @@ class Replica:
             while commits and commits[0].end_offset <= high_watermark:
                 _, waiter, position = commits.popleft()
                 waiter.committed(position, code)
-        self.wake()
+        if self.waiters:
+            _call_all(self.waiters)
 
     def learn(self, high_watermark: int, log_start_offset: int) -> None:
         """A follower takes over what its leader tells (E29). The high watermark goes back with the log only (G14b)."""
