@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
+from fenceline.log.partition_log import AppendInfo
 from fenceline.metadata.image import Endpoint
 from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
@@ -109,8 +110,9 @@ class Log:
     def __init__(self) -> None:
         self.log_end_offset = 0
 
-    def append_as_follower(self, records: memoryview, *, leader_epoch: int, now_ms: int) -> None:
-        self.log_end_offset += len(records)
+    def append_as_follower(self, records: memoryview, *, leader_epoch: int, now_ms: int) -> AppendInfo:
+        base, self.log_end_offset = self.log_end_offset, self.log_end_offset + len(records)
+        return AppendInfo(base, self.log_end_offset - 1, -1, 0, False, len(records))
 
 
 def replica(index: int) -> Any:
