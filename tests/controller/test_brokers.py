@@ -322,3 +322,19 @@ def test_without_eligible_replicas_a_crash_of_the_last_in_sync_is_told(clean: bo
     cluster.heartbeat(2)
     partition = cluster.partition("t")
     assert (partition.leader, partition.isr, partition.leader_recovery_state) == (2, (2,), state)
+
+
+def test_what_happens_during_a_controlled_shutdown_is_not_waited_for() -> None:
+    """C14; BrokerHeartbeatManagerTest.testControlledShutdownOffsetIsOnlyUpdatedOnce: later heartbeats, and records that
+    come meanwhile, put nothing off."""
+    cluster = Cluster(3)
+    cluster.create("t", (1, 2))
+    cluster.heartbeat(1, want_shut_down=True)
+    began = cluster.controller.next_offset - 1
+    for name in ("u", "v"):
+        cluster.create(name, (2,))
+        assert not cluster.heartbeat(1, want_shut_down=True).should_shut_down
+    cluster.heartbeat(2, offset=began)
+    assert not cluster.heartbeat(1, want_shut_down=True).should_shut_down, "3 is behind"
+    cluster.heartbeat(3, offset=began)
+    assert cluster.heartbeat(1, want_shut_down=True).should_shut_down

@@ -183,6 +183,17 @@ def test_producer_ids_come_in_blocks_and_never_twice(cluster: Cluster) -> None:
     assert error.value.code is ErrorCode.STALE_BROKER_EPOCH
 
 
+def test_producer_ids_end(cluster: Cluster) -> None:
+    """C41; ProducerIdControlManagerTest.testMaxValue: the last block is given, and no id comes again."""
+    epoch = cluster.epochs[1]
+    last = 2**63 - 1 - 1000
+    cluster.controller.replay([ProducerIdsRecord(1, epoch, last)], cluster.controller.next_offset, 1)
+    assert cluster.ask(AllocateProducerIds(1, epoch)).first == last
+    with pytest.raises(PeerError, match="Exhausted") as error:
+        cluster.ask(AllocateProducerIds(1, epoch))
+    assert error.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
 def test_a_feature_waits_for_every_voter_to_register(cluster: Cluster) -> None:
     """K27; taking a feature away waits for nobody."""
     _update(cluster, ("group.version", 0, 2))

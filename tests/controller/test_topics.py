@@ -49,6 +49,21 @@ def test_one_bad_topic_leaves_the_others() -> None:
     assert list(cluster.image.topics_by_name) == ["good"]
 
 
+def test_names_that_differ_in_a_dot_only_are_one() -> None:
+    """C21; ReplicationControlManagerTest.testTopicNameCollision: until the other is gone."""
+    cluster = Cluster(1)
+    invalid, exists = ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_ALREADY_EXISTS
+
+    def codes(*names: str) -> list[ErrorCode]:
+        answer = cluster.ask(CreateTopics(tuple(NewTopic(name, 1, 1) for name in names)))
+        return [topic.outcome.code for topic in answer.topics]
+
+    assert codes("a.b_c", "a-b_c") == [ErrorCode.NONE] * 2
+    assert codes("a_b_c", "a.b.c", "a.b_c", "ab_c") == [invalid, invalid, exists, ErrorCode.NONE]
+    cluster.ask(DeleteTopics((TopicReference("a.b_c"),)))
+    assert codes("a_b.c") == [ErrorCode.NONE]
+
+
 def test_the_default_counts() -> None:
     cluster = Cluster(2, default_partition_count=3, default_replication_factor=2)
     answer = cluster.ask(CreateTopics((NewTopic("t"),))).topics[0]
