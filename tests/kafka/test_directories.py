@@ -16,7 +16,6 @@ from fenceline.records.decode import decode_all
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.testing.node import EmbeddedNode
 from fenceline.wire.apis import ApiKey
-from tests.conftest import need_apache_kafka
 from tests.kafka.conftest import SAME_SETTINGS
 from tests.support.raw import RawConnection, plain
 
@@ -245,7 +244,6 @@ def _clean_mark(root: Path) -> bool:
 @pytest.fixture
 def both(tmp_path: Path) -> Iterator[tuple[ApacheKafka, EmbeddedNode]]:
     """Apache Kafka and Fenceline on one directory; neither runs yet."""
-    need_apache_kafka()
     kafka = small_kafka(data_dir=tmp_path, overrides=SAME_SETTINGS)
     node = EmbeddedNode(data_dir=tmp_path, overrides=SAME_SETTINGS)
     try:

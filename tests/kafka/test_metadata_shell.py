@@ -18,7 +18,6 @@ from fenceline.node.metadata_batches import SnapshotBatches
 from fenceline.node.metadata_log import DIRECTORY_NAME
 from fenceline.testing.apache_kafka import small_kafka
 from tests.cli.test_metadata_files import LATER, RECORDS
-from tests.conftest import need_apache_kafka
 from tests.support.same_metadata import kafkas_entries, kafkas_tree
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
@@ -42,7 +41,6 @@ def _same_paths(path: Path) -> None:
 
 
 def test_kafkas_shell_reads_our_snapshot(tmp_path: Path) -> None:
-    need_apache_kafka()
     # Kafka's shell fails on quotas of a default entity, and shows no token that nobody may renew.
     fitting = [each for each in RECORDS if not isinstance(each, ClientQuotaRecord | DelegationTokenRecord)]
     entity = (EntityData("client-id", "a(1)\\"), EntityData("user", "ann"))
@@ -57,7 +55,6 @@ def test_kafkas_shell_reads_our_snapshot(tmp_path: Path) -> None:
 
 
 def test_our_shell_reads_kafkas_snapshots_and_log(tmp_path: Path) -> None:
-    need_apache_kafka()
     from confluent_kafka.admin import AdminClient, NewTopic
 
     overrides = {"metadata.log.max.record.bytes.between.snapshots": "1500"}

@@ -21,7 +21,6 @@ from fenceline.cli.app import app
 from fenceline.node.metadata_log import DIRECTORY_NAME
 from fenceline.testing.mixed_cluster import CLUSTER_ID, COMBINED, MixedCluster
 from fenceline.testing.waiting import eventually
-from tests.conftest import need_apache_kafka
 from tests.scheduling import CLUSTERS
 
 from .side_by_side import LATE, Both, Side, both_clusters
@@ -39,7 +38,6 @@ NUMBERS = r"-?\b\d+\b"
 
 @pytest.fixture(scope="module")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    need_apache_kafka()
     with both_clusters(tmp_path_factory.mktemp("tools")) as both:
         yield both
 

@@ -26,7 +26,6 @@ from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request
 from fenceline.wire.frame import encode_request_header, parse_response_header
 from fenceline.wire.principal import ANONYMOUS, encode_principal
-from tests.conftest import need_apache_kafka
 from tests.controller.two_controllers import There
 
 from .test_controller_nodes import eventually
@@ -262,7 +261,6 @@ async def _prepare(side: Side) -> None:
 
 
 def test_equal_answers(tmp_path: Path) -> None:
-    need_apache_kafka()
     port = free_port()
     config = NodeConfig.load(
         None,

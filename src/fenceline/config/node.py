@@ -133,11 +133,6 @@ class NodeConfig:
         assert isinstance(value, int), f"{name} is no integer or not set"
         return value
 
-    def get_float(self, name: str) -> float:
-        value = self.get(name)
-        assert isinstance(value, float), f"{name} is no number or not set"
-        return value
-
     def get_bool(self, name: str) -> bool:
         value = self.get(name)
         assert isinstance(value, bool), f"{name} is neither true nor false"

@@ -39,7 +39,6 @@ class LogConfig:
     timestamp_after_max_ms: int = 3_600_000
     cleanup_policy: frozenset[str] = frozenset({"delete"})
     min_insync_replicas: int = 1
-    unclean_leader_election: bool = False
     validate_compressed_records: bool = False
     """Whether the leader decompresses each batch and checks its records (`fenceline.validate.compressed.records`)."""
     producer_id_expiration_ms: int = DAY_MS
@@ -81,7 +80,6 @@ class LogConfig:
 
 
 _BOOLEANS: Final = {
-    "unclean.leader.election.enable": "unclean_leader_election",
     "fenceline.validate.compressed.records": "validate_compressed_records",
 }
 

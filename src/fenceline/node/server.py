@@ -89,7 +89,6 @@ class Server:
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._draining = False
         self._is_granting = False
         self._favoured: Connection | None = None
         self._stall_check: asyncio.TimerHandle | None = None
@@ -130,7 +129,6 @@ class Server:
 
     async def close(self, *, drain_s: float = 1.0) -> None:
         """Stop to accept, let answers in work go out for at most `drain_s`, then close every connection."""
-        self._draining = True
         for server in self._servers:
             server.close()
         if self._sweeper is not None:

@@ -37,7 +37,6 @@ _OFFSET: Final = struct.Struct(">q")
 _INT32: Final = struct.Struct(">i")
 _put_offset: Final = _OFFSET.pack_into
 _put_int32: Final = _INT32.pack_into
-_LAST_OFFSET_DELTA_AT: Final = 23
 _MAX_TIMESTAMP_AT: Final = 35
 
 _CODEC_MASK: Final = 0x07
