@@ -307,7 +307,9 @@ class ScriptedCluster:
             error = code or self._check(log, node_id, asked.current_leader_epoch)
             name = asked.topic, asked.topic_id, asked.index
             if error:
-                self._fetched.append(fetch.FetchedPartition(*name, error))
+                leads_elsewhere = error in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+                hint = (log.leader, log.leader_epoch) if version >= 16 and leads_elsewhere else None
+                self._fetched.append(fetch.FetchedPartition(*name, error, current_leader=hint))
                 continue
             ends = log.end_offset, log.end_offset, log.start_offset
             if asked.last_fetched_epoch >= 0:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from fenceline.client.admin import Admin
+from fenceline.client.consumer import Consumer
 from fenceline.client.offsets import EpochEnd
+from fenceline.client.producer import Producer
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
@@ -139,3 +141,57 @@ def test_the_end_of_an_epoch_that_nobody_knows(cluster: ScriptedCluster) -> None
         with pytest.raises(PeerError) as fenced:
             admin.offsets_for_leader_epoch({tp: (0, 0)})
     assert fenced.value.code is ErrorCode.FENCED_LEADER_EPOCH
+
+
+def _stale_metadata(cluster: ScriptedCluster, tp: TopicPartition) -> None:
+    """From now on metadata tells of the leader of now, whatever happens."""
+    tells, log = cluster._metadata, cluster.logs[tp]
+    leader, epoch = log.leader, log.leader_epoch
+
+    def told(node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        answer = tells(node_id, request, code)
+        for topic in answer["topics"]:
+            for partition in topic["partitions"]:
+                partition["leader_id"], partition["leader_epoch"] = leader, epoch
+        return answer
+
+    cluster._metadata = told  # type: ignore[method-assign]
+
+
+def _read(consumer: Consumer, count: int) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    while len(found) < count:
+        found += [record.value for record in consumer.poll(50)]
+    return found
+
+
+@pytest.mark.timeout(60)
+def test_a_reader_goes_where_the_old_leader_sends_it(cluster: ScriptedCluster) -> None:
+    """FetcherTest.testWhenFetchResponseReturnsALeaderShipChangeErrorAndNewLeaderInformation; E59: Fetch 16 on."""
+    (tp,) = cluster.add_topic("t")
+    with Producer(cluster.bootstrap, **_QUICK) as producer, Consumer(cluster.bootstrap, **_QUICK) as consumer:
+        producer.send("t", b"before").result(30)
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+        assert _read(consumer, 1) == [b"before"]
+        _stale_metadata(cluster, tp)
+        cluster.logs[tp].elect(2)
+        producer.send("t", b"after").result(30)
+        assert _read(consumer, 1) == [b"after"]
+    assert cluster.logs[tp].values() == [b"before", b"after"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("version", "is_told"), [(2, False), (3, True)])
+def test_a_broker_that_is_too_old_is_not_asked_where_an_epoch_ends(version: int, is_told: bool) -> None:
+    """OffsetFetcherTest.testOffsetValidationSkippedForOldBroker; E46: it may answer what it does not know."""
+    versions = {ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, version), ApiKey.FETCH: (4, 11)}
+    with ScriptedCluster(nodes=2, versions=versions) as cluster:
+        (tp,) = cluster.add_topic("t")
+        with Producer(cluster.bootstrap, **_QUICK) as producer, Consumer(cluster.bootstrap, **_QUICK) as consumer:
+            for value in (b"0", b"1", b"2"):
+                producer.send("t", value, partition=0).result(30)
+            consumer.assign([tp])
+            consumer.seek(tp, 1, 0)
+            assert _read(consumer, 2) == [b"1", b"2"]
+        assert bool(_asked(cluster, ApiKey.OFFSET_FOR_LEADER_EPOCH)) is is_told

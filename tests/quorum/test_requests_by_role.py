@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.quorum.duties import Answer, AppendFetched, WritePiece
+from fenceline.quorum.control_records import Voter, VoterEndpoint
+from fenceline.quorum.duties import Answer, AppendControlBatch, AppendFetched, WritePiece
 from fenceline.quorum.election_state import ElectionState
-from fenceline.quorum.log_view import EpochEnd, SnapshotId
+from fenceline.quorum.log_view import EpochEnd, SnapshotId, VotersAt
 from fenceline.quorum.messages import (
     AddRaftVoterRequest,
     BeginQuorumEpochRequest,
@@ -27,6 +28,7 @@ from fenceline.quorum.messages import (
     RemoveRaftVoterRequest,
     RequestMessage,
     UpdateRaftVoterRequest,
+    UpdateRaftVoterResponse,
     VoteRequest,
     VoteResponse,
 )
@@ -272,3 +274,90 @@ def test_a_vote_that_gets_lost_is_asked_for_again() -> None:
     assert machine.quorum.epoch == epoch
     machine.reply(slow, VoteResponse(leader_epoch=epoch))
     assert isinstance(machine.quorum.role, Leader)
+
+
+_CHANGES = ["add", "remove", "update"]
+
+
+def _change(kind: str, machine: Machine) -> RequestMessage:
+    new = voter(4)
+    if kind == "add":
+        return AddRaftVoterRequest("c", 1000, 4, new.voter_directory_id, new.endpoints)
+    if kind == "remove":
+        return RemoveRaftVoterRequest("c", 3, D3)
+    moved = (VoterEndpoint("CONTROLLER", "moved", 7),)
+    return UpdateRaftVoterRequest("c", machine.quorum.epoch, 2, D2, moved, LEVELS)
+
+
+def _with_a_change_under_way() -> Machine:
+    machine = Machine()
+    machine.to_leader()
+    machine.ask(machine.fetch(2))
+    machine.do(machine.quorum.request(machine.now_ms, "other", RemoveRaftVoterRequest("c", 3, D3)))
+    return machine
+
+
+def _with_an_update_that_is_not_committed() -> Machine:
+    machine = Machine()
+    machine.to_leader()
+    machine.ask(machine.fetch(2))
+    moved = (VoterEndpoint("CONTROLLER", "elsewhere", 7),)
+    machine.ask(UpdateRaftVoterRequest("c", machine.quorum.epoch, 3, D3, moved, LEVELS))
+    return machine
+
+
+@pytest.mark.parametrize("kind", _CHANGES)
+@pytest.mark.parametrize(
+    ("role", "error"),
+    [
+        (_then(None, "to_leader"), ErrorCode.REQUEST_TIMED_OUT),
+        (_with_a_change_under_way, ErrorCode.REQUEST_TIMED_OUT),
+        (_with_an_update_that_is_not_committed, ErrorCode.REQUEST_TIMED_OUT),
+        (_started(ElectionState(3, leader_id=2)), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (_then(ElectionState(3, leader_id=2), "to_candidate"), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (_resigned_now, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    ],
+    ids=["nothing committed", "a change under way", "a set not committed", "follower", "candidate", "resigned"],
+)
+def test_one_change_of_voters_at_a_time_by_a_leader_that_is_sure(
+    kind: str, role: Callable[[], Machine], error: ErrorCode
+) -> None:
+    """KafkaRaftClientReconfigTest.testAddVoterWithPendingAddVoter, testRemoveVoterWithPendingAddVoter,
+    testUpdateVoterWithPendingAddVoter, test*VoterWithoutFencedPreviousLeaders, test*VoterToNotLeader; Q41-Q44."""
+    machine = role()
+    before = machine.quorum.voter_set
+    answer = machine.ask(_change(kind, machine))
+    assert answer is not None
+    assert answer.error_code is error
+    assert machine.found(AppendControlBatch) == []
+    assert machine.quorum.voter_set == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("add", ErrorCode.UNSUPPORTED_VERSION), ("remove", ErrorCode.UNSUPPORTED_VERSION), ("update", ErrorCode.NONE)],
+)
+def test_static_voters_are_not_changed(kind: str, error: ErrorCode) -> None:
+    """test*VoterWithKraftVersion0; Q41-Q43, K15: what a static voter tells of itself is only remembered."""
+    machine = Machine(dynamic=False)
+    machine.to_leader()
+    machine.ask(machine.fetch(2))
+    answer = machine.ask(_change(kind, machine))
+    assert (answer.error_code, machine.found(AppendControlBatch)) == (error, [])
+    assert machine.quorum.voter_set.ids == [1, 2, 3]
+
+
+def test_a_voter_that_moved_tells_its_leader_and_hears_of_a_newer_one() -> None:
+    """testFollowerSendsUpdateVoter*, testUpdateVoterResponseCausesEpochChange; Q43, K15."""
+    machine = Machine(me=4, voters=(1, 2, 3), election=ElectionState(3, leader_id=2))
+    assert machine.sent(UpdateRaftVoterRequest) == {}, "it is no voter"
+    machine = Machine(election=ElectionState(3, leader_id=2))
+    machine.pass_time(100)
+    assert machine.sent(UpdateRaftVoterRequest) == {}, "its set has it as it is"
+    old = Voter(1, voter(1).voter_directory_id, (VoterEndpoint("CONTROLLER", "before", 1),), LEVELS)
+    machine.log.append(3, [VotersAt(0, 1, (old, voter(2), voter(3)))])
+    machine.flush()
+    assert machine.sent(UpdateRaftVoterRequest)[2].listeners == voter(1).endpoints
+    ask = machine.request_id(2, UpdateRaftVoterRequest)
+    machine.reply(ask, UpdateRaftVoterResponse(ErrorCode.FENCED_LEADER_EPOCH, 3, 5))
+    assert (machine.quorum.leader_id, machine.quorum.epoch) == (3, 5)
