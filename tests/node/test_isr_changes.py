@@ -28,7 +28,7 @@ def _taken(change: Any, **other: Any) -> AlteredPartition:
         "isr": tuple(member.broker_id for member in change.new_isr),
         "partition_epoch": change.partition_epoch + 1,
     }
-    return AlteredPartition(**{**fields, **other})  # type: ignore[arg-type]
+    return AlteredPartition(**{**fields, **other})
 
 
 def _answering(*outcomes: Callable[[Any], AlteredPartition | None] | ErrorCode) -> Callable[[Any], Any]:
