@@ -75,7 +75,7 @@ class Side:
         self.soon: list[Any] = []
         self.now_s = 0.0
         self.later: list[Later] = []
-        image = SimpleNamespace(topics_by_id={}, topics_by_name={})
+        image: Any = SimpleNamespace(topics_by_id={}, topics_by_name={})
         clock: Any = SimpleNamespace(now_ms=lambda: NOW, monotonic_ms=lambda: NOW)
         self.replicas = Replicas(
             1,
