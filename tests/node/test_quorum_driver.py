@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Callable
 from random import Random
@@ -12,6 +13,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.metadata.image import MetadataImage
+from fenceline.node import quorum_driver
 from fenceline.node.quorum_driver import QuorumDriver
 from fenceline.node.quorum_log import QuorumLog
 from fenceline.node.storage_trouble import StorageTrouble
@@ -179,6 +181,45 @@ def test_a_vote_that_can_not_be_written_ends_the_node_and_is_not_told() -> None:
         assert not vote.done()
         await node.driver.stop(timeout_ms=0)
         assert vote.exception() is not None
+
+    asyncio.run(story())
+
+
+def test_a_vote_waits_for_room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q2: until it can be written nobody hears of it, and nothing ends."""
+    monkeypatch.setattr(quorum_driver, "_ROOM_PAUSE_S", 0.0)
+
+    async def story() -> None:
+        node = Node()
+        node.start()
+        node.disk.fail("write", f"{FILE_NAME}.tmp", errno.ENOSPC)
+        vote = node.driver.ask(_vote(9))
+        await node.work()
+        assert (node.errors, vote.done(), node.driver.is_persisting) == ([], False, True)
+        node.disk.heal()
+        await node.work()
+        assert (_written(node)["leaderEpoch"], _written(node)["votedId"]) == (9, 2)
+        assert vote.result().vote_granted  # type: ignore[union-attr]
+        await node.driver.stop(timeout_ms=0)
+
+    asyncio.run(story())
+
+
+def test_a_node_that_waits_for_room_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quorum_driver, "_ROOM_PAUSE_S", 0.0)
+
+    async def story() -> None:
+        node = Node()
+        node.start()
+        node.disk.fail("write", f"{FILE_NAME}.tmp", errno.ENOSPC)
+        vote = node.driver.ask(_vote(9))
+        await node.work()
+        stopping = asyncio.ensure_future(node.driver.stop(timeout_ms=60_000))
+        while not stopping.done():
+            await node.work()
+        assert vote.exception() is not None
+        assert node.errors == []
+        assert _written(node)["votedId"] == -1
 
     asyncio.run(story())
 

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from fenceline.errors import ErrorCode, InternalError, PeerError
 from fenceline.log.disk import Disk
+from fenceline.log.errors import StorageError
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
-from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.metadata_log import METADATA_PARTITION, MetadataLog
 from fenceline.node.metadata_replay import Replayed
 from fenceline.node.quorum_log import QuorumLog
 from fenceline.node.quorum_log_work import QuorumLogWork
@@ -54,7 +55,7 @@ from fenceline.quorum.duties import (
     VerifyAndFreeze,
     WritePiece,
 )
-from fenceline.quorum.election_state import ElectionState
+from fenceline.quorum.election_state import FILE_NAME, ElectionState
 from fenceline.quorum.log_view import SnapshotId
 from fenceline.quorum.messages import RequestMessage, ResponseMessage
 from fenceline.quorum.quorum import Quorum
@@ -67,6 +68,8 @@ T = TypeVar("T")
 
 
 _CLOSE_CHECK_S: Final = 0.01
+_ROOM_PAUSE_S: Final = 0.2
+"""Between two attempts to write an election to a disk that is full."""
 
 
 class QuorumEvents(Protocol):
@@ -114,6 +117,7 @@ class QuorumDriver:
         self._clock = clock
         self._executor = executor
         self._events = events
+        self._trouble = trouble
         self._peers: QuorumPeers | None = None
         self._downloads: SnapshotDownloads | None = None
         self._calls: deque[Callable[[Quorum, int], list[Duty]]] = deque()
@@ -123,6 +127,7 @@ class QuorumDriver:
         self._waits_for: asyncio.Future[Any] | None = None
         """The disk is at work on a duty; those behind it, and all calls, wait."""
         self._is_persisting = False
+        self._lacks_room = False
         self._has_ended = False
         self._tick: asyncio.Handle | None = None
         self._tick_at_s = 0.0
@@ -198,7 +203,7 @@ class QuorumDriver:
         """Hand over where this node leads (Q23), then fall silent. What is flushed stays flushed."""
         if not self._has_ended:
             self.call(lambda quorum, now: quorum.shutdown(now, timeout_ms))
-            while not self._quorum.has_closed and not self._has_ended:
+            while not self._quorum.has_closed and not self._has_ended and not self._lacks_room:
                 await asyncio.sleep(_CLOSE_CHECK_S)
                 self.call(lambda quorum, now: quorum.tick(now))
         self.end()
@@ -352,10 +357,26 @@ class QuorumDriver:
             write()
             return
         self._is_persisting = True
-        self._wait_for(asyncio.get_running_loop().run_in_executor(self._executor(), write), self._persisted)
+        self._wait_for(self._written(write), self._persisted)
+
+    async def _written(self, write: Callable[[], None]) -> None:
+        """In a thread, as soon as the disk has room: until then this node says nothing, and the others decide."""
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._executor(), write)
+            except OSError as error:
+                full = StorageError.of(f"writing {FILE_NAME}", error)
+                if self._has_ended or not full.disk_full:
+                    raise
+                self._trouble.refused(METADATA_PARTITION, self._log.end_offset, full)
+                self._lacks_room = True
+                await asyncio.sleep(_ROOM_PAUSE_S)
+            else:
+                return
 
     def _persisted(self, _: None) -> None:
         self._is_persisting = False
+        self._lacks_room = False
 
     def _cut(self, end_offset: int) -> None:
         self._work.was_cut(end_offset)

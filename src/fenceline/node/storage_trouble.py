@@ -33,8 +33,8 @@ _FULL_FOLLOWER_ADVICE: Final = (
 )
 _FULL_METADATA_ADVICE: Final = (
     "Make room on the disk of the metadata log. A node that is the only controller goes on, and until then topics,"
-    " configs and brokers can not be changed. One of several gives way to the others; if it can not write even that"
-    " down, it stops, and is to be started when there is room."
+    " configs and brokers can not be changed. One of several gives way to the others, and takes part again as soon as"
+    " there is room. No restart is needed."
 )
 _NO_DESCRIPTORS_ADVICE: Final = (
     "The process has no file descriptors left: raise its limit (ulimit -n), or lower max.connections. No restart is"
