@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fenceline.client.epoch_history import EpochStart
 from fenceline.client.metadata import LeaderAndEpoch
 from fenceline.client.offsets import EpochEnd
 from fenceline.client.positions import PartitionState, Phase, Position, Positions
@@ -97,6 +98,38 @@ def test_a_divergence_below_what_was_handed_out_is_kept_until_a_seek(end: EpochE
     positions.seek(_TP, 8)
     assert state.truncation is None
     assert positions.is_fetchable(_TP, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("leaders_end", "parting"),
+    [
+        pytest.param(EpochEnd(5, 14), (14, 5), id="within the last epoch"),
+        pytest.param(EpochEnd(3, 12), (10, 3), id="the leader's epoch ends behind where ours ended"),
+        pytest.param(EpochEnd(3, 40), (10, 3), id="and behind the position"),
+        pytest.param(EpochEnd(3, 9), (9, 3), id="the leader's epoch ends before ours"),
+        pytest.param(EpochEnd(4, 12), (10, 3), id="an epoch that was never read: to be looked for further down"),
+        pytest.param(EpochEnd(2, 5), (5, 2), id="it is not known where what was read before began"),
+        pytest.param(EpochEnd(-1, -1), (-1, -1), id="the leader can not tell"),
+    ],
+)
+def test_the_logs_part_no_later_than_what_was_read_of_later_epochs(
+    leaders_end: EpochEnd, parting: tuple[int, int]
+) -> None:
+    """Read from 8 on: epoch 3 up to 9, epoch 5 from 10 to 19. What the leader has of epoch 3 behind 9 was not read."""
+    positions, state = _at(8, 3)
+    positions.consumed(_TP, 9, 3, [EpochStart(5, 10)])
+    positions.consumed(_TP, 20, 5, [EpochStart(5, 10)])
+    state.fetch_position = state.position
+    positions.diverged(_TP, leaders_end)
+    error = state.truncation
+    assert error is not None
+    assert (error.divergent_offset, error.divergent_epoch) == parting
+    positions.seek(_TP, 12)
+    positions.consumed(_TP, 20, 5, [EpochStart(5, 12)])
+    state.fetch_position = state.position
+    positions.diverged(_TP, EpochEnd(3, 15))
+    assert state.truncation is not None
+    assert state.truncation.divergent_offset == 12, "what was read before a seek says nothing"
 
 
 def test_a_divergence_under_what_was_only_fetched_ahead_is_fetched_again() -> None:

@@ -83,6 +83,36 @@ def test_a_consumer_that_had_read_on_is_told(versions: dict[ApiKey, tuple[int, i
             assert _poll_until(consumer, lambda found: len(found) == 8) == _values("new", 8)
 
 
+@pytest.mark.parametrize("versions", _VERSIONS)
+@pytest.mark.parametrize("at_once", [500, 1])
+def test_a_leader_that_comes_back_with_more_of_an_older_epoch(
+    versions: dict[ApiKey, tuple[int, int]], at_once: int
+) -> None:
+    """It had written offsets 6 and 7 when another one was elected without them. Where its epoch ends in its log, at 8,
+    says nothing of what was read at 6 and 7 instead: that began there, the reader knows."""
+    with ScriptedCluster(nodes=2, versions=versions) as cluster:
+        (tp,) = cluster.add_topic("t")
+        _write(cluster, tp, _values("old", 8))
+        log = cluster.logs[tp]
+        batches = list(log.batches)
+        log.elect(2, cut_to=6)
+        _write(cluster, tp, _values("lost", 4))
+        with Consumer(cluster.bootstrap, **_QUICK, **{"max.poll.records": at_once}) as consumer:
+            consumer.assign([tp])
+            consumer.seek(tp, 0)
+            read = _poll_until(consumer, lambda found: len(found) == 10)
+            assert read == [*_values("old", 6), *_values("lost", 4)]
+            with cluster.lock:
+                log.batches, log.epochs = batches, [(0, 0)]
+                log.elect(1)
+            _write(cluster, tp, _values("new", 4))
+            error = _poll_for_error(consumer, LogTruncationError)
+            assert isinstance(error, LogTruncationError)
+            assert (error.offset, error.divergent_offset, error.divergent_epoch) == (10, 6, 0)
+            consumer.seek(tp, error.divergent_offset, error.divergent_epoch)
+            assert _poll_until(consumer, lambda found: len(found) == 6) == [*_values("old", 8)[6:], *_values("new", 4)]
+
+
 def test_a_cut_below_what_was_only_fetched_ahead_goes_unnoticed_because_nothing_was_lost(
     cluster: ScriptedCluster,
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fenceline.client.epoch_history import EpochStart
 from fenceline.client.errors import ClientError
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
@@ -57,6 +58,8 @@ class Fetched(NamedTuple):
     size_bytes: int
     record_count: int
     """Upper bound: counts of whole batches, also where the first or last one is cut."""
+    epoch_starts: tuple[EpochStart, ...] = ()
+    """Of epochs other than the one before `start_offset`."""
 
 
 def scan(
@@ -80,6 +83,7 @@ def scan(
     run_first_offset = run_next_offset = from_offset
     next_offset, size_bytes, record_count = from_offset, 0, 0
     newer: BatchHeader | None = None
+    epoch_starts: list[EpochStart] = []
     for header in iter_headers(buf, allow_partial_tail=True):
         if header.last_offset < from_offset:
             continue
@@ -109,10 +113,22 @@ def scan(
             run_next_offset = next_offset
             size_bytes += header.size_bytes
             record_count += header.record_count
-        epoch = header.leader_epoch
+        if header.leader_epoch != epoch:
+            epoch = header.leader_epoch
+            epoch_starts.append(EpochStart(epoch, max(from_offset, header.base_offset)))
     if run_end > run_start >= 0:
         runs.append(Run(buf[run_start:run_end], run_first_offset, run_next_offset))
-    fetched = Fetched(tp.topic, tp.partition, tuple(runs), from_offset, next_offset, epoch, size_bytes, record_count)
+    fetched = Fetched(
+        tp.topic,
+        tp.partition,
+        tuple(runs),
+        from_offset,
+        next_offset,
+        epoch,
+        size_bytes,
+        record_count,
+        tuple(epoch_starts),
+    )
     return fetched, newer
 
 

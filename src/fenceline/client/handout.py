@@ -38,10 +38,11 @@ class Handout:
             index += len(taken)
             if index == len(records):
                 self._held = None
-                self._positions.consumed(piece.tp, piece.fetched.next_offset, piece.fetched.last_epoch)
+                self._took_all(piece)
             else:
                 self._held = piece, records, index
-                self._positions.consumed(piece.tp, taken[-1].offset + 1, taken[-1].leader_epoch)
+                starts = piece.fetched.epoch_starts
+                self._positions.consumed(piece.tp, taken[-1].offset + 1, taken[-1].leader_epoch, starts)
         return found
 
     def take_pieces(self, max_bytes: int) -> list[Fetched]:
@@ -61,16 +62,20 @@ class Handout:
                     if run.end_offset_exclusive > rest_from
                 )
                 pieces.append(piece.fetched._replace(runs=runs, start_offset=rest_from))
-                self._positions.consumed(piece.tp, piece.fetched.next_offset, piece.fetched.last_epoch)
+                self._took_all(piece)
         while size_bytes < max_bytes:
             taken = self._fetcher.take()
             if taken is None:
                 break
-            self._positions.consumed(taken.tp, taken.fetched.next_offset, taken.fetched.last_epoch)
+            self._took_all(taken)
             if taken.fetched.runs:
                 pieces.append(taken.fetched)
                 size_bytes += taken.fetched.size_bytes
         return pieces
+
+    def _took_all(self, piece: Piece) -> None:
+        fetched = piece.fetched
+        self._positions.consumed(piece.tp, fetched.next_offset, fetched.last_epoch, fetched.epoch_starts)
 
     def forget_strangers(self) -> None:
         """Forget a piece that is partly handed out, when its partition is not ours any more."""

@@ -18,10 +18,11 @@ policy is for offsets that retention removed, not for records that were read and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
+from fenceline.client.epoch_history import EpochHistory, EpochStart
 from fenceline.client.errors import LogTruncationError
 from fenceline.client.metadata import UNKNOWN_LEADER, LeaderAndEpoch
 from fenceline.client.offsets import EpochEnd
@@ -48,6 +49,7 @@ class PartitionState:
     """One assigned partition. `serial` changes whenever what was fetched ahead stops being of use."""
 
     __slots__ = (
+        "epochs",
         "fetch_position",
         "high_watermark",
         "is_paused",
@@ -65,6 +67,7 @@ class PartitionState:
     def __init__(self) -> None:
         self.phase = Phase.INITIALIZING
         self.position: Position | None = None
+        self.epochs = EpochHistory()
         self.fetch_position: Position | None = None
         self.is_paused = False
         self.reset_to: str | int | None = None
@@ -123,6 +126,7 @@ class Positions:
             )
         state = self.of(tp)
         state.position = state.fetch_position = Position(offset, epoch)
+        state.epochs = EpochHistory(epoch)
         state.phase = Phase.FETCHING
         state.truncation, state.reset_to, state.out_of_range = None, None, False
         state.serial += 1
@@ -141,6 +145,7 @@ class Positions:
         if state is None or state.serial != serial or state.phase is not Phase.AWAIT_RESET:
             return
         state.position = state.fetch_position = Position(offset)
+        state.epochs = EpochHistory()
         state.phase, state.reset_to = Phase.FETCHING, None
         state.serial += 1
 
@@ -181,7 +186,8 @@ class Positions:
         return False
 
     def diverged(self, tp: TopicPartition, end: EpochEnd) -> None:
-        """The leader's log parts from what was fetched: at end.end_offset, or at an unknown place (-1)."""
+        """The leader's log parts from what was fetched: at end.end_offset, or at an unknown place (-1). Or earlier:
+        what was handed out of later epochs is not in the leader's log, even where that goes on in an older one."""
         state = self.of(tp)
         position, ahead = state.position, state.fetch_position
         assert position is not None, "only a position can diverge"
@@ -192,13 +198,14 @@ class Positions:
             state.phase = Phase.AWAIT_VALIDATION if position.epoch >= 0 else Phase.FETCHING
             return
         state.phase = Phase.AWAIT_VALIDATION
+        parting = state.epochs.parting(end)
         state.truncation = LogTruncationError(
             tp.topic,
             tp.partition,
             position.offset,
             position.epoch,
-            divergent_offset=end.end_offset,
-            divergent_epoch=end.leader_epoch,
+            divergent_offset=parting.end_offset,
+            divergent_epoch=parting.leader_epoch,
         )
 
     def rewind(self, tp: TopicPartition) -> None:
@@ -208,10 +215,14 @@ class Positions:
             state.fetch_position = state.position._replace(leader=state.fetch_position.leader)
         state.serial += 1
 
-    def consumed(self, tp: TopicPartition, offset: int, epoch: int) -> None:
-        """Records up to `offset` (exclusive), the last one written in `epoch`, were handed to the caller."""
+    def consumed(self, tp: TopicPartition, offset: int, epoch: int, starts: Iterable[EpochStart] = ()) -> None:
+        """Records up to `offset` (exclusive), the last one written in `epoch`, were handed to the caller. `starts`:
+        where epochs begin in these, or behind them."""
         state = self._states.get(tp)
         if state is not None:
+            for start in starts:
+                if start.offset < offset:
+                    state.epochs.note(start)
             state.position = Position(offset, epoch, UNKNOWN_LEADER)
 
     def is_fetchable(self, tp: TopicPartition, now_s: float) -> bool:
