@@ -83,6 +83,19 @@ def test_fenced_replicas_are_offline_and_hidden_from_the_oldest_clients() -> Non
     assert [each.node_id for each in metadata(broker, 9, "t").brokers] == [1]
 
 
+@pytest.mark.parametrize("version", [0, 8, 13])
+def test_a_broker_that_knows_of_no_live_one_names_itself(version: int) -> None:
+    """As in a cluster that starts as a whole. Who is told of no broker at all has nobody left to ask."""
+    fenced = [broker_image(each, fenced=True) for each in (1, 2)]
+    told = metadata(FakeBroker(image_of([topic_image("t", partition((1, 2), leader=-1))], fenced)), version, "t")
+    assert [each.node_id for each in told.brokers] == [1]
+    assert told.topics[0].partitions[0].leader_id == -1
+    one_lives = [fenced[0], broker_image(2)]
+    assert [each.node_id for each in metadata(FakeBroker(image_of([], one_lives)), version).brokers] == [2]
+    unknown = [broker_image(2, fenced=True)]
+    assert metadata(FakeBroker(image_of([], unknown)), version).brokers == ()
+
+
 def test_a_partition_without_leader() -> None:
     broker = FakeBroker(image_of([topic_image("t", partition((1,), isr=(), leader=-1, leader_epoch=4))]))
     told = metadata(broker, 9, "t").topics[0].partitions[0]
@@ -160,7 +173,7 @@ def test_whole_answers_are_kept_until_the_image_says_otherwise(monkeypatch: pyte
     changed = metadata(broker, 12, topics=None)
     assert len({each.name: each for each in changed.topics}["t5"].partitions) == 2
     broker.image = replace(broker.image, brokers=broker.image.brokers.set(1, broker_image(1, fenced=True)))
-    assert metadata(broker, 12, topics=None).brokers == ()
+    assert metadata(broker, 12, topics=None).controller_id == -1
 
 
 def test_equal_partitions_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:

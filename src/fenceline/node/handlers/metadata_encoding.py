@@ -205,8 +205,14 @@ class MetadataEncoder:
         return end + (b"\0" if self._flexible else b"")
 
     def _encode_brokers(self, image: MetadataImage) -> bytes:
+        """Live ones; where none is known to live, the one that answers: it certainly does. Who is told of no broker at
+        all has nobody left to ask, and librdkafka (2.10 and later) never asks again."""
         parts: list[bytes] = []
-        for broker in sorted(image.alive_brokers(), key=lambda one: one.id):
+        own = image.brokers.get(self._node_id)
+        told = [each for each in image.alive_brokers() if each.endpoint(self._listener) is not None]
+        if not told and own is not None:
+            told = [own]
+        for broker in sorted(told, key=lambda one: one.id):
             endpoint = broker.endpoint(self._listener)
             if endpoint is None:
                 continue
