@@ -50,7 +50,7 @@ def read_everything(cluster: LocalCluster, history: History, topic: str) -> None
     aside = History()
     reader = LibrdkafkaReader(cluster.bootstrap, aside, topic, PARTITIONS)
     reader.start()
-    reader.finish(ends(cluster.bootstrap, topic, PARTITIONS))
+    assert reader.finish(ends(cluster.bootstrap, topic, PARTITIONS)) == []
     for partition, polls in aside.consumers[0].polls.items():
         seen = [(o, v) for o, v in zip(polls.offsets, polls.values, strict=True) if o >= 0]
         history.log("end", partition, (offset for offset, _ in seen), (value for _, value in seen))

@@ -145,11 +145,11 @@ def finish(
         sender.finish()
     eventually(lambda: all_in_sync(cluster.bootstrap, topic), "all replicas are in sync", wait_s=120)
     reached = ends(cluster.bootstrap, topic, partitions)
-    for reader in readers:
-        reader.finish(reached)
     verdict = Verdict()
     verdict.given_up = [each for sender in senders for each in sender.given_up]
-    verdict.troubles = [f"{reader.name}: {each}" for reader in readers for each in reader.troubles]
+    for reader in readers:
+        behind = reader.finish(reached)
+        verdict.troubles += [f"{reader.name}: {each}" for each in (*reader.troubles, *behind)]
     verdict.truncations = sum(reader.truncations for reader in readers)
     return verdict
 

@@ -1,7 +1,7 @@
 """Consumers of several makes that record in a history what they read.
 
-Every one starts at the beginning, takes no reset for an answer, and goes back to where a truncation has cut when its
-client tells it so. Nothing here judges.
+Every one starts at the beginning, takes no reset for an answer, and goes back when its client tells it of a truncation:
+as far as what was cut, or to the beginning. Nothing here judges.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ class Reader(ClientThread):
         self.truncations = 0
         """How often the client said that what it had read was cut off."""
 
-    def finish(self, ends: dict[int, int], wait_s: float = 120) -> None:
+    def finish(self, ends: dict[int, int], wait_s: float = 120) -> list[str]:
+        """What it could not read."""
         self._ends = ends
         self.join(wait_s)
         self._is_given_up.set()
         self.end(_CLOSE_WAIT_S)
-        behind = {index: (self.positions[index], end) for index, end in ends.items() if self.positions[index] != end}
-        assert not behind, f"{self.name} does not get on: position and end are {behind}"
+        behind = [index for index, end in ends.items() if self.positions[index] != end]
+        return [f"it is at {self.positions[each]} of partition {each}, which ends at {ends[each]}" for each in behind]
 
     def _live(self) -> None:
         for partition in range(self._partitions):
@@ -151,9 +152,8 @@ class OwnReader(Reader):
         try:
             records = self._consumer.poll(200)
         except LogTruncationError as error:
-            self._consumer.seek(
-                TopicPartition(error.topic, error.partition), error.divergent_offset, error.divergent_epoch
-            )
+            partition = TopicPartition(error.topic, error.partition)
+            self._consumer.seek(partition, error.divergent_offset, error.divergent_epoch)
             self._go_back(error.partition, error.divergent_offset)
             return []
         return [(record.partition, record.offset, bytes(record.value or b"")) for record in records]
@@ -176,9 +176,10 @@ class KafkaPythonReader(Reader):
         try:
             found = self._consumer.poll(timeout_ms=200)
         except KafkaPythonTruncation as error:
-            for partition, divergent in error.divergent_offsets.items():
-                self._consumer.seek(partition, divergent.offset)
-                self._go_back(partition.partition, divergent.offset)
+            for partition in error.divergent_offsets:
+                # As Kafka's, it is told where the leader's epoch ends, which may be behind where the logs part.
+                self._consumer.seek(partition, 0)
+                self._go_back(partition.partition, 0)
             return []
         return _records(found)
 
