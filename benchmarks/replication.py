@@ -245,11 +245,15 @@ def behind(figures: Figures, root: Path, repeats: int) -> None:
                 follower.start()
                 grows = partial(lambda node, had: _log_bytes(node, "behind") > had, follower, had_bytes)
                 eventually(grows, "the follower fetches", wait_s=120, step_s=0.005)
-                started = time.monotonic()
+                started, had_bytes = time.monotonic(), _log_bytes(follower, "be*")
                 in_sync = Watch(staying[0], "behind").until_in_sync(len(cluster.nodes))
+                wrote_mb = (_log_bytes(follower, "be*") - had_bytes) / 1e6
                 meanwhile = load.rate(started, in_sync)
             label = f"{BEHIND_MB:,} MB behind"
             figures.add(f"{label}: caught up with", side, BEHIND_MB / (in_sync - started), "MB/s")
+            figures.add(
+                f"{label}: the follower wrote, with what producers write", side, wrote_mb / (in_sync - started), "MB/s"
+            )
             figures.add(f"{label}: producer before", side, alone, "records/s")
             figures.add(f"{label}: producer meanwhile", side, meanwhile / alone * 100, "% of its rate before")
 
