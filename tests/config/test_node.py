@@ -93,7 +93,7 @@ def test_unknown_keys_warn() -> None:
         ({"authorizer.class.name": "x.Y"}, "authorization is not built"),
         ({"security.inter.broker.protocol": "SSL"}, "must be PLAINTEXT"),
         ({"node.id": "1", "broker.id": "2"}, "differ"),
-        ({"log.dirs": "/a,/b"}, "one data directory"),
+        ({"log.dirs": "/a,/a"}, "none twice"),
         ({"queued.max.request.bytes": "10"}, "at least socket.request.max.bytes"),
         ({"log.cleaner.min.compaction.lag.ms": "9", "log.cleaner.max.compaction.lag.ms": "5"}, "do not fit together"),
         ({"delegation.token.secret.key": "hush"}, "delegation tokens are not built"),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any, Final
+from uuid import UUID
 
 from immutables import Map
 
@@ -21,14 +22,17 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.log.disk import FileSlice
 from fenceline.log.log_dir import LogDir
+from fenceline.log.log_dirs import LogDirs
 from fenceline.metadata.changes import difference
 from fenceline.metadata.image import BrokerImage, Endpoint, LeaderRecoveryState, MetadataImage, PartitionImage
 from fenceline.node.broker import Broker
 from fenceline.node.connection import PendingAnswer
+from fenceline.node.directory_assignments import DirectoryAssignments
+from fenceline.node.directory_failures import DirectoryFailures
 from fenceline.node.fetching import Fetching
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.format import format_directory
-from fenceline.node.handlers import offsets, producers
+from fenceline.node.handlers import log_dirs, offsets, producers
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.metrics import NodeMetrics
 from fenceline.node.producing import Producing
@@ -59,7 +63,7 @@ ME: Final = 1
 OTHERS: Final = (2, 3)
 RECOVERING: Final = LeaderRecoveryState.RECOVERING
 _DATA: Final = "/data"
-_HANDLERS: Final = {api.key: api.handler for module in (offsets, producers) for api in module.APIS}
+_HANDLERS: Final = {api.key: api.handler for module in (log_dirs, offsets, producers) for api in module.APIS}
 
 
 class SetClock:
@@ -101,6 +105,19 @@ class _Controller:
         return answered
 
 
+class _Lifecycle:
+    """Takes what is told of directories; `answers` says whether a controller does."""
+
+    def __init__(self) -> None:
+        self.failed: list[UUID] = []
+        self.answers = True
+
+    async def tell_failed(self, directory_id: UUID) -> None:
+        self.failed.append(directory_id)
+        if not self.answers:
+            await asyncio.get_running_loop().create_future()
+
+
 class _Roles:
     """Leaders recover; followers do not fetch, the test does what they would have fetched."""
 
@@ -120,10 +137,11 @@ class _Roles:
 class Desk:
     """Broker 1 of three. Build it inside of a running loop, `close` it at the end."""
 
+    checkpoint = Broker.checkpoint
     leader_hint = Broker.leader_hint
     node_endpoints = Broker.node_endpoints
 
-    def __init__(self, partitions: int = 1, *, settings: dict[str, str] | None = None) -> None:
+    def __init__(self, partitions: int = 1, *, settings: dict[str, str] | None = None, directories: int = 1) -> None:
         self.loop = asyncio.get_running_loop()
         self.node_id = ME
         self.broker_epoch = 101
@@ -133,12 +151,15 @@ class Desk:
         self.disk_threads = ThreadPoolExecutor(2)
         self.controller = _Controller()
         self.storage_trouble = StorageTrouble(self.clock)
+        self._checkpointing = asyncio.Lock()
         self.loss_expiry = SimpleNamespace(log_start_moved=lambda: None)
         self.topic_settings: dict[str, str] = {}
         self.disk = SimDisk(0)
-        self.disk.mkdir(_DATA)
+        paths = [_DATA, *(f"{_DATA}{number}" for number in range(2, directories + 1))]
+        for path in paths:
+            self.disk.mkdir(path)
         endpoint = VoterEndpoint("CONTROLLER", "localhost", 9093)
-        format_directory([_DATA], cluster_id=CLUSTER, node_id=ME, voter_endpoint=endpoint, disk=self.disk, now_ms=0)
+        format_directory(paths, cluster_id=CLUSTER, node_id=ME, voter_endpoint=endpoint, disk=self.disk, now_ms=0)
         self.brokers: dict[int, BrokerImage] = {
             number: broker_image(
                 number,
@@ -157,9 +178,14 @@ class Desk:
         )
         self.topic_id = self.image.topics_by_name[TOPIC].id
         self.replication = Replication(self)  # type: ignore[arg-type]
+        opened = [LogDir.open(path, self.disk, node_id=ME) for path in paths]
+        self.log_dirs = LogDirs(opened, metadata=opened[0])
+        self.lifecycle = _Lifecycle()
+        self.directory_failures = DirectoryFailures(self)  # type: ignore[arg-type]
+        self.assignments = DirectoryAssignments(ME, lambda: self.broker_epoch, self.controller.submit)
         self.partitions = Replicas(
             ME,
-            [LogDir.open(_DATA, self.disk, node_id=ME)],
+            self.log_dirs,
             lambda: self.image,
             lambda _: self.topic_settings,
             self.clock,
@@ -167,7 +193,10 @@ class Desk:
             roles=_Roles(self.replication),
             rules=self.replication.rules,
             broker_epoch=lambda: self.broker_epoch,
+            tell_place=self.assignments.tell,
+            suspect=self.directory_failures.suspect,
         )
+        self.storage_trouble.heard = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.fetching = Fetching(
             self,  # type: ignore[arg-type]
@@ -182,6 +211,8 @@ class Desk:
 
     async def close(self) -> None:
         await self.replication.close()
+        await self.assignments.close()
+        await self.directory_failures.close()
         self.flushes.close()
         await turns()
         self.disk_threads.shutdown()

@@ -15,6 +15,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.log.errors import StorageError
 from fenceline.log.log_dir import LogDir
+from fenceline.log.log_dirs import LogDirs
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.flushes import LogFlushes
@@ -45,7 +46,7 @@ class Node:
         log_dir = LogDir.open(D, self.disk, node_id=1)
         self.replicas = Replicas(
             1,
-            [log_dir],
+            LogDirs([log_dir]),
             lambda: self.image,
             lambda _: {},
             StillClock(),

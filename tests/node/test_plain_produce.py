@@ -13,6 +13,7 @@ import pytest
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
+from fenceline.log.log_dirs import LogDirs
 from fenceline.log.open_files import OpenFiles
 from fenceline.log.partition_log import PartitionLog
 from fenceline.node import producing
@@ -79,7 +80,7 @@ class Side:
         clock: Any = SimpleNamespace(now_ms=lambda: NOW, monotonic_ms=lambda: NOW)
         self.replicas = Replicas(
             1,
-            [],
+            LogDirs([]),
             lambda: image,
             lambda topic: {},
             clock,

@@ -292,11 +292,6 @@ def _typed(
     log_dirs = tuple(Path(item).expanduser().absolute() for item in items("log.dirs") or items("log.dir"))
     if not log_dirs or len(set(log_dirs)) != len(log_dirs):
         raise OperatorError("log.dirs must name at least one directory, and none twice")
-    if len(log_dirs) > 1:
-        raise OperatorError(
-            f"log.dirs={','.join(map(str, log_dirs))} is not supported: a node has one data directory",
-            "Name one directory; join disks with RAID or a file system that spans them.",
-        )
     metadata_dir = value("metadata.log.dir")
     check_relations(raw)
     return cls(

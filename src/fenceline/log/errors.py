@@ -1,4 +1,4 @@
-"""What can go wrong between a log and its disk. Owns the two error types of this room; decides nothing.
+"""What can go wrong between a log and its disk. Owns the error types of this room; decides nothing.
 
 `StorageError` goes to the peer (code 56) and leaves the log consistent. `CorruptLog` is the operator's: one partition
 is offline until somebody acts, and its message names the file, the position and the choices.
@@ -7,8 +7,16 @@ is offline until somebody acts, and its message names the file, the position and
 from __future__ import annotations
 
 import errno
+from typing import Final
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
+
+_PASSING: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
+
+
+def passes(number: int | None) -> bool:
+    """Whether a system error goes away without a repair of the disk."""
+    return number in _PASSING
 
 
 class StorageError(PeerError):

@@ -11,6 +11,7 @@ here has been opened or was clean from before.
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
@@ -41,6 +42,7 @@ from fenceline.log.partition_dir import (
 from fenceline.log.partition_log import PartitionLog
 
 LOCK_FILE: Final = ".lock"
+PROBE_FILE: Final = ".fenceline-probe"
 CLEAN_FILE: Final = ".kafka_cleanshutdown"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
@@ -53,6 +55,17 @@ class ExistingPartition(NamedTuple):
     topic_id: UUID | None
     """None when `partition.metadata` is missing or damaged."""
     path: str
+
+
+class UnusableDirectory(OperatorError):
+    """The system refuses a log directory: a disk that is broken, or a path that is none."""
+
+    def __init__(self, path: str, error: OSError) -> None:
+        self.reason = error.strerror or str(error)
+        super().__init__(
+            f"The data directory {path} can not be used: {self.reason}",
+            "Check that it exists, that this user may read and write it, and that its disk is healthy.",
+        )
 
 
 class LogDir:
@@ -96,16 +109,13 @@ class LogDir:
     ) -> LogDir:
         """Lock a formatted directory and read what it says of itself. None for an id means: whatever is there.
 
-        Raises OperatorError: not formatted, of another cluster or node, held by another process, not accessible.
+        Raises OperatorError: not formatted, of another cluster or node, held by another process; UnusableDirectory.
         """
         path = path.rstrip("/") or "/"
         try:
             return cls._open(path, disk, cluster_id, node_id, files or OpenFiles(disk))
         except OSError as error:
-            raise OperatorError(
-                f"The data directory {path} can not be used: {error.strerror or error}",
-                "Check that it exists, that this user may read and write it, and that its disk is healthy.",
-            ) from error
+            raise UnusableDirectory(path, error) from error
 
     @classmethod
     def _open(cls, path: str, disk: Disk, cluster_id: str | None, node_id: int | None, files: OpenFiles) -> LogDir:
@@ -221,6 +231,10 @@ class LogDir:
     def partition_path(self, topic_partition: TopicPartition) -> str:
         return f"{self.path}/{topic_partition.topic}-{topic_partition.partition}"
 
+    def has(self, topic_partition: TopicPartition) -> bool:
+        """Whether the partition is in use or has files here. Raises OSError."""
+        return topic_partition in self.open_logs or self.disk.stat(self.partition_path(topic_partition)) is not None
+
     def high_watermark(self, topic_partition: TopicPartition) -> int:
         """Of an open log, else the one of the last checkpoint; 0 when there is none."""
         log = self.open_logs.get(topic_partition)
@@ -291,6 +305,14 @@ class LogDir:
             raise StorageError.of(f"removing {topic_partition}", error) from error
         return RemovedPartition(target, self.disk)
 
+    def probe(self) -> None:
+        """Write a small file, bring it to the disk, read it back. For a thread. Raises OSError."""
+        path = f"{self.path}/{PROBE_FILE}"
+        replace_file(self.disk, path, PROBE_FILE.encode())
+        if read_file(self.disk, path) != PROBE_FILE.encode():
+            raise OSError(errno.EIO, "a file reads otherwise than it was written", path)
+        self.disk.unlink(path)
+
     # -- checkpoints and close ----------------------------------------------------------------------------------
 
     def checkpoint_work(self) -> Callable[[], None]:
@@ -326,6 +348,23 @@ class LogDir:
 
         return write
 
+    def give_back(self) -> None:
+        """Instead of `close`, before anything was opened: the directory is as it was found. Raises OSError."""
+        try:
+            if self.clean:
+                self._mark_clean(self.previous_broker_epoch)
+        finally:
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            self.disk.close(self._lock)
+            self._lock = -1
+
+    def _mark_clean(self, broker_epoch: int) -> None:
+        mark = {"version": 0, "brokerEpoch": broker_epoch}
+        replace_file(self.disk, f"{self.path}/{CLEAN_FILE}", json.dumps(mark).encode())
+
     def close(self, clean: bool = True) -> None:
         """Flush and close everything; a clean close leaves the mark. For a thread. Raises StorageError afterwards."""
         failure: StorageError | None = None
@@ -341,15 +380,12 @@ class LogDir:
             if clean and failure is None and not any(log.offline for log in self.open_logs.values()):
                 self.checkpoint_work()()
                 if self.clean or self._all_opened():
-                    mark = {"version": 0, "brokerEpoch": self.broker_epoch}
-                    replace_file(self.disk, f"{self.path}/{CLEAN_FILE}", json.dumps(mark).encode())
+                    self._mark_clean(self.broker_epoch)
         except OSError as error:
             raise StorageError.of(f"closing {self.path}", error) from error
         finally:
             self.open_logs.clear()
-            if self._lock >= 0:
-                self.disk.close(self._lock)
-                self._lock = -1
+            self._unlock()
         if failure is not None:
             raise failure
 

@@ -31,7 +31,9 @@ from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition, random_id
 from fenceline.log.config import PRODUCER_EXPIRATION
 from fenceline.log.disk import Disk, OsDisk
+from fenceline.log.errors import StorageError
 from fenceline.log.log_dir import LogDir
+from fenceline.log.log_dirs import LogDirs
 from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import MetadataImage
@@ -39,10 +41,13 @@ from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.controller_node import run_until, unless_failed
 from fenceline.node.directories import open_directories, starting
+from fenceline.node.directory_assignments import DirectoryAssignments
+from fenceline.node.directory_failures import DirectoryFailures
 from fenceline.node.fetching import RACK_AWARE_SELECTOR, Fetching
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.groups_driver import GroupsDriver
 from fenceline.node.handlers.producers import ProducerIds
+from fenceline.node.log_recovery import recover_logs
 from fenceline.node.logs import Logger
 from fenceline.node.loss_delivery import LossDelivery
 from fenceline.node.loss_expiry import LossExpiry
@@ -116,7 +121,7 @@ class Broker:
 
     @property
     def cluster_id(self) -> str:
-        return self.log_dirs[0].cluster_id
+        return self.log_dirs.first.cluster_id
 
     @property
     def broker_epoch(self) -> int:
@@ -193,9 +198,16 @@ class Broker:
 
     async def checkpoint(self) -> None:
         """Write the offset checkpoints that have changed. Raises StorageError."""
+        failure: StorageError | None = None
         async with self._checkpointing:
             for log_dir in self.log_dirs:
-                await self.loop.run_in_executor(self.disk_threads, log_dir.checkpoint_work())
+                try:
+                    await self.loop.run_in_executor(self.disk_threads, log_dir.checkpoint_work())
+                except StorageError as error:
+                    failure = failure or error
+                    self.directory_failures.suspect(log_dir, error)
+        if failure is not None:
+            raise failure
 
     # --- start ----------------------------------------------------------------------------------------------------
 
@@ -209,9 +221,9 @@ class Broker:
         config = self.config
         disk = self.disk
         directories = open_directories(config, disk)
-        log_dir = directories.data
-        log_dir.fresh_id = partial(random_id, self.rng)
-        self.log_dirs: list[LogDir] = [log_dir]
+        self.log_dirs = LogDirs(directories.data, metadata=directories.metadata, offline=directories.offline)
+        for log_dir in self.log_dirs:
+            log_dir.fresh_id = partial(random_id, self.rng)
         if directories.metadata_is_apart:
             self._metadata_dir = directories.metadata
         self.quorum = QuorumNode(
@@ -230,6 +242,8 @@ class Broker:
         self.loss_delivery = LossDelivery(self, self.losses)
         self.loss_expiry = LossExpiry(self, self.losses)
         self.replication = Replication(self)
+        self.directory_failures = DirectoryFailures(self)
+        self._assignments = DirectoryAssignments(self.node_id, lambda: self.broker_epoch, self.controller.submit)
         self.partitions = Replicas(
             self.node_id,
             self.log_dirs,
@@ -241,7 +255,10 @@ class Broker:
             rules=self.replication.rules,
             broker_epoch=lambda: self.broker_epoch,
             delete_partition=self.losses.delete_partition,
+            tell_place=self._assignments.tell,
+            suspect=self.directory_failures.suspect,
         )
+        self.storage_trouble.heard = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.producer_ids = ProducerIds(self)
         offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
@@ -263,9 +280,9 @@ class Broker:
         await self.quorum.start(self.disk_threads)
         tell_recovery(self.controller.log.partition_log)
         self._started.append("controller")
-        await unless_failed(self.controller, self._join(self.quorum, log_dir))
+        await unless_failed(self.controller, self._join(self.quorum))
 
-    async def _join(self, quorum: QuorumNode, log_dir: LogDir) -> None:
+    async def _join(self, quorum: QuorumNode) -> None:
         """Become one of the cluster's brokers, and take connections."""
         config = self.config
         self.server = self._make_server()
@@ -276,13 +293,13 @@ class Broker:
             endpoints=self.endpoints,
             features=self.supported_features,
             rack=config.rack,
-            log_dirs=tuple(each.directory_id for each in self.log_dirs if each.directory_id is not None),
-            previous_broker_epoch=log_dir.previous_broker_epoch,
+            log_dirs=self.log_dirs.directory_ids,
+            previous_broker_epoch=self.log_dirs.previous_broker_epoch,
         )
         if quorum.channel is None:
             await self.lifecycle.unfence()
         known = self.image
-        await self._recover_after_crash()
+        await recover_logs(self)
         await self.loop.run_in_executor(self.disk_threads, self.losses.take_up)
         self.controller.subscribe(self._on_image)
         self.replication.take_up()
@@ -310,7 +327,7 @@ class Broker:
 
     async def run_until(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the node can not go on (the failure is raised)."""
-        await run_until(self.controller, stop)
+        await run_until(self.controller, stop, self.directory_failures.ended())
 
     async def stop(self) -> None:
         """Stop cleanly; what was not started is left out."""
@@ -327,6 +344,8 @@ class Broker:
         if "server" in self._started:
             await self.server.close()
             await self.replication.close()
+            await self._assignments.close()
+            await self.directory_failures.close()
             self.flushes.close()
         if self.metrics_endpoint is not None:
             self.metrics_endpoint.close()
@@ -337,10 +356,12 @@ class Broker:
                 await self.quorum.stop()
             except (PeerError, OSError) as error:
                 log.error("the metadata log was not closed cleanly, the next start will check it", reason=str(error))
-        for log_dir in getattr(self, "log_dirs", ()):
+        log_dirs: LogDirs | None = getattr(self, "log_dirs", None)
+        for log_dir in log_dirs.opened if log_dirs is not None else ():
+            assert log_dirs is not None, "it has directories"
             log_dir.broker_epoch = self.broker_epoch if "controller" in self._started else -1
             try:
-                await self.loop.run_in_executor(self.disk_threads, log_dir.close)
+                await self.loop.run_in_executor(self.disk_threads, log_dir.close, log_dirs.is_online(log_dir))
             except PeerError as error:
                 log.error("the stop was not clean, the next start will check the logs", reason=error.message)
         if self._metadata_dir is not None:
@@ -391,16 +412,6 @@ class Broker:
         for listener in self.config.listeners:
             ports[listener.name] = await self.server.bind(listener.name, listener.host, listener.port)
         return tuple(told._replace(port=told.port or ports[told.name]) for told in self.config.advertised_listeners)
-
-    async def _recover_after_crash(self) -> None:
-        """Check every log past its recovery point, in a thread; finish deletions that were interrupted."""
-        for log_dir in self.log_dirs:
-            for condemned in log_dir.condemned():
-                self.delete_later(partial(self.losses.delete_partition, condemned), 0)
-        if not self.log_dirs[0].clean:
-            await self.loop.run_in_executor(self.disk_threads, self.partitions.recover)
-        elif self.config.can_reach_others:
-            await self.loop.run_in_executor(self.disk_threads, self.partitions.set_aside_strays)
 
     def delete_later(self, delete: Callable[[], None], delay_ms: int) -> None:
         """Remove files in a thread after a delay; what can not be removed is logged and left to the next start."""

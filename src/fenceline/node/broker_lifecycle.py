@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -86,6 +87,9 @@ class BrokerLifecycle:
         """When a controller answered last while this broker says goodbye, by the loop's clock."""
         self.broker_epoch = -1
         """-1 until the controller has registered the broker."""
+        self._failed_dirs: tuple[UUID, ...] = ()
+        self._told_dirs: tuple[UUID, ...] = ()
+        """Failed directories that the controller has heard of."""
 
     @property
     def _is_alone(self) -> bool:
@@ -246,20 +250,35 @@ class BrokerLifecycle:
 
         self._extra_beat = asyncio.ensure_future(beat())
 
+    async def tell_failed(self, directory_id: UUID) -> None:
+        """A log directory has failed: until the controller has heard of it, by a heartbeat (KIP-858)."""
+        self._failed_dirs = (*self._failed_dirs, directory_id)
+        if self._registration is not None:
+            remaining = tuple(each for each in self._registration.log_dirs if each != directory_id)
+            self._registration = replace(self._registration, log_dirs=remaining)
+        while directory_id not in self._told_dirs:
+            try:
+                await self.heartbeat()
+            except PeerError:
+                await asyncio.sleep(_AGAIN_S)
+
     async def heartbeat(self) -> None:
         """Tell the controller that this broker lives. Raises PeerError."""
         async with self._beating:
             await self._heartbeat()
 
     async def _heartbeat(self) -> None:
+        # Between registration and service it stays fenced (see `_stay_fenced`).
+        beat = self._beat(want_fence=self._beats is not None)
         try:
-            answer: BrokerHeartbeatAnswer = await self._controller.submit(self._beat())
+            answer: BrokerHeartbeatAnswer = await self._controller.submit(beat)
         except PeerError as error:
             if error.code is not ErrorCode.STALE_BROKER_EPOCH or self._is_alone or self._registration is None:
                 raise
             log.warning("broker not known to the controller any more, registering again", epoch=self.broker_epoch)
             await self._register()
             return
+        self._told_dirs = beat.offline_log_dirs
         if answer.is_fenced and not self._is_fenced:
             log.warning("broker fenced", epoch=self.broker_epoch)
         elif not answer.is_fenced and self._is_fenced:
@@ -335,5 +354,6 @@ class BrokerLifecycle:
             current_metadata_offset=self._controller.image.offset,
             want_fence=want_fence,
             want_shut_down=want_shut_down,
+            offline_log_dirs=self._failed_dirs,
             cordoned_log_dirs=(),
         )

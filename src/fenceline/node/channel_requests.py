@@ -15,6 +15,9 @@ from fenceline.controller.partition_requests import (
     AlteredPartition,
     AlterPartition,
     AlterPartitionAnswer,
+    AssignedReplica,
+    AssignReplicasToDirs,
+    AssignReplicasToDirsAnswer,
     IsrChange,
 )
 from fenceline.controller.requests import (
@@ -202,6 +205,44 @@ def _altered_partition(each: Any) -> AlteredPartition:
     )
 
 
+def _assign(request: AssignReplicasToDirs, version: int) -> Fields:
+    return {
+        "broker_id": request.broker_id,
+        "broker_epoch": request.broker_epoch,
+        "directories": [
+            {
+                "id_": directory,
+                "topics": [
+                    {"topic_id": topic, "partitions": [{"partition_index": index} for index in indexes]}
+                    for topic, indexes in topics
+                ],
+            }
+            for directory, topics in request.directories
+        ],
+    }
+
+
+def _assigned(request: AssignReplicasToDirs, entity: Any) -> AssignReplicasToDirsAnswer:
+    _check(entity)
+    return AssignReplicasToDirsAnswer(
+        tuple(
+            (
+                directory.id_ or ZERO_UUID,
+                tuple(
+                    (
+                        topic.topic_id or ZERO_UUID,
+                        tuple(
+                            AssignedReplica(each.partition_index, _known(each.error_code)) for each in topic.partitions
+                        ),
+                    )
+                    for topic in directory.topics
+                ),
+            )
+            for directory in entity.directories
+        )
+    )
+
+
 def _create_topics(request: CreateTopics, version: int) -> Fields:
     return {
         "topics": [
@@ -290,6 +331,7 @@ MAPPINGS: Final[Mapping[type[Any], RemoteRequest]] = {
     ),
     AllocateProducerIds: RemoteRequest(ApiKey.ALLOCATE_PRODUCER_IDS, 0, 0, "ids", 10.0, _allocate, _allocated),
     AlterPartition: RemoteRequest(ApiKey.ALTER_PARTITION, 2, 3, "isr", 10.0, _alter_partition, _altered_partitions),
+    AssignReplicasToDirs: RemoteRequest(ApiKey.ASSIGN_REPLICAS_TO_DIRS, 0, 0, "directories", 10.0, _assign, _assigned),
     CreateTopics: RemoteRequest(ApiKey.CREATE_TOPICS, 7, 7, "clients", 30.0, _create_topics, _created, wrapped=True),
     IncrementalAlterConfigs: RemoteRequest(
         ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, 1, "clients", 30.0, _incremental, _altered, wrapped=True

@@ -49,7 +49,7 @@ class ControllerNode:
         assert self._quorum.listener is not None, "a controller has a listener"
         assert self._directories is not None, "they are open"
         first = self._quorum.listener.endpoints[0]
-        cluster_id = self._directories.data.cluster_id
+        cluster_id = self._directories.cluster_id
         return f"Fenceline is ready: node {self.node_id}, cluster {cluster_id}, listening on {first.host}:{first.port}"
 
     async def start(self) -> None:
@@ -88,9 +88,8 @@ class ControllerNode:
             except (PeerError, OSError) as error:
                 log.error("the metadata log was not closed cleanly, the next start will check it", reason=str(error))
         if self._directories is not None:
-            self._directories.data.close()
-            if self._directories.metadata_is_apart:
-                self._directories.metadata.close(clean=False)
+            for log_dir in self._directories.all:
+                log_dir.close(clean=log_dir in self._directories.data)
         self.disk_threads.shutdown()
 
 
@@ -111,14 +110,17 @@ async def unless_failed(controller: ControllerDriver, work: Coroutine[Any, Any, 
             await asyncio.wait((doing,))
 
 
-async def run_until(controller: ControllerDriver, stop: asyncio.Event) -> None:
-    """Until `stop` is set, or until the metadata can not go on (the failure is raised)."""
+async def run_until(controller: ControllerDriver, stop: asyncio.Event, *others: asyncio.Future[None]) -> None:
+    """Until `stop` is set, or until the metadata or one of `others` can not go on (the failure is raised)."""
     stopped = asyncio.ensure_future(stop.wait())
-    failed = controller.failed()
+    failures = (controller.failed(), *others)
+    awaited: list[asyncio.Future[Any]] = [stopped, *failures]
     try:
-        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
-        if failed.done():
-            failed.result()
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        for failed in failures:
+            if failed.done():
+                failed.result()
     finally:
         stopped.cancel()
-        failed.cancel()
+        for failed in failures:
+            failed.cancel()

@@ -6,16 +6,18 @@ Owns the check that they belong to this node and to one cluster. Raises Operator
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError, PeerError
 from fenceline.log.disk import Disk
-from fenceline.log.log_dir import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, LogDir
+from fenceline.log.log_dir import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, LogDir, UnusableDirectory
 from fenceline.log.meta_properties import META_FILE
 from fenceline.node.format import format_if_new
 from fenceline.node.logs import Logger
+from fenceline.node.metadata_log import DIRECTORY_NAME
 
 log = Logger("broker")
 
@@ -27,34 +29,106 @@ _LOST_WITH_CHECKPOINT: Final[Mapping[str, str]] = {
 
 
 class Directories(NamedTuple):
-    """`metadata` is `data` where `metadata.log.dir` is no directory of its own."""
+    """`metadata` is among `data` where `metadata.log.dir` is no directory of its own."""
 
-    data: LogDir
+    data: tuple[LogDir, ...]
     metadata: LogDir
+    offline: Mapping[str, str]
+    """By path, why one of `log.dirs` can not be used: the node starts without it."""
 
     @property
     def metadata_is_apart(self) -> bool:
-        return self.metadata is not self.data
+        return self.metadata not in self.data
+
+    @property
+    def cluster_id(self) -> str:
+        return self.metadata.cluster_id
+
+    @property
+    def all(self) -> tuple[LogDir, ...]:
+        return (*self.data, self.metadata) if self.metadata_is_apart else self.data
 
 
 def open_directories(config: NodeConfig, disk: Disk) -> Directories:
-    """Format what is new, lock and open. Raises OperatorError."""
-    format_if_new(config, disk)
-    data = LogDir.open(str(config.log_dirs[0]), disk, node_id=config.node_id)
-    for name, reason in data.damaged.items():
-        log.warning("checkpoint damaged, going on without it", reason=reason, consequence=_LOST_WITH_CHECKPOINT[name])
-    metadata = data
-    if config.metadata_log_dir != config.log_dirs[0]:
-        # Locked and checked as the first one: its owner and its cluster must be the same.
-        metadata = LogDir.open(str(config.metadata_log_dir), disk, cluster_id=data.cluster_id, node_id=config.node_id)
-    for opened in (data, metadata):
-        if opened.directory_id is None:
+    """Format what is new, lock and open. A directory that the system refuses is left out, as Kafka leaves it out,
+    unless it holds the metadata log or is the last. Raises OperatorError."""
+    paths = [str(path) for path in config.log_dirs]
+    metadata_path = str(config.metadata_log_dir)
+    offline = {path: reason for path in paths if path != metadata_path and (reason := _refusal(disk, path))}
+    format_if_new(config, disk, unusable=offline)
+    opened: dict[str, LogDir] = {}
+    try:
+        opened[metadata_path] = LogDir.open(metadata_path, disk, node_id=config.node_id)
+        for path in paths:
+            if path not in opened and path not in offline:
+                _open(config, disk, path, opened, offline)
+        _check(config, disk, opened)
+        if not any(path in opened for path in paths):
             raise OperatorError(
-                f"{opened.path}/{META_FILE} has no directory.id",
+                f"None of log.dirs can be used: {', '.join(f'{path}: {why}' for path, why in offline.items())}",
+                "Mount or mend at least one of them, then start again.",
+            )
+    except BaseException:
+        for log_dir in opened.values():
+            with suppress(OSError):
+                log_dir.give_back()
+        raise
+    for path, reason in offline.items():
+        log.error(
+            "log directory offline",
+            path=path,
+            reason=reason,
+            advice="The node starts without it, its partitions can not be served here. Mend it, then restart the node;"
+            " or take it out of log.dirs.",
+        )
+    return Directories(tuple(opened[path] for path in paths if path in opened), opened[metadata_path], offline)
+
+
+def _refusal(disk: Disk, path: str) -> str | None:
+    """What the system says when it is asked for the directory; None where it gives it, or where there is none yet."""
+    try:
+        found = disk.stat(path)
+        if found is not None:
+            disk.listdir(path)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _open(config: NodeConfig, disk: Disk, path: str, opened: dict[str, LogDir], offline: dict[str, str]) -> None:
+    cluster_id = next(iter(opened.values())).cluster_id
+    try:
+        log_dir = LogDir.open(path, disk, cluster_id=cluster_id, node_id=config.node_id)
+    except UnusableDirectory as error:
+        offline[path] = error.reason
+        return
+    opened[path] = log_dir
+
+
+def _check(config: NodeConfig, disk: Disk, opened: Mapping[str, LogDir]) -> None:
+    seen: dict[UUID, str] = {}
+    for path, log_dir in opened.items():
+        for name, reason in log_dir.damaged.items():
+            consequence = _LOST_WITH_CHECKPOINT[name]
+            log.warning("checkpoint damaged, going on without it", reason=reason, consequence=consequence)
+        if log_dir.directory_id is None:
+            raise OperatorError(
+                f"{path}/{META_FILE} has no directory.id",
                 "It was written before Kafka 3.7 or cut short. Start Apache Kafka 4 once on this directory, or"
                 " restore the file from a backup.",
             )
-    return Directories(data, metadata)
+        if log_dir.directory_id in seen:
+            raise OperatorError(
+                f"{seen[log_dir.directory_id]} and {path} have the same directory.id",
+                "One is a copy of the other. Take the copy out of log.dirs, or format a new directory in its place.",
+            )
+        seen[log_dir.directory_id] = path
+        if path != str(config.metadata_log_dir) and disk.stat(f"{path}/{DIRECTORY_NAME}") is not None:
+            raise OperatorError(
+                f"{path} has a metadata log, and that of this node is to be in {config.metadata_log_dir}",
+                "Set metadata.log.dir to where it is (without the key that is the first of log.dirs), or move the one"
+                " that is not wanted away.",
+            )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -107,13 +107,14 @@ def format_directory(
     return Formatted(cluster_id, tuple(wanted))
 
 
-def format_if_new(config: NodeConfig, disk: Disk | None = None) -> Formatted | None:
+def format_if_new(config: NodeConfig, disk: Disk | None = None, *, unusable: Collection[str] = ()) -> Formatted | None:
     """Format this node's directories when none of them is: a start without a `format` before it is a new cluster.
 
-    None when they are formatted already. Raises OperatorError, also when only some are.
+    `unusable` ones are not looked at. None when they are formatted already. Raises OperatorError, also when only some
+    are.
     """
     try:
-        return _format_if_new(config, disk or OsDisk())
+        return _format_if_new(config, disk or OsDisk(), unusable)
     except OSError as error:
         raise OperatorError(
             f"The data directory {error.filename or config.log_dirs[0]} can not be used: {error.strerror or error}",
@@ -121,8 +122,8 @@ def format_if_new(config: NodeConfig, disk: Disk | None = None) -> Formatted | N
         ) from error
 
 
-def _format_if_new(config: NodeConfig, disk: Disk) -> Formatted | None:
-    paths = [os.path.abspath(path) for path in config.log_dirs]
+def _format_if_new(config: NodeConfig, disk: Disk, unusable: Collection[str]) -> Formatted | None:
+    paths = [os.path.abspath(path) for path in config.log_dirs if str(path) not in unusable]
     metadata_path = os.path.abspath(config.metadata_log_dir)
     everything = [*paths, *([] if metadata_path in paths else [metadata_path])]
     for path in everything:
@@ -132,10 +133,11 @@ def _format_if_new(config: NodeConfig, disk: Disk) -> Formatted | None:
     missing = [path for path in everything if disk.stat(f"{path}/{META_FILE}") is None]
     if not missing:
         return None
-    if len(missing) < len(everything):
+    if len(missing) < len(everything) or unusable:
         raise OperatorError(
-            f"{', '.join(missing)} is not formatted, other directories of this node are.",
-            "A new or replaced disk must be formatted on purpose: run `fenceline format` with this cluster's id.",
+            f"{', '.join(missing)} is not formatted, or not mounted; other directories of this node are.",
+            "Mount it. A new or replaced disk must be formatted on purpose: run `fenceline format --ignore-formatted`"
+            " with this cluster's id. To go on without it, take it out of log.dirs.",
         )
     for path in everything:
         stray = (

@@ -175,7 +175,7 @@ class LossKeeper:
 
     def expired(self, receipts: Iterable[Receipt]) -> None:
         """Losses of groups, which have no evidence. Raises OSError."""
-        log_dir = self._broker.log_dirs[0]
+        log_dir = next(iter(self._broker.log_dirs))
         outbox = Outbox(log_dir.disk, log_dir.path)
         for receipt in receipts:
             outbox.owe(receipt)

@@ -84,7 +84,9 @@ class Maintenance:
                 work(replica)
             except StorageError as error:
                 self._broker.partitions.storage_failed(replica, error)
-            except (BadBatch, OSError) as error:
+            except OSError as error:
+                self._broker.partitions.storage_failed(replica, StorageError.of("maintenance", error))
+            except BadBatch as error:
                 log.error("partition not maintained", partition=str(replica.topic_partition), reason=str(error))
 
     async def _let_go_of_laggards(self) -> None:

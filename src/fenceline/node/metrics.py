@@ -106,6 +106,11 @@ class NodeCollector:
                 budget.waiting_count if budget is not None else 0,
             ),
             ("fenceline_offline_partitions", "Partitions that can not be served", self._broker.offline_partition_count),
+            (
+                "fenceline_offline_log_directories",
+                "Directories of log.dirs that have failed or could not be opened",
+                len(self._broker.log_dirs.offline),
+            ),
         )
 
 

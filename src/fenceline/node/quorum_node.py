@@ -47,7 +47,7 @@ class QuorumNode:
         """`executor` runs the metadata log's flushes and file work (one of its own when left out)."""
         assert directories.metadata.directory_id is not None, "looked at when it was opened"
         self._config = config
-        self._cluster_id = directories.data.cluster_id
+        self._cluster_id = directories.cluster_id
         self._features = features
         self.controller = ControllerDriver(
             config=config,

@@ -8,26 +8,27 @@ Rules: `epochs.md E4`, `E17`, `E23`, `E33`; `recovery.md V37`, `V41`.
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.ids import METADATA_TOPIC, NO_LEADER, TopicPartition
+from fenceline.ids import NO_LEADER, TopicPartition
 from fenceline.log.config import LogConfig
-from fenceline.log.errors import CorruptLog, StorageError
-from fenceline.log.log_dir import ExistingPartition, LogDir
+from fenceline.log.errors import CorruptLog, StorageError, passes
 from fenceline.log.partition_dir import RemovedPartition
 from fenceline.log.partition_log import PartitionLog
 from fenceline.metadata.image import ConfigResourceType, LeaderRecoveryState
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
 from fenceline.node.replica import Replica
+from fenceline.node.replica_places import OfflinePlace, ReplicaPlaces
 from fenceline.replica.leader import InSyncRules, LeaderState
 
 if TYPE_CHECKING:
+    from fenceline.log.log_dir import LogDir
+    from fenceline.log.log_dirs import LogDirs
     from fenceline.metadata.changes import ChangedPartition, Delta
     from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
 
@@ -36,8 +37,6 @@ log = Logger("replicas")
 _OFFLINE_ADVICE: Final = (
     "This partition is offline, the others are served. Check the disk (dmesg, smartctl), then restart the node."
 )
-_PASSING: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
-"""System errors that go away without a repair of the disk."""
 
 
 def tell_recovery(partition_log: PartitionLog) -> None:
@@ -53,15 +52,6 @@ def tell_recovery(partition_log: PartitionLog) -> None:
             evidence=report.evidence,
             log_end_offset=partition_log.log_end_offset,
         )
-
-
-def _is_of_another(log_dir: LogDir, found: ExistingPartition, topic: TopicImage) -> bool:
-    """Whether a directory holds, or may hold, records of an older topic of that name. Raises OSError.
-
-    One without an id has lost it with the power, before its first flush: whose its records are nobody knows, and they
-    are stray, as for Kafka.
-    """
-    return found.topic_id != topic.id and (found.topic_id is not None or bool(log_dir.disk.listdir(found.path)))
 
 
 class Roles(Protocol):
@@ -83,7 +73,7 @@ class Replicas:
     def __init__(
         self,
         node_id: int,
-        log_dirs: list[LogDir],
+        log_dirs: LogDirs,
         image: Callable[[], MetadataImage],
         log_config: Callable[[str], Mapping[str, str | None]],
         clock: Clock,
@@ -93,7 +83,11 @@ class Replicas:
         rules: InSyncRules,
         broker_epoch: Callable[[], int],
         delete_partition: Callable[[RemovedPartition], None] = RemovedPartition.delete,
+        tell_place: Callable[[UUID, int, UUID], None] = lambda *_: None,
+        suspect: Callable[[LogDir, OSError | StorageError], None] = lambda *_: None,
     ) -> None:
+        """`tell_place`: see `ReplicaPlaces`. `suspect` hears, in any thread, of errors that a directory may be to
+        blame for."""
         self._roles = roles
         self._delete_partition = delete_partition
         self._rules = rules
@@ -102,6 +96,8 @@ class Replicas:
         self._delete_later = delete_later
         self._node_id = node_id
         self._log_dirs = log_dirs
+        self._suspect = suspect
+        self.places = ReplicaPlaces(node_id, log_dirs, image, tell_place)
         self._image = image
         self._log_config = log_config
         self.open_by_name: dict[tuple[str, int], Replica] = {}
@@ -180,47 +176,12 @@ class Replicas:
             raise PeerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
-    def recover(self) -> None:
-        """Open every log that has a directory, after a crash. Blocks: for a thread, before anything is served.
-
-        A broken partition goes offline alone; one that the cluster does not know is renamed to `-stray`.
-        """
-        log_dir = self._log_dirs[0]
-        for found in list(log_dir.existing()):
-            topic_partition = found.topic_partition
-            if topic_partition.topic == METADATA_TOPIC:
-                continue
-            topic = self._image().topics_by_name.get(topic_partition.topic)
-            if topic is None or _is_of_another(log_dir, found, topic):
-                self._set_aside(log_dir, topic_partition)
-                continue
-            partition_log = self._open_log(topic, topic_partition.partition)
+    def recover(self, found: Iterable[TopicPartition]) -> None:
+        """Open logs after a crash. Blocks: for a thread, before anything is served. A broken one goes offline alone."""
+        for topic_partition in found:
+            partition_log = self.log_of(topic_partition)
             if partition_log is not None:
                 tell_recovery(partition_log)
-
-    def set_aside_strays(self) -> None:
-        """Rename what the cluster has deleted while this node was down (snapshots.md N41). Blocks, as `recover`."""
-        log_dir = self._log_dirs[0]
-        for found in list(log_dir.existing()):
-            topic = self._image().topics_by_name.get(found.topic_partition.topic)
-            is_gone = topic is None or _is_of_another(log_dir, found, topic)
-            if is_gone and found.topic_partition.topic != METADATA_TOPIC:
-                self._set_aside(log_dir, found.topic_partition)
-
-    @staticmethod
-    def _set_aside(log_dir: LogDir, topic_partition: TopicPartition) -> None:
-        try:
-            stray = log_dir.set_aside_stray(topic_partition)
-        except StorageError as error:
-            log.error("stray partition can not be set aside", partition=str(topic_partition), reason=error.message)
-            return
-        log.warning(
-            "stray partition set aside",
-            partition=str(topic_partition),
-            path=stray.path if stray is not None else None,
-            reason="the cluster's metadata does not know a topic with this name and id",
-            advice="Nothing is deleted. Remove the directory when its records are not needed.",
-        )
 
     # --- following the image --------------------------------------------------------------------------------------
 
@@ -245,8 +206,14 @@ class Replicas:
 
     def _take_roles_of(self, topic: TopicImage) -> None:
         for index, partition in enumerate(topic.partitions):
+            if self._node_id in partition.replicas:
+                self._see(topic, index)
             if self._has_work(partition):
                 self.get(topic.name, index)
+
+    def _see(self, topic: TopicImage, index: int) -> None:
+        if (topic.name, index) not in self.offline:
+            self.places.see(topic, index)
 
     def _has_work(self, partition: PartitionImage) -> bool:
         """Whether a replica here has something to do without being asked."""
@@ -259,7 +226,10 @@ class Replicas:
         if self._node_id not in changed.after.replicas:
             if changed.before is not None and self._node_id in changed.before.replicas:
                 self._remove(TopicPartition(changed.topic, changed.index))
-        elif replica is not None:
+            return
+        if (topic := self._image().topics_by_name.get(changed.topic)) is not None:
+            self._see(topic, changed.index)
+        if replica is not None:
             self._follow(replica, changed.after)
         elif self._has_work(changed.after):
             self.get(changed.topic, changed.index)
@@ -297,6 +267,7 @@ class Replicas:
         replica = Replica(topic_partition, topic.id, partition_log, self._config_of(topic.name), self._clock)
         self.open_by_name[topic_partition.topic, index] = replica
         self.open_by_id[topic.id.bytes, index] = replica
+        self.places.see(topic, index)
         self._follow(replica, topic.partitions[index])
         return replica
 
@@ -309,11 +280,23 @@ class Replicas:
             return None
         config = self._config_of(topic.name)
         try:
-            return self._log_dirs[0].partition(topic_partition, topic.id, config, now_ms=self._clock.now_ms())
+            log_dir = self.places.of(topic, index)
+        except OfflinePlace as error:
+            if not error.is_told:
+                log.error(
+                    "partition offline", partition=str(topic_partition), reason=error.message, advice=error.advice
+                )
+            self._stop(topic_partition, error.message)
+            return None
+        try:
+            return log_dir.partition(topic_partition, topic.id, config, now_ms=self._clock.now_ms())
         except CorruptLog as error:
             self.set_offline(topic_partition, error.message, error.advice)
+            if isinstance(error.__cause__, OSError):
+                self._suspect(log_dir, error.__cause__)
         except OSError as error:
             self.set_offline(topic_partition, f"{error.filename or topic_partition}: {error.strerror or error}")
+            self._suspect(log_dir, error)
         return None
 
     def _follow(self, replica: Replica, partition: PartitionImage) -> None:
@@ -374,15 +357,33 @@ class Replicas:
         """A flush or a read met the disk's trouble: where it will not pass by itself, the partition goes offline."""
         if self.open_by_name.get(replica.topic_partition) is not replica:
             return  # deleted meanwhile, perhaps created anew: its files are gone with reason
-        if error.errno in _PASSING and replica.log.offline is None:
+        if passes(error.errno) and replica.log.offline is None:
             log.warning("disk access failed", partition=str(replica.topic_partition), reason=error.message)
         else:
             self.set_offline(replica.topic_partition, error.message)
+            self.suspect_directory_of(replica.topic_partition, error)
+
+    def suspect_directory_of(self, topic_partition: TopicPartition, error: StorageError) -> None:
+        """The disk refused something of this partition. It may be more than that."""
+        log_dir = self._log_dirs.holder(topic_partition)
+        if log_dir is not None:
+            self._suspect(log_dir, error)
+
+    def directory_failed(self, log_dir: LogDir, reason: str) -> int:
+        """`LogDirs` has been told: nothing that lies there is served any more. How many replicas that stopped."""
+        held = [each for each in self.open_by_name if self._log_dirs.holder(TopicPartition(*each)) is log_dir]
+        for topic, index in held:
+            self._stop(TopicPartition(topic, index), f"{log_dir.path} is offline: {reason}")
+        return len(held)
 
     def set_offline(self, topic_partition: TopicPartition, reason: str, advice: str = _OFFLINE_ADVICE) -> None:
         """Take one partition out of service; the others go on. The operator reads why and what to do."""
-        self.offline[topic_partition] = reason
         log.error("partition offline", partition=str(topic_partition), reason=reason, advice=advice)
+        self._stop(topic_partition, reason)
+        self.places.lost(topic_partition)
+
+    def _stop(self, topic_partition: TopicPartition, reason: str) -> None:
+        self.offline[topic_partition] = reason
         replica = self.open_by_name.pop(topic_partition, None)
         if replica is not None:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
@@ -402,8 +403,12 @@ class Replicas:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.left(replica)
             replica.end_leadership()
+        log_dir = self._log_dirs.holder(topic_partition)
+        self._log_dirs.forget(topic_partition)
+        if log_dir is None or not self._log_dirs.is_online(log_dir):
+            return  # what a failed directory still has of it is set aside when it comes back
         try:
-            removed = self._log_dirs[0].delete_partition(topic_partition)
+            removed = log_dir.delete_partition(topic_partition)
         except StorageError as error:
             log.error(
                 "files of a removed partition stay",
@@ -411,6 +416,7 @@ class Replicas:
                 reason=error.message,
                 advice="Check the disk; the next start sets the directory aside as -stray.",
             )
+            self._suspect(log_dir, error)
             return
         if removed is not None:
             self._delete_later(partial(self._delete_partition, removed), 0)

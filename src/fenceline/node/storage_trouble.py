@@ -57,6 +57,8 @@ class StorageTrouble:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.heard: Callable[[TopicPartition, StorageError], None] = lambda *_: None
+        """Hears of each refusal."""
         self._refusals: dict[TopicPartition, _Refusals] = {}
         self.on_full: Callable[[TopicPartition], None] = lambda topic_partition: None
         """Called with every refusal of a disk that is full: there may be something that can go."""
@@ -68,6 +70,7 @@ class StorageTrouble:
         self, topic_partition: TopicPartition, log_end_offset: int, error: StorageError, *, by_follower: bool = False
     ) -> None:
         """An append failed: the records were refused, or will be fetched again from the leader."""
+        self.heard(topic_partition, error)
         if error.disk_full:
             self.on_full(topic_partition)
         now_ms = self._clock.monotonic_ms()

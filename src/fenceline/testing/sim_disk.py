@@ -99,9 +99,9 @@ class SimDisk:
 
     # -- faults -------------------------------------------------------------------------------------------------
 
-    def fail(self, call: Call, suffix: str = "", number: int = errno.EIO) -> None:
-        """Every such call on a path that ends in `suffix` fails from now on, until `heal`."""
-        self._faults.append((call, lambda path: path.endswith(suffix), number))
+    def fail(self, call: Call, suffix: str = "", number: int = errno.EIO, *, under: str = "") -> None:
+        """Every such call on a path that ends in `suffix` fails from now on, until `heal`; only those `under` one."""
+        self._faults.append((call, lambda path: path.endswith(suffix) and path.startswith(under), number))
 
     def heal(self) -> None:
         self._faults.clear()

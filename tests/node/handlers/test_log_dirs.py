@@ -15,13 +15,23 @@ from fenceline.wire.apis import ApiKey
 from tests.node.handlers.fakes import FakeBroker, ask, image_of, partition, topic_image
 
 
+class OneDirectory(list[Any]):
+    offline: tuple[str, ...] = ()
+
+    def __init__(self, directory: Any) -> None:
+        super().__init__([directory])
+
+    def holder(self, topic_partition: TopicPartition) -> Any:
+        return self[0]
+
+
 def describe(path: Path, version: int = 5, **fields: Any) -> Any:
     topics = [topic_image("t", partition(), partition(), partition((2,))), topic_image("u")]
     directory = SimpleNamespace(path=str(path), partition_size_bytes=lambda tp: 10 + tp.partition)
 
     async def run() -> Any:
         broker: Any = FakeBroker(image_of(topics))
-        broker.log_dirs = [directory]
+        broker.log_dirs = OneDirectory(directory)
         broker.partitions = SimpleNamespace(offline={TopicPartition("u", 0): "broken"})
         broker.loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as broker.disk_threads:

@@ -25,10 +25,22 @@ async def handle_describe_log_dirs(context: RequestContext, request: Any) -> dic
     broker = context.broker
     wanted = _wanted(request.topics, broker.image, broker.node_id)
     offline = frozenset(broker.partitions.offline)
-    directories = tuple(broker.log_dirs)
+    log_dirs = broker.log_dirs
+    directories, failed = tuple(log_dirs), tuple(log_dirs.offline)
 
     def describe() -> list[dict[str, Any]]:
-        return [_describe(directory, wanted, offline) for directory in directories]
+        described = [
+            _describe(
+                directory,
+                {
+                    name: [each for each in indexes if log_dirs.holder(TopicPartition(name, each)) is directory]
+                    for name, indexes in wanted.items()
+                },
+                offline,
+            )
+            for directory in directories
+        ]
+        return described + [_offline(path) for path in failed]
 
     results = await broker.loop.run_in_executor(broker.disk_threads, describe)
     return {"error_code": ErrorCode.NONE, "results": results}
@@ -58,7 +70,7 @@ def _describe(directory: LogDir, wanted: Mapping[str, list[int]], offline: froze
     try:
         room = os.statvfs(directory.path)
     except OSError:
-        return {"error_code": ErrorCode.KAFKA_STORAGE_ERROR, "log_dir": directory.path, "topics": ()}
+        return _offline(directory.path)
     topics = []
     for name, indexes in wanted.items():
         partitions = [
@@ -81,6 +93,10 @@ def _describe(directory: LogDir, wanted: Mapping[str, list[int]], offline: froze
         "usable_bytes": room.f_bavail * room.f_frsize,
         "is_cordoned": False,
     }
+
+
+def _offline(path: str) -> dict[str, Any]:
+    return {"error_code": ErrorCode.KAFKA_STORAGE_ERROR, "log_dir": path, "topics": ()}
 
 
 APIS: Final = (Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, handle_describe_log_dirs),)

@@ -1,0 +1,97 @@
+"""The data directories of a node together: which of them are in use, and which one holds which partition.
+
+Owns the places of partitions, those that have no file yet among them. Never opens a partition, and never decides that a
+directory has failed: `fail` is told. A node with one directory keeps no list: everything lies there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from uuid import UUID
+
+from fenceline.ids import TopicPartition
+from fenceline.log.log_dir import LogDir
+
+
+class LogDirs:
+    """Iterates over the directories that are in use, in the order of `log.dirs`."""
+
+    def __init__(
+        self,
+        directories: Sequence[LogDir],
+        *,
+        metadata: LogDir | None = None,
+        offline: Mapping[str, str] | None = None,
+    ) -> None:
+        """`metadata`: the one with the metadata log. `offline`: paths that could not be opened, and why."""
+        self.metadata = metadata
+        self.offline: dict[str, str] = dict(offline or {})
+        """By path, why a directory is not in use."""
+        self.opened = tuple(directories)
+        """Also those that have failed since."""
+        self._online: tuple[LogDir, ...] = self.opened
+        self.is_single = len(self.opened) == 1 and not self.offline
+        self._by_path = {each.path: each for each in self.opened}
+        self._places: dict[TopicPartition, LogDir] = {}
+        self._counts: dict[LogDir, int] = dict.fromkeys(self.opened, 0)
+
+    def __iter__(self) -> Iterator[LogDir]:
+        return iter(self._online)
+
+    def __len__(self) -> int:
+        """Of those in use."""
+        return len(self._online)
+
+    @property
+    def first(self) -> LogDir:
+        return self._online[0]
+
+    @property
+    def directory_ids(self) -> tuple[UUID, ...]:
+        return tuple(each.directory_id for each in self._online if each.directory_id is not None)
+
+    @property
+    def previous_broker_epoch(self) -> int:
+        """Of a clean stop of all of them together; else -1, as what a directory has lost is not known."""
+        epochs = {each.previous_broker_epoch for each in self._online}
+        return epochs.pop() if len(epochs) == 1 and not self.offline else -1
+
+    def by_id(self, directory_id: UUID | None) -> LogDir | None:
+        """The directory in use that has this id."""
+        return next((each for each in self._online if each.directory_id == directory_id), None)
+
+    def of_path(self, path: str) -> LogDir | None:
+        """The directory that something right below it lies in, also one that has failed."""
+        return self._by_path.get(path.rpartition("/")[0])
+
+    def is_online(self, log_dir: LogDir) -> bool:
+        return log_dir in self._online
+
+    def fail(self, log_dir: LogDir, reason: str) -> None:
+        """It is not in use from now on; what lies there stays there."""
+        self._online = tuple(each for each in self._online if each is not log_dir)
+        self.offline[log_dir.path] = reason
+
+    # -- partitions -----------------------------------------------------------------------------------------------
+
+    def holder(self, topic_partition: TopicPartition) -> LogDir | None:
+        """Where a partition lies, also where that has failed; None while it has no place."""
+        return self.opened[0] if self.is_single else self._places.get(topic_partition)
+
+    def put(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
+        """It lies there from now on."""
+        if self.is_single:
+            return
+        self.forget(topic_partition)
+        self._places[topic_partition] = log_dir
+        self._counts[log_dir] += 1
+
+    def forget(self, topic_partition: TopicPartition) -> None:
+        """It is not this node's any more."""
+        before = self._places.pop(topic_partition, None)
+        if before is not None:
+            self._counts[before] -= 1
+
+    def emptiest(self) -> LogDir | None:
+        """Of those in use, the one with the fewest partitions, the first of several; None where none is left."""
+        return min(self._online, key=lambda each: self._counts[each], default=None)

@@ -1,0 +1,186 @@
+"""In which data directory each replica of this node lies, by what is found there and by what the metadata says.
+
+Owns where a new replica goes, what a start finds, and which places the controller has to be told. Never opens a log.
+
+A replica that has files lies where they are. One without goes where the controller's record says, else into the
+directory with the fewest partitions. Never into another directory while it may have files in one that is offline, and
+never as a member of the in-sync set whose files are gone: an empty replica could be elected then (KIP-858 would).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from fenceline.errors import OperatorError
+from fenceline.ids import METADATA_TOPIC, TopicPartition, encode_uuid
+from fenceline.log.errors import StorageError
+from fenceline.metadata.features import MV_DIRECTORIES
+from fenceline.metadata.image import LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
+from fenceline.node.logs import Logger
+
+if TYPE_CHECKING:
+    from fenceline.log.log_dir import ExistingPartition, LogDir
+    from fenceline.log.log_dirs import LogDirs
+    from fenceline.metadata.image import MetadataImage, PartitionImage, TopicImage
+
+log = Logger("replicas")
+
+_MEND: Final = "Mend the directory, then restart the node. Other directories are served."
+
+
+class OfflinePlace(OperatorError):
+    """The replica can not be served here. `is_told`: as its directory has failed, which the operator knows."""
+
+    def __init__(self, message: str, advice: str = _MEND, *, is_told: bool = True) -> None:
+        super().__init__(message, advice)
+        self.is_told = is_told
+
+
+class ReplicaPlaces:
+    """See the module."""
+
+    def __init__(
+        self,
+        node_id: int,
+        log_dirs: LogDirs,
+        image: Callable[[], MetadataImage],
+        tell: Callable[[UUID, int, UUID], None],
+    ) -> None:
+        """`tell` is called, in any thread, with (topic, partition, directory) that the controller has to know."""
+        self._node_id = node_id
+        self._log_dirs = log_dirs
+        self._image = image
+        self._tell = tell
+
+    # -- where a replica goes ------------------------------------------------------------------------------------------
+
+    def of(self, topic: TopicImage, index: int) -> LogDir:
+        """The directory to open it in. Raises OfflinePlace."""
+        topic_partition = TopicPartition(topic.name, index)
+        holder = self._log_dirs.holder(topic_partition)
+        if holder is None:
+            holder = self._new_place(topic_partition, topic.partitions[index])
+            self._log_dirs.put(topic_partition, holder)
+        elif not self._log_dirs.is_online(holder):
+            raise OfflinePlace(f"{holder.path} is offline: {self._log_dirs.offline[holder.path]}")
+        return holder
+
+    def _new_place(self, topic_partition: TopicPartition, partition: PartitionImage) -> LogDir:
+        """For a replica that has no files in any directory that can be looked into."""
+        recorded = partition.directory_of(self._node_id)
+        place = self._log_dirs.by_id(recorded) or self._log_dirs.emptiest()
+        if place is None:
+            raise OfflinePlace("all log directories are offline")
+        if place.directory_id == recorded or recorded == UNASSIGNED_DIRECTORY:
+            return place
+        if self._log_dirs.offline:
+            raise OfflinePlace(f"it may lie in a directory that is offline: {', '.join(self._log_dirs.offline)}")
+        is_known = recorded is not None and recorded != MIGRATING_DIRECTORY
+        if is_known and self._node_id in (*partition.isr, *partition.elr):
+            assert recorded is not None, "known"
+            raise OfflinePlace(
+                f"it lay in directory {encode_uuid(recorded)}, which is none of log.dirs",
+                "Put that directory back into log.dirs and restart the node. Where it is gone for good, so are the"
+                " records that no other replica has: elect another leader (unclean), or delete the topic.",
+                is_told=False,
+            )
+        return place
+
+    # -- what the controller has to know -------------------------------------------------------------------------------
+
+    def see(self, topic: TopicImage, index: int) -> None:
+        """Look at what the metadata says of the replica's directory: place what waits for that, correct what is wrong.
+
+        Not for a replica that is offline.
+        """
+        partition = topic.partitions[index]
+        recorded = partition.directory_of(self._node_id)
+        if recorded is None or self._image().metadata_version < MV_DIRECTORIES:
+            return
+        topic_partition = TopicPartition(topic.name, index)
+        holder = self._log_dirs.holder(topic_partition)
+        if holder is None:
+            holder = self._log_dirs.by_id(recorded)
+            if holder is None and recorded == UNASSIGNED_DIRECTORY:
+                holder = self._log_dirs.emptiest()
+            if holder is None:
+                return  # it gets its place when it is opened
+            self._log_dirs.put(topic_partition, holder)
+        actual = holder.directory_id
+        if recorded == actual or actual is None or not self._log_dirs.is_online(holder):
+            return
+        if recorded in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY) or self._is_there(topic_partition, holder):
+            self._tell(topic.id, index, actual)
+
+    def _is_there(self, topic_partition: TopicPartition, holder: LogDir) -> bool:
+        """Where everything lies in one directory, nobody has looked yet whether this has ever been there."""
+        try:
+            return not self._log_dirs.is_single or holder.has(topic_partition)
+        except OSError:
+            return False
+
+    def lost(self, topic_partition: TopicPartition) -> None:
+        """It is damaged here, its directory is not: another replica shall lead, where there is one. Any thread."""
+        image = self._image()
+        topic = image.topics_by_name.get(topic_partition.topic)
+        if topic is None or topic_partition.partition >= len(topic.partitions):
+            return
+        partition = topic.partitions[topic_partition.partition]
+        if len(partition.replicas) < 2 or self._node_id not in partition.replicas:
+            return
+        recorded = partition.directory_of(self._node_id)
+        if recorded not in (None, LOST_DIRECTORY) and image.metadata_version >= MV_DIRECTORIES:
+            self._tell(topic.id, topic_partition.partition, LOST_DIRECTORY)
+
+    # -- start ---------------------------------------------------------------------------------------------------------
+
+    def settle(self, log_dir: LogDir) -> list[TopicPartition]:
+        """What lies in a directory; what the cluster does not know is set aside (snapshots.md N41). Blocks.
+
+        Raises OSError, OperatorError when two directories hold the same partition.
+        """
+        found = []
+        for each in list(log_dir.existing()):
+            topic_partition = each.topic_partition
+            if topic_partition.topic == METADATA_TOPIC:
+                continue
+            topic = self._image().topics_by_name.get(topic_partition.topic)
+            if topic is None or _is_of_another(log_dir, each, topic):
+                _set_aside(log_dir, topic_partition)
+                continue
+            other = self._log_dirs.holder(topic_partition)
+            if other is not None and other is not log_dir:
+                raise OperatorError(
+                    f"{topic_partition} lies in two directories: {other.path} and {log_dir.path}",
+                    "A move between them did not end, or one was copied. Move the copy away that ends earlier, or that"
+                    " was in the directory that failed last; then start again.",
+                )
+            self._log_dirs.put(topic_partition, log_dir)
+            found.append(topic_partition)
+        return found
+
+
+def _is_of_another(log_dir: LogDir, found: ExistingPartition, topic: TopicImage) -> bool:
+    """Whether a directory holds, or may hold, records of an older topic of that name. Raises OSError.
+
+    One without an id has lost it with the power, before its first flush: whose its records are nobody knows, and they
+    are stray, as for Kafka.
+    """
+    return found.topic_id != topic.id and (found.topic_id is not None or bool(log_dir.disk.listdir(found.path)))
+
+
+def _set_aside(log_dir: LogDir, topic_partition: TopicPartition) -> None:
+    try:
+        stray = log_dir.set_aside_stray(topic_partition)
+    except StorageError as error:
+        log.error("stray partition can not be set aside", partition=str(topic_partition), reason=error.message)
+        return
+    log.warning(
+        "stray partition set aside",
+        partition=str(topic_partition),
+        path=stray.path if stray is not None else None,
+        reason="the cluster's metadata does not know a topic with this name and id",
+        advice="Nothing is deleted. Remove the directory when its records are not needed.",
+    )

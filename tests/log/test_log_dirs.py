@@ -1,0 +1,83 @@
+"""Several data directories together: who holds what, who is in use."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from fenceline.ids import TopicPartition, encode_uuid
+from fenceline.log.disk import replace_file
+from fenceline.log.log_dir import CLEAN_FILE, LogDir
+from fenceline.log.log_dirs import LogDirs
+from fenceline.log.meta_properties import META_FILE
+from fenceline.testing.sim_disk import SimDisk
+
+RAIN = TopicPartition("rain", 0)
+
+
+def made(disk: SimDisk, path: str, number: int, epoch: int | None = None) -> LogDir:
+    disk.mkdir(path)
+    meta = f"version=1\ncluster.id=c\nnode.id=1\ndirectory.id={encode_uuid(UUID(int=number))}\n"
+    replace_file(disk, f"{path}/{META_FILE}", meta.encode())
+    if epoch is not None:
+        replace_file(disk, f"{path}/{CLEAN_FILE}", b'{"version":0,"brokerEpoch":%d}' % epoch)
+    return LogDir.open(path, disk, node_id=1)
+
+
+def three(*epochs: int | None) -> LogDirs:
+    disk = SimDisk()
+    epochs = epochs or (None,) * 3
+    return LogDirs([made(disk, f"/d{number}", number, epochs[number - 1]) for number in (1, 2, 3)])
+
+
+def test_the_one_with_the_fewest_partitions_is_next() -> None:
+    dirs = three()
+    for index in range(7):
+        emptiest = dirs.emptiest()
+        assert emptiest is not None
+        dirs.put(TopicPartition("rain", index), emptiest)
+    held = [[each for each in range(7) if dirs.holder(TopicPartition("rain", each)) is d] for d in dirs]
+    assert held == [[0, 3, 6], [1, 4], [2, 5]]
+    for index in (1, 4):
+        dirs.forget(TopicPartition("rain", index))
+    assert dirs.emptiest() is dirs.opened[1]
+    assert dirs.holder(TopicPartition("rain", 1)) is None
+
+
+def test_what_lies_in_a_failed_one_is_still_known_to_lie_there() -> None:
+    dirs = three()
+    first, second, third = dirs.opened
+    dirs.put(RAIN, second)
+    dirs.fail(second, "broken")
+    assert list(dirs) == [first, third]
+    assert dirs.offline == {"/d2": "broken"}
+    assert dirs.holder(RAIN) is second
+    assert not dirs.is_online(second)
+    assert dirs.by_id(UUID(int=2)) is None
+    assert dirs.by_id(UUID(int=3)) is third
+    assert dirs.of_path("/d2/rain-0") is second
+    assert dirs.directory_ids == (UUID(int=1), UUID(int=3))
+    for each in (first, third):
+        dirs.fail(each, "broken, too")
+    assert dirs.emptiest() is None
+
+
+def test_one_directory_alone_holds_everything() -> None:
+    only = made(SimDisk(), "/d", 1)
+    dirs = LogDirs([only])
+    assert dirs.holder(RAIN) is only
+    dirs.put(RAIN, only)
+    dirs.forget(RAIN)
+    assert dirs.holder(RAIN) is only
+    assert not LogDirs([only], offline={"/e": "broken"}).is_single, "there may be partitions in the other"
+
+
+@pytest.mark.parametrize(("epochs", "told"), [((7, 7, 7), 7), ((7, 7, 8), -1), ((7, None, 7), -1), ((), -1)])
+def test_a_stop_was_clean_where_all_of_them_say_so(epochs: tuple[int | None, ...], told: int) -> None:
+    assert three(*epochs).previous_broker_epoch == told
+
+
+def test_a_stop_was_not_clean_for_a_directory_that_can_not_be_asked() -> None:
+    opened = three(7, 7, 7).opened
+    assert LogDirs(opened, offline={"/d4": "broken"}).previous_broker_epoch == -1

@@ -1,0 +1,145 @@
+"""Which directories a node starts with, and which mixtures it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fenceline.config.node import NodeConfig
+from fenceline.errors import OperatorError
+from fenceline.ids import encode_uuid
+from fenceline.log.disk import OsDisk
+from fenceline.log.log_dir import CLEAN_FILE
+from fenceline.node.directories import Directories, open_directories
+from fenceline.node.format import format_directory
+from fenceline.node.metadata_log import DIRECTORY_NAME
+
+CLUSTER = "AAAAAAAAQACAAAAAAAAAAA"
+OTHER_CLUSTER = "BBBBBBBBQACAAAAAAAAAAA"
+
+
+def config(*paths: Path, **more: str) -> NodeConfig:
+    return NodeConfig.load(None, {"log.dirs": ",".join(map(str, paths)), **more}, {})
+
+
+def opened(*paths: Path, **more: str) -> Directories:
+    return open_directories(config(*paths, **more), OsDisk())
+
+
+def give_back(directories: Directories) -> None:
+    for each in directories.all:
+        each.give_back()
+
+
+def ids(directories: Directories) -> list[str]:
+    give_back(directories)
+    return [encode_uuid(each.directory_id) for each in directories.data if each.directory_id is not None]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> tuple[Path, Path, Path]:
+    found = tuple(tmp_path / name for name in "abc")
+    format_directory(found, cluster_id=CLUSTER, node_id=1)
+    return found[0], found[1], found[2]
+
+
+def test_each_has_an_id_of_its_own_and_keeps_it(tmp_path: Path) -> None:
+    first = ids(opened(tmp_path / "a", tmp_path / "b"))
+    assert len(set(first)) == 2
+    with pytest.raises(OperatorError, match="c is not formatted, or not mounted"):
+        opened(tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+    cluster_id = (tmp_path / "a" / "meta.properties").read_text().split("cluster.id=")[1].split()[0]
+    everything = [tmp_path / name for name in "abc"]
+    format_directory(everything, cluster_id=cluster_id, node_id=1, ignore_formatted=True)
+    assert ids(opened(*everything))[:2] == first
+
+
+def test_the_metadata_log_lies_in_the_first_or_where_it_was_said(paths: tuple[Path, Path, Path]) -> None:
+    directories = opened(*paths)
+    assert directories.metadata.path == str(paths[0])
+    give_back(directories)
+    directories = opened(*paths, **{"metadata.log.dir": str(paths[2])})
+    assert (directories.metadata.path, directories.metadata_is_apart) == (str(paths[2]), False)
+    give_back(directories)
+    directories = opened(*paths[:2], **{"metadata.log.dir": str(paths[2])})
+    assert directories.metadata_is_apart
+    assert [each.path for each in directories.data] == [str(paths[0]), str(paths[1])]
+    give_back(directories)
+
+
+def test_one_of_another_cluster_or_node(paths: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    format_directory([tmp_path / "d"], cluster_id=OTHER_CLUSTER, node_id=1)
+    with pytest.raises(OperatorError, match=f"d belongs to cluster {OTHER_CLUSTER}, this node to cluster {CLUSTER}"):
+        opened(*paths, tmp_path / "d")
+    format_directory([tmp_path / "e"], cluster_id=CLUSTER, node_id=2)
+    with pytest.raises(OperatorError, match="e belongs to node 2, this is node 1"):
+        opened(*paths, tmp_path / "e")
+
+
+def test_a_copy(paths: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(paths[1], tmp_path / "copy")
+    with pytest.raises(OperatorError, match=r"b and \S+copy have the same directory\.id"):
+        opened(*paths, tmp_path / "copy")
+
+
+def test_a_metadata_log_elsewhere(paths: tuple[Path, Path, Path]) -> None:
+    (paths[1] / DIRECTORY_NAME).mkdir()
+    with pytest.raises(OperatorError, match="b has a metadata log"):
+        opened(*paths)
+
+
+def test_all_of_them_are_locked(paths: tuple[Path, Path, Path]) -> None:
+    directories = opened(*paths)
+    with pytest.raises(OperatorError, match="c is in use by"):
+        opened(paths[2])
+    give_back(directories)
+    give_back(opened(paths[2]))
+
+
+def test_who_is_refused_leaves_the_others_as_they_were(paths: tuple[Path, Path, Path]) -> None:
+    """A clean stop still counts, and nothing stays locked."""
+    mark = '{"version": 0, "brokerEpoch": 12}'
+    for path in paths:
+        (path / CLEAN_FILE).write_text(mark)
+    (paths[2] / "meta.properties").write_text("nonsense")
+    with pytest.raises(OperatorError, match="damaged"):
+        opened(*paths)
+    assert [(path / CLEAN_FILE).read_text() for path in paths] == [mark] * 3
+    directories = opened(*paths[:2])
+    assert [each.previous_broker_epoch for each in directories.data] == [12, 12]
+    give_back(directories)
+
+
+def test_what_the_system_refuses_is_left_out(paths: tuple[Path, Path, Path]) -> None:
+    shutil.rmtree(paths[1])
+    paths[1].write_text("a file where the disk was mounted")
+    directories = opened(*paths)
+    assert [each.path for each in directories.data] == [str(paths[0]), str(paths[2])]
+    assert directories.offline == {str(paths[1]): "Not a directory"}
+    give_back(directories)
+
+
+def test_a_disk_that_is_not_mounted_is_no_new_disk(paths: tuple[Path, Path, Path]) -> None:
+    shutil.rmtree(paths[1])
+    paths[1].mkdir()
+    with pytest.raises(OperatorError, match="b is not formatted, or not mounted") as refused:
+        opened(*paths)
+    assert "take it out of log.dirs" in refused.value.advice
+
+
+def test_the_metadata_log_must_be_there(paths: tuple[Path, Path, Path]) -> None:
+    shutil.rmtree(paths[0])
+    paths[0].write_text("a file")
+    with pytest.raises(OperatorError, match=r"a can not be used: it is a file"):
+        opened(*paths)
+
+
+def test_at_least_one_for_partitions_must_be_there(paths: tuple[Path, Path, Path]) -> None:
+    for path in paths[:2]:
+        shutil.rmtree(path)
+        path.write_text("a file")
+    with pytest.raises(OperatorError, match=r"None of log\.dirs can be used: \S+a: Not a directory, \S+b: Not a dir"):
+        opened(*paths[:2], **{"metadata.log.dir": str(paths[2])})

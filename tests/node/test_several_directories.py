@@ -1,0 +1,448 @@
+"""A broker with several data directories: where replicas go, what the controller is told, one that fails.
+
+Real replicas and handlers on a simulated disk; the test is the controller. `controller.md C20`, KIP-112, KIP-858.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from immutables import Map
+
+from fenceline.controller.partition_requests import (
+    AssignedReplica,
+    AssignReplicasToDirs,
+    AssignReplicasToDirsAnswer,
+)
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.log.disk import replace_file
+from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
+from fenceline.wire.apis import ApiKey
+
+from .desk import OTHERS, TOPIC, Desk, told, turns, where
+
+ELSEWHERE = UUID(int=990)
+GONE = UUID(int=991)
+STORAGE_ERROR = ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def mine(desk: Desk, number: int) -> UUID:
+    """The id of a directory, counted from 0."""
+    found = desk.log_dirs.opened[number].directory_id
+    assert found is not None
+    return found
+
+
+def lead(desk: Desk, index: int, directory: UUID, **changes: Any) -> None:
+    changes.setdefault("isr", (1, *OTHERS))
+    desk.lead(1, index=index, directories=(directory, ELSEWHERE, ELSEWHERE), **changes)
+
+
+def knows_directories(desk: Desk) -> None:
+    desk.image = replace(desk.image, features=Map({"metadata.version": 30}))
+
+
+def takes_all(request: AssignReplicasToDirs) -> AssignReplicasToDirsAnswer:
+    return AssignReplicasToDirsAnswer(
+        tuple(
+            (
+                directory,
+                tuple(
+                    (topic, tuple(AssignedReplica(index, ErrorCode.NONE) for index in indexes))
+                    for topic, indexes in topics
+                ),
+            )
+            for directory, topics in request.directories
+        )
+    )
+
+
+def assigned(desk: Desk) -> dict[int, UUID]:
+    """By partition, what the controller was told last."""
+    return {
+        index: directory
+        for request in desk.controller.asked
+        for directory, topics in request.directories
+        for _, indexes in topics
+        for index in indexes
+    }
+
+
+def told_of(partitions: int, story: Callable[[Desk], Any], *, directories: int = 2, **given: Any) -> None:
+    async def whole(desk: Desk) -> None:
+        knows_directories(desk)
+        desk.controller.answer = takes_all
+        await story(desk)
+
+    told(whole, partitions=partitions, directories=directories, **given)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """A thread has something to do first."""
+    while not condition():
+        await turns(1)
+
+
+# --- places ---------------------------------------------------------------------------------------------------------
+
+
+def test_new_replicas_go_where_there_are_fewest_and_the_controller_is_told() -> None:
+    async def story(desk: Desk) -> None:
+        for index in range(5):
+            lead(desk, index, UNASSIGNED_DIRECTORY)
+            desk.append(index=index)
+        await turns()
+        assert assigned(desk) == {index: mine(desk, index % 3) for index in range(5)}
+        assert all(request.broker_epoch == desk.broker_epoch for request in desk.controller.asked)
+        for number, held in enumerate(([0, 3], [1, 4], [2])):
+            names = desk.disk.listdir(desk.log_dirs.opened[number].path)
+            assert [name for name in names if name.startswith(TOPIC)] == [f"{TOPIC}-{index}" for index in held]
+
+    told_of(5, story, directories=3)
+
+
+def test_what_the_controller_says_counts_for_a_replica_without_files() -> None:
+    async def story(desk: Desk) -> None:
+        for index in range(3):
+            lead(desk, index, mine(desk, 1))
+            desk.append(index=index)
+        await turns()
+        assert desk.controller.asked == []
+        assert desk.disk.stat(f"/data2/{TOPIC}-2") is not None
+
+    told_of(3, story)
+
+
+def test_where_the_files_are_counts_before_what_the_controller_says() -> None:
+    async def story(desk: Desk) -> None:
+        desk.disk.mkdir(f"/data2/{TOPIC}-0")
+        for log_dir in desk.log_dirs:
+            desk.partitions.places.settle(log_dir)
+        lead(desk, 0, mine(desk, 0))
+        await turns()
+        assert desk.replica().log.directory == f"/data2/{TOPIC}-0"
+        assert assigned(desk) == {0: mine(desk, 1)}
+
+    told_of(1, story)
+
+
+def test_a_partition_in_two_directories_is_refused() -> None:
+    async def story(desk: Desk) -> None:
+        for path in ("/data", "/data2"):
+            desk.disk.mkdir(f"{path}/{TOPIC}-0")
+        first, second = desk.log_dirs
+        desk.partitions.places.settle(first)
+        with pytest.raises(OperatorError, match=f"{TOPIC}-0 lies in two directories: /data and /data2"):
+            desk.partitions.places.settle(second)
+
+    told_of(1, story)
+
+
+def test_an_older_topic_of_that_name_is_no_second_copy() -> None:
+    """The directory was offline while the topic was deleted and made anew elsewhere."""
+
+    async def story(desk: Desk) -> None:
+        lead(desk, 0, mine(desk, 0))
+        desk.append()
+        desk.disk.mkdir(f"/data2/{TOPIC}-0")
+        old = b"version: 0\ntopic_id: mAElyxrEQ3mw_ELWKg5Mow\n"
+        replace_file(desk.disk, f"/data2/{TOPIC}-0/partition.metadata", old)
+        found = [desk.partitions.places.settle(log_dir) for log_dir in desk.log_dirs]
+        assert found == [[where()], []]
+        assert [name[-6:] for name in desk.disk.listdir("/data2") if name.startswith(TOPIC)] == ["-stray"]
+
+    told_of(1, story)
+
+
+def test_a_replica_whose_directory_is_offline_is_not_made_anew_in_another() -> None:
+    async def story(desk: Desk) -> None:
+        desk.log_dirs.offline["/data3"] = "broken at start"
+        desk.log_dirs.is_single = False
+        desk.tell(leader=2, leader_epoch=1, isr=(2, 3), directories=(GONE, ELSEWHERE, ELSEWHERE))
+        with pytest.raises(PeerError) as refused:
+            desk.replica()
+        assert refused.value.code is STORAGE_ERROR
+        assert "may lie in a directory that is offline: /data3" in refused.value.message
+        desk.tell(1, leader=2, leader_epoch=1, isr=(2, 3), directories=(UNASSIGNED_DIRECTORY, ELSEWHERE, ELSEWHERE))
+        assert desk.replica(1).log.directory == f"/data/{TOPIC}-1"
+
+    told_of(2, story)
+
+
+def test_a_replica_whose_directory_was_taken_away_is_copied_again_unless_it_is_in_sync() -> None:
+    async def story(desk: Desk) -> None:
+        desk.tell(leader=2, leader_epoch=1, isr=(2, 3), directories=(GONE, ELSEWHERE, ELSEWHERE))
+        assert desk.replica().log.log_end_offset == 0
+        await turns()
+        assert assigned(desk) == {0: mine(desk, 0)}
+        desk.tell(1, leader=2, leader_epoch=1, isr=(1, 2), directories=(GONE, ELSEWHERE, ELSEWHERE))
+        with pytest.raises(PeerError) as refused:
+            desk.replica(1)
+        assert "none of log.dirs" in refused.value.message
+        # Nobody leads: who says that an empty replica is there lets it be elected.
+        desk.tell(2, leader=-1, leader_epoch=1, isr=(1,), directories=(GONE, ELSEWHERE, ELSEWHERE))
+        await turns()
+        assert assigned(desk) == {0: mine(desk, 0)}
+
+    told_of(3, story)
+
+
+def test_one_directory_says_nothing_of_a_replica_that_it_never_had() -> None:
+    async def story(desk: Desk) -> None:
+        desk.tell(leader=-1, leader_epoch=1, isr=(1,), directories=(GONE, ELSEWHERE, ELSEWHERE))
+        await turns()
+        assert desk.controller.asked == []
+        desk.disk.mkdir(f"/data/{TOPIC}-0")
+        desk.tell(leader=-1, leader_epoch=2)
+        await turns()
+        assert assigned(desk) == {0: mine(desk, 0)}
+
+    told_of(1, story, directories=1)
+
+
+# --- telling the controller -----------------------------------------------------------------------------------------
+
+
+def test_it_is_told_together_and_again_until_it_is_taken() -> None:
+    async def story(desk: Desk) -> None:
+        answers: list[Any] = [PeerError(ErrorCode.NOT_CONTROLLER), "one refused", "all"]
+
+        def answer(request: AssignReplicasToDirs) -> Any:
+            now = answers.pop(0) if answers else "all"
+            if isinstance(now, PeerError):
+                return now
+            taken = takes_all(request)
+            if now == "all":
+                return taken
+            directory, ((topic, replicas),) = taken.directories[0]
+            refused = replace(replicas[0], code=ErrorCode.UNKNOWN_SERVER_ERROR)
+            return replace(
+                taken, directories=((directory, ((topic, (refused, *replicas[1:])),)), *taken.directories[1:])
+            )
+
+        desk.controller.answer = answer
+        for index in range(4):
+            lead(desk, index, UNASSIGNED_DIRECTORY)
+        await until(lambda: not answers)
+        await turns()
+        first, second, third = desk.controller.asked
+        assert first == second
+        assert len(first.directories) == 2, "all four in one request"
+        assert assigned(desk) == {0: mine(desk, 0), 1: mine(desk, 1), 2: mine(desk, 0), 3: mine(desk, 1)}
+        assert third.directories == ((mine(desk, 0), ((desk.topic_id, (0,)),)),), "the others were taken"
+
+    told_of(4, story)
+
+
+def test_who_the_controller_does_not_know_there_is_not_told_for_ever() -> None:
+    async def story(desk: Desk) -> None:
+        def answer(request: AssignReplicasToDirs) -> Any:
+            taken = takes_all(request)
+            (
+                directory,
+                ((topic, (replica,)),),
+            ) = taken.directories
+            gone = replace(replica, code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return replace(taken, directories=((directory, ((topic, (gone,)),)),))
+
+        desk.controller.answer = answer
+        lead(desk, 0, UNASSIGNED_DIRECTORY)
+        await turns(50)
+        assert len(desk.controller.asked) == 1
+
+    told_of(1, story)
+
+
+# --- failure --------------------------------------------------------------------------------------------------------
+
+
+def break_second(desk: Desk, number: int = errno.EIO) -> None:
+    for call in ("write", "fsync", "open", "read"):
+        desk.disk.fail(call, number=number, under="/data2")  # type: ignore[arg-type]
+
+
+def led_in_both(desk: Desk) -> None:
+    """Partition 0 in the first directory, 1 and 2 in the second; 2 has no object yet."""
+    for index in (0, 1):
+        lead(desk, index, mine(desk, index), isr=(1,))
+        desk.append(3, index=index)
+    topic = desk.image.topics_by_name[TOPIC]
+    places = (mine(desk, 1), ELSEWHERE, ELSEWHERE)
+    partitions = (*topic.partitions[:2], topic.partitions[2]._replace(leader=1, leader_epoch=1, directories=places))
+    after = replace(topic, partitions=partitions)
+    desk.image = replace(
+        desk.image,
+        topics_by_name=desk.image.topics_by_name.set(TOPIC, after),
+        topics_by_id=desk.image.topics_by_id.set(after.id, after),
+    )
+
+
+def produced(desk: Desk, index: int) -> int:
+    return int(desk.produced(index=index).responses[0].partition_responses[0].error_code)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
+def test_a_directory_that_fails_takes_all_its_replicas_and_no_other(number: int) -> None:
+    async def story(desk: Desk) -> None:
+        led_in_both(desk)
+        break_second(desk, number)
+        assert produced(desk, 1) == STORAGE_ERROR
+        await until(lambda: desk.lifecycle.failed)
+        assert desk.lifecycle.failed == [mine(desk, 1)]
+        assert [produced(desk, index) for index in range(3)] == [0, STORAGE_ERROR, STORAGE_ERROR]
+        assert [desk.fetched(index=index).error_code for index in range(3)] == [0, STORAGE_ERROR, STORAGE_ERROR]
+        assert list(desk.log_dirs.offline) == ["/data2"]
+        assert not desk.directory_failures.ended().done()
+        # It was the directory, not the replica: the controller hears it from the heartbeat.
+        assert LOST_DIRECTORY not in assigned(desk).values()
+
+    told_of(3, story)
+
+
+def test_a_flush_a_read_and_a_checkpoint_find_it_out_as_well() -> None:
+    async def flush(desk: Desk) -> None:
+        error = await desk.flush_up_to(desk.replica(1), 3)
+        assert error is not None
+        assert error.code is STORAGE_ERROR
+
+    async def read(desk: Desk) -> None:
+        desk.disk.resident = lambda: False
+        (answered,) = (await desk.fetch(desk.wanted(index=1)).later()).partitions
+        assert answered.error_code == STORAGE_ERROR
+
+    async def checkpoint(desk: Desk) -> None:
+        await desk.flush_up_to(desk.replica(1), 3)
+        break_second(desk)
+        desk.loop.call_soon(lambda: None)
+        with pytest.raises(PeerError):
+            await desk.checkpoint()
+
+    for way in (flush, read, checkpoint):
+
+        async def story(desk: Desk, way: Callable[[Desk], Any] = way) -> None:
+            led_in_both(desk)
+            if way is not checkpoint:
+                break_second(desk)
+            await way(desk)
+            await until(lambda: desk.lifecycle.failed)
+            assert list(desk.log_dirs.offline) == ["/data2"]
+
+        told_of(3, story)
+
+
+def test_one_bad_file_is_no_bad_directory() -> None:
+    """The partition is isolated, and where it has other replicas one of them shall lead."""
+
+    async def story(desk: Desk) -> None:
+        led_in_both(desk)
+        lead(desk, 2, mine(desk, 1))
+        desk.append(index=2)
+        desk.disk.fail("fsync", ".log", under=f"/data2/{TOPIC}-1/")
+        assert await desk.flush_up_to(desk.replica(1), 3) is not None
+        await until(lambda: assigned(desk))
+        await until(lambda: not desk.directory_failures._tasks)
+        assert assigned(desk) == {1: LOST_DIRECTORY}
+        assert [produced(desk, index) for index in range(3)] == [0, STORAGE_ERROR, 0]
+        assert (desk.log_dirs.offline, desk.lifecycle.failed) == ({}, [])
+        # The image says so by now: it is not corrected to the directory that it lies in, as it is out of service.
+        desk.tell(1, directories=(LOST_DIRECTORY, ELSEWHERE, ELSEWHERE), leader=2, leader_epoch=2, isr=(2, 3))
+        await turns()
+        assert assigned(desk) == {1: LOST_DIRECTORY}
+
+    told_of(3, story)
+
+
+def test_a_full_disk_is_no_failed_disk() -> None:
+    async def story(desk: Desk) -> None:
+        led_in_both(desk)
+        desk.disk.capacity_bytes = desk.disk.used_bytes
+        assert produced(desk, 1) == STORAGE_ERROR
+        await turns()
+        assert not desk.directory_failures._tasks
+        desk.disk.heal()
+        assert produced(desk, 1) == 0
+
+    told_of(3, story)
+
+
+def test_the_node_ends_when_all_have_failed() -> None:
+    async def story(desk: Desk) -> None:
+        led_in_both(desk)
+        first, second = desk.log_dirs.opened
+        desk.log_dirs.metadata = None  # it lies in a directory of its own
+        ended = desk.directory_failures.ended()
+        desk.disk.fail("write")
+        for index, log_dir in ((0, first), (1, second)):
+            assert produced(desk, index) == STORAGE_ERROR
+            await until(lambda log_dir=log_dir: log_dir.path in desk.log_dirs.offline)  # type: ignore[misc]
+        with pytest.raises(OperatorError, match="All log directories have failed: /data, /data2"):
+            await ended
+
+    told_of(3, story)
+
+
+def test_a_node_of_several_ends_with_the_directory_of_the_metadata_log() -> None:
+    async def story(desk: Desk) -> None:
+        led_in_both(desk)
+        desk.disk.fail("write", under="/data/")
+        ended = desk.directory_failures.ended()
+        assert produced(desk, 0) == STORAGE_ERROR
+        with pytest.raises(OperatorError, match="The directory of the metadata log, /data, has failed"):
+            await ended
+        assert produced(desk, 1) == 0, "until it stops"
+
+    servers = {"controller.quorum.bootstrap.servers": "a:1", "process.roles": "broker"}
+    told_of(3, story, settings=servers)
+
+
+def test_a_node_ends_when_no_controller_hears_of_it() -> None:
+    async def story(desk: Desk) -> None:
+        led_in_both(desk)
+        desk.lifecycle.answers = False
+        break_second(desk)
+        ended = desk.directory_failures.ended()
+        assert produced(desk, 1) == STORAGE_ERROR
+        with pytest.raises(OperatorError, match=r"within log\.dir\.failure\.timeout\.ms \(50 ms\)"):
+            await ended
+
+    told_of(3, story, settings={"log.dir.failure.timeout.ms": "50"})
+
+
+def test_a_topic_of_a_failed_directory_is_forgotten_and_comes_anew_elsewhere() -> None:
+    async def story(desk: Desk) -> None:
+        led_in_both(desk)
+        break_second(desk)
+        assert produced(desk, 1) == STORAGE_ERROR
+        await until(lambda: desk.log_dirs.offline)
+        again = desk.image
+        desk.delete_topic()
+        assert desk.partitions.offline == {}
+        desk.image = again
+        desk.tell(1, leader=1, leader_epoch=9, directories=(UNASSIGNED_DIRECTORY, ELSEWHERE, ELSEWHERE))
+        assert desk.replica(1).log.directory == f"/data/{TOPIC}-1"
+
+    told_of(3, story)
+
+
+def test_log_dirs_are_described_with_what_lies_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = os.statvfs("/")
+    monkeypatch.setattr(os, "statvfs", lambda _: room)
+
+    async def story(desk: Desk) -> None:
+        led_in_both(desk)
+        desk.partitions.get(TOPIC, 2)
+        desk.log_dirs.offline["/data3"] = "broken at start"
+        results = (await desk.ask(ApiKey.DESCRIBE_LOG_DIRS, 5, topics=None)).results
+        assert [each.error_code for each in results] == [0, 0, STORAGE_ERROR]
+        assert {
+            each.log_dir: [(p.partition_index, p.partition_size > 0) for t in each.topics for p in t.partitions]
+            for each in results
+        } == {"/data": [(0, True)], "/data2": [(1, True), (2, False)], "/data3": []}
+
+    told_of(3, story)
