@@ -166,7 +166,7 @@ def test_configuration_files(tmp_path: Path) -> None:
         ("process.roles=broker", "must know where its controllers are"),
         ("controller.quorum.voters=1@a:9093,2@b:9093", "no listener for the others"),
         ("authorizer.class.name=org.example.A", "authorization is not built yet"),
-        ("log.dirs=/tmp/a,/tmp/b", "a node has one data directory"),
+        ("log.dirs=/tmp/a,/tmp/a", "must name at least one directory, and none twice"),
         ("listeners=SSL://:9093", "which is not built yet"),
         ("node.id=-3", "node.id"),
         ("without-a-value", "has no value"),

@@ -58,9 +58,8 @@ def open_directories(config: NodeConfig, disk: Disk) -> Directories:
     format_if_new(config, disk, unusable=offline)
     opened: dict[str, LogDir] = {}
     try:
-        opened[metadata_path] = LogDir.open(metadata_path, disk, node_id=config.node_id)
-        for path in paths:
-            if path not in opened and path not in offline:
+        for path in dict.fromkeys((*paths, metadata_path)):
+            if path not in offline:
                 _open(config, disk, path, opened, offline)
         _check(config, disk, opened)
         if not any(path in opened for path in paths):
@@ -96,13 +95,13 @@ def _refusal(disk: Disk, path: str) -> str | None:
 
 
 def _open(config: NodeConfig, disk: Disk, path: str, opened: dict[str, LogDir], offline: dict[str, str]) -> None:
-    cluster_id = next(iter(opened.values())).cluster_id
+    cluster_id = next((each.cluster_id for each in opened.values()), None)
     try:
-        log_dir = LogDir.open(path, disk, cluster_id=cluster_id, node_id=config.node_id)
+        opened[path] = LogDir.open(path, disk, cluster_id=cluster_id, node_id=config.node_id)
     except UnusableDirectory as error:
+        if path == str(config.metadata_log_dir):
+            raise
         offline[path] = error.reason
-        return
-    opened[path] = log_dir
 
 
 def _check(config: NodeConfig, disk: Disk, opened: Mapping[str, LogDir]) -> None:
