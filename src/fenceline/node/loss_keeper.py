@@ -95,7 +95,7 @@ class LossKeeper:
         if self._relieving is not None or now_ms < self._relief_pauses_until_ms:
             return
         replica = broker.partitions.open_by_name.get(topic_partition)
-        directory = replica.log.directory if replica is not None else f"{broker.log_dirs[0].path}/"
+        directory = replica.log.directory if replica is not None else f"{next(iter(broker.log_dirs)).path}/"
 
         def relieved(relieving: asyncio.Future[bool]) -> None:
             self._relieving = None
