@@ -85,7 +85,7 @@ def test_what_is_not_in_a_snapshot_disappears_from_a_running_broker(tmp_path: Pa
             assert broker.partitions.get("gone", 0) is None
             assert broker.partitions.by_id(topic_id.bytes, 0) is None
             assert {each.topic_partition.topic for each in broker.partitions} == {"kept"}
-            assert not [each for each in broker.log_dirs[0].open_logs if each.topic == "gone"]
+            assert not [each for each in broker.log_dirs.first.open_logs if each.topic == "gone"]
             assert broker.controller.partition_count == 2
             with pytest.raises(PeerError) as refused:
                 broker.partitions.leader("gone", None, 0)
