@@ -51,6 +51,7 @@ class MixedNode:
         self.directory_id = encode_uuid(uuid4())
         self.root = cluster.root / f"node-{node_id}"
         self.log_dir = self.root / "data"
+        self.log_dirs = (self.log_dir, *(self.root / f"data-{number}" for number in range(2, cluster.directories + 1)))
         self.properties_file = self.root / "server.properties"
         self._cluster = cluster
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,7 +102,7 @@ class MixedNode:
             "controller.listener.names": LISTENER,
             "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,{LISTENER}:PLAINTEXT",
             **self._cluster.quorum_settings,
-            "log.dirs": str(self.log_dir),
+            "log.dirs": ",".join(map(str, self.log_dirs)),
             "offsets.topic.replication.factor": "1",
             **self._cluster.settings,
         }
@@ -115,7 +116,7 @@ class MixedNode:
         votes = f"{self.node_id}@" in controllers
         if not self.is_kafka:
             voters = parse_initial_controllers(controllers, LISTENER) if votes else ()
-            format_directory([self.log_dir], cluster_id=CLUSTER_ID, node_id=self.node_id, voters=voters)
+            format_directory(self.log_dirs, cluster_id=CLUSTER_ID, node_id=self.node_id, voters=voters)
             return
         how = ["--initial-controllers", controllers] if votes else []
         if self.is_controller and not votes and controllers:
@@ -226,7 +227,7 @@ class MixedCluster(ChildProcesses):
 
     Only the first `voters` controllers begin the quorum, all without it; nodes of `late` are formatted and not started.
     `static` voters are those of `controller.quorum.voters`, with kraft.version 0. `heap` is of each of Kafka's JVMs,
-    `options` are of each `fenceline start`.
+    `options` are of each `fenceline start`, `directories` is how many data directories each node has.
     """
 
     def __init__(
@@ -241,8 +242,10 @@ class MixedCluster(ChildProcesses):
         heap: str = "512m",
         options: Sequence[str] = ("--log-format", "json"),
         environment: Mapping[str, str] | None = None,
+        directories: int = 1,
     ) -> None:
         super().__init__(root, prefix="mixed-cluster-")
+        self.directories = directories
         self._late = frozenset(late)
         self.settings = dict(settings or {})
         self.heap, self.options, self.environment = heap, tuple(options), environment
