@@ -20,7 +20,6 @@ import pytest
 from fenceline.testing.history import History
 from fenceline.testing.history_checks import check, summary
 from fenceline.testing.local_cluster import LocalCluster, NodeEnded
-from fenceline.testing.waiting import eventually
 from tests.cli.chaos import KINDS
 from tests.support.process_faults import ProcessFaults
 from tests.support.replicated_chaos import (
@@ -121,7 +120,7 @@ def play(
             trouble.run(until=is_over)
             verdict = finish(cluster, senders, readers)
             reached = ends(cluster.bootstrap)
-            eventually(lambda: ledger.reached(reached), "the group has committed all", wait_s=120)
+            ledger.await_all(reached)
             for member in members:
                 member.finish()
         finally:

@@ -171,7 +171,7 @@ def test_a_group_outlives_its_coordinator(cluster: LocalCluster, topic: str) -> 
             eventually(lambda name=each: all_in_sync(cluster.bootstrap, name), "all are in sync", wait_s=120)  # type: ignore[misc]
     sender.finish()
     reached = ends(cluster.bootstrap, topic, PARTITIONS)
-    eventually(lambda: ledger.reached(reached), "the group has committed all", wait_s=120)
+    ledger.await_all(reached)
     for member in members:
         member.finish()
     read_everything(cluster, history, topic)

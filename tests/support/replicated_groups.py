@@ -22,6 +22,7 @@ from fenceline.client import Consumer as OwnConsumer
 from fenceline.client import TopicPartition
 from fenceline.errors import FencelineError
 from fenceline.testing.history import Consumer, History
+from fenceline.testing.waiting import eventually
 from kafka import ConsumerRebalanceListener, KafkaConsumer
 from kafka import TopicPartition as KafkaPythonPartition
 from tests.support.client_threads import ClientThread
@@ -78,6 +79,12 @@ class GroupLedger:
     def reached(self, ends: Mapping[int, int]) -> bool:
         committed = self.committed()
         return all(committed[partition] >= end for partition, end in ends.items())
+
+    def await_all(self, ends: Mapping[int, int], wait_s: float = 120) -> None:
+        """Until the group has committed everything. Raises TimeoutError when it has not got on for so long."""
+        while not self.reached(ends):
+            before = self.committed()
+            eventually(lambda before=before: self.committed() != before, "the group commits more", wait_s=wait_s)  # type: ignore[misc]
 
     def complaints(self, ends: Mapping[int, int]) -> list[str]:
         """Commits that were answered and forgotten, and records that no member was given. The members have ended."""

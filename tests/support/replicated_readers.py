@@ -52,9 +52,12 @@ class Reader(ClientThread):
         """How often the client said that what it had read was cut off."""
 
     def finish(self, ends: dict[int, int], wait_s: float = 120) -> list[str]:
-        """What it could not read."""
+        """What it could not read, when it has not got on for so long."""
         self._ends = ends
-        self.join(wait_s)
+        before: dict[int, int] = {}
+        while self.is_alive() and before != self.positions:
+            before = dict(self.positions)
+            self.join(wait_s)
         self._is_given_up.set()
         self.end(_CLOSE_WAIT_S)
         behind = [index for index, end in ends.items() if self.positions[index] != end]
