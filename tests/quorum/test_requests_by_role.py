@@ -293,7 +293,9 @@ def _with_a_change_under_way() -> Machine:
     machine = Machine()
     machine.to_leader()
     machine.ask(machine.fetch(2))
-    machine.do(machine.quorum.request(machine.now_ms, "other", RemoveRaftVoterRequest("c", 3, D3)))
+    five = voter(5)
+    waits = AddRaftVoterRequest("c", 1000, 5, five.voter_directory_id, five.endpoints)
+    machine.do(machine.quorum.request(machine.now_ms, "other", waits))
     return machine
 
 
