@@ -111,7 +111,7 @@ def _v39_who_recovers_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(alter_partition, "_fault", takes)
 
 
-@breaks(1, "WeakIsr", "2026-11-21")
+@breaks(74, "E36", "2026-11-21")
 def _v18_an_in_sync_set_is_changed_from_the_newest_only(patch: pytest.MonkeyPatch) -> None:
     fault = alter_partition._fault
 
