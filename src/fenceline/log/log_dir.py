@@ -86,6 +86,8 @@ class LogDir:
         """Goes into the clean mark; set by the node once it is registered."""
         self.open_logs: dict[TopicPartition, PartitionLog] = {}
         self.offline: dict[TopicPartition, CorruptLog] = {}
+        self.missing: dict[TopicPartition, int] = {}
+        """Partitions that had records here at the clean stop and have no directory now, with the end of their logs."""
         self.damaged: dict[str, str] = {}
         """Checkpoints that could not be read, and why; the node says so."""
         self.jitter_ms: Callable[[int], int] | None = None
@@ -167,6 +169,16 @@ class LogDir:
         self._recovery_points = self._read_offsets(RECOVERY_POINTS)
         self._log_starts = self._read_offsets(LOG_STARTS)
         self._high_watermarks = self._read_offsets(HIGH_WATERMARKS)
+        if self.clean:
+            # After a crash the checkpoints may name what was deleted since they were written.
+            names = set(self.disk.listdir(self.path))
+            self.missing = {
+                where: end
+                for where, end in self._recovery_points.items()
+                if end > self._log_starts.get(where, 0)
+                and where.topic != METADATA_TOPIC
+                and f"{where.topic}-{where.partition}" not in names
+            }
 
     def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
         try:
@@ -210,7 +222,8 @@ class LogDir:
                     f"{directory}/{METADATA_FILE}",
                     0,
                     f"the directory is of a topic with id {found}, not {topic_id}",
-                    "An older topic of this name was not cleaned away. Stop the node, move the directory away, start.",
+                    "Stop the node. If directories were exchanged, give each its name back; if an older topic of this"
+                    " name was not cleaned away, move the directory away. Then start.",
                 )
         log = PartitionLog.open(
             self.disk,

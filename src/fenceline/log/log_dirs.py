@@ -34,6 +34,13 @@ class LogDirs:
         self._by_path = {each.path: each for each in self.opened}
         self._places: dict[TopicPartition, LogDir] = {}
         self._counts: dict[LogDir, int] = dict.fromkeys(self.opened, 0)
+        self.missing = {
+            where: (each.partition_path(where), end)
+            for each in self.opened
+            for where, end in each.missing.items()
+            if not any(other.has(where) for other in self.opened)
+        }
+        """Directories of partitions that were there at the clean stop, with the end of their logs."""
 
     def __iter__(self) -> Iterator[LogDir]:
         return iter(self._online)
@@ -52,9 +59,10 @@ class LogDirs:
 
     @property
     def previous_broker_epoch(self) -> int:
-        """Of a clean stop of all of them together; else -1, as what a directory has lost is not known."""
+        """Of a clean stop of all of them together; else -1, as what a directory has lost is not known. Who says -1
+        leaves the in-sync sets that have another member (KIP-966)."""
         epochs = {each.previous_broker_epoch for each in self._online}
-        return epochs.pop() if len(epochs) == 1 and not self.offline else -1
+        return epochs.pop() if len(epochs) == 1 and not self.offline and not self.missing else -1
 
     def by_id(self, directory_id: UUID | None) -> LogDir | None:
         """The directory in use that has this id."""

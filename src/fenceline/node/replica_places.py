@@ -59,6 +59,8 @@ class ReplicaPlaces:
     def of(self, topic: TopicImage, index: int) -> LogDir:
         """The directory to open it in. Raises OfflinePlace."""
         topic_partition = TopicPartition(topic.name, index)
+        if topic_partition in self._log_dirs.missing:
+            self._do_without(topic_partition, topic.partitions[index])
         holder = self._log_dirs.holder(topic_partition)
         if holder is None:
             holder = self._new_place(topic_partition, topic.partitions[index])
@@ -66,6 +68,26 @@ class ReplicaPlaces:
         elif not self._log_dirs.is_online(holder):
             raise OfflinePlace(f"{holder.path} is offline: {self._log_dirs.offline[holder.path]}")
         return holder
+
+    def _do_without(self, topic_partition: TopicPartition, partition: PartitionImage) -> None:
+        """Its directory is gone. Who follows fetches everything again; an empty log must not lead: others would cut
+        theirs to it. Raises OfflinePlace."""
+        path, end = self._log_dirs.missing[topic_partition]
+        if partition.leader == self._node_id:
+            raise OfflinePlace(
+                f"the directory {path} is missing; at the clean stop it held records up to offset {end - 1}",
+                "Stop the node, put the directory back, start. To go on without these records make it anew, empty, or"
+                " delete the topic.",
+                is_told=False,
+            )
+        del self._log_dirs.missing[topic_partition]
+        log.warning(
+            "directory of a partition missing",
+            partition=str(topic_partition),
+            path=path,
+            log_end_offset=end,
+            advice="Everything is fetched from the leader again, and the replica is in sync when that is done.",
+        )
 
     def _new_place(self, topic_partition: TopicPartition, partition: PartitionImage) -> LogDir:
         """For a replica that has no files in any directory that can be looked into."""
@@ -147,8 +169,22 @@ class ReplicaPlaces:
             if topic_partition.topic == METADATA_TOPIC:
                 continue
             topic = self._image().topics_by_name.get(topic_partition.topic)
-            if topic is None or _is_of_another(log_dir, each, topic):
-                _set_aside(log_dir, topic_partition)
+            rightful = self._image().topics_by_id.get(each.topic_id) if each.topic_id is not None else None
+            if topic is not None and rightful is not None and rightful is not topic:
+                log.error(
+                    "partition directory of another topic",
+                    partition=str(topic_partition),
+                    path=each.path,
+                    topic=rightful.name,
+                    advice="Directories were exchanged. Stop the node, give each its name back, start.",
+                )
+            elif topic is None or _is_of_another(log_dir, each, topic):
+                _set_aside(
+                    log_dir, topic_partition, "the cluster's metadata does not know a topic with this name and id"
+                )
+                continue
+            elif not self._is_assigned(topic, topic_partition.partition):
+                _set_aside(log_dir, topic_partition, "this node has no replica of it any more")
                 continue
             other = self._log_dirs.holder(topic_partition)
             if other is not None and other is not log_dir:
@@ -161,6 +197,9 @@ class ReplicaPlaces:
             found.append(topic_partition)
         return found
 
+    def _is_assigned(self, topic: TopicImage, index: int) -> bool:
+        return index < len(topic.partitions) and self._node_id in topic.partitions[index].replicas
+
 
 def _is_of_another(log_dir: LogDir, found: ExistingPartition, topic: TopicImage) -> bool:
     """Whether a directory holds, or may hold, records of an older topic of that name. Raises OSError.
@@ -171,7 +210,7 @@ def _is_of_another(log_dir: LogDir, found: ExistingPartition, topic: TopicImage)
     return found.topic_id != topic.id and (found.topic_id is not None or bool(log_dir.disk.listdir(found.path)))
 
 
-def _set_aside(log_dir: LogDir, topic_partition: TopicPartition) -> None:
+def _set_aside(log_dir: LogDir, topic_partition: TopicPartition, reason: str) -> None:
     try:
         stray = log_dir.set_aside_stray(topic_partition)
     except StorageError as error:
@@ -181,6 +220,6 @@ def _set_aside(log_dir: LogDir, topic_partition: TopicPartition) -> None:
         "stray partition set aside",
         partition=str(topic_partition),
         path=stray.path if stray is not None else None,
-        reason="the cluster's metadata does not know a topic with this name and id",
+        reason=reason,
         advice="Nothing is deleted. Remove the directory when its records are not needed.",
     )
