@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,6 +82,31 @@ def test_leaders_are_killed_under_a_client(
         cluster.restart(node)
         eventually(lambda: all_in_sync(cluster.bootstrap, topic), "all replicas are in sync", wait_s=120)
     verdict = finish(cluster, [sender], [reader], topic=topic, partitions=PARTITIONS)
+    read_everything(cluster, history, topic)
+    assert summary(check(history)) == ""
+    assert verdict.given_up == []
+    assert verdict.troubles == []
+    assert verdict.truncations == 0
+
+
+def test_clients_come_back_when_the_whole_cluster_was_killed(cluster: LocalCluster, topic: str) -> None:
+    """Meanwhile brokers answer that know of no live one."""
+    history = History()
+    where = (cluster.bootstrap, history, topic, PARTITIONS)
+    senders = [LibrdkafkaSender(*where, 100), KafkaPythonSender(*where, 100), OwnSender(*where, 100)]
+    readers = [LibrdkafkaReader(*where), KafkaPythonReader(*where), AiokafkaReader(*where), OwnReader(*where)]
+    for each in (*senders, *readers):
+        each.start()
+    for sender in senders:
+        sender.await_more(20)
+    nodes = [place.node_id for place in cluster.layout.nodes]
+    for node in nodes:
+        cluster.kill(node)
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        list(pool.map(cluster.restart, nodes))
+    for sender in senders:
+        sender.await_more(20)
+    verdict = finish(cluster, senders, readers, topic=topic, partitions=PARTITIONS)
     read_everything(cluster, history, topic)
     assert summary(check(history)) == ""
     assert verdict.given_up == []
