@@ -11,6 +11,7 @@ from tests.support.mixed_replication import (
     BEHIND,
     CODECS,
     DECIDED,
+    ELECTED,
     MOVED,
     MOVES,
     SPARSE,
@@ -89,25 +90,36 @@ def test_committed_transactions_are_the_same_whoever_leads(lived: Lived) -> None
 
 
 @pytest.mark.parametrize("index", range(2))
-def test_unclean_election_makes_the_other_kind_cut(lived: Lived, index: int) -> None:
+@pytest.mark.parametrize("topic", [TORN, ELECTED])
+def test_unclean_election_makes_the_other_kind_cut(lived: Lived, topic: str, index: int) -> None:
     """0: Kafka follows Fenceline's history; 1: Fenceline follows Kafka's, and keeps what it cuts."""
     ours, theirs = lived.directories[lived.ours], lived.directories[lived.theirs]
-    assert log_bytes(ours, TORN, index) == log_bytes(theirs, TORN, index)
-    assert epochs(ours, TORN, index) == epochs(theirs, TORN, index)
-    assert [each for each in values(ours, TORN, index).values() if each != UNDECIDED] == lived.kept[index]
-    assert lived.lost[index]
-    assert evidence(ours, TORN, index).endswith(lived.lost[index]) is (index == 1)
+    assert log_bytes(ours, topic, index) == log_bytes(theirs, topic, index)
+    assert epochs(ours, topic, index) == epochs(theirs, topic, index)
+    found = [each for each in values(ours, topic, index).values() if each != UNDECIDED]
+    assert found == lived.kept[topic, index]
+    assert lived.lost[topic, index]
+    assert evidence(ours, topic, index).endswith(lived.lost[topic, index]) is (index == 1)
 
 
-def test_receipts_equal_what_was_lost(lived: Lived) -> None:
-    """Nothing else that was acknowledged: what followers cut while leaders moved had not been committed."""
-    (torn,) = (each for each in lived.receipts if (each["topic"], each["partition"]) == (TORN, 1))
+def test_nobody_leads_uncleanly_before_the_tool_asks(lived: Lived) -> None:
+    """`kafka-leader-election --election-type unclean`, under a controller of either kind."""
+    assert lived.without_leader == {0: -1, 1: -1}
+
+
+@pytest.mark.parametrize("topic", [TORN, ELECTED])
+def test_receipts_equal_what_was_lost(lived: Lived, topic: str) -> None:
+    (torn,) = (each for each in lived.receipts if (each["topic"], each["partition"]) == (topic, 1))
     assert (torn["start_offset"], torn["end_offset_exclusive"], torn["records"]) == (50, 150, 100)
-    assert torn["bytes"] == len(lived.lost[1])
+    assert torn["bytes"] == len(lived.lost[topic, 1])
     # After kill -9 a replica knows the high watermark of the last checkpoint.
     assert torn["class"] in ("committed", "maybe_acknowledged")
     assert torn["cause"] == "divergence"
     assert (torn["replica"], torn["leader"]) == (lived.ours, lived.theirs)
+
+
+def test_nothing_else_that_was_acknowledged_is_told_as_lost(lived: Lived) -> None:
+    """What followers cut while leaders moved had not been committed."""
     assert not [each for each in lived.receipts if each["topic"] == MOVED and each["class"] == "committed"]
 
 
@@ -116,7 +128,7 @@ def test_a_leader_that_recovers_aborts_what_kafka_left_open(lived: Lived) -> Non
     directory = lived.directories[lived.ours]
     assert UNDECIDED in values(directory, TORN, 0).values()
     assert any(header.is_control for header, _ in batches(directory, TORN, 0))
-    assert lived.read_torn == {lived.ours: lived.kept[0], lived.theirs: lived.kept[0]}
+    assert lived.read_torn == dict.fromkeys((lived.ours, lived.theirs), lived.kept[TORN, 0])
 
 
 def test_no_partition_recovers_for_ever(lived: Lived) -> None:
@@ -129,7 +141,7 @@ def test_no_partition_recovers_for_ever(lived: Lived) -> None:
         for index, partition in enumerate(topic.partitions)
         if lived.ours in partition.replicas  # Kafka's leader says so only when another joins it
     }
-    assert {(TORN, 0), (TORN, 1)} <= states.keys()
+    assert {(topic, index) for topic in (TORN, ELECTED) for index in range(2)} <= states.keys()
     assert set(states.values()) == {LeaderRecoveryState.RECOVERED}
 
 

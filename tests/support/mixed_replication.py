@@ -8,25 +8,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import KafkaException
-from confluent_kafka import Producer as Librdkafka
-
 from fenceline.client.admin import Admin
 from fenceline.client.async_admin import NewTopic
-from fenceline.client.consumer import Consumer
-from fenceline.client.metadata import PartitionMetadata
-from fenceline.client.producer import Producer
 from fenceline.ids import TopicPartition
-from fenceline.testing.mixed_cluster import MixedCluster, MixedNode
+from fenceline.testing.apache_kafka import run_tool
+from fenceline.testing.mixed_cluster import MixedNode
 from fenceline.testing.waiting import eventually
 
-from .kafka_start import quick_environment
 from .leaders import elect, order_replicas
+from .mixed_stage import MixedStage
 from .partition_files import log_bytes
 from .partition_load import PartitionLoad
 
@@ -35,6 +30,8 @@ MOVED = "moved"
 """Its leaders move under load, one partition for each codec and broker."""
 TORN = "torn"
 """Its partitions get leaders that were not in sync; number 0 is Kafka's to cut, number 1 Fenceline's."""
+ELECTED = "elected"
+"""The same, but nobody may lead it uncleanly until Kafka's tool asks for that."""
 BEHIND = "behind"
 """The leader's log starts where a follower never was; number 0 is followed by Kafka, number 1 by Fenceline."""
 DECIDED = "decided"
@@ -46,15 +43,6 @@ MIGRATED = "migrated"
 UNDECIDED = b"undecided"
 """The value in the transaction that nobody ends."""
 CODECS = ("none", "lz4", "zstd")
-SETTINGS = {
-    "broker.session.timeout.ms": "3000",
-    "broker.heartbeat.interval.ms": "500",
-    "transaction.state.log.replication.factor": "1",
-    "transaction.state.log.min.isr": "1",
-    "transaction.state.log.num.partitions": "1",
-    "share.coordinator.state.topic.replication.factor": "1",
-    "share.coordinator.state.topic.min.isr": "1",
-}
 _GOES = {5: "ours", 9: "theirs"}
 """In which turns a leader of which kind is killed."""
 _STOPS = {13: "ours", 16: "theirs"}
@@ -82,12 +70,14 @@ class Lived:
     """By partition of MOVED: the leader epoch after each turn."""
     controlled: set[str] = field(default_factory=set)
     """The kinds of those that were killed while they led the quorum."""
-    lost: dict[int, bytes] = field(default_factory=dict)
-    """By partition of TORN: the bytes that only the old leader had."""
+    lost: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    """By partition of TORN and ELECTED: the bytes that only the old leader had."""
     receipts: list[dict[str, Any]] = field(default_factory=list)
     """What `fenceline losses list` tells in the end."""
-    kept: dict[int, list[bytes]] = field(default_factory=dict)
-    """By partition of TORN: the values that all must have."""
+    kept: dict[tuple[str, int], list[bytes]] = field(default_factory=dict)
+    """By partition of TORN and ELECTED: the values that all must have."""
+    without_leader: dict[int, int] = field(default_factory=dict)
+    """By partition of ELECTED: who led it when only a replica was there that lacks records, before the tool asked."""
     read_torn: dict[int, list[bytes]] = field(default_factory=dict)
     """By leader: what it gives of partition 0 of TORN to readers of committed transactions."""
     began_at: dict[int, int] = field(default_factory=dict)
@@ -99,17 +89,11 @@ class Lived:
     """By leader: what it gives readers of committed transactions."""
 
 
-class Story:
-    """One cluster with brokers 1 to 3; `ours` and `theirs` are killed and stopped, the third in `live_by_control` only,
-    where another takes its part."""
+class Story(MixedStage):
+    """`ours` and `theirs` are killed and stopped, the third in `live_by_control` only, where another takes its part."""
 
     def __init__(self, root: Path, kinds: Sequence[str], *, ours: int, theirs: int) -> None:
-        scratch = root / "scratch"
-        scratch.mkdir()
-        self.cluster = MixedCluster(root, kinds, settings=SETTINGS, environment=quick_environment(scratch))
-        self.ours, self.theirs = self.cluster.node(ours), self.cluster.node(theirs)
-        self.third = next(node for node in self.cluster.nodes if node.node_id not in (ours, theirs))
-        self.ids = [node.node_id for node in self.cluster.nodes]
+        super().__init__(root, kinds, ours=ours, theirs=theirs)
         self.lived = Lived(
             {node.node_id: node.log_dir for node in self.cluster.nodes},
             ours,
@@ -121,8 +105,7 @@ class Story:
     def live(self) -> Lived:
         """From the first start to the last stop."""
         with self.cluster:
-            self.cluster.wait_ready()
-            self.cluster.wait_complete()
+            self._begin()
             self._create()
             with PartitionLoad(self.bootstrap, MOVED, CODECS) as load:
                 load.await_more(_SOME)
@@ -140,8 +123,7 @@ class Story:
     def live_by_control(self) -> Lived:
         """Whoever leads the quorum is killed under load, together with what else it leads: each kind at least once."""
         with self.cluster:
-            self.cluster.wait_ready()
-            self.cluster.wait_complete()
+            self._begin()
             self._create()
             with PartitionLoad(self.bootstrap, MOVED, CODECS) as load:
                 load.await_more(_SOME)
@@ -157,38 +139,6 @@ class Story:
             self._stop()
         return self.lived
 
-    # -- looking -------------------------------------------------------------------------------------------------------
-
-    @property
-    def bootstrap(self) -> list[str]:
-        return [node.bootstrap for node in self.cluster.nodes]
-
-    def partition(self, topic: str, index: int) -> PartitionMetadata:
-        """As the broker tells it that is never away."""
-        with Admin(self.third.bootstrap) as admin:
-            return admin.metadata([topic]).topics[topic].partitions[index]
-
-    def _leads(self, topic: str, index: int, node_id: int) -> None:
-        eventually(
-            lambda: self.partition(topic, index).leader == node_id, f"{node_id} leads {topic}-{index}", wait_s=120
-        )
-
-    def _in_sync(self, topic: str, index: int, wanted: Collection[int]) -> None:
-        eventually(
-            lambda: set(self.partition(topic, index).isr) == set(wanted),
-            f"{sorted(wanted)} are in sync for {topic}-{index}",
-            wait_s=120,
-        )
-
-    def _equal(self, topic: str, index: int, nodes: Collection[MixedNode]) -> None:
-        def look() -> bool:
-            logs = {log_bytes(node.log_dir, topic, index) for node in nodes}
-            return len(logs) == 1 and logs != {b""}
-
-        eventually(look, f"the replicas of {topic}-{index} are equal", wait_s=120)
-
-    # -- doing ---------------------------------------------------------------------------------------------------------
-
     def _create(self) -> None:
         ours, theirs = self.ours.node_id, self.theirs.node_id
         both_ways = {0: [theirs, ours], 1: [ours, theirs]}
@@ -198,6 +148,7 @@ class Story:
                 [
                     NewTopic(MOVED, configs={"min.insync.replicas": "2"}, assignments=all_ways),
                     NewTopic(TORN, configs={"unclean.leader.election.enable": "true"}, assignments=both_ways),
+                    NewTopic(ELECTED, assignments=both_ways),
                     NewTopic(BEHIND, assignments={0: [ours, theirs], 1: [theirs, ours]}),
                     NewTopic(DECIDED, assignments={0: [theirs, *(each for each in self.ids if each != theirs)]}),
                     NewTopic(SPARSE, assignments={0: self.ids}),
@@ -205,23 +156,19 @@ class Story:
                     NewTopic("__transaction_state", configs={"cleanup.policy": "compact"}, assignments={0: [theirs]}),
                 ]
             )
-        for topic, count in ((MOVED, len(CODECS)), (TORN, 2), (BEHIND, 2), (DECIDED, 1), (SPARSE, 1), (MIGRATED, 1)):
+        for topic, count in (
+            (MOVED, len(CODECS)),
+            (TORN, 2),
+            (ELECTED, 2),
+            (BEHIND, 2),
+            (DECIDED, 1),
+            (SPARSE, 1),
+            (MIGRATED, 1),
+        ):
             for index in range(count):
                 eventually(lambda topic=topic, index=index: self.partition(topic, index).leader >= 0)  # type: ignore[misc]
         for index in range(2):
             self._write(BEHIND, index, [f"early {number}" for number in range(20)])
-
-    def _order(self, first: int) -> list[int]:
-        first %= len(self.ids)
-        return self.ids[first:] + self.ids[:first]
-
-    def _write(self, topic: str, index: int, values: Sequence[str], **config: object) -> None:
-        """All acknowledged, in their order."""
-        with Producer(self.bootstrap, **config) as producer:
-            sent = [producer.send(topic, value.encode(), partition=index) for value in values]
-            producer.flush()
-            for each in sent:
-                each.result()
 
     def _turn(self, turn: int, load: PartitionLoad) -> None:
         before = [self.partition(MOVED, index).leader for index in range(len(CODECS))]
@@ -311,51 +258,6 @@ class Story:
             self._elect(DECIDED, node)
             self.lived.read_committed[node.node_id] = self._read_committed(DECIDED, len(self.lived.committed))
 
-    def _transactional(self, name: str) -> Librdkafka:
-        """Ready to begin. Kafka coordinates; whichever broker is asked says so."""
-        producer = Librdkafka(
-            {
-                "bootstrap.servers": ",".join(self.bootstrap),
-                "transactional.id": name,
-                "transaction.timeout.ms": 600_000,
-                "compression.type": "snappy",
-                "log_level": 0,
-            }
-        )
-
-        def is_ready() -> bool:
-            try:
-                producer.init_transactions(30)
-            except KafkaException as error:
-                raise AssertionError(str(error)) from error
-            return True
-
-        eventually(is_ready, "transactions", wait_s=120)
-        return producer
-
-    def _first(self, node: MixedNode) -> list[int]:
-        return self._order(self.ids.index(node.node_id))
-
-    def _elect(self, topic: str, node: MixedNode) -> None:
-        def elected() -> bool:
-            elect(self.third.port, topic, [0])
-            return self.partition(topic, 0).leader == node.node_id
-
-        eventually(elected, f"{node.node_id} leads {topic}", wait_s=120)
-
-    def _read_committed(self, topic: str, count: int) -> list[bytes]:
-        """Partition 0, from its start."""
-        found: list[bytes] = []
-        with Consumer(self.bootstrap, auto_offset_reset="earliest", isolation_level="read_committed") as consumer:
-            consumer.assign([TopicPartition(topic, 0)])
-
-            def all_read() -> bool:
-                found.extend(record.value or b"" for record in consumer.poll(500))
-                return len(found) >= count
-
-            eventually(all_read, f"{topic} is read", wait_s=120)
-        return found
-
     def _migrate(self) -> None:
         for node in (self.theirs, self.ours, self.theirs):
             wanted = (node.node_id,)
@@ -371,43 +273,49 @@ class Story:
 
     def _tear(self, index: int, old: MixedNode, behind: MixedNode) -> None:
         """`old` leads alone, goes, and has to take over the history of `behind`, which lacks its last records."""
-        self._in_sync(TORN, index, [old.node_id, behind.node_id])
-        order_replicas(self.third.port, TORN, {index: [old.node_id, behind.node_id]})
-
-        def elected() -> bool:
-            elect(self.third.port, TORN, [index])
-            return self.partition(TORN, index).leader == old.node_id
-
-        eventually(elected, f"{old.node_id} leads {TORN}-{index}", wait_s=120)
-        self._write(TORN, index, [f"kept {number}" for number in range(50)], compression_type="gzip")
-        self._equal(TORN, index, [old, behind])
+        for topic in (TORN, ELECTED):
+            self._in_sync(topic, index, [old.node_id, behind.node_id])
+            order_replicas(self.third.port, topic, {index: [old.node_id, behind.node_id]})
+            self._elect(topic, old, index)
+            self._write(topic, index, [f"kept {number}" for number in range(50)], compression_type="gzip")
+            self._equal(topic, index, [old, behind])
         if old is self.theirs:
             self._leave_undecided()
             self._equal(TORN, index, [old, behind])
         behind.kill()
-        self._in_sync(TORN, index, [old.node_id])
-        common = len(log_bytes(old.log_dir, TORN, index))
-        self._write(TORN, index, [f"lost {number}" for number in range(50)], compression_type="snappy")
-        self._write(TORN, index, [f"lost too {number}" for number in range(50)])
-        self.lived.lost[index] = log_bytes(old.log_dir, TORN, index)[common:]
+        for topic in (TORN, ELECTED):
+            self._in_sync(topic, index, [old.node_id])
+            common = len(log_bytes(old.log_dir, topic, index))
+            self._write(topic, index, [f"lost {number}" for number in range(50)], compression_type="snappy")
+            self._write(topic, index, [f"lost too {number}" for number in range(50)])
+            self.lived.lost[topic, index] = log_bytes(old.log_dir, topic, index)[common:]
         old.kill()
         behind.start()
         behind.wait_ready()
         self._leads(TORN, index, behind.node_id)
-        self._write(TORN, index, [f"new {number}" for number in range(70)], compression_type="lz4")
+        self.lived.without_leader[index] = self.partition(ELECTED, index).leader
+        run_tool(
+            "org.apache.kafka.tools.LeaderElectionCommand",
+            *("--bootstrap-server", self.third.bootstrap, "--election-type", "unclean"),
+            *("--topic", ELECTED, "--partition", str(index)),
+        )
+        self._leads(ELECTED, index, behind.node_id)
+        for topic in (TORN, ELECTED):
+            self._write(topic, index, [f"new {number}" for number in range(70)], compression_type="lz4")
         old.start()
         old.wait_ready()
-        self._in_sync(TORN, index, [old.node_id, behind.node_id])
-        self._equal(TORN, index, [old, behind])
-        self.lived.kept[index] = [f"kept {number}".encode() for number in range(50)]
-        self.lived.kept[index] += [f"new {number}".encode() for number in range(70)]
+        for topic in (TORN, ELECTED):
+            self._in_sync(topic, index, [old.node_id, behind.node_id])
+            self._equal(topic, index, [old, behind])
+            self.lived.kept[topic, index] = [f"kept {number}".encode() for number in range(50)]
+            self.lived.kept[topic, index] += [f"new {number}".encode() for number in range(70)]
         if old is self.theirs:
             for node in (self.ours, self.theirs):
                 order_replicas(
                     self.third.port, TORN, {0: [node.node_id, *{old.node_id, behind.node_id} - {node.node_id}]}
                 )
                 self._elect(TORN, node)
-                self.lived.read_torn[node.node_id] = self._read_committed(TORN, len(self.lived.kept[index]))
+                self.lived.read_torn[node.node_id] = self._read_committed(TORN, len(self.lived.kept[TORN, index]))
 
     def _read_receipts(self) -> None:
         """Of a topic that brokers of both kinds replicate, too."""
@@ -426,7 +334,8 @@ class Story:
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
             assert done.returncode == 0, done.stderr
             self.lived.receipts = json.loads(done.stdout)
-            return any((each["topic"], each["partition"]) == (TORN, 1) for each in self.lived.receipts)
+            told = {(each["topic"], each["partition"]) for each in self.lived.receipts}
+            return {(TORN, 1), (ELECTED, 1)} <= told
 
         eventually(look, "the receipt of what Fenceline cut", wait_s=120, step_s=0.2)
 
@@ -448,7 +357,8 @@ class Story:
         for index in range(2):
             self._in_sync(BEHIND, index, [self.ours.node_id, self.theirs.node_id])
             self._write(BEHIND, index, ["the last"])
-            self._in_sync(TORN, index, [self.ours.node_id, self.theirs.node_id])
+            for topic in (TORN, ELECTED):
+                self._in_sync(topic, index, [self.ours.node_id, self.theirs.node_id])
         self._stop()
 
     def _end_moved(self) -> None:
@@ -456,8 +366,3 @@ class Story:
             self._in_sync(MOVED, index, self.ids)
             self._write(MOVED, index, ["the last"])
             self._equal(MOVED, index, self.cluster.nodes)
-
-    def _stop(self) -> None:
-        # Kafka waits for a controller that lets it go, Fenceline only where there can be one.
-        for node in sorted(self.cluster.nodes, key=lambda node: (node.is_controller, not node.is_kafka)):
-            node.stop()

@@ -5,12 +5,14 @@ Owns what was acknowledged. Real clients (librdkafka) do the work, so a broker t
 
 from __future__ import annotations
 
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, Producer
 
 from fenceline.client.admin import Admin
 from fenceline.client.async_admin import NewTopic
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.testing.waiting import eventually
+
+from .mixed_stage import init_transactions
 
 _PARTITIONS = 2
 
@@ -60,15 +62,7 @@ class Served:
 
     def _transact(self, values: set[bytes], *, commits: bool) -> None:
         producer = Producer({"bootstrap.servers": self._bootstrap, "transactional.id": self.topic})
-
-        def is_ready() -> bool:
-            try:
-                producer.init_transactions(30)
-            except KafkaException as error:
-                raise AssertionError(str(error)) from error
-            return True
-
-        eventually(is_ready, "transactions", wait_s=120)
+        init_transactions(producer)
         producer.begin_transaction()
         for index, value in enumerate(sorted(values)):
             producer.produce(self.topic, value, partition=index % _PARTITIONS)
