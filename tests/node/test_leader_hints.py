@@ -108,5 +108,5 @@ def test_a_leader_that_loses_it_while_followers_are_waited_for() -> None:
 class _Connection:
     parts: Any = None
 
-    def answer_pending(self, parts: Any, let_go: Any = None) -> None:
+    def answer_pending(self, pending: Any, parts: Any, let_go: Any = None) -> None:
         self.parts = parts
