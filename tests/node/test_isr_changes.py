@@ -283,6 +283,7 @@ def test_who_lags_is_let_go_and_waited_for_until_the_controller_knows() -> None:
         desk.replication.let_go_of_laggards()
         await _asked(desk, 1)
         assert _changes(desk.controller.asked[0]) == [(0, [1, 2])]
+        desk.follower_fetched(2, 3)
         assert (_isr(desk), desk.replica().high_watermark) == ({1, 2, 3}, 2)
         desk.controller.answer = _answering(_taken)
         desk.controller.lose()
