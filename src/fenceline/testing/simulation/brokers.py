@@ -22,6 +22,7 @@ from fenceline.testing.simulation.sockets import Sockets
 from fenceline.testing.simulation.world import Process, World
 
 _NODES: Final = (1, 2, 3)
+_CALLS_OF_A_CUT: Final = 40
 
 
 class Story:
@@ -36,6 +37,7 @@ class Story:
         self._controllers = tuple(range(1, world.options.controllers + 1))
         self._configs: dict[int, NodeConfig] = {}
         self._clients: list[Client] = []
+        self._cut_crashes = world.rng("crashes in cuts")
 
     @staticmethod
     def base_options(rng: Random) -> Options:
@@ -50,6 +52,8 @@ class Story:
         world, options = self._world, self._world.options
         world.scheduler.watcher = self._look
         world.on_end.append(self.checks.ended)
+        if options.crash_s and options.power_chance:
+            self.checks.on_cut = self._crash_in_cut
         for node_id in _NODES:
             self._configs[node_id] = config_of(options, node_id, self._controllers)
             format_node(world.add(node_id, self._body).disk, node_id, self._controllers, elr=options.elr)
@@ -60,6 +64,11 @@ class Story:
             client = kind(world, self._sockets, self.checks, number, _NODES)
             self._clients.append(client)
             world.loop.create_task(client.live())
+
+    def _crash_in_cut(self, process: Process) -> None:
+        """Cuts are short, and seldom: some of them meet a loss of power at one of their calls of the disk."""
+        if self._world.faults_strike and self._cut_crashes.random() < 0.3:
+            process.files.crash_after(self._cut_crashes.randrange(_CALLS_OF_A_CUT))
 
     def _look(self, process: Process) -> None:
         self.checks.look(process)

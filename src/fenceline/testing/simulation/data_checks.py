@@ -9,6 +9,7 @@ Of the public TLA+ models of KIP-320 and KIP-966: LeaderInIsr, WeakIsr, StrongIs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from fenceline.ids import NO_LEADER
@@ -102,6 +103,8 @@ class DataChecks:
         self._partitions: dict[Key, PartitionImage] = {}
         self._nodes: dict[int, _Node] = {}
         self._crashes: dict[int, Crashes] = {}
+        self.on_cut: Callable[[Process], None] = lambda process: None
+        """Hears of a log that a thread is about to cut."""
 
     def begins(self, process: Process, broker: SimBroker) -> None:
         """A life of a broker."""
@@ -152,7 +155,9 @@ class DataChecks:
                 since = partition.partition_epoch if partition is not None else -1
                 copy = copies[key] = _Copy(replica, StoredBatches(process.disk), since)
             if replica.is_being_cut:
-                copy.was_cut = True
+                if not copy.was_cut:
+                    copy.was_cut = True
+                    self.on_cut(process)
                 continue
             log, leader = replica.log, replica.leader
             if (

@@ -1,0 +1,131 @@
+"""Receipts after a crash: what the check of the story `brokers` takes for an unnoticed loss, and what it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fenceline.losses.receipt import NOBODY, Cause, LossClass, Receipt, identified
+from fenceline.records.batch import assign_in_place
+from fenceline.records.build import build_batch
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.data_crashes import Crashes
+from fenceline.testing.simulation.world import StoredBatch
+
+DIRECTORY = "/data/t0-0"
+SEGMENT = f"{DIRECTORY}/00000000000000000000.log"
+KEY = (b"i" * 16, 0)
+
+
+def stored(offset: int, records: int = 2) -> StoredBatch:
+    content = build_batch([(1, None, b"v%d" % offset, ())] * records)
+    assign_in_place(memoryview(content), 0, offset, 3)
+    return StoredBatch(offset, offset + records, 3, bytes(content))
+
+
+LOG = [stored(0), stored(2), stored(4)]
+
+
+def receipt(lost: list[StoredBatch], **other: object) -> Receipt:
+    first, last = lost[0], lost[-1]
+    made = Receipt(
+        topic="t0",
+        topic_id=None,
+        partition=0,
+        start_offset=first.base_offset,
+        end_offset_exclusive=last.next_offset,
+        leader_epochs=(3,),
+        records=last.next_offset - first.base_offset,
+        size_bytes=sum(len(each.content) for each in lost),
+        loss_class=LossClass.MAYBE_ACKNOWLEDGED,
+        known_by="a test",
+        cause=Cause.DIVERGENCE,
+        reason="a test",
+        replica=1,
+        leader=2,
+        leader_epoch=NOBODY,
+        time_ms=1,
+    )
+    return identified(replace(made, **other))  # type: ignore[arg-type]
+
+
+class Machine:
+    """A log that is written, a crash, and what the next life finds and says."""
+
+    def __init__(self, *, synced: bool) -> None:
+        self.disk = SimDisk()
+        self.disk.mkdir(DIRECTORY)
+        fd = self.disk.open_append(SEGMENT)
+        self.disk.fsync_dir(DIRECTORY)
+        self.disk.write(fd, b"".join(batch.content for batch in LOG))
+        if synced:
+            self.disk.fsync(fd)
+        self.crashes = Crashes(self.disk)
+
+    def crash(self, *, power_lost: bool) -> Machine:
+        self.crashes.ended(KEY, DIRECTORY, list(LOG), {})
+        if power_lost:
+            self.disk.crash()
+        self.crashes.begins()
+        return self
+
+    def opens(self, log: list[StoredBatch], *receipts: Receipt) -> None:
+        self.crashes.opened(KEY, log, {each.id: each for each in receipts}, "n1 t0-0")
+
+
+def killed() -> Machine:
+    return Machine(synced=False).crash(power_lost=False)
+
+
+def test_what_a_killed_process_leaves() -> None:
+    killed().opens(LOG)
+    killed().opens(LOG[:1], receipt(LOG[1:]))
+    killed().opens(LOG[:1], receipt(LOG[1:2]), receipt(LOG[2:]))
+    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is gone, no receipt says so"):
+        killed().opens(LOG[:2])
+    with pytest.raises(InvariantBroken, match="batch at 2 of epoch 3 is gone, no receipt says so"):
+        killed().opens(LOG[:1], receipt(LOG[2:]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"start_offset": 3}, {"records": 3}, {"size_bytes": 1}, {"leader_epochs": (2,)}, {"end_offset_exclusive": 5}],
+)
+def test_a_receipt_that_is_not_exact(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvariantBroken, match="receipts after a crash"):
+        killed().opens(LOG[:1], receipt(LOG[1:], **wrong))
+
+
+def test_a_receipt_of_what_is_still_there() -> None:
+    with pytest.raises(InvariantBroken, match="not lost"):
+        killed().opens(LOG, receipt(LOG[1:]))
+    with pytest.raises(InvariantBroken, match="not lost"):
+        killed().opens(LOG, receipt(LOG[1:], cause=Cause.RECOVERY))
+
+
+def test_power_takes_what_was_not_synced_without_a_receipt() -> None:
+    seen = set()
+    for seed in range(20):
+        machine = Machine(synced=False)
+        machine.disk.rng.seed(seed)
+        machine.crash(power_lost=True)
+        left = machine.disk.peek(SEGMENT) or b""
+        whole = [batch for batch in LOG if batch.content in left]
+        seen.add(len(whole))
+        machine.opens(whole)
+    assert len(seen) > 1
+
+
+def test_what_power_has_left_and_the_log_has_not() -> None:
+    machine = Machine(synced=True).crash(power_lost=True)
+    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is gone, no receipt says so"):
+        machine.opens(LOG[:2])
+
+
+def test_a_directory_that_was_moved_away_is_nobodys_loss() -> None:
+    machine = killed()
+    machine.disk.rename(DIRECTORY, "/data/t0-0.x-delete")
+    machine.disk.mkdir(DIRECTORY)
+    machine.opens([])
