@@ -10,6 +10,7 @@ import pytest
 from fenceline.errors import OperatorError
 from fenceline.node.broker import Broker
 from fenceline.node.controller_node import unless_failed
+from fenceline.node.log_recovery import recover_logs
 from fenceline.testing.simulation.loop import run
 from fenceline.testing.simulation.stage import play
 
@@ -19,13 +20,12 @@ from .test_brokers_story import NO_FAULTS
 def test_topics_that_go_while_a_node_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed 88: a log was opened by its topic's name, the topic was deleted and created anew, and the records of the
     old one were taken for those of the new one."""
-    recover = Broker._recover_after_crash
 
-    async def slowly(self: Broker) -> None:
-        await recover(self)
+    async def slowly(node: Broker) -> None:
+        await recover_logs(node)
         await asyncio.sleep(0.5)
 
-    monkeypatch.setattr(Broker, "_recover_after_crash", slowly)
+    monkeypatch.setattr("fenceline.node.broker.recover_logs", slowly)
     options = {**NO_FAULTS, "deletes": "1", "churn_s": "0.1", "crash_s": "0.7", "power_chance": "0", "down_s": "0.1"}
     for seed in range(4):
         outcome = play(seed, "brokers", overrides={**options, "controllers": "1"})
