@@ -68,10 +68,13 @@ class ReplicaTrouble(Trouble):
         self._faults, self._steps = faults, random.Random(rng.random())
 
     def mend_all(self) -> None:
-        """Nodes that gave up for want of room are started again."""
-        for node in self._nodes:
-            if self._cluster.status_of(node).state == "ended":
-                self._cluster.restart(node)
+        """Nodes that gave up for want of room are started again, and those whose disk was full in the middle of a cut:
+        such a partition is offline until then, as its node says."""
+        for place in self._cluster.layout.nodes:
+            said = place.log_file.read_text().rpartition("Fenceline is ready")[2]
+            if self._cluster.status_of(place.node_id).state == "ended" or "partition offline" in said:
+                self.story.append(f"node {place.node_id} is started again")
+                self._cluster.restart(place.node_id)
 
     def _wait(self) -> None:
         """As an operator's supervisor does it: who has given up for want of room is started again."""
