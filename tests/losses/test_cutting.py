@@ -9,7 +9,9 @@ import pytest
 
 from fenceline.log.disk import OsDisk
 from fenceline.log.errors import StorageError
+from fenceline.log.lost_batches import LostBatches
 from fenceline.log.partition_log import PartitionLog
+from fenceline.log.recovery_note import RecoveryNote, write_note
 from fenceline.losses.check import Stored, complaints, lost_between, stored_batches
 from fenceline.losses.cutting import cut_log, settle
 from fenceline.losses.folder import ReceiptFolder
@@ -277,3 +279,15 @@ def test_the_checker_sees_what_is_wrong() -> None:
     assert complaints([receipt], before)
     assert complaints([receipt, receipt], lost)
     assert complaints([receipt], [batch._replace(leader_epoch=2) for batch in lost])
+
+
+def test_a_note_that_was_settled_does_not_come_back_with_a_loss_of_power() -> None:
+    """Seed 481 of the story `brokers`: the old note stood where the next recovery's belonged, and hid what that cut."""
+    for seed in range(20):
+        disk = a_disk(seed)
+        write(open_log(disk), 1, 3)
+        note = RecoveryNote(LostBatches(2, 4, 2, 100, (1,)), "a test", True, 5_000, ())
+        write_note(disk, DIRECTORY, note)
+        assert len(settle(disk, open_log(disk), replica=REPLICA, high_watermark=0)) == 1
+        disk.crash()
+        assert ReceiptFolder(disk, DIRECTORY).notes() == []

@@ -100,6 +100,9 @@ def settle(
             folder.owe(receipt)
             receipts.append(receipt)
         disk.unlink(path)
+    if notes:
+        # One that came back with a loss of power would stand in the place of the next recovery's.
+        disk.fsync_dir(folder.path)
     return receipts
 
 

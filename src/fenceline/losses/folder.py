@@ -159,7 +159,9 @@ class ReceiptFolder(Receipts):
                 )
 
     def drop_intent(self, receipt_id: str) -> None:
+        """Durable when it returns: one that came back would tell of the log as it is by then."""
         self.disk.unlink(self._file(receipt_id, INTENDED))
+        self.disk.fsync_dir(self.path)
 
     def contents(self) -> Contents:
         """All of it, as of one look."""
