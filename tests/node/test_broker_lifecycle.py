@@ -113,7 +113,13 @@ def test_who_is_fenced_and_lives_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION, ErrorCode.KAFKA_STORAGE_ERROR]
+    "code",
+    [
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    ],
 )
 def test_a_registration_is_tried_again_while_the_trouble_is_not_this_brokers(
     code: ErrorCode, monkeypatch: pytest.MonkeyPatch
@@ -213,5 +219,48 @@ def test_a_broker_that_is_not_known_any_more_registers_and_is_unfenced() -> None
         await controller.until_asked(3)
         assert [type(each) for each in controller.asked] == [BrokerHeartbeat, RegisterBroker, BrokerHeartbeat]
         assert controller.asked[-1].broker_epoch == EPOCH + 1
+
+    play(story)
+
+
+def test_a_failed_directory_is_told_until_the_controller_has_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KIP-858; and with every heartbeat after it, as a new controller may know nothing of the one before."""
+    monkeypatch.setattr(broker_lifecycle, "_AGAIN_S", 0.0)
+    failed, other = UUID(int=901), UUID(int=902)
+
+    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
+        controller.refusals = [PeerError(ErrorCode.NOT_CONTROLLER), PeerError(ErrorCode.REQUEST_TIMED_OUT)]
+        await lifecycle.tell_failed(failed)
+        await lifecycle.heartbeat()
+        assert [each.offline_log_dirs for each in controller.asked] == [(failed,)] * 4
+        await lifecycle.tell_failed(other)
+        assert controller.asked[-1].offline_log_dirs == (failed, other)
+
+    play(story)
+
+
+def test_who_registers_anew_does_not_name_a_directory_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller has forgotten the broker."""
+    failed, kept = UUID(int=901), UUID(int=902)
+
+    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
+        registering = asyncio.ensure_future(
+            lifecycle.register(
+                cluster_id="c",
+                endpoints=(),
+                features={},
+                rack=None,
+                log_dirs=(failed, kept),
+                previous_broker_epoch=-1,
+            )
+        )
+        await controller.until_asked(1)
+        registering.cancel()
+        await settled()
+        await lifecycle.tell_failed(failed)
+        controller.refusals = [PeerError(ErrorCode.STALE_BROKER_EPOCH)]
+        await lifecycle.heartbeat()
+        assert isinstance(controller.asked[-1], RegisterBroker)
+        assert controller.asked[-1].log_dirs == (kept,)
 
     play(story)

@@ -55,10 +55,15 @@ _TOLD_EACH: Final = 300
 _TOLD_FIRST: Final = 50
 """Whoever had this id before, and was killed, is forgotten by then."""
 _PASSES: Final = frozenset(
-    {ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION, ErrorCode.KAFKA_STORAGE_ERROR}
+    {
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    }
 )
-"""What another attempt can mend: nobody leads yet, the broker that had this id before is not known to be dead, or the
-active controller has no room and is about to give way."""
+"""What another attempt can mend: nobody leads yet, the controller has just begun and is slow, the broker that had this
+id before is not known to be dead, or the active controller has no room and is about to give way."""
 
 
 class BrokerLifecycle:
