@@ -159,6 +159,19 @@ class TestHighWatermark:
         state.on_append(20, 1, 1)
         assert fetch(state, 2, 20, now_ms=1)
 
+    def test_does_not_wait_for_who_the_controller_let_go(self) -> None:
+        """Its broker lives, its directory has failed (KIP-858): it does not fetch this partition any more."""
+        state = leader({1, 2})
+        state.on_append(5, 1, 0)
+        fetch(state, 2, 5)
+        assert state.high_watermark == 5
+        told(state, {1})
+        assert state.on_append(7, 1, 10)
+        assert state.high_watermark == 7
+        # Where it fetches again, it is waited for again.
+        fetch(state, 2, 7, now_ms=20)
+        assert not state.on_append(8, 1, 30)
+
 
 class TestReaders:
     def test_read_bounds_by_role(self) -> None:

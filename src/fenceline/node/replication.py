@@ -185,7 +185,11 @@ class Replication:
             leader = replica.leader
             if leader is not None and len(leader.replicas) < replica.config.min_insync_replicas:
                 too_few[replica.topic_partition.topic] = replica.config.min_insync_replicas, len(leader.replicas)
-            if leader is None or len(leader.isr) < 2:
+            if leader is None or leader.is_only_replica:
+                continue
+            if leader.advance(replica.config.min_insync_replicas, now_ms):
+                replica.commit()  # somebody who was about to come back in sync has not
+            if len(leader.isr) < 2:
                 continue
             proposal = leader.propose_shrink(now_ms)
             if proposal is not None:

@@ -108,6 +108,9 @@ class LeaderState:
     followers: dict[int, Progress] = field(default_factory=dict)
     proposal: IsrProposal | None = None
     """Asked of the controller, and not yet answered by it or by its log. One at a time (E35)."""
+    _let_go: frozenset[int] = frozenset()
+    """Out of the in-sync set, and not heard of since. Its directory may have failed though its broker lives (KIP-858):
+    nobody waits for it. Kafka does, for `replica.lag.time.max.ms`."""
     log_end_offset: int = field(init=False)
     is_only_replica: bool = field(init=False)
     """What is in the own log is committed: there is nobody to wait for, now or soon."""
@@ -133,6 +136,8 @@ class LeaderState:
             old = followed.get(replica)
             if old is not None:
                 self.followers[replica] = old
+                if before is not None and replica in (before._let_go | before.isr) - self.isr:
+                    self._let_go |= {replica}
             elif replica in self.isr:
                 progress.last_caught_up_ms = now_ms
 
@@ -174,6 +179,8 @@ class LeaderState:
         """Caught up as the process that it is now: who comes back may lack gigabytes, whatever it had before it went.
         Kafka waits for that one, too, and its producers with it.
         """
+        if replica in self._let_go:
+            return False
         if progress.log_end_offset != self.log_end_offset and progress.caught_up_epoch != progress.broker_epoch:
             return False
         return progress.is_caught_up(self.log_end_offset, now_ms, self.rules.max_lag_ms) and self._is_eligible(
@@ -226,6 +233,8 @@ class LeaderState:
         """
         progress = self.followers[replica_id]
         progress.fetched(fetch_offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms)
+        if self._let_go:
+            self._let_go -= {replica_id}
         return self.advance(min_insync_replicas, now_ms)
 
     def low_watermark(self, own_log_start_offset: int, is_alive: Callable[[int], bool]) -> int:
@@ -302,7 +311,8 @@ class LeaderState:
             return False
         self.partition_epoch = partition_epoch
         self.proposal = None
-        self.isr = frozenset(isr)
+        before, self.isr = self.isr, frozenset(isr)
+        self._let_go = (self._let_go | before) - self.isr
         self.is_recovering = is_recovering
         self.replicas = replicas
         self._take_replicas()
