@@ -64,7 +64,7 @@ def _never_asks_about_its_last_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fetcher, "_ask", lambda self, state: ask(self, state)._replace(last_fetched_epoch=NO_EPOCH))
 
 
-@breaks(0, "WeakIsr", "2026-11-21")
+@breaks(2, "StrongIsr", "2026-11-21")
 def _kip_101_a_log_is_not_cut_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     """Before KIP-101: who begins to follow cuts to what it knows to be committed, which is a round trip behind."""
     _never_asks_about_its_last_epoch(patch)
@@ -81,7 +81,7 @@ def _kip_101_a_log_is_not_cut_to_the_high_watermark(patch: pytest.MonkeyPatch) -
     patch.setattr(_Link, "follow", cut_first)
 
 
-@breaks(NO_SEED, "", "")
+@breaks(2, "WeakIsr", "2026-11-21")
 def _kip_279_an_unknown_epoch_is_searched_for(patch: pytest.MonkeyPatch) -> None:
     """KIP-101 alone: one question before the first fetch, and the high watermark where the leader lacks the epoch."""
     ask, duty, diverges = Fetcher._ask, Fetcher._duty, FollowerState.on_divergence
@@ -126,7 +126,7 @@ def _any_answer_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fetcher, "_asking", asking)
 
 
-@breaks(NO_SEED, "", "")
+@breaks(2, "WeakIsr", "2026-11-21")
 def _kip_320_first_try_members_are_counted_once_they_fetch(patch: pytest.MonkeyPatch) -> None:
     """The first try: the high watermark may move before the members of the in-sync set have come to the new epoch."""
     heard_before = LeaderState.heard_before
@@ -160,17 +160,15 @@ def _g10_an_answer_counts_for_the_epoch_that_asked(patch: pytest.MonkeyPatch) ->
     Either alone does nothing: who drops what is out needs no second look, but in the one turn of the loop in which both
     come.
     """
-    follow, interrupt = _Link.follow, _Link.interrupt
+    follow = _Link.follow
 
     def go_on(self: _Link, replica: Replica, leader_epoch: int) -> None:
-        if (replica.topic_id_bytes, replica.topic_partition.partition) not in self._replicas:
+        if self._awaited is None:
             follow(self, replica, leader_epoch)
             return
         with pytest.MonkeyPatch.context() as quiet:
             quiet.setattr(_Link, "interrupt", lambda self: None)
             follow(self, replica, leader_epoch)
-        if self._awaited is None:
-            interrupt(self)
 
     def asking(self: Fetcher, fetched: Any) -> FollowerState | None:
         key = (fetched.topic_id or b"", fetched.index)
@@ -183,7 +181,7 @@ def _g10_an_answer_counts_for_the_epoch_that_asked(patch: pytest.MonkeyPatch) ->
     patch.setattr(Fetcher, "_asking", asking)
 
 
-@breaks(NO_SEED, "", "")
+@breaks(2, "", "")
 def _g14b_a_high_watermark_falls_with_the_log_only(patch: pytest.MonkeyPatch) -> None:
     """Kafka's followers take over what the leader says, up or down (E29)."""
     learn = Replica.learn
@@ -198,7 +196,7 @@ def _g14b_a_high_watermark_falls_with_the_log_only(patch: pytest.MonkeyPatch) ->
 # -- what a leader counts ----------------------------------------------------------------------------------------------
 
 
-@breaks(NO_SEED, "", "")
+@breaks(171, "", "")
 def _kip_903_a_member_is_the_process_that_fetched(patch: pytest.MonkeyPatch) -> None:
     """Nobody compares broker epochs: who came back without its tail joins by what its earlier life had."""
     patch.setattr(
@@ -230,7 +228,7 @@ def _e37_who_may_be_in_sync_already_is_waited_for(patch: pytest.MonkeyPatch) -> 
     patch.setattr(LeaderState, "_joins_soon", lambda self, replica, progress, now_ms: False)
 
 
-@breaks(NO_SEED, "", "")
+@breaks(2, "", "")
 def _e37_who_leaves_counts_until_it_has_left(patch: pytest.MonkeyPatch) -> None:
     propose = LeaderState._propose
 
@@ -260,7 +258,7 @@ def _e40_a_member_that_lags_holds_the_high_watermark(patch: pytest.MonkeyPatch) 
     patch.setattr(LeaderState, "advance", advance)
 
 
-@breaks(NO_SEED, "", "")
+@breaks(30, "", "")
 def _e40_below_min_isr_nothing_is_committed(patch: pytest.MonkeyPatch) -> None:
     """KIP-966: what is committed by fewer replicas than that may be lost by a clean election of an eligible one."""
     patch.setattr(LeaderState, "has_enough_replicas", lambda self, min_insync_replicas: True)
@@ -274,7 +272,7 @@ def _e42_acks_all_waits_for_the_high_watermark(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Replica, "when_committed", at_once)
 
 
-@breaks(NO_SEED, "", "")
+@breaks(2, "", "")
 def _e36_who_is_fenced_does_not_join(patch: pytest.MonkeyPatch) -> None:
     """KIP-841."""
 
@@ -286,7 +284,7 @@ def _e36_who_is_fenced_does_not_join(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(alter_partition, "_is_eligible", lambda state, member: True)
 
 
-@breaks(NO_SEED, "", "")
+@breaks(15, "", "")
 def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.MonkeyPatch) -> None:
     """A leader that comes back goes on with what its followers had fetched from it the last time."""
     lead, heard_before, end = Replicas._lead, LeaderState.heard_before, Replica.end_leadership
@@ -316,12 +314,12 @@ def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.Monke
 # -- what is told to readers -------------------------------------------------------------------------------------------
 
 
-@breaks(NO_SEED, "", "")
+@breaks(2, "", "")
 def _kip_207_an_end_is_told_when_it_is_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaderState, "hides_end_offset", lambda self, replica_id: False)
 
 
-@breaks(NO_SEED, "", "")
+@breaks(2, "", "")
 def _e7_a_parked_fetch_is_checked_again(patch: pytest.MonkeyPatch) -> None:
     checked, diverges = FetchReads._checked, FetchReads._divergence
     read = FetchReads.read
@@ -354,7 +352,7 @@ def _v37_who_recovers_serves_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "is_recovering", property(lambda self: False))
 
 
-@breaks(NO_SEED, "", "")
+@breaks(92, "", "")
 def _e49_a_consumer_asks_where_its_epoch_ends(patch: pytest.MonkeyPatch) -> None:
     """Before KIP-320. Of the checks themselves: this reader is the simulation's own."""
 

@@ -28,7 +28,7 @@ __all__ = ("NO_SEED", "RULES")
 # -- who is elected ----------------------------------------------------------------------------------------------------
 
 
-@breaks(NO_SEED, "", "")
+@breaks(30, "", "")
 def _kip_966_the_last_replica_standing_may_have_lost_its_tail(patch: pytest.MonkeyPatch) -> None:
     """Who comes back after an unclean stop is taken for one that has everything (G47, K23)."""
     leave = PartitionChanges.leave
@@ -58,7 +58,7 @@ def _v9_an_unclean_election_is_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(partition_changes, "change_partition", silent)
 
 
-@breaks(NO_SEED, "", "")
+@breaks(123, "", "")
 def _v39_who_recovers_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None:
     """V39 at the leader, which lets followers fetch and asks for them; V21 at the controller."""
     propose, checked, fault = LeaderState.propose_expansion, FetchReads._checked, alter_partition._fault
@@ -131,7 +131,7 @@ def _a_metadata_snapshot_stands_for_what_is_safe(patch: pytest.MonkeyPatch) -> N
     patch.setattr(MetadataLog, "unflushed_before", lambda self, end_offset: [])
 
 
-@breaks(NO_SEED, "", "")
+@breaks(253, "rest", "")
 def _a_cut_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
     """What was appended after a cut, and torn by a power cut, lay below the old recovery point: the partition stayed
     offline."""
@@ -142,7 +142,7 @@ def _a_cut_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replication, "checkpoint", later)
 
 
-@breaks(NO_SEED, "", "")
+@breaks(157, "a node ends", "")
 def _a_full_disk_of_the_controller_passes(patch: pytest.MonkeyPatch) -> None:
     """A broker that started meanwhile ended."""
     patch.setattr(broker_lifecycle, "_PASSES", broker_lifecycle._PASSES - {ErrorCode.KAFKA_STORAGE_ERROR})

@@ -1,0 +1,114 @@
+"""The table of broken rules in docs/simulation.md, printed or made anew.
+
+Owns the search for seeds: `python -m tests.simulation.rules_table RULE...`. With names (or their beginnings), or `all`,
+it looks for the first seed that notices each of these, and writes seed, check and date into the rules' modules and
+the table into the documentation. A seed that fails without the breach is no verdict.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.stage import Outcome, play
+
+from .broken_election_rules import NO_SEED, RULES
+
+SEEDS: Final = 1000
+_HERE: Final = Path(__file__).parent
+_MODULES: Final = (_HERE / "broken_data_rules.py", _HERE / "broken_election_rules.py")
+DOCUMENT: Final = _HERE.parents[1] / "docs" / "simulation.md"
+_HEAD: Final = "| Breach | Seed | Noticed by | Last reproduced |\n|---|---|---|---|\n"
+NO_VERDICT: Final = ("AttributeError", "TypeError", "NameError", "KeyError", "Failed")
+"""The patch itself is broken, not the rule; or the test has lasted too long."""
+_STANDS_STILL: Final = ("rest", "a node ends")
+_CHECKS: Final = (
+    (r"\(([A-Za-z0-9, -]+|log matching)\)$", r"\1"),
+    (r"not at rest|no progress", "rest"),
+    (r"gave up without", "a node ends"),
+    (r"leads epoch \d+ with a log", "leaders"),
+    (r"acknowledged|is not RECOVERING", "acknowledgements"),
+    (r"was not noticed|was truncated to", "readers"),
+    (r"stands where|ends at \d+, committed", "logs"),
+)
+
+
+def check_of(failure: str) -> str:
+    """What noticed, as the documentation names it."""
+    first_line = failure.split("\n", 1)[0]
+    for pattern, name in _CHECKS:
+        found = re.search(pattern, first_line)
+        if found is not None:
+            return found.expand(name)
+    return first_line.split(":", 1)[0]
+
+
+def played(name: str, seed: int) -> Outcome:
+    """A seed with the rule broken."""
+    with pytest.MonkeyPatch.context() as patch:
+        RULES[name].breach(patch)
+        return play(seed, "brokers", overrides=RULES[name].options)
+
+
+def first_that_sees(name: str, seeds: Iterable[int]) -> tuple[int, str]:
+    """The seed and what it said; NO_SEED where none noticed. An invariant that breaks says more than a cluster that
+    stands still, which counts only where that is the bug."""
+    counts_rest = RULES[name].check in _STANDS_STILL
+    for seed in seeds:
+        outcome = played(name, seed)
+        assert outcome.kind not in NO_VERDICT, outcome.report()
+        if outcome.failure is None or not (counts_rest or outcome.kind == InvariantBroken.__name__):
+            continue
+        if play(seed, "brokers", overrides=RULES[name].options).failure is None:
+            return seed, outcome.failure
+    return NO_SEED, ""
+
+
+def table() -> str:
+    """All rows, in the order of the modules."""
+    rows = (
+        f"| {name.replace('_', ' ')} | {rule.seed if rule.seed != NO_SEED else 'none'} | {rule.check} | {rule.seen} |"
+        for name, rule in RULES.items()
+    )
+    return _HEAD + "\n".join(rows) + "\n"
+
+
+def _write(name: str, seed: int, check: str, seen: str) -> None:
+    pattern = re.compile(rf'@breaks\([^,]+, "[^"]*", "[^"]*"(.*)\)\ndef _{name}\(')
+    told = f'{seed}, "{check}", "{seen}"' if seed != NO_SEED else 'NO_SEED, "", ""'
+    for module in _MODULES:
+        text = module.read_text()
+        module.write_text(pattern.sub(rf"@breaks({told}\1)\ndef _{name}(", text))
+    RULES[name] = RULES[name]._replace(seed=seed, check=check, seen=seen)
+
+
+def _write_table() -> None:
+    text = DOCUMENT.read_text()
+    start = text.index(_HEAD)
+    end = text.index("\n\n", start) + 1
+    DOCUMENT.write_text(text[:start] + table() + text[end:])
+
+
+def main(wanted: list[str]) -> None:
+    """See the module."""
+    names = [name for name in RULES if wanted == ["all"] or name.startswith(tuple(wanted) or ("-",))]
+    for name in names:
+        known = RULES[name].seed
+        seeds = [known] if known != NO_SEED else []
+        seed, failure = first_that_sees(name, [*seeds, *(each for each in range(SEEDS) if each != known)])
+        _write(name, seed, check_of(failure) if failure else "", datetime.now(UTC).date().isoformat())
+        print(f"{name}: {seed} {failure[:200]}", flush=True)
+        _write_table()
+    if not names:
+        print(table())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
