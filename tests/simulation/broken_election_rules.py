@@ -28,7 +28,7 @@ __all__ = ("NO_SEED", "RULES")
 # -- who is elected ----------------------------------------------------------------------------------------------------
 
 
-@breaks(30, "", "")
+@breaks(4, "ELR", "2026-11-21")
 def _kip_966_the_last_replica_standing_may_have_lost_its_tail(patch: pytest.MonkeyPatch) -> None:
     """Who comes back after an unclean stop is taken for one that has everything (G47, K23)."""
     leave = PartitionChanges.leave
@@ -39,12 +39,12 @@ def _kip_966_the_last_replica_standing_may_have_lost_its_tail(patch: pytest.Monk
     patch.setattr(PartitionChanges, "leave", clean)
 
 
-@breaks(0, "leaders", "2026-11-21")
+@breaks(4, "StrongIsr", "2026-11-21")
 def _a_new_life_is_in_no_in_sync_set(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(registrations, "_leave_partitions", lambda state, existing, previous: [])
 
 
-@breaks(12, "V9", "2026-11-21")
+@breaks(0, "V9", "2026-11-21")
 def _v9_an_unclean_election_is_told(patch: pytest.MonkeyPatch) -> None:
     """V36: whatever else is decided, who leads from outside of the in-sync set is RECOVERING."""
     change = elections.change_partition
@@ -58,7 +58,7 @@ def _v9_an_unclean_election_is_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(partition_changes, "change_partition", silent)
 
 
-@breaks(123, "", "")
+@breaks(123, "V9", "2026-11-21")
 def _v39_who_recovers_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None:
     """V39 at the leader, which lets followers fetch and asks for them; V21 at the controller."""
     propose, checked, fault = LeaderState.propose_expansion, FetchReads._checked, alter_partition._fault
@@ -125,13 +125,13 @@ def _v18_an_in_sync_set_is_changed_from_the_newest_only(patch: pytest.MonkeyPatc
 # -- found by this story -----------------------------------------------------------------------------------------------
 
 
-@breaks(0, "a node ends", "2026-11-21")
+@breaks(6, "a node ends", "2026-11-21")
 def _a_metadata_snapshot_stands_for_what_is_safe(patch: pytest.MonkeyPatch) -> None:
     """Brokers that do not vote flush nothing by themselves: after a power cut the log ended below its snapshot."""
     patch.setattr(MetadataLog, "unflushed_before", lambda self, end_offset: [])
 
 
-@breaks(253, "rest", "")
+@breaks(76, "receipts after a crash", "2026-11-21")
 def _a_cut_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
     """What was appended after a cut, and torn by a power cut, lay below the old recovery point: the partition stayed
     offline."""
@@ -142,7 +142,7 @@ def _a_cut_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replication, "checkpoint", later)
 
 
-@breaks(157, "a node ends", "")
+@breaks(62, "a node ends", "2026-11-21")
 def _a_full_disk_of_the_controller_passes(patch: pytest.MonkeyPatch) -> None:
     """A broker that started meanwhile ended."""
     patch.setattr(broker_lifecycle, "_PASSES", broker_lifecycle._PASSES - {ErrorCode.KAFKA_STORAGE_ERROR})

@@ -72,10 +72,17 @@ class Admin(Client):
         self.tell(f"creates {topic} {configs}: {answer.topics[0].error_code}")
 
     async def _swap(self, topic: str, index: int) -> None:
-        """Another of its replicas leads, if it is in sync: their order changes, and the first is elected."""
-        count = self._options.replicas or 3
-        await self._reassign(topic, index, self.rng.sample(self.nodes, count))
+        """Another of its replicas leads, if it is in sync: their order changes, and the first is elected. Often the one
+        that led before leads again at once."""
+        rng, count = self.rng, self._options.replicas or 3
+        before = [place.leader for place in self.places if (place.topic, place.index) == (topic, index)]
+        order = rng.sample(self.nodes, count)
+        await self._reassign(topic, index, order)
         await self._elect(topic, index, unclean=False)
+        if before and before[0] in order and rng.random() < 0.5:
+            await asyncio.sleep(rng.uniform(0, 0.3))
+            await self._reassign(topic, index, sorted(order, key=lambda node: node != before[0]))
+            await self._elect(topic, index, unclean=False)
 
     async def _change(self, topic: str, index: int) -> None:
         options, rng = self._options, self.rng

@@ -63,7 +63,7 @@ def _leaders(rng: Random, options: Options) -> Options:
         _calm(options),
         controllers=rng.choice((1, 3)),
         topics=1,
-        partitions=rng.choice((1, 2)),
+        partitions=rng.choice((1, 2, 3)),
         replicas=3,
         unclean=False,
         deletes=False,
