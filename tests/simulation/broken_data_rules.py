@@ -64,7 +64,7 @@ def _never_asks_about_its_last_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fetcher, "_ask", lambda self, state: ask(self, state)._replace(last_fetched_epoch=NO_EPOCH))
 
 
-@breaks(2, "WeakIsr", "2026-11-21")
+@breaks(2, "StrongIsr", "2026-11-21")
 def _kip_101_a_log_is_not_cut_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     """Before KIP-101: who begins to follow cuts to what it knows to be committed, which is a round trip behind."""
     _never_asks_about_its_last_epoch(patch)
@@ -81,7 +81,7 @@ def _kip_101_a_log_is_not_cut_to_the_high_watermark(patch: pytest.MonkeyPatch) -
     patch.setattr(_Link, "follow", cut_first)
 
 
-@breaks(2, "WeakIsr", "2026-11-21")
+@breaks(15, "WeakIsr", "2026-11-21")
 def _kip_279_an_unknown_epoch_is_searched_for(patch: pytest.MonkeyPatch) -> None:
     """KIP-101 alone: one question before the first fetch, and the high watermark where the leader lacks the epoch."""
     ask, duty, diverges = Fetcher._ask, Fetcher._duty, FollowerState.on_divergence
@@ -189,7 +189,7 @@ def _g10_an_answer_counts_for_the_epoch_that_asked(patch: pytest.MonkeyPatch) ->
     patch.setattr(Fetcher, "_asking", asking)
 
 
-@breaks(2, "G14b, E40", "2026-11-21")
+@breaks(6, "G14b, E40", "2026-11-21")
 def _g14b_a_high_watermark_falls_with_the_log_only(patch: pytest.MonkeyPatch) -> None:
     """Kafka's followers take over what the leader says, up or down (E29)."""
     learn = Replica.learn
