@@ -20,7 +20,7 @@ from fenceline.node import fetch_reads
 from fenceline.node.fetch_reads import FetchReads
 from fenceline.node.handlers import offsets
 from fenceline.node.replica import Replica
-from fenceline.node.replica_fetchers import ReplicaFetchers, _Link
+from fenceline.node.replica_fetchers import _Link
 from fenceline.node.replicas import Replicas
 from fenceline.node.replication import Replication
 from fenceline.replica.fencing import NO_EPOCH
@@ -64,7 +64,7 @@ def _never_asks_about_its_last_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fetcher, "_ask", lambda self, state: ask(self, state)._replace(last_fetched_epoch=NO_EPOCH))
 
 
-@breaks(2, "StrongIsr", "2026-11-21")
+@breaks(2, "WeakIsr", "2026-11-21")
 def _kip_101_a_log_is_not_cut_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     """Before KIP-101: who begins to follow cuts to what it knows to be committed, which is a round trip behind."""
     _never_asks_about_its_last_epoch(patch)
@@ -112,7 +112,7 @@ def _kip_279_an_unknown_epoch_is_searched_for(patch: pytest.MonkeyPatch) -> None
 
 @breaks(2, "E2, E7", "2026-11-21")
 def _kip_320_requests_are_fenced_by_epochs(patch: pytest.MonkeyPatch) -> None:
-    """KIP-279 alone: nobody looks at the epoch of a request, nor at that of the question to an answer."""
+    """KIP-279 alone: nobody looks at the epoch of a request, nor at that of the question to an answer (G10)."""
     for module in (fetch_reads, offsets):
         patch.setattr(module, "check_leader_epoch", lambda requested, local: ErrorCode.NONE)
     _any_answer_counts(patch)
@@ -153,42 +153,6 @@ def _kafka_10706_an_epoch_without_records_is_forgotten(patch: pytest.MonkeyPatch
     patch.setattr(truncation, "truncate_to", keep)
 
 
-@breaks(NO_SEED, "", "")
-def _g10_an_answer_counts_for_the_epoch_that_asked(patch: pytest.MonkeyPatch) -> None:
-    """As Kafka has it: neither a new epoch nor another leader drops the fetch that is out, and its answer is known by
-    the offset alone.
-
-    Either alone does nothing: who drops what is out needs no second look, but in the one turn of the loop in which both
-    come.
-    """
-    follow = _Link.follow
-
-    def go_on(self: _Link, replica: Replica, leader_epoch: int) -> None:
-        if self._awaited is None:
-            follow(self, replica, leader_epoch)
-            return
-        with pytest.MonkeyPatch.context() as quiet:
-            quiet.setattr(_Link, "interrupt", lambda self: None)
-            follow(self, replica, leader_epoch)
-
-    def stay(self: ReplicaFetchers, replica: Replica) -> None:
-        key = (replica.topic_id_bytes, replica.topic_partition.partition)
-        leader_id = self._leader_of.pop(key, None)
-        if leader_id is not None:
-            self._links[leader_id].leave(key)
-
-    def asking(self: Fetcher, fetched: Any) -> FollowerState | None:
-        key = (fetched.topic_id or b"", fetched.index)
-        state, told = self.states.get(key), self._told.get(key)
-        if state is None or told is None or state.phase is not Phase.FETCHING:
-            return None
-        return state if told.fetch_offset == state.log.log_end_offset else None
-
-    patch.setattr(ReplicaFetchers, "leave", stay)
-    patch.setattr(_Link, "follow", go_on)
-    patch.setattr(Fetcher, "_asking", asking)
-
-
 @breaks(6, "G14b, E40", "2026-11-21")
 def _g14b_a_high_watermark_falls_with_the_log_only(patch: pytest.MonkeyPatch) -> None:
     """Kafka's followers take over what the leader says, up or down (E29)."""
@@ -215,7 +179,7 @@ def _kip_903_a_member_is_the_process_that_fetched(patch: pytest.MonkeyPatch) -> 
     patch.setattr(LeaderState, "_epoch_of", lambda self, replica: NO_BROKER_EPOCH)
 
 
-@breaks(1, "WeakIsr", "2026-11-21")
+@breaks(2, "WeakIsr", "2026-11-21")
 def _e31_what_diverges_does_not_count(patch: pytest.MonkeyPatch) -> None:
     """A fetch that the leader answers with a divergence moves the follower on all the same."""
     diverges = FetchReads._divergence
@@ -230,7 +194,7 @@ def _e31_what_diverges_does_not_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FetchReads, "_divergence", counted)
 
 
-@breaks(4, "WeakIsr", "2026-11-21")
+@breaks(2, "StrongIsr", "2026-11-21")
 def _e37_who_may_be_in_sync_already_is_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaderState, "maximal_isr", property(lambda self: self.isr))
     patch.setattr(LeaderState, "_joins_soon", lambda self, replica, progress, now_ms: False)
@@ -247,7 +211,7 @@ def _e37_who_leaves_counts_until_it_has_left(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaderState, "_propose", at_once)
 
 
-@breaks(1, "WeakIsr", "2026-11-21")
+@breaks(2, "WeakIsr", "2026-11-21")
 def _e40_a_member_that_lags_holds_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     def advance(self: LeaderState, min_insync_replicas: int, now_ms: int) -> bool:
         if not self.has_enough_replicas(min_insync_replicas) or self.node_id not in self.isr:
@@ -292,7 +256,7 @@ def _e36_who_is_fenced_does_not_join(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(alter_partition, "_is_eligible", lambda state, member: True)
 
 
-@breaks(15, "WeakIsr", "2026-11-21")
+@breaks(74, "logs", "2026-11-21")
 def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.MonkeyPatch) -> None:
     """A leader that comes back goes on with what its followers had fetched from it the last time."""
     lead, heard_before, end = Replicas._lead, LeaderState.heard_before, Replica.end_leadership
@@ -322,12 +286,12 @@ def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.Monke
 # -- what is told to readers -------------------------------------------------------------------------------------------
 
 
-@breaks(2, "KIP-207", "2026-11-21")
+@breaks(20, "KIP-207", "2026-11-21")
 def _kip_207_an_end_is_told_when_it_is_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaderState, "hides_end_offset", lambda self, replica_id: False)
 
 
-@breaks(2, "E2, E7", "2026-11-21")
+@breaks(20, "E2, E7", "2026-11-21")
 def _e7_a_parked_fetch_is_checked_again(patch: pytest.MonkeyPatch) -> None:
     checked, diverges = FetchReads._checked, FetchReads._divergence
     read = FetchReads.read
@@ -355,7 +319,7 @@ def _e43_consumers_read_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetch_reads, "read_bound", lambda **bounds: bounds["log_end_offset"])
 
 
-@breaks(0, "acknowledgements", "2026-11-21")
+@breaks(1, "V37", "2026-11-21")
 def _v37_who_recovers_serves_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "is_recovering", property(lambda self: False))
 

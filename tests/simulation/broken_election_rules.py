@@ -44,7 +44,7 @@ def _a_new_life_is_in_no_in_sync_set(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(registrations, "_leave_partitions", lambda state, existing, previous: [])
 
 
-@breaks(0, "V9", "2026-11-21")
+@breaks(1, "V9", "2026-11-21")
 def _v9_an_unclean_election_is_told(patch: pytest.MonkeyPatch) -> None:
     """V36: whatever else is decided, who leads from outside of the in-sync set is RECOVERING."""
     change = elections.change_partition
@@ -111,7 +111,7 @@ def _v39_who_recovers_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(alter_partition, "_fault", takes)
 
 
-@breaks(74, "E36", "2026-11-21")
+@breaks(102, "E36", "2026-11-21")
 def _v18_an_in_sync_set_is_changed_from_the_newest_only(patch: pytest.MonkeyPatch) -> None:
     fault = alter_partition._fault
 
