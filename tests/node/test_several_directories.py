@@ -23,6 +23,7 @@ from fenceline.controller.partition_requests import (
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.log.disk import replace_file
 from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
+from fenceline.node import directory_assignments
 from fenceline.wire.apis import ApiKey
 
 from .desk import OTHERS, TOPIC, Desk, told, turns, where
@@ -240,7 +241,9 @@ def test_it_is_told_together_and_again_until_it_is_taken() -> None:
     told_of(4, story)
 
 
-def test_who_the_controller_does_not_know_there_is_not_told_for_ever() -> None:
+def test_who_the_controller_does_not_know_there_is_not_told_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_assignments, "_FIRST_PAUSE_S", 0.0)
+
     async def story(desk: Desk) -> None:
         def answer(request: AssignReplicasToDirs) -> Any:
             taken = takes_all(request)
