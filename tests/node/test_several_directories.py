@@ -247,10 +247,7 @@ def test_who_the_controller_does_not_know_there_is_not_told_for_ever(monkeypatch
     async def story(desk: Desk) -> None:
         def answer(request: AssignReplicasToDirs) -> Any:
             taken = takes_all(request)
-            (
-                directory,
-                ((topic, (replica,)),),
-            ) = taken.directories
+            directory, ((topic, (replica,)),) = taken.directories[0]
             gone = replace(replica, code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return replace(taken, directories=((directory, ((topic, (gone,)),)),))
 
