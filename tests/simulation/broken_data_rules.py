@@ -19,8 +19,8 @@ from fenceline.log.truncation import Truncated
 from fenceline.node import fetch_reads
 from fenceline.node.fetch_reads import FetchReads
 from fenceline.node.handlers import offsets
+from fenceline.node.leader_link import LeaderLink
 from fenceline.node.replica import Replica
-from fenceline.node.replica_fetchers import _Link
 from fenceline.node.replicas import Replicas
 from fenceline.node.replication import Replication
 from fenceline.replica.fencing import NO_EPOCH
@@ -68,9 +68,9 @@ def _never_asks_about_its_last_epoch(patch: pytest.MonkeyPatch) -> None:
 def _kip_101_a_log_is_not_cut_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     """Before KIP-101: who begins to follow cuts to what it knows to be committed, which is a round trip behind."""
     _never_asks_about_its_last_epoch(patch)
-    follow = _Link.follow
+    follow = LeaderLink.follow
 
-    def cut_first(self: _Link, replica: Replica, leader_epoch: int) -> None:
+    def cut_first(self: LeaderLink, replica: Replica, leader_epoch: int) -> None:
         follow(self, replica, leader_epoch)
         state = self.fetcher.states[replica.topic_id_bytes, replica.topic_partition.partition]
         state.phase = Phase.CUTTING
@@ -78,7 +78,7 @@ def _kip_101_a_log_is_not_cut_to_the_high_watermark(patch: pytest.MonkeyPatch) -
         self._cuts.add(cut)
         cut.add_done_callback(self._cuts.discard)
 
-    patch.setattr(_Link, "follow", cut_first)
+    patch.setattr(LeaderLink, "follow", cut_first)
 
 
 @breaks(15, "WeakIsr", "2026-11-21")

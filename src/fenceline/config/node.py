@@ -138,12 +138,6 @@ class NodeConfig:
         assert isinstance(value, bool), f"{name} is neither true nor false"
         return value
 
-    def get_list(self, name: str) -> tuple[str, ...]:
-        """A LIST; empty where it is not set."""
-        value = self.get(name)
-        assert value is None or isinstance(value, tuple), f"{name} is no list"
-        return value or ()
-
     def get_str(self, name: str) -> str | None:
         value = self.get(name)
         assert value is None or isinstance(value, str), f"{name} is no string"

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from fenceline.errors import ErrorCode
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID
-from fenceline.replica.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION_ID
+from fenceline.replica.fetch_session import INITIAL_EPOCH, NO_SESSION_ID
 from fenceline.replica.follower import Append, Duty, FollowerState, Learn, Phase
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 
@@ -225,11 +225,3 @@ class Fetcher:
         """No answer will come; the session is not known to live on."""
         self._is_waiting_for_answer = False
         self._session_epoch = INITIAL_EPOCH
-
-    def farewell(self) -> FetchRequest | None:
-        """Close the leader's session, where there is one."""
-        if self._session_epoch == INITIAL_EPOCH:
-            return None
-        return FetchRequest(
-            None, self._replica_id, self.broker_epoch, 0, 0, 0, 0, self._session_id, FINAL_EPOCH, [], [], ""
-        )

@@ -1,0 +1,462 @@
+"""The way to one leader: a connection and a task, and a second one while some of its partitions are far behind.
+
+Owns the connections, and carries out what `fenceline.replica` decides: sends fetches, appends what comes, cuts logs in
+threads. One partition's trouble is its own, the others of the same leader go on. Decides nothing about the protocol.
+
+A partition that is new at a leader does not wait for the fetch that is parked there: the connection is opened anew,
+with everything in the first request.
+
+Far behind is who lacks what is committed already. It is not in sync, and no producer waits for it, but producers would
+wait for the megabytes that it fetches together with what is in sync. So it moves to the link for those far behind with
+the answer that shows it, and back with the one that brings everything that is committed.
+
+Rules: `epochs.md E23-E29`; `gaps.md G3`, `G10`, `G11`, `G14b`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+from fenceline.errors import FencelineError
+from fenceline.log.errors import StorageError
+from fenceline.node.logs import Logger
+from fenceline.node.peer_connection import ConnectionLost, NoSuchVersion, PeerConnection, open_peer
+from fenceline.records.errors import RecordsError, corrupt
+from fenceline.replica.fetcher import Fetcher
+from fenceline.replica.follower import (
+    Append,
+    AskEnd,
+    AskStart,
+    BeginAnew,
+    CutTo,
+    Duty,
+    FollowerState,
+    Learn,
+    Phase,
+)
+from fenceline.wire.apis import ApiKey
+from fenceline.wire.errors import MalformedRequest
+from fenceline.wire.fetch import encode_request, parse_response
+
+if TYPE_CHECKING:
+    from fenceline.metadata.image import Endpoint
+    from fenceline.node.replica import Replica
+    from fenceline.node.replica_fetchers import ReplicaFetchers
+
+log = Logger("replication")
+
+FIRST_FETCH_VERSION: Final = 13
+LAST_FETCH_VERSION: Final = 17
+_LATEST: Final = -1
+_EARLIEST_LOCAL: Final = -4
+_ARRIVAL_S: Final = 0.02
+"""How long a partition that has caught up waits for the round that is out."""
+_TROUBLE = (ConnectionError, MalformedRequest, NoSuchVersion)
+
+
+class Host(Protocol):
+    """What fetchers need of their broker."""
+
+    @property
+    def node_id(self) -> int: ...
+    @property
+    def broker_epoch(self) -> int: ...
+    def replication_endpoint(self, node_id: int) -> Endpoint | None:
+        """Where other brokers reach a broker; None while it is not registered."""
+
+    def storage_failed(self, replica: Replica, error: StorageError) -> None: ...
+    def cut_log(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
+        """In a thread: cut it, with a receipt of what is lost by that. Raises StorageError."""
+
+    async def checkpoint(self) -> None:
+        """Write down how far logs are safe on the disk. Raises StorageError."""
+
+    def cut_ended(self, replica: Replica) -> None:
+        """On the loop: the log is nobody else's again."""
+
+
+class LeaderLink:
+    """One leader. `near`: None, or the link whose partitions come here while they are far behind."""
+
+    def __init__(self, fetchers: ReplicaFetchers, leader_id: int, near: LeaderLink | None = None) -> None:
+        self._near = near
+        self._far: LeaderLink | None = None
+        self._fetchers = fetchers
+        self._host = fetchers.host
+        self._clock = fetchers.clock
+        self._leader_id = leader_id
+        self.fetcher = Fetcher(
+            replica_id=self._host.node_id, broker_epoch=self._host.broker_epoch, limits=fetchers.limits
+        )
+        self._replicas: dict[tuple[bytes, int], Replica] = {}
+        self._connection: PeerConnection | None = None
+        self._news = asyncio.Event()
+        self._awaited: asyncio.Future[memoryview] | None = None
+        self._overdue_s = 0.0
+        """When the answer that is out has taken too long, by the loop's clock."""
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._arrivals: asyncio.TimerHandle | None = None
+        """When what came from far behind has waited for long enough."""
+        self._cuts: set[asyncio.Task[None]] = set() if near is None else near._cuts
+        self._is_unreachable = False
+        self._refusals = 0
+        """Answers in a row that were an error as a whole."""
+        self._task = asyncio.ensure_future(self._run())
+
+    def follow(self, replica: Replica, leader_epoch: int) -> None:
+        key = (replica.topic_id_bytes, replica.topic_partition.partition)
+        self._leave_far(key)
+        self._replicas[key] = replica
+        self.fetcher.follow(FollowerState(replica.topic_partition.topic, key[0], key[1], leader_epoch, replica.log))
+        self.interrupt()
+
+    def leave(self, key: tuple[bytes, int]) -> None:
+        self._replicas.pop(key, None)
+        self.fetcher.leave(key)
+        self._leave_far(key)
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self.fetcher) and self._far is None
+
+    @property
+    def far_behind(self) -> int:
+        return len(self._far.fetcher) if self._far is not None else 0
+
+    def phases(self) -> list[Phase]:
+        here = [state.phase for state in list(self.fetcher.states.values())]
+        return here if self._far is None else here + self._far.phases()
+
+    def interrupt(self) -> None:
+        """Do not wait for the answer that is out: there is something new to ask for."""
+        self._news.set()
+        if self._awaited is not None and not self._awaited.done():
+            self._lost()
+
+    def leader_moved(self) -> None:
+        self.interrupt()
+        if self._far is not None:
+            self._far.interrupt()
+
+    def close(self) -> None:
+        if self._far is not None:
+            self._far.close()
+        self._task.cancel()
+        for timer in (self._watchdog, self._arrivals):
+            if timer is not None:
+                timer.cancel()
+        # Cuts go on: their threads could not be stopped, and until they end the log is theirs.
+        if self._connection is not None:
+            self._connection.close()
+
+    async def ended(self) -> None:
+        if self._far is not None:
+            await self._far.ended()
+        await asyncio.gather(self._task, *self._cuts, return_exceptions=True)
+
+    # -- far behind ----------------------------------------------------------------------------------------------------
+
+    def _sort(self, replica: Replica, state: FollowerState) -> None:
+        """Over which connection a partition is fetched from now on."""
+        is_far = state.leader_high_watermark > state.log.log_end_offset
+        near, key = self._near, (state.topic_id, state.index)
+        if near is None and is_far:
+            if self._far is None:
+                self._far = LeaderLink(self._fetchers, self._leader_id, self)
+            self._move(key, replica, state, self._far)
+        elif near is not None and not is_far:
+            self._move(key, replica, state, near)
+
+    def _move(self, key: tuple[bytes, int], replica: Replica, state: FollowerState, to: LeaderLink) -> None:
+        del self._replicas[key]
+        self.fetcher.leave(key)
+        to._arrive(key, replica, state)
+
+    def _arrive(self, key: tuple[bytes, int], replica: Replica, state: FollowerState) -> None:
+        """From the other link: asked for with the next round. What is in sync by then is waited for: it comes soon."""
+        self._replicas[key] = replica
+        self.fetcher.follow(state)
+        if self._awaited is None:
+            self._news.set()
+        elif self._near is None and self._arrivals is None:
+            self._arrivals = asyncio.get_running_loop().call_later(_ARRIVAL_S, self.interrupt)
+        self._end_far()
+
+    def _leave_far(self, key: tuple[bytes, int]) -> None:
+        if self._far is not None:
+            self._far.leave(key)
+            self._end_far()
+
+    def _end_far(self) -> None:
+        """When nobody is far behind any more."""
+        far = self._far
+        if far is not None and not len(far.fetcher):
+            self._far = None
+            far.close()
+
+    # -- fetching ------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._round()
+                failures = 0
+            except _TROUBLE as error:
+                self._lost()
+                failures += 1
+                self._tell_unreachable(error)
+                await self._pause(min(20 << min(failures, 10), self._fetchers.limits.backoff_ms))
+            except Exception:
+                # Our bug; the partitions of this leader must not stand still for ever because of it.
+                log.exception("replication failed", leader=self._leader_id)
+                self._lost()
+                await self._pause(self._fetchers.limits.backoff_ms)
+
+    async def _round(self) -> None:
+        """One fetch, and what follows from its answer. Raises one of _TROUBLE."""
+        self._news.clear()
+        if self._arrivals is not None:
+            self._arrivals.cancel()
+            self._arrivals = None
+        now_ms = self._clock.monotonic_ms()
+        self._hold_back(now_ms)
+        # A controller that had forgotten this broker has given it another.
+        self.fetcher.broker_epoch = self._host.broker_epoch
+        request = self.fetcher.next_request(now_ms)
+        if request is None:
+            ready_ms = self.fetcher.next_ready_ms()
+            await self._pause(None if ready_ms is None else max(1, ready_ms - now_ms))
+            return
+        connection = await self._connected()
+        version = connection.version_for(ApiKey.FETCH, FIRST_FETCH_VERSION, LAST_FETCH_VERSION)
+        if self._news.is_set():
+            self._lost()
+            return
+        body = await self._answer(connection.post(ApiKey.FETCH, version, encode_request(version, request)))
+        if body is None:
+            self._lost()
+            return
+        response = parse_response(version, body)
+        self._refusals = self._refusals + 1 if response.error_code else 0
+        if self._refusals > 1:
+            # A session that was forgotten is opened anew at once; what is refused again waits.
+            raise ConnectionLost(f"it refuses fetches with error {int(response.error_code)}")
+        self._is_unreachable = False
+        questions: list[AskEnd | AskStart] = []
+        for duty in self.fetcher.on_answer(response, self._clock.monotonic_ms()):
+            self._do(duty, questions)
+            if self._near is not None:
+                # Of a megabyte each, and what is in sync with other leaders shall not wait for all of them.
+                await asyncio.sleep(0)
+        for question in questions:
+            await self._ask(connection, question)
+
+    def _hold_back(self, now_ms: int) -> None:
+        """More has come than may: throttled partitions that are not in sync wait (Kafka's shouldFollowerThrottle)."""
+        quota = self._fetchers.quota
+        pause_ms = quota.pause_ms(now_ms) if quota.is_active else 0
+        if pause_ms:
+            for state in self.fetcher.states.values():
+                if state.may_be_held_back and quota.covers(state.topic, state.index):
+                    self.fetcher.hold_back(state, pause_ms, now_ms)
+
+    async def _answer(self, answer: asyncio.Future[memoryview]) -> memoryview | None:
+        """None: something new is to be asked for, and the answer is not awaited any more."""
+        self._overdue_s = asyncio.get_running_loop().time() + self._fetchers.answer_timeout_s
+        if self._watchdog is None:
+            self._watch()
+        self._awaited = answer
+        try:
+            return await answer
+        except ConnectionLost:
+            if self._news.is_set():
+                return None
+            raise
+        finally:
+            self._awaited = None
+
+    def _watch(self) -> None:
+        """One timer for all answers, which looks again when the one that is out would be overdue."""
+        loop = asyncio.get_running_loop()
+        self._watchdog = None
+        awaited = self._awaited
+        if loop.time() < self._overdue_s:
+            self._watchdog = loop.call_at(self._overdue_s, self._watch)
+        elif awaited is not None and self._connection is not None:
+            self._connection.close(f"no answer within {self._fetchers.answer_timeout_s} s")
+
+    async def _pause(self, pause_ms: int | None) -> None:
+        """Until something is new, or for so long."""
+        try:
+            async with asyncio.timeout(None if pause_ms is None else pause_ms / 1000):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+
+    async def _connected(self) -> PeerConnection:
+        connection = self._connection
+        if connection is not None and connection.is_open:
+            return connection
+        endpoint = self._host.replication_endpoint(self._leader_id)
+        if endpoint is None:
+            raise ConnectionLost("it is not registered")
+        self.fetcher.on_connection_lost()
+        self._connection = connection = await open_peer(
+            endpoint.host,
+            endpoint.port,
+            client_id=f"replica-{self._host.node_id}",
+            connect=self._fetchers.connect,
+            # Every duty of an answer is done before the next request, and cuts in threads need none of its bytes.
+            lends_answers=True,
+        )
+        return connection
+
+    def _lost(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        self.fetcher.on_connection_lost()
+
+    def _tell_unreachable(self, error: Exception) -> None:
+        if not self._is_unreachable:
+            self._is_unreachable = True
+            log.info(
+                "leader not reached",
+                leader=self._leader_id,
+                partitions=len(self.fetcher),
+                reason=str(error),
+                advice="It is tried again until it answers or another broker leads.",
+            )
+
+    # -- duties --------------------------------------------------------------------------------------------------------
+
+    def _do(self, duty: Duty, questions: list[AskEnd | AskStart]) -> None:
+        state = duty.state
+        replica = self._replica(state)
+        if replica is None:
+            return
+        match duty:
+            case Append():
+                self._append(replica, duty)
+            case Learn():
+                replica.learn(duty.high_watermark, duty.log_start_offset)
+                self._sort(replica, state)
+            case CutTo() | BeginAnew():
+                cut = asyncio.ensure_future(self._cut(replica, duty))
+                self._cuts.add(cut)
+                cut.add_done_callback(self._cuts.discard)
+            case AskEnd() | AskStart():
+                questions.append(duty)
+
+    def _replica(self, state: FollowerState) -> Replica | None:
+        key = (state.topic_id, state.index)
+        return self._replicas.get(key) if self.fetcher.states.get(key) is state else None
+
+    def _append(self, replica: Replica, duty: Append) -> None:
+        state = duty.state
+        try:
+            appended = replica.log.append_as_follower(
+                duty.records, leader_epoch=state.leader_epoch, now_ms=self._clock.now_ms()
+            )
+            if appended.base_offset < 0:
+                raise corrupt(f"{len(duty.records)} bytes hold no whole batch")
+            self._fetchers.appended_bytes += len(duty.records)
+        except StorageError as error:
+            self._refused(replica, state, error)
+            return
+        except (RecordsError, FencelineError) as error:
+            self._not_taken(replica, state, str(error))
+            return
+        replica.learn(duty.high_watermark, duty.log_start_offset)
+        self.fetcher.done(state)
+        self._sort(replica, state)
+        quota = self._fetchers.quota
+        if quota.is_active and quota.covers(state.topic, state.index):
+            quota.passed(appended.size_bytes, self._clock.monotonic_ms())
+
+    def _not_taken(self, replica: Replica, state: FollowerState, reason: str) -> None:
+        """The leader sent what can not be. Told the 1st, 2nd, 4th, 8th time and so on."""
+        if not state.failures & (state.failures + 1):
+            log.error(
+                "records of the leader not taken",
+                partition=str(replica.topic_partition),
+                leader=self._leader_id,
+                offset=state.log.log_end_offset,
+                times=state.failures + 1,
+                reason=reason,
+                advice="They are fetched again. If it goes on, check the leader's disk: its copy may be damaged.",
+            )
+        self.fetcher.failed(state, self._clock.monotonic_ms())
+
+    async def _cut(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
+        """In a thread; meanwhile nobody reads or maintains this log."""
+        state = duty.state
+        before = replica.log.log_end_offset, replica.log.latest_epoch
+        replica.is_being_cut = True
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._fetchers.executor(), self._host.cut_log, replica, duty, self._leader_id
+            )
+            # A recovery point behind the cut would call what is appended now, and torn by a crash, a damaged log.
+            await self._host.checkpoint()
+        except StorageError as error:
+            self._refused(replica, state, error)
+            return
+        finally:
+            replica.is_being_cut = False
+            self._host.cut_ended(replica)
+        if (replica.log.log_end_offset, replica.log.latest_epoch) == before:
+            self._not_taken(replica, state, f"{duty.cause.value}, yet nothing of this log lies there")
+            return
+        self.fetcher.done(state)
+        self.interrupt()
+
+    def _refused(self, replica: Replica, state: FollowerState, error: StorageError) -> None:
+        """The disk did not do it."""
+        self.fetcher.failed(state, self._clock.monotonic_ms())
+        self._host.storage_failed(replica, error)
+
+    async def _ask(self, connection: PeerConnection, question: AskEnd | AskStart) -> None:
+        """ListOffsets as a replica, fenced by the leader epoch (E28). Raises one of _TROUBLE."""
+        state: FollowerState = question.state
+        following: Duty | None = question
+        while isinstance(following, AskEnd | AskStart):
+            wanted = _LATEST if isinstance(following, AskEnd) else _EARLIEST_LOCAL
+            found = await self._end_of_leader(connection, state, wanted)
+            if self._replica(state) is None:
+                return
+            if found is None:
+                self.fetcher.failed(state, self._clock.monotonic_ms())
+                return
+            following = state.on_leader_end(found) if isinstance(following, AskEnd) else state.on_leader_start(found)
+        if following is None:
+            self.fetcher.done(state)
+        else:
+            self._do(following, [])
+
+    async def _end_of_leader(self, connection: PeerConnection, state: FollowerState, timestamp: int) -> int | None:
+        fields = {
+            "replica_id": self._host.node_id,
+            "isolation_level": 0,
+            "topics": [
+                {
+                    "name": state.topic,
+                    "partitions": [
+                        {
+                            "partition_index": state.index,
+                            "current_leader_epoch": state.leader_epoch,
+                            "timestamp": timestamp,
+                        }
+                    ],
+                }
+            ],
+        }
+        version = connection.version_for(ApiKey.LIST_OFFSETS, 8, 10)
+        answer = await connection.call(ApiKey.LIST_OFFSETS, version, fields, self._fetchers.answer_timeout_s)
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                if (topic.name, partition.partition_index) == (state.topic, state.index):
+                    return None if partition.error_code or partition.offset < 0 else int(partition.offset)
+        return None
