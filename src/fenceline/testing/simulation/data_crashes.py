@@ -8,7 +8,7 @@ and are no part of the log any more were cut, and receipts tell of nothing else 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fenceline.log.lost_and_found import EVIDENCE_DIR
@@ -80,9 +80,9 @@ class Crashes:
         lost = [batch for batch in before.log if batch not in there]
         new = [receipt for name, receipt in receipts.items() if name not in before.receipts]
         found = []
-        for receipt in new:
-            found += _complaints(receipt, lost, log)
         lost_power = self._disk.power_losses > before.power_losses
+        for receipt in new:
+            found += _complaints(receipt, lost, log, lost_power=lost_power)
         for batch in lost:
             is_told = any(
                 each.start_offset < batch.next_offset and batch.base_offset < each.end_offset_exclusive for each in new
@@ -93,7 +93,7 @@ class Crashes:
             raise InvariantBroken(f"{where}: {'; '.join(found)} (receipts after a crash)")
 
 
-def _complaints(receipt: Receipt, lost: list[StoredBatch], log: list[StoredBatch]) -> list[str]:
+def _complaints(receipt: Receipt, lost: list[StoredBatch], log: list[StoredBatch], *, lost_power: bool) -> list[str]:
     """What one receipt says that is not so."""
     start, end = receipt.start_offset, receipt.end_offset_exclusive
     if receipt.cause is Cause.RECOVERY:
@@ -102,6 +102,10 @@ def _complaints(receipt: Receipt, lost: list[StoredBatch], log: list[StoredBatch
         return [f"receipt of {receipt} tells of batches that are not lost"] if wrong else []
     mine = [each for each in lost if start < each.next_offset and each.base_offset < end]
     if _BY_OFFSETS not in receipt.known_by:
+        size_bytes = sum(len(each.content) for each in mine)
+        if lost_power and receipt.evidence and receipt.size_bytes < size_bytes:
+            # It tells the bytes that evidence still has of batches whose ends were not synced.
+            receipt = replace(receipt, size_bytes=size_bytes)
         return complaints([receipt], [stored(each) for each in mine])
     if not mine or (mine[0].base_offset, mine[-1].next_offset) != (start, end) or receipt.records != end - start:
         return [f"receipt of {receipt} with {receipt.records} records, gone are {[each.base_offset for each in mine]}"]
