@@ -105,6 +105,35 @@ def test_nobody_listens_there() -> None:
     assert run(lambda: missed("127.0.0.1", port)) == f"nobody listens on 127.0.0.1:{port}"
 
 
+def test_how_long_a_controller_refuses_is_known() -> None:
+    """From its first refusal on, until it gives any other answer."""
+    unanswered: asyncio.Queue[bool] = asyncio.Queue()
+
+    async def story() -> None:
+        peers = QuorumPeers(
+            node_id=9,
+            request_timeout_ms=2000,
+            answered=lambda request_id, answer: None,
+            unanswered=lambda request_id, refused: unanswered.put_nowait(refused),
+        )
+        port = free_port()
+        request = FetchRequest("c", 9, 0, 0, 0, UUID(int=9))
+        assert peers.refused_for_s(1) == 0.0
+        peers.send(Send(Peer(1, "127.0.0.1", port), 1, request))
+        assert await unanswered.get()
+        first_s = peers.refused_for_s(1)
+        peers.send(Send(Peer(1, "127.0.0.1", port), 2, request))
+        assert await unanswered.get()
+        assert peers.refused_for_s(1) > first_s > 0.0
+        assert peers.refused_for_s(2) == 0.0
+        peers.send(Send(Peer(1, "no-such-host.invalid", port), 3, request))
+        assert not await unanswered.get()
+        assert peers.refused_for_s(1) == 0.0
+        await peers.close()
+
+    run(story)
+
+
 def test_a_host_that_nobody_knows() -> None:
     assert run(lambda: missed("no-such-host.invalid", 9093)).startswith("no connection to no-such-host.invalid:9093: ")
 

@@ -34,7 +34,9 @@ def key(number: int) -> Key:
 class Room:
     """An active controller of node 9, what it is told, and processes that take connections or refuse them."""
 
-    def __init__(self, *brokers: BrokerImage) -> None:
+    def __init__(self, *brokers: BrokerImage, grace_ms: int = 0) -> None:
+        self.refused_for_s: dict[int, float] = {}
+        """As controllers."""
         self.image = SimpleNamespace(brokers={each.id: each for each in brokers})
         self.sessions = Sessions(9_000)
         for each in brokers:
@@ -51,8 +53,9 @@ class Room:
             self,  # type: ignore[arg-type]
             SimpleNamespace(image=self.image, sessions=self.sessions),  # type: ignore[arg-type]
             SimpleNamespace(monotonic_ms=lambda: self.now_ms),
-            grace_ms=0,
+            grace_ms=grace_ms,
             is_refused=self.is_refused,
+            refused_for_s=lambda node_id: self.refused_for_s.get(node_id, 0.0),
         )
 
     async def is_refused(self, known: BrokerImage) -> bool:
@@ -106,6 +109,22 @@ def test_a_lost_connection_and_two_refusals() -> None:
         await room.until(lambda: bool(room.told))
         assert room.told == [BrokerGone(1, EPOCH, 100)]
         assert room.looks == {1: 2}, "the other one is connected, nobody looks"
+
+    play(story)
+
+
+def test_the_grace_of_a_controller_begins_with_its_first_refusal() -> None:
+    """Whoever leads next has heard of the old leader's end before its own term began."""
+
+    async def story() -> None:
+        room = Room(broker(1), broker(2), grace_ms=3_600_000)
+        room.refusing.update((1, 2))
+        room.refused_for_s[1] = 3_601.0
+        room.presence.begin()
+        await room.until(lambda: bool(room.told))
+        assert room.told == [BrokerGone(1, EPOCH, 100)]
+        assert room.looks == {1: 2, 2: 1}, "the other one has its grace before it"
+        room.presence.end()
 
     play(story)
 

@@ -326,7 +326,7 @@ class ControllerDriver:
         """What looks at brokers; a simulation looks in its own way."""
         from fenceline.node.controller_outward import presence_for
 
-        return presence_for(self._config, self._connect, active, state, clock)
+        return presence_for(self._config, self._connect, active, state, clock, self._driver.peers)
 
     async def stop(self) -> None:
         """Answer what is queued, stop leading, close the log."""

@@ -60,9 +60,21 @@ def peers_for(
 
 
 def presence_for(
-    config: NodeConfig, connect: Dial | None, active: ActiveController, state: ControllerState, clock: Clock
+    config: NodeConfig,
+    connect: Dial | None,
+    active: ActiveController,
+    state: ControllerState,
+    clock: Clock,
+    peers: QuorumPeers | None,
 ) -> BrokerPresence:
-    """It looks at brokers by `connect`; None: by TCP."""
+    """It looks at brokers by `connect`; None: by TCP. `peers`: the other controllers, where there are any."""
     dial = connect or dial_from(config.get_str("fenceline.outbound.address") or "")
     probe = BrokerProbe(dial, config.inter_broker_listener)
-    return BrokerPresence(active, state, clock, grace_ms=config.get_int(FENCING_GRACE), is_refused=probe.is_refused)
+    return BrokerPresence(
+        active,
+        state,
+        clock,
+        grace_ms=config.get_int(FENCING_GRACE),
+        is_refused=probe.is_refused,
+        refused_for_s=(lambda node_id: 0.0) if peers is None else peers.refused_for_s,
+    )

@@ -6,9 +6,11 @@ Owns what connections say and the looks at brokers without one. Never decides: w
 How it works: a process that dies closes its connections, and its port refuses new ones. While this controller is active
 it looks at each broker that has lost its connection here, or has not come yet when the term begins: a connection to the
 address on which brokers reach each other is opened and closed. Where it is refused, and refused again after
-`fenceline.broker.fencing.grace.ms` without the broker having come back, its process has ended. Any other outcome says
-nothing: a stopped process (SIGSTOP) takes connections, a network that is cut gives no answer, and both keep their
-session. So the look is taken again until the broker is back or its session has ended.
+`fenceline.broker.fencing.grace.ms` without the broker having come back, its process has ended. Where the process is a
+controller as well, the grace begins when its controllers' listener refused this one: before a leader that died has a
+successor, most of it is over. Any other outcome says nothing: a stopped process (SIGSTOP) takes connections, a network
+that is cut gives no answer, and both keep their session. So the look is taken again until the broker is back or its
+session has ended.
 
 A new process on the same port is no broker of the cluster yet, and Fenceline's takes connections only once it is
 unfenced; whatever it answers, its registration says that the one before has ended (`controller.registrations`).
@@ -54,13 +56,16 @@ class BrokerPresence:
         *,
         grace_ms: int,
         is_refused: Callable[[BrokerImage], Awaitable[bool]],
+        refused_for_s: Callable[[int], float] = lambda node_id: 0.0,
     ) -> None:
-        """`is_refused` looks once, and does not raise."""
+        """`is_refused` looks once, and does not raise. `refused_for_s`: for how long a controller has refused
+        connections, by its id."""
         self._controller = controller
         self._state = state
         self._clock = clock
         self._grace_s = grace_ms / 1000
         self._is_refused = is_refused
+        self._refused_for_s = refused_for_s
         self._connections: dict[Key, tuple[int, int] | None] = {}
         """Open ones, with the broker id and epoch that was heard last on each."""
         self._counts: Counter[tuple[int, int]] = Counter()
@@ -141,7 +146,7 @@ class BrokerPresence:
         while (known := self._missing(broker)) is not None:
             since_ms = self._clock.monotonic_ms()
             if await self._refuses(known):
-                await asyncio.sleep(self._grace_s)
+                await asyncio.sleep(max(0.0, self._grace_s - self._refused_for_s(known.id)))
                 is_gone = self._missing(broker) is not None and await self._refuses(known)
                 if is_gone and self._state.sessions.may_have_ended(*broker, since_ms):
                     await self._tell(known, since_ms)

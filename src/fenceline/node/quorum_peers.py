@@ -62,6 +62,13 @@ class QuorumPeers:
         self._connections: dict[Route, asyncio.Task[PeerConnection]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
+        self._refused_since_s: dict[int, float] = {}
+        """By node, when it began to refuse connections, by the loop's clock."""
+
+    def refused_for_s(self, node_id: int) -> float:
+        """For how long a controller has refused whatever this node had to ask; 0 where it does not."""
+        since_s = self._refused_since_s.get(node_id)
+        return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
     def send(self, duty: Send) -> None:
         task = asyncio.get_running_loop().create_task(self._send(duty))
@@ -90,11 +97,17 @@ class QuorumPeers:
             if isinstance(error, MalformedRequest):
                 log.warning("answer not understood", peer=f"{peer.host}:{peer.port}", reason=str(error))
                 self._drop(route)
+            is_refused = isinstance(error, ConnectionRefusedError)
+            if is_refused:
+                self._refused_since_s.setdefault(peer.node_id, asyncio.get_running_loop().time())
+            else:
+                self._refused_since_s.pop(peer.node_id, None)
             if not self._is_closed:
                 if self._watch is not None:
                     self._watch.missed(*_told(peer, error))
-                self._unanswered(duty.request_id, isinstance(error, ConnectionRefusedError))
+                self._unanswered(duty.request_id, is_refused)
         else:
+            self._refused_since_s.pop(peer.node_id, None)
             if not self._is_closed:
                 if self._watch is not None:
                     self._watch.reached(f"{peer.host}:{peer.port}")
