@@ -37,6 +37,7 @@ SHUTDOWNS: Final = min(5, int(os.environ.get("BENCH_KILLS", "20")))
 LEADERS: Final = 1000
 BEHIND_MB: Final = int(os.environ.get("BENCH_BEHIND_MB", "5000"))
 BEHIND_RECORD_BYTES: Final = 1000
+PACED_PER_S: Final = 10_000
 RATE_S: Final = 5.0
 IDLE_PARTITIONS: Final = 1000
 IDLE_S: Final = 20.0
@@ -223,10 +224,11 @@ def many_leaders(figures: Figures, root: Path, repeats: int) -> None:
 # --- catching up, and nothing to do -----------------------------------------------------------------------------------
 
 
-def behind(figures: Figures, root: Path, repeats: int) -> None:
-    """A follower was away while much was written; producers go on while it catches up."""
+def behind(figures: Figures, root: Path, repeats: int, *, per_s: int = 0) -> None:
+    """A follower was away while much was written; producers go on while it catches up, as fast as they can or with
+    `per_s` records a second."""
     for side in SIDES:
-        with ClusterUnderTest(side, root / f"behind-{side}") as cluster:
+        with ClusterUnderTest(side, root / f"behind-{per_s}-{side}") as cluster:
             cluster.start_voters()
             cluster.wait_complete()
             follower = next(node for node in cluster.nodes if node is not cluster.leader())
@@ -238,7 +240,7 @@ def behind(figures: Figures, root: Path, repeats: int) -> None:
             out_of_sync = partial(lambda servers: in_sync_count(servers, "behind") == 2, bootstrap)
             eventually(out_of_sync, "the follower is out of sync", wait_s=120)
             confluent_produce(bootstrap, "behind", BEHIND_MB * 1_000_000 // BEHIND_RECORD_BYTES, BEHIND_RECORD_BYTES)
-            with Load(bootstrap, "beside", BEHIND_RECORD_BYTES) as load:
+            with Load(bootstrap, "beside", BEHIND_RECORD_BYTES, per_s) as load:
                 load.runs_for(2 * RATE_S)
                 alone = load.rate(time.monotonic() - RATE_S, time.monotonic())
                 had_bytes = _log_bytes(follower, "behind")
@@ -249,7 +251,7 @@ def behind(figures: Figures, root: Path, repeats: int) -> None:
                 in_sync = Watch(staying[0], "behind").until_in_sync(len(cluster.nodes))
                 wrote_mb = (_log_bytes(follower, "be*") - had_bytes) / 1e6
                 meanwhile = load.rate(started, in_sync)
-            label = f"{BEHIND_MB:,} MB behind"
+            label = f"{BEHIND_MB:,} MB behind{f', {per_s:,} records/s beside it' if per_s else ''}"
             figures.add(f"{label}: caught up with", side, BEHIND_MB / (in_sync - started), "MB/s")
             figures.add(
                 f"{label}: the follower wrote, with what producers write", side, wrote_mb / (in_sync - started), "MB/s"
@@ -311,6 +313,7 @@ ROWS: Final[dict[str, Callable[[Figures, Path, int], None]]] = {
     "shutdown": shutdown,
     "many-leaders": many_leaders,
     "behind": behind,
+    "behind-paced": partial(behind, per_s=PACED_PER_S),
     "idle": idle,
 }
 _PARTS: Final = ("produce-java", "produce-confluent")

@@ -125,15 +125,17 @@ class Stream:
 _LOAD: Final = """
 import sys, time
 from confluent_kafka import Producer
-bootstrap, topic, size_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
+bootstrap, topic, size_bytes, per_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 5, "batch.size": 1_000_000})
 payload, count, told = b"x" * size_bytes, 0, 0.0
 def delivered(error, message):
     global count
     count += 100 * (error is None)
-number = 0
+number, began = 0, time.monotonic()
 while True:
     number += 1
+    if per_s and number % 100 == 0:
+        time.sleep(max(0.0, began + number / per_s - time.monotonic()))
     try:
         producer.produce(topic, payload, on_delivery=delivered if number % 100 == 0 else None)
     except BufferError:
@@ -147,11 +149,12 @@ while True:
 
 
 class Load:
-    """A process that produces as fast as it can, acks=all, and tells how much was acknowledged when."""
+    """A process that produces with acks=all, and tells how much was acknowledged when."""
 
-    def __init__(self, bootstrap: str, topic: str, size_bytes: int) -> None:
+    def __init__(self, bootstrap: str, topic: str, size_bytes: int, per_s: int = 0) -> None:
+        """`per_s`: records a second; 0: as many as it can."""
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _LOAD, bootstrap, topic, str(size_bytes)], stdout=subprocess.PIPE
+            [sys.executable, "-c", _LOAD, bootstrap, topic, str(size_bytes), str(per_s)], stdout=subprocess.PIPE
         )
         self._told: list[tuple[float, int]] = []
         self._thread = threading.Thread(target=self._read, daemon=True)
