@@ -124,9 +124,6 @@ class OtherController:
         self.image = SimpleNamespace(brokers={4: SimpleNamespace(epoch=7)}, offset=7)
         self.active = SimpleNamespace(own_broker_epoch=-1)
 
-    def failed(self) -> asyncio.Future[None]:
-        return asyncio.get_running_loop().create_future()
-
     async def submit(self, request: Any) -> Any:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, BaseException):

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from fenceline.controller.requests import BrokerHeartbeat, BrokerHeartbeatAnswer, RegisterBroker, RegisterBrokerAnswer
-from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.changes import Delta
 from fenceline.metadata.image import BrokerImage
 from fenceline.node import broker_lifecycle
@@ -32,7 +32,6 @@ class Elsewhere:
     def __init__(self) -> None:
         self.channel = self
         self.has_failed = False
-        self.failure: asyncio.Future[None] | None = None
         self.asked: list[Any] = []
         self.listeners: list[Callable[[Any, Delta], None]] = []
         self.refusals: list[PeerError] = []
@@ -54,11 +53,6 @@ class Elsewhere:
 
     def next_change(self) -> asyncio.Future[None]:
         return asyncio.get_running_loop().create_future()
-
-    def failed(self) -> asyncio.Future[None]:
-        if self.failure is None:
-            self.failure = asyncio.get_running_loop().create_future()
-        return asyncio.shield(self.failure)
 
     async def submit(self, request: Any) -> Any:
         self.asked.append(request)
@@ -139,23 +133,6 @@ def test_a_registration_is_tried_again_while_the_trouble_is_not_this_brokers(
             await asyncio.sleep(0)
         assert [type(each) for each in controller.asked[:3]] == [RegisterBroker] * 3
         registering.cancel()
-
-    play(story)
-
-
-def test_who_waits_to_be_known_hears_that_the_metadata_can_not_go_on() -> None:
-    async def story(controller: Elsewhere, lifecycle: BrokerLifecycle) -> None:
-        registering = asyncio.ensure_future(
-            lifecycle.register(
-                cluster_id="c", endpoints=(), features={}, rack=None, log_dirs=(), previous_broker_epoch=-1
-            )
-        )
-        while controller.failure is None:
-            await settled()
-        assert not registering.done()
-        controller.failure.set_exception(OperatorError("The disk is gone", "Buy one."))
-        with pytest.raises(OperatorError, match="The disk is gone"):
-            await registering
 
     play(story)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fenceline.log.partition_log import PartitionLog
 from fenceline.losses.receipt import Receipt
-from fenceline.records.batch import iter_headers
+from fenceline.records.batch import BatchHeader, iter_headers
 
 
 class Stored(NamedTuple):
@@ -23,6 +23,17 @@ class Stored(NamedTuple):
     size_bytes: int
     crc: int
 
+    @classmethod
+    def of(cls, header: BatchHeader) -> Stored:
+        return cls(
+            header.base_offset,
+            header.next_offset,
+            header.leader_epoch,
+            header.record_count,
+            header.size_bytes,
+            header.crc,
+        )
+
 
 def stored_batches(log: PartitionLog) -> list[Stored]:
     """All batches from log start to log end. Reads the log: not while somebody cuts it. Raises StorageError."""
@@ -32,16 +43,7 @@ def stored_batches(log: PartitionLog) -> list[Stored]:
         records = log.read(offset, 1 << 20, end_offset_exclusive=log.log_end_offset).load()
         for header in iter_headers(records):
             offset = header.next_offset
-            found.append(
-                Stored(
-                    header.base_offset,
-                    header.next_offset,
-                    header.leader_epoch,
-                    header.record_count,
-                    header.size_bytes,
-                    header.crc,
-                )
-            )
+            found.append(Stored.of(header))
     return found
 
 

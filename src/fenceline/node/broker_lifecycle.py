@@ -111,7 +111,7 @@ class BrokerLifecycle:
         previous_broker_epoch: int,
     ) -> None:
         """Become a broker of the cluster, and wait until this node's image says so. Raises PeerError, OperatorError
-        where the controller refuses, and what ends this node's metadata."""
+        where the controller refuses. Where this node's metadata ends, nobody ends the wait (`unless_failed`)."""
         self._registration = RegisterBroker(
             broker_id=self._node_id,
             cluster_id=cluster_id,
@@ -133,19 +133,8 @@ class BrokerLifecycle:
             raise self._refused(error) from error
         if not self._is_alone:
             self._beats = asyncio.ensure_future(self._stay_fenced())
-            await self._until_known()
-
-    async def _until_known(self) -> None:
-        """Raises OperatorError, InternalError where this node's metadata can not go on."""
-        failed = self._controller.failed()
-        try:
             while not self._is_known:
-                if failed.done():
-                    failed.result()
-                changed = self._controller.next_change()
-                await asyncio.wait([changed, failed], timeout=_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            failed.cancel()
+                await asyncio.wait([self._controller.next_change()], timeout=_AGAIN_S)
 
     @property
     def _is_known(self) -> bool:

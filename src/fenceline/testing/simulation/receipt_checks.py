@@ -50,12 +50,4 @@ def receipts_are_exact(
 
 def stored(batch: StoredBatch) -> Stored:
     """As receipts are compared with."""
-    header = read_header(batch.content)
-    return Stored(
-        header.base_offset,
-        header.next_offset,
-        header.leader_epoch,
-        header.record_count,
-        header.size_bytes,
-        header.crc,
-    )
+    return Stored.of(read_header(batch.content))
