@@ -66,6 +66,57 @@ def test_the_last_five_batches_are_known_again(log: PartitionLog) -> None:
     assert log.log_end_offset == 14
 
 
+def reopened(disk: SimDisk, log: PartitionLog) -> PartitionLog:
+    """After a clean stop: each producer's last batch is what the snapshot has."""
+    log.close(clean=True)
+    again = open_log(disk, clean=True)
+    assert [len(producer.batches) for producer in again.producers] == [1]
+    return again
+
+
+def test_after_a_restart_the_log_knows_what_the_snapshot_does_not(disk: SimDisk) -> None:
+    """Five batches were on their way when a leader was restarted: each of them is sent again (E42)."""
+    log = open_log(disk)
+    first = log.log_end_offset
+    for number in range(7):
+        send(log, number * 2, 2)
+        for _ in range(400):
+            log.append_as_leader(batch(1), leader_epoch=0, now_ms=1_000)
+    log = reopened(disk, log)
+    end = log.log_end_offset
+    for number in range(2, 7):
+        again = send(log, number * 2, 2)
+        assert (again.duplicate, again.base_offset, again.last_offset) == (True, first + number * 402, number * 402 + 1)
+    assert log.log_end_offset == end
+    send(log, 14)
+
+
+def test_what_the_log_does_not_have_is_searched_once(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(disk)
+    for number in range(3):
+        send(log, number * 2, 2)
+    log = reopened(disk, log)
+    searched: list[int] = []
+    read = log.read
+
+    def counted(offset: int, *args: Any, **fields: Any) -> Any:
+        searched.append(offset)
+        return read(offset, *args, **fields)
+
+    monkeypatch.setattr(PartitionLog, "read", lambda self, *args, **fields: counted(*args, **fields))
+    for _ in range(3):
+        refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, log, 2, 1)
+        refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, log, 7)
+    assert searched == [0]
+
+
+def test_who_remembers_five_batches_asks_nobody(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(7):
+        send(log, number * 2, 2)
+    monkeypatch.setattr(PartitionLog, "read", None)
+    refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, log, 2, 2)
+
+
 def test_part_of_a_batch_is_no_duplicate(log: PartitionLog) -> None:
     send(log, 0, 5)
     refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, log, 0, 3)

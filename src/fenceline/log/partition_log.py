@@ -25,6 +25,7 @@ from fenceline.ids import TopicPartition
 from fenceline.log import retention, saving, truncation
 from fenceline.log.config import MAX_INT64, LogConfig
 from fenceline.log.disk import Disk
+from fenceline.log.earlier_batches import find_earlier
 from fenceline.log.flush import FlushWork
 from fenceline.log.lost_batches import Piece
 from fenceline.log.open_files import OpenFiles
@@ -35,9 +36,9 @@ from fenceline.log.replay import apply_to_producers, read_end_marker
 from fenceline.log.retention import RemovedSegment
 from fenceline.log.scan import Found
 from fenceline.log.segment import MAX_RELATIVE_OFFSET
-from fenceline.log.tail import NOT_PLAIN
+from fenceline.log.tail import NOT_PLAIN, BatchSeen
 from fenceline.log.truncation import Truncated
-from fenceline.records.batch import assign_in_place, check_crc, iter_headers, read_header
+from fenceline.records.batch import BatchHeader, assign_in_place, check_crc, iter_headers, read_header
 from fenceline.records.validate import ZSTD_SINCE_VERSION, validate_produced
 
 NEWEST_PRODUCE_VERSION: Final = 13
@@ -232,7 +233,7 @@ class PartitionLog(ReadableLog):
         if size > config.segment_bytes:
             raise _too_large(size, config.segment_bytes)
         if header.producer_id >= 0:
-            seen = self.producers.check(header, origin, self.topic_partition, base)
+            seen = self._seen_before(header, base)
             if seen is not None:
                 return AppendInfo(
                     seen.first_offset, seen.last_offset, seen.timestamp_ms, self.log_start_offset, True, size
@@ -247,6 +248,18 @@ class PartitionLog(ReadableLog):
         if header.producer_id >= 0:
             self.producers.record(header, base)
         return AppendInfo(base, last, log_append_time_ms, self.log_start_offset, False, size)
+
+    def _seen_before(self, header: BatchHeader, base: int) -> BatchSeen | None:
+        """Of a batch of a client: where it lies already. Raises PeerError."""
+        try:
+            return self.producers.check(header, Origin.CLIENT, self.topic_partition, base)
+        except PeerError as error:
+            if error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                raise
+            seen = find_earlier(self, header)
+            if seen is None:
+                raise
+            return seen
 
     def _append_own(
         self, records: memoryview, leader_epoch: int, now_ms: int, origin: Origin, transaction_version: int

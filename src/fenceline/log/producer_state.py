@@ -8,7 +8,8 @@ What a batch of a producer id meets, in this order (origin CLIENT):
 - the first and last sequence of one of its last five batches in this epoch: a duplicate, answered with the old offset
 - an epoch below the last one seen: 47
 - a new epoch that does not start at sequence 0: 45
-- a sequence that does not follow the last one (2^31-1 is followed by 0): 45
+- a sequence that does not follow the last one (2^31-1 is followed by 0): 45, where the log does not have that batch
+  either (`earlier_batches`)
 - no transaction flag while its transaction is open: 48
 A producer that is not known may start with any sequence: its history was deleted or expired (Kafka 4.3.1 no longer
 answers 59 here). Coordinator appends carry no sequence, replicated ones were checked by the leader.
@@ -63,7 +64,7 @@ class BadSnapshot(Exception):
 class ProducerStates:
     """All producers of one log, with the first offsets of undecided transactions."""
 
-    __slots__ = ("_ongoing", "_producers", "_unreplicated", "snapshot_offset")
+    __slots__ = ("_ongoing", "_producers", "_unreplicated", "snapshot_offset", "without_earlier")
 
     def __init__(self) -> None:
         self._producers: dict[int, Producer] = {}
@@ -73,6 +74,8 @@ class ProducerStates:
         self._unreplicated: dict[int, int] = {}
         self.snapshot_offset = -1
         """End offset of the newest snapshot on disk; -1 when there is none."""
+        self.without_earlier: set[int] = set()
+        """Producers for whose earlier batches the log was searched in vain (`earlier_batches`)."""
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -223,6 +226,7 @@ class ProducerStates:
         self._producers.clear()
         self._ongoing.clear()
         self._unreplicated.clear()
+        self.without_earlier.clear()
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 

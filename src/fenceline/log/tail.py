@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fenceline.compiled import compiled
 from fenceline.log import _tail_py
-from fenceline.log._tail_py import NOT_PLAIN, WRITE_BYTES, BatchSeen
+from fenceline.log._tail_py import BATCHES_KEPT, NOT_PLAIN, WRITE_BYTES, BatchSeen
 from fenceline.records import kernel
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ else:
     SegmentTail = _chosen.SegmentTail
 
 __all__ = [
+    "BATCHES_KEPT",
     "IS_NATIVE",
     "NOT_PLAIN",
     "WRITE_BYTES",

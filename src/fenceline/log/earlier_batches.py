@@ -1,0 +1,65 @@
+"""A batch that a producer sends again, of which a restarted node knows no more than that it lies before the last one.
+
+Owns the search in the log. A producer's snapshot holds its last batch only, so whoever opened the log from one knows
+one batch of a producer that may have had five on their way. Kafka then answers 45 (OUT_OF_ORDER_SEQUENCE_NUMBER) for
+the four before it, and clients that start a new epoch write them twice. Here the log is asked.
+
+It is looked at from the newest to the oldest, in steps, for `MOST_BYTES` at the most, and once for each producer that
+turns out to be wrong: an error stays cheap. Reads in place: it happens after restarts only, and a log's end is hot.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from fenceline.log.tail import BATCHES_KEPT, BatchSeen
+from fenceline.records.batch import iter_headers
+
+if TYPE_CHECKING:
+    from fenceline.log.partition_log import PartitionLog
+    from fenceline.records.batch import BatchHeader
+
+MOST_BYTES: Final = 16 << 20
+_STEPS: Final = (1_000, 10_000, 100_000)
+"""So many offsets before the oldest batch that is known."""
+_READ_BYTES: Final = 1 << 20
+_HALF: Final = 1 << 30
+
+
+def find_earlier(log: PartitionLog, header: BatchHeader) -> BatchSeen | None:
+    """The batch of the log with the producer, epoch and sequences of `header`; None where there is none, or where five
+    newer ones are known (a producer has no more on their way). Raises StorageError."""
+    producer = log.producers.get(header.producer_id)
+    if producer is None or producer.epoch != header.producer_epoch or header.base_sequence < 0:
+        return None
+    known = producer.batches
+    if not 0 < len(known) < BATCHES_KEPT or producer.producer_id in log.producers.without_earlier:
+        return None
+    if not 0 < (known[0].first_sequence - header.base_sequence) & (2 * _HALF - 1) < _HALF:
+        return None
+    end, left_bytes = known[0].first_offset, MOST_BYTES
+    for step in _STEPS:
+        start = max(log.log_start_offset, known[0].first_offset - step)
+        offset = start
+        while offset < end and left_bytes > 0:
+            records = log.read(offset, _READ_BYTES, end_offset_exclusive=end).load()
+            left_bytes -= len(records)
+            before = offset
+            for each in iter_headers(records):
+                offset = each.next_offset
+                if (
+                    each.producer_id == header.producer_id
+                    and each.producer_epoch == header.producer_epoch
+                    and each.base_sequence == header.base_sequence
+                    and each.last_sequence == header.last_sequence
+                    and not each.is_control
+                ):
+                    last = each.base_offset + each.last_offset_delta
+                    return BatchSeen(each.base_sequence, each.last_sequence, each.base_offset, last, each.max_timestamp)
+            if offset == before:
+                break
+        end = start
+        if left_bytes <= 0 or end <= log.log_start_offset:
+            break
+    log.producers.without_earlier.add(producer.producer_id)
+    return None
