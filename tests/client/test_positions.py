@@ -144,6 +144,18 @@ def test_a_divergence_under_what_was_only_fetched_ahead_is_fetched_again() -> No
     assert state.serial > serial, "what was fetched ahead must not be handed out"
 
 
+def test_what_was_fetched_for_a_former_assignment_is_of_no_use() -> None:
+    """A rebalance takes a partition away and gives it back: it is read from what is committed, once."""
+    positions, state = _at(10, 5)
+    serials = {state.serial}
+    for _ in range(3):
+        positions.assign([])
+        positions.assign([_TP])
+        positions.seek(_TP, 10, 5)
+        serials.add(positions.of(_TP).serial)
+    assert len(serials) == 4
+
+
 def test_answers_for_a_position_that_moved_on_are_ignored() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fenceline.client.epoch_history import EpochHistory, EpochStart
 from fenceline.client.errors import LogTruncationError
@@ -28,6 +28,9 @@ from fenceline.client.metadata import UNKNOWN_LEADER, LeaderAndEpoch
 from fenceline.client.offsets import EpochEnd
 from fenceline.errors import OperatorError
 from fenceline.ids import NO_EPOCH, TopicPartition
+
+_SERIALS: Final = 1 << 32
+"""More than one state ever has."""
 
 
 class Phase(Enum):
@@ -64,14 +67,14 @@ class PartitionState:
         "truncation",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, serial: int) -> None:
         self.phase = Phase.INITIALIZING
         self.position: Position | None = None
         self.epochs = EpochHistory()
         self.fetch_position: Position | None = None
         self.is_paused = False
         self.reset_to: str | int | None = None
-        self.serial = 0
+        self.serial = serial
         self.truncation: LogTruncationError | None = None
         self.out_of_range = False
         self.high_watermark = -1
@@ -85,6 +88,8 @@ class Positions:
 
     def __init__(self) -> None:
         self._states: dict[TopicPartition, PartitionState] = {}
+        self._assigned_count = 0
+        """Of partitions, each time that one came."""
 
     def __contains__(self, tp: TopicPartition) -> bool:
         return tp in self._states
@@ -116,7 +121,9 @@ class Positions:
         for tp in self._states.keys() - wanted:
             del self._states[tp]
         for tp in sorted(wanted - self._states.keys()):
-            self._states[tp] = PartitionState()
+            # What was fetched for a former assignment must not be taken for this one's.
+            self._assigned_count += 1
+            self._states[tp] = PartitionState(self._assigned_count * _SERIALS)
 
     def seek(self, tp: TopicPartition, offset: int, epoch: int = NO_EPOCH) -> None:
         """Go to an offset; with an epoch it is validated before the next fetch (E53)."""
