@@ -23,6 +23,8 @@ from fenceline.wire.apis import ApiKey
 
 HANG_UP = object()
 """A fault: the request is carried out, its answer is lost with the connection."""
+SILENT = object()
+"""A fault: the request is carried out, and never answered."""
 REFUSE = object()
 """A fault: the connection is closed before the request is carried out."""
 
@@ -180,6 +182,8 @@ class ScriptedCluster:
                     version, answer = self._answer(node_id, key, header.api_version, body, fault)
                 if fault is HANG_UP:
                     return
+                if fault is SILENT:
+                    continue
                 if key is ApiKey.FETCH and not any(p.records for p in self._fetched):
                     await asyncio.sleep(0.01)
                 if answer is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from fenceline.client.producer import Producer
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
-from tests.client.scripted_cluster import HANG_UP, REFUSE, ScriptedCluster
+from tests.client.scripted_cluster import HANG_UP, REFUSE, SILENT, ScriptedCluster
 
 _QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "reconnect.backoff.max.ms": 5}
 _SMALL = {**_QUICK, "batch.size": 200, "linger.ms": 0}
@@ -123,6 +124,36 @@ def test_records_that_a_leader_lost_are_told(cluster: ScriptedCluster) -> None:
             producer.send("t", b"c").result(60)
         assert error.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         assert producer.send("t", b"d").result(60).offset == 2
+
+
+def test_what_a_leader_has_forgotten_is_told_and_not_written_twice(cluster: ScriptedCluster) -> None:
+    """A broker of Kafka that was restarted knows the last batch of each producer, and five were on their way."""
+    (tp,) = cluster.add_topic("t")
+    with Producer(cluster.bootstrap, **{**_SMALL, "batch.size": 1}) as producer:
+        producer.send("t", b"before").result(60)
+        log = cluster.logs[tp]
+
+        def forgets(key: ApiKey) -> object:
+            if key is not ApiKey.PRODUCE:
+                return None
+            if len(log.batches) < 5:
+                return SILENT
+            cluster.fault_rule = None
+            return HANG_UP
+
+        cluster.fault_rule = forgets
+        values = _values(5)
+        on_their_way = [producer.send("t", value) for value in values]
+        while cluster.fault_rule is not None:
+            time.sleep(0.001)
+        (known,) = log.producers.values()
+        del known[:-1]
+        producer.flush(60)
+        told = [each.exception(0) for each in on_their_way[:-1]]
+        codes = [error.code for error in told if isinstance(error, PeerError)]
+        assert codes == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER] * 4
+        assert producer.send("t", b"after").result(60).offset == 6
+    assert log.values() == [b"before", *values, b"after"]
 
 
 def test_a_forgotten_producer_starts_anew_without_loss(cluster: ScriptedCluster) -> None:

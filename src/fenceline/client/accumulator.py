@@ -73,6 +73,7 @@ class PartitionQueue:
         "epoch",
         "in_flight",
         "is_known",
+        "lost_track",
         "next_sequence",
         "producer_id",
         "retrying",
@@ -94,17 +95,26 @@ class PartitionQueue:
         batch in flight could overtake a first one that failed and shut it out for good."""
         self.retrying = False
         """A batch failed for now: nothing more is sent until all in flight is back, so that order is kept."""
+        self.lost_track = False
+        """The leader does not know what this epoch has written: nothing of it is sent again."""
         self.unresolved = False
         """A batch was given up without knowing whether the log has it: the next answer tells whether sequences go on.
         """
 
     def begin_epoch(self, producer_id: int, epoch: int) -> None:
-        """Start sequences anew; batches that are known not to be in the log get new ones when sent again."""
+        """Start sequences anew; what waits is known not to be in the log and gets new ones when sent again."""
         assert not self.in_flight, "sequences can start anew only when nothing is in flight"
         self.producer_id, self.epoch, self.next_sequence = producer_id, epoch, 0
-        self.unresolved = self.is_known = False
+        self.unresolved = self.is_known = self.lost_track = False
         for batch in self.waiting:
             batch.base_sequence = batch.epoch = -1
+
+
+    def take_sent(self) -> list[Batch]:
+        """Take out what waits to be sent again: it has its place in the sequence. Under the lock."""
+        sent = [batch for batch in self.waiting if batch.has_sequence]
+        self.waiting = deque(batch for batch in self.waiting if not batch.has_sequence)
+        return sent
 
 
 def stamp(encoded: bytearray, producer_id: int, epoch: int, base_sequence: int) -> None:

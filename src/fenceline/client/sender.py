@@ -317,6 +317,7 @@ class Sender:
         """A batch came back: send it again where that can help, else fail it and keep the sequence whole."""
         now_s = time.monotonic()
         code = error.code if isinstance(error, PeerError) else ErrorCode.UNKNOWN_SERVER_ERROR
+        lost: list[Batch] = []
         with self._accumulator.lock:
             is_first = queue.in_flight[0] is batch and not any(
                 b.has_sequence and _precedes(b, batch) for b in queue.waiting
@@ -324,9 +325,14 @@ class Sender:
             queue.in_flight.remove(batch)
             queue.retrying = True
             retry, new_epoch = self._may_retry(queue, code, is_first)
+            if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._idempotent and not retry:
+                # Whoever leads does not know what this producer wrote. What was sent behind this batch may be in the
+                # log: under a new epoch it would be written twice.
+                queue.lost_track = True
+                lost = queue.take_sent()
             expired = now_s - batch.created_s >= self._delivery_s
             exhausted = not self._idempotent and batch.attempts > self._config["retries"]
-            retry = retry and not expired and not exhausted
+            retry = retry and not expired and not exhausted and not queue.lost_track
             if retry:
                 self._put_back(queue, batch, now_s)
             elif batch.has_sequence:
@@ -341,6 +347,8 @@ class Sender:
             if expired and code in RETRIABLE:
                 error = TimedOut(f"{batch.tp}: gave up after delivery.timeout.ms; the last trouble was: {error}")
             self._fail(batch, error)
+        for other in lost:
+            self._fail(other, error)
 
     def _may_retry(self, queue: PartitionQueue, code: ErrorCode, is_first: bool) -> tuple[bool, bool]:
         """(whether sending again can help, whether the sequence has to start anew). Under the lock."""
