@@ -109,7 +109,6 @@ class PartitionQueue:
         for batch in self.waiting:
             batch.base_sequence = batch.epoch = -1
 
-
     def take_sent(self) -> list[Batch]:
         """Take out what waits to be sent again: it has its place in the sequence. Under the lock."""
         sent = [batch for batch in self.waiting if batch.has_sequence]
