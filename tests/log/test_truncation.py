@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from fenceline.log.errors import StorageError
 from fenceline.testing.sim_disk import SimDisk
 
 from .helpers import SMALL, append, open_log, read_all
@@ -26,6 +29,38 @@ def test_truncation_keeps_what_it_cuts(disk: SimDisk) -> None:
     assert len(evidence) >= cut.size_bytes
     assert evidence[-cut.size_bytes :] == before[-cut.size_bytes :], "every byte that was cut is still there"
     assert append(log, epoch=7) == 17
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 3, 100])
+def test_a_wrong_bit_of_a_read_does_not_get_into_what_stays(
+    disk: SimDisk, wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of a segment is copied when its end is cut; no checksum covers all of it."""
+    log = open_log(disk)
+    for number in range(6):
+        append(log, number + 1)
+    before = read_all(log)[:4]  # ends at offset 10
+    pread, left = disk.pread, wrong
+
+    def with_wrong_bits(fd: int, size: int, position: int) -> bytes:
+        nonlocal left
+        content = bytearray(pread(fd, size, position))
+        if left and len(content) > 100:
+            left -= 1
+            content[len(content) // 2 + left % 7] ^= 4
+        return bytes(content)
+
+    monkeypatch.setattr(disk, "pread", with_wrong_bits)
+    if wrong < 100:
+        log.truncate_to(10)
+        monkeypatch.undo()
+        assert read_all(log) == before
+    else:
+        with pytest.raises(StorageError, match="read twice"):
+            log.truncate_to(10)
+        monkeypatch.undo()
+        assert read_all(log)[:4] == before
+        assert not [name for name in disk.listdir(log.directory) if name.endswith(".tmp")]
 
 
 def test_truncating_past_the_end_drops_an_epoch_without_records_e18(disk: SimDisk) -> None:

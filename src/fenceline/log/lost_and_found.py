@@ -84,6 +84,21 @@ def copy_range(disk: Disk, source: str, target: str, start: int, end: int | None
         disk.close(reader)
 
 
+def is_same(disk: Disk, one: str, other: str, size_bytes: int) -> bool:
+    """Whether both files begin with the same `size_bytes`, read anew. Raises OSError."""
+    readers = disk.open_read(one), disk.open_read(other)
+    try:
+        for position in range(0, size_bytes, COPY_CHUNK_BYTES):
+            size = min(COPY_CHUNK_BYTES, size_bytes - position)
+            first, second = (bytes(disk.pread(reader, size, position)) for reader in readers)
+            if first != second or len(first) != size:
+                return False
+        return True
+    finally:
+        for reader in readers:
+            disk.close(reader)
+
+
 def _place(disk: Disk, directory: str, name: str) -> str:
     folder = f"{directory}/{EVIDENCE_DIR}"
     disk.mkdir(folder)

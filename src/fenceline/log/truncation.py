@@ -10,6 +10,7 @@ Works on the private parts of a `PartitionLog` and on nothing else.
 from __future__ import annotations
 
 import contextlib
+import errno
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -19,7 +20,7 @@ from fenceline.log.checkpoints import encode_epochs
 from fenceline.log.disk import Disk, replace_file
 from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.file_names import EPOCH_FILE
-from fenceline.log.lost_and_found import copy_range, keep_file, keep_link
+from fenceline.log.lost_and_found import copy_range, is_same, keep_file, keep_link
 from fenceline.log.lost_batches import Piece
 from fenceline.log.positions import extent_of, find
 from fenceline.log.recovery import load
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from fenceline.log.partition_log import PartitionLog
 
 _KEPT_SUFFIX: Final = ".kept.tmp"
+_COPIES: Final = 3
+"""Attempts to copy what stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +128,15 @@ def _truncate(log: PartitionLog, offset: int, keep_evidence: bool) -> Truncated:
 def _copy_start(disk: Disk, path: str, copy: str, size_bytes: int) -> None:
     if not copy:
         return
-    with contextlib.suppress(FileNotFoundError):
-        disk.unlink(copy)
-    copy_range(disk, path, copy, 0, size_bytes)
+    for _ in range(_COPIES):
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(copy)
+        copy_range(disk, path, copy, 0, size_bytes)
+        # A single wrong bit of one read would take the place of what is safe and committed.
+        if is_same(disk, path, copy, size_bytes):
+            return
+    disk.unlink(copy)
+    raise OSError(errno.EIO, "what is read twice is not the same", path)
 
 
 def _position_of(log: PartitionLog, segment: Segment, offset: int) -> int:
