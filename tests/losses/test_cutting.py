@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from fenceline.log.disk import OsDisk
-from fenceline.log.errors import StorageError
+from fenceline.log.errors import NotSettled, StorageError
 from fenceline.log.lost_batches import LostBatches
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.recovery_note import RecoveryNote, write_note
@@ -203,6 +203,24 @@ def test_a_full_disk_gives_older_evidence_first_and_then_cuts_without_any() -> N
     assert complaints([receipt], lost_between(before, stored_batches(log))) == []
     assert log.offline is None
     write(log, 9, 1)
+
+
+def test_a_disk_that_gets_full_behind_the_cut_owes_the_receipt() -> None:
+    """The log is whole and nobody's, until the same call finds room for it."""
+    disk = a_disk()
+    log = open_log(disk)
+    write(log, 1, 9)
+    before = stored_batches(log)
+    disk.fail("write", ".due.tmp", errno.ENOSPC)
+    for _ in range(2):
+        with pytest.raises(NotSettled):
+            cut_log(disk, log, cut(2))
+        assert log.offline is None
+        assert log.log_end_offset < before[-1].next_offset
+    disk.heal()
+    receipts = cut_log(disk, log, cut(2))
+    assert complaints(receipts, lost_between(before, stored_batches(log))) == []
+    assert cut_log(disk, log, cut(2)) == []
 
 
 @pytest.mark.parametrize("seed", range(40))

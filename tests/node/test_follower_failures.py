@@ -19,8 +19,9 @@ import pytest
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
-from fenceline.log.errors import StorageError
+from fenceline.log.errors import NotSettled, StorageError
 from fenceline.log.partition_log import PartitionLog
+from fenceline.node import leader_link
 from fenceline.node.replica import Replica
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
@@ -46,6 +47,8 @@ class Host:
         self.failed: list[tuple[int, StorageError]] = []
         self.ended = 0
         self.disk_fails = False
+        self.lacks_room = 0
+        """So many cuts find no room for their receipts."""
 
     def replication_endpoint(self, node_id: int) -> None:
         return None
@@ -55,6 +58,10 @@ class Host:
 
     def cut_log(self, replica: Any, duty: Any, leader_id: int) -> None:
         self.cut.append((replica.topic_partition.partition, duty.offset, replica.is_being_cut))
+        if self.lacks_room:
+            self.lacks_room -= 1
+            replica.log.truncate_to(duty.offset)
+            raise NotSettled.of("writing the receipt", OSError(errno.ENOSPC, "full"))
         if self.disk_fails:
             raise StorageError.of("truncating", OSError(errno.EIO, "broken"))
         if isinstance(duty, CutTo):
@@ -207,6 +214,21 @@ def test_a_cut_that_fails_is_told_and_comes_again() -> None:
         await stage.answer(fetched(0, diverging_epoch=(3, 2)))
         assert stage.replicas[0].log.log_end_offset == 2
         assert stage.state(0).phase is Phase.FETCHING
+
+    told(story)
+
+
+def test_a_receipt_without_room_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is fetched, and nobody is served, from a log whose loss is not written down."""
+    monkeypatch.setattr(leader_link, "_ROOM_PAUSE_S", 0.0)
+
+    async def story(stage: Stage) -> None:
+        stage.host.lacks_room = 2
+        await stage.answer(fetched(0, diverging_epoch=(3, 2)))
+        assert stage.host.cut == [(0, 2, True)] * 3
+        assert [error.disk_full for _, error in stage.host.failed] == [True, True]
+        assert (stage.host.ended, stage.replicas[0].is_being_cut) == (1, False)
+        assert (stage.state(0).phase, stage.replicas[0].log.log_end_offset) == (Phase.FETCHING, 2)
 
     told(story)
 

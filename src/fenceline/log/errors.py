@@ -38,6 +38,10 @@ class StorageError(PeerError):
         return self.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+class NotSettled(StorageError):
+    """A log was cut, and its receipt finds no room: the cut is to be asked for again before the log is used."""
+
+
 class CorruptLog(OperatorError):
     """Bytes that had been safe on disk are gone or damaged, or a file can not be read. The partition stays offline."""
 

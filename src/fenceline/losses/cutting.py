@@ -16,7 +16,7 @@ from uuid import UUID
 
 from fenceline.ids import TopicPartition
 from fenceline.log.disk import Disk
-from fenceline.log.errors import StorageError
+from fenceline.log.errors import NotSettled, StorageError
 from fenceline.log.lost_batches import Piece, count_lost
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.recovery_note import RecoveryNote, read_note
@@ -50,14 +50,15 @@ class Cut:
 def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], bool] = lambda: False) -> list[Receipt]:
     """Carry it out; the receipts of what was lost lie beside the evidence when this returns.
 
-    `make_room` frees space of the disk, False when there is none to be freed. Raises StorageError: where the disk is
-    full, the log is as it was.
+    `make_room` frees space of the disk, False when there is none to be freed. Raises NotSettled: the log is cut, and
+    the same call writes the receipt once there is room. Raises StorageError: where the disk is full, the log is as it
+    was.
     """
     folder = ReceiptFolder(disk, log.directory)
     receipts: list[Receipt] = []
     while True:
+        receipts += _settle_now(folder, log, make_room)
         try:
-            receipts += _settle_intents(folder, log)
             intent = _intent_of(folder, log, cut)
             if intent is None:
                 _do(log, cut, keep_evidence=True)
@@ -154,10 +155,13 @@ def _settle_now(folder: ReceiptFolder, log: PartitionLog, make_room: Callable[[]
         try:
             return _settle_intents(folder, log)
         except OSError as error:
-            if error.errno in FULL and make_room():
-                continue
-            # The intent is durable, and settled by the next start; until then this log must not be served.
-            log.offline = StorageError.of(f"writing the loss receipt of {log.topic_partition}", error)
+            what = f"writing the loss receipt of {log.topic_partition}"
+            # The intent is durable, and settled by the next attempt or start; until then this log must not be served.
+            if error.errno in FULL:
+                if make_room():
+                    continue
+                raise NotSettled.of(what, error) from error
+            log.offline = StorageError.of(what, error)
             raise log.offline from error
 
 

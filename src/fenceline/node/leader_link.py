@@ -19,7 +19,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fenceline.errors import FencelineError
-from fenceline.log.errors import StorageError
+from fenceline.log.errors import NotSettled, StorageError
 from fenceline.node.logs import Logger
 from fenceline.node.peer_connection import ConnectionLost, NoSuchVersion, PeerConnection, open_peer
 from fenceline.records.errors import RecordsError, corrupt
@@ -52,6 +52,8 @@ _LATEST: Final = -1
 _EARLIEST_LOCAL: Final = -4
 _ARRIVAL_S: Final = 0.02
 """How long a partition that has caught up waits for the round that is out."""
+_ROOM_PAUSE_S: Final = 0.5
+"""Between two attempts to write a receipt to a disk that is full."""
 _TROUBLE = (ConnectionError, MalformedRequest, NoSuchVersion)
 
 
@@ -396,9 +398,7 @@ class LeaderLink:
         before = replica.log.log_end_offset, replica.log.latest_epoch
         replica.is_being_cut = True
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._fetchers.executor(), self._host.cut_log, replica, duty, self._leader_id
-            )
+            await self._cut_and_settle(replica, duty)
             # A recovery point behind the cut would call what is appended now, and torn by a crash, a damaged log.
             await self._host.checkpoint()
         except StorageError as error:
@@ -412,6 +412,22 @@ class LeaderLink:
             return
         self.fetcher.done(state)
         self.interrupt()
+
+    async def _cut_and_settle(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
+        """Where a full disk has no room for the receipt: again until it has, whoever leads meanwhile. Raises
+        StorageError."""
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(
+                    self._fetchers.executor(), self._host.cut_log, replica, duty, self._leader_id
+                )
+            except NotSettled as error:
+                if self._fetchers.is_closed:
+                    raise
+                self._host.storage_failed(replica, error)
+                await asyncio.sleep(_ROOM_PAUSE_S)
+            else:
+                return
 
     def _refused(self, replica: Replica, state: FollowerState, error: StorageError) -> None:
         """The disk did not do it."""

@@ -47,7 +47,7 @@ class ReplicaFetchers:
         self.connect = connect
         self._links: dict[int, LeaderLink] = {}
         self._leader_of: dict[tuple[bytes, int], int] = {}
-        self._is_closed = False
+        self.is_closed = False
         self.appended_bytes = 0
 
     def phases(self) -> list[Phase]:
@@ -65,7 +65,7 @@ class ReplicaFetchers:
         before = self._leader_of.get(key)
         if before is not None and before != leader_id:
             self.leave(replica)
-        if self._is_closed:
+        if self.is_closed:
             return
         link = self._links.get(leader_id)
         if link is None:
@@ -92,7 +92,7 @@ class ReplicaFetchers:
             link.leader_moved()
 
     async def close(self) -> None:
-        self._is_closed = True
+        self.is_closed = True
         links, self._links = list(self._links.values()), {}
         self._leader_of.clear()
         for link in links:
