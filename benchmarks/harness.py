@@ -170,7 +170,10 @@ def write_results(results: Mapping[str, Figures]) -> Path:
     path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-{commit()}.json"
     known = json.loads(path.read_text()) if path.exists() else {"machine": machine(), "commit": commit(), "results": {}}
     for name, figures in results.items():
-        known["results"][name] = figures.as_json()
+        found = figures.as_json()
+        before = known["results"].get(name, {"figures": {}})
+        # Rows may be measured one by one.
+        known["results"][name] = {**found, "figures": {**before["figures"], **found["figures"]}}
     path.write_text(json.dumps(known, indent=2) + "\n")
     path.with_suffix(".md").write_text(render(known))
     return path
