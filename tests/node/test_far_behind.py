@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -15,10 +14,10 @@ from fenceline.metadata.image import Endpoint
 from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse, encode_response, parse_request
-from fenceline.wire.frame import encode_response_frame, parse_request_header
+from fenceline.wire.frame import encode_response_frame
+from tests.node.socket_leader import SocketLeader
 
 LEADER, TOPIC_ID, EPOCH = 2, UUID(int=7), 3
 LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=1 << 20, partition_max_bytes=1 << 20, backoff_ms=20)
@@ -49,42 +48,10 @@ class Asked(NamedTuple):
         self.reply(FetchResponse(fetched, session_id=70 + self.link))
 
 
-class ScriptedLeader:
-    """Says what it speaks; its fetches are answered by the test."""
+class ScriptedLeader(SocketLeader):
+    """Its fetches are answered by the test."""
 
-    def __init__(self) -> None:
-        self.fetches: asyncio.Queue[Asked] = asyncio.Queue()
-        self.port = 0
-        self.open: set[int] = set()
-        self._connections = 0
-
-    async def serve(self) -> asyncio.Server:
-        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        return server
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
-        number = self._connections
-        self.open.add(number)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                size = int.from_bytes(await reader.readexactly(4), "big")
-                frame = memoryview(await reader.readexactly(size))
-                header = parse_request_header(frame)
-                if header.api_key == ApiKey.FETCH:
-                    self.fetches.put_nowait(self._asked(number, header, frame, writer))
-                    continue
-                keys = [{"api_key": ApiKey.FETCH, "min_version": 13, "max_version": 17}]
-                body = entities.write_response(
-                    ApiKey.API_VERSIONS, header.api_version, {"error_code": 0, "api_keys": keys}
-                )
-                answer = header.correlation_id.to_bytes(4, "big") + body
-                writer.write(len(answer).to_bytes(4, "big") + answer)
-        self.open.discard(number)
-        writer.close()
-
-    def _asked(self, number: int, header: Any, frame: memoryview, writer: asyncio.StreamWriter) -> Asked:
+    def heard(self, number: int, header: Any, frame: memoryview, writer: asyncio.StreamWriter) -> Asked:
         version = header.api_version
 
         def reply(response: FetchResponse) -> None:
@@ -94,7 +61,8 @@ class ScriptedLeader:
         return Asked(number, parse_request(version, frame[header.body_position :]), reply)
 
     async def asked(self) -> Asked:
-        return await asyncio.wait_for(self.fetches.get(), WAIT_S)
+        asked: Asked = await asyncio.wait_for(self.fetches.get(), WAIT_S)
+        return asked
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):

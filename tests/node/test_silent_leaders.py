@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -13,47 +12,21 @@ from fenceline.metadata.image import Endpoint
 from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.wire import entities
-from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchRequest, parse_request
-from fenceline.wire.frame import parse_request_header
+from tests.node.socket_leader import SocketLeader
 
 LEADER, TOPIC_ID = 2, UUID(int=7)
 LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=1 << 20, partition_max_bytes=1 << 20, backoff_ms=20)
 WAIT_S = 60
 
 
-class SilentLeader:
-    """Says what it speaks, and nothing else. `fetches` are those it has heard, each with its connection's number."""
+class SilentLeader(SocketLeader):
+    """Answers no fetch. `fetches` are those it has heard, each with its connection's number."""
 
-    def __init__(self) -> None:
-        self.fetches: asyncio.Queue[tuple[int, FetchRequest]] = asyncio.Queue()
-        self.port = 0
-        self._connections = 0
-
-    async def serve(self) -> asyncio.Server:
-        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        return server
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
-        number = self._connections
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                size = int.from_bytes(await reader.readexactly(4), "big")
-                frame = memoryview(await reader.readexactly(size))
-                header = parse_request_header(frame)
-                if header.api_key == ApiKey.FETCH:
-                    self.fetches.put_nowait((number, parse_request(header.api_version, frame[header.body_position :])))
-                    continue
-                keys = [{"api_key": ApiKey.FETCH, "min_version": 13, "max_version": 17}]
-                body = entities.write_response(
-                    ApiKey.API_VERSIONS, header.api_version, {"error_code": 0, "api_keys": keys}
-                )
-                answer = header.correlation_id.to_bytes(4, "big") + body
-                writer.write(len(answer).to_bytes(4, "big") + answer)
-        writer.close()
+    def heard(
+        self, number: int, header: Any, frame: memoryview, writer: asyncio.StreamWriter
+    ) -> tuple[int, FetchRequest]:
+        return number, parse_request(header.api_version, frame[header.body_position :])
 
 
 def follower(leader: SilentLeader, answer_timeout_ms: int) -> ReplicaFetchers:

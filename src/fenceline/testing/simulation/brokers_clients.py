@@ -7,6 +7,7 @@ know whether it may be so.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,7 +42,7 @@ _FENCED_OUT: Final = frozenset(
 """What a producer with sequence numbers can not go on from."""
 
 
-class Client:
+class Client(ABC):
     """What all clients have in common: they know leaders, and ask again after a while."""
 
     name = "client"
@@ -78,8 +79,9 @@ class Client:
             self.is_waiting = False
             await asyncio.sleep(self.rng.random() * 2 * think_s + 0.0001)
 
+    @abstractmethod
     async def one(self) -> None:
-        raise NotImplementedError
+        """One request, or what belongs together."""
 
     async def missed(self) -> None:
         """What it knows may be old: ask anybody anew, after a pause that grows."""
