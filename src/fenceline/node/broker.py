@@ -37,6 +37,7 @@ from fenceline.log.log_dirs import LogDirs
 from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.features import SUPPORTED, Levels
 from fenceline.metadata.image import MetadataImage
+from fenceline.node.absent_brokers import Absent
 from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.controller_node import run_until, unless_failed
@@ -135,6 +136,11 @@ class Broker:
     @property
     def finalized_features_epoch(self) -> int:
         return self.image.offset
+
+    @property
+    def absent(self) -> Absent:
+        """What clients are told of brokers that are not there."""
+        return self.replication.absent.now()
 
     @property
     def offline_partition_count(self) -> int:

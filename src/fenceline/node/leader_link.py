@@ -102,6 +102,8 @@ class LeaderLink:
         """When what came from far behind has waited for long enough."""
         self._cuts: set[asyncio.Task[None]] = set() if near is None else near._cuts
         self._is_unreachable = False
+        self._was_left = False
+        """It closed the connection while its answer was awaited."""
         self._refusals = 0
         """Answers in a row that were an error as a whole."""
         self._task = asyncio.ensure_future(self._run())
@@ -208,6 +210,9 @@ class LeaderLink:
             except _TROUBLE as error:
                 self._lost()
                 failures += 1
+                if self._was_left or isinstance(error, ConnectionRefusedError):
+                    self._fetchers.absent.left(self._leader_id)
+                self._was_left = False
                 self._tell_unreachable(error)
                 await self._pause(min(20 << min(failures, 10), self._fetchers.limits.backoff_ms))
             except Exception:
@@ -275,6 +280,7 @@ class LeaderLink:
         except ConnectionLost:
             if self._news.is_set():
                 return None
+            self._was_left = asyncio.get_running_loop().time() < self._overdue_s
             raise
         finally:
             self._awaited = None
@@ -313,6 +319,7 @@ class LeaderLink:
             # Every duty of an answer is done before the next request, and cuts in threads need none of its bytes.
             lends_answers=True,
         )
+        self._fetchers.absent.came(self._leader_id)
         return connection
 
     def _lost(self) -> None:

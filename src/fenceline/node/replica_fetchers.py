@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
+from fenceline.node.absent_brokers import AbsentBrokers
 from fenceline.node.clock import Clock
 from fenceline.node.leader_link import Host, LeaderLink
 from fenceline.node.peer_connection import Dial, dial
@@ -36,9 +37,11 @@ class ReplicaFetchers:
         answer_timeout_ms: int,
         connect: Dial = dial,
         quota: ReplicationQuota | None = None,
+        absent: AbsentBrokers | None = None,
     ) -> None:
-        """`quota`: of what may be fetched of partitions that are throttled."""
+        """`quota`: of what may be fetched of partitions that are throttled. `absent` is told who left and came."""
         self.quota = quota or ReplicationQuota()
+        self.absent = absent or AbsentBrokers(clock, session_ms=0)
         self.host = host
         self.clock = clock
         self.executor = executor
@@ -84,6 +87,7 @@ class ReplicaFetchers:
         if link.is_empty:
             del self._links[leader_id]
             link.close()
+            self.absent.came(leader_id)
 
     def leader_moved(self, node_id: int) -> None:
         """A broker registered anew: its address may be another."""

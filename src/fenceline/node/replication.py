@@ -17,6 +17,7 @@ from fenceline.errors import PeerError
 from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint, LeaderRecoveryState
+from fenceline.node.absent_brokers import AbsentBrokers
 from fenceline.node.deletions import Deletions
 from fenceline.node.isr_changes import IsrChanges
 from fenceline.node.logs import Logger
@@ -54,6 +55,7 @@ class Replication:
         """To other brokers."""
         self.throttles = Throttles(broker.node_id)
         self.rules = InSyncRules(self.eligible_epoch, config.get_int("replica.lag.time.max.ms"))
+        self.absent = AbsentBrokers(broker.clock, session_ms=config.get_int("broker.session.timeout.ms"))
         self.fetchers = ReplicaFetchers(
             self,
             broker.clock,
@@ -68,6 +70,7 @@ class Replication:
             answer_timeout_ms=config.get_int("replica.socket.timeout.ms"),
             connect=self.connect,
             quota=self.throttles.follower,
+            absent=self.absent,
         )
         self.isr_changes = IsrChanges(
             broker.node_id, lambda: broker.broker_epoch, broker.controller.submit, self._altered
@@ -112,6 +115,7 @@ class Replication:
 
     def on_image(self, delta: Delta) -> None:
         """Brokers that came back may have another address; settings of throttles may be others."""
+        self.absent.follow(self._broker.image, delta.changed_brokers)
         for node_id in delta.changed_brokers:
             self.fetchers.leader_moved(node_id)
         if delta.changed_brokers:
@@ -122,6 +126,7 @@ class Replication:
 
     def take_up(self) -> None:
         """At start, when the image is there."""
+        self.absent.follow(self._broker.image, self._broker.image.brokers)
         self._set_throttles(self._broker.image.configs)
 
     def _set_throttles(self, changed: Iterable[ConfigResource]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, Endpoint
+from fenceline.node.absent_brokers import NOBODY, Absent
 from fenceline.node.handlers import metadata_encoding
 from fenceline.node.handlers.metadata import handle_describe_topic_partitions, handle_metadata
 from fenceline.wire.apis import ApiKey
@@ -113,6 +114,51 @@ def test_a_leader_that_this_listener_does_not_reach(version: int, code: ErrorCod
     assert [(each.host, each.port) for each in answer.brokers] == [("b", 2)]
     told = answer.topics[0].partitions[0]
     assert (told.error_code, told.leader_id, told.offline_replicas) == (code, -1, (1,))
+
+
+@pytest.mark.parametrize("version", [0, 8, 13])
+def test_a_leader_that_has_left_is_not_told_to_who_works_with_its_topic(version: int) -> None:
+    topic = topic_image("t", partition((1, 2), leader=2, leader_epoch=4), partition((1, 2), leader_epoch=5))
+    broker = FakeBroker(image_of([topic], (broker_image(1), broker_image(2))))
+    before = metadata(broker, version, "t")
+    broker.absent = Absent(left=frozenset({2}))
+    answer = metadata(broker, version, "t")
+    left, led = answer.topics[0].partitions
+    assert (left.error_code, left.leader_id, left.isr_nodes) == (ErrorCode.LEADER_NOT_AVAILABLE, -1, (1, 2))
+    assert version < 7 or left.leader_epoch == 4
+    assert (led.error_code, led.leader_id) == (0, 1)
+    assert answer.brokers == before.brokers
+    everything = metadata(broker, version, topics=[] if version == 0 else None)
+    assert [each.leader_id for each in everything.topics[0].partitions] == [2, 1], "the cluster as it is"
+    assert metadata(broker, version, "t") == answer
+    broker.absent = NOBODY
+    assert metadata(broker, version, "t") == before
+
+
+def test_who_left_is_asked_for_by_id_too() -> None:
+    topic = topic_image("t", partition((1, 2), leader=2))
+    broker = FakeBroker(image_of([topic], (broker_image(1), broker_image(2))))
+    broker.absent = Absent(left=frozenset({2}))
+    answer = metadata(broker, 13, topics=[{"topic_id": topic.id, "name": None}])
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
+
+
+def test_who_was_fenced_lately_is_still_named_and_leads_nothing() -> None:
+    brokers = (broker_image(1), broker_image(2, fenced=True), broker_image(3, fenced=True))
+    topic = topic_image("t", partition((1, 2), isr=(1,), leader_epoch=5))
+    broker = FakeBroker(image_of([topic], brokers))
+    broker.absent = Absent(fenced_lately=frozenset({2}))
+
+    def named(**fields: Any) -> list[int]:
+        return [each.node_id for each in metadata(broker, 12, **fields).brokers]
+
+    assert named(topics=[{"name": "t"}]) == [1, 2]
+    assert metadata(broker, 12, "t").topics[0].partitions[0].offline_replicas == (2,)
+    assert named(topics=None) == named(topics=[]) == [1], "who looks at the cluster sees who lives"
+    broker.absent = Absent(fenced_lately=frozenset({2, 3}))
+    assert named(topics=[{"name": "t"}]) == [1, 2, 3]
+    broker.absent = NOBODY
+    assert named(topics=[{"name": "t"}]) == [1]
 
 
 def test_a_lost_directory_is_an_offline_replica() -> None:

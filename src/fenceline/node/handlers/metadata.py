@@ -19,6 +19,7 @@ from fenceline.controller.topic_names import name_fault
 from fenceline.errors import ErrorCode
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, METADATA_TOPIC, ZERO_UUID
 from fenceline.metadata.image import MetadataImage, TopicImage
+from fenceline.node.absent_brokers import NOBODY
 from fenceline.node.handlers.metadata_encoding import (
     CLUSTER_OPERATIONS,
     OPERATIONS_NOT_ASKED,
@@ -42,7 +43,8 @@ _AUTO_CREATION_FLAG_SINCE: Final = 4
 _KEEP_FROM_TOPICS: Final = 64
 """Answers that tell at least so many topics are kept whole."""
 
-_encoders: WeakKeyDictionary[Broker, dict[tuple[int, str], MetadataEncoder]] = WeakKeyDictionary()
+_encoders: WeakKeyDictionary[Broker, dict[tuple[int, str, bool], MetadataEncoder]] = WeakKeyDictionary()
+"""By version, listener, and whether they tell who is absent."""
 
 
 class _Wanted(NamedTuple):
@@ -60,7 +62,7 @@ class _Found(NamedTuple):
 
 def handle_metadata(context: RequestContext, request: Any) -> bytes | Awaitable[bytes]:
     """Answer from the image; wait only where topics have to be created first."""
-    encoder = _encoder_for(context)
+    encoder = _encoder_for(context, request)
     wanted = _wanted(context.api_version, request.topics)
     if isinstance(wanted, tuple) and not isinstance(wanted, _Wanted):
         return encoder.refusal(wanted)
@@ -70,18 +72,26 @@ def handle_metadata(context: RequestContext, request: Any) -> bytes | Awaitable[
 
     async def create_first() -> bytes:
         await context.broker.auto_create(missing)
-        return _answer(context, _encoder_for(context), request, wanted)
+        return _answer(context, _encoder_for(context, request), request, wanted)
 
     return create_first()
 
 
-def _encoder_for(context: RequestContext) -> MetadataEncoder:
-    encoders = _encoders.setdefault(context.broker, {})
-    key = (context.api_version, context.listener)
+def _encoder_for(context: RequestContext, request: Any) -> MetadataEncoder:
+    """Who names topics works with them, and is told who is absent. Who asks for all of them, or for none, looks at the
+    cluster as the metadata has it."""
+    broker, version, listener = context.broker, context.api_version, context.listener
+    encoders = _encoders.setdefault(broker, {})
+    absent = broker.absent
+    if absent is NOBODY:
+        encoders.pop((version, listener, True), None)
+    elif not request.topics:
+        absent = NOBODY
+    key = (version, listener, absent is not NOBODY)
     encoder = encoders.get(key)
     if encoder is None:
-        encoder = encoders[key] = MetadataEncoder(*key, context.broker.node_id)
-    encoder.look_at(context.broker.image)
+        encoder = encoders[key] = MetadataEncoder(version, listener, broker.node_id)
+    encoder.look_at(broker.image, absent)
     return encoder
 
 

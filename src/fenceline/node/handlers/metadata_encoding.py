@@ -30,6 +30,7 @@ from fenceline.metadata.image import (
     PartitionImage,
     TopicImage,
 )
+from fenceline.node.absent_brokers import NOBODY, Absent
 
 SHARE_STATE_TOPIC: Final = "__share_group_state"
 OPERATIONS_NOT_ASKED: Final = -(2**31)
@@ -80,16 +81,24 @@ class PartitionView(NamedTuple):
 
 
 def view_partition(
-    image: MetadataImage, partition: PartitionImage, listener: str, *, old_errors: bool
+    image: MetadataImage,
+    partition: PartitionImage,
+    listener: str,
+    *,
+    old_errors: bool,
+    left: frozenset[int] = NOBODY.left,
 ) -> PartitionView:
-    """`old_errors`: up to v5 a leader without this listener is LEADER_NOT_AVAILABLE, later LISTENER_NOT_FOUND."""
+    """`old_errors`: up to v5 a leader without this listener is LEADER_NOT_AVAILABLE, later LISTENER_NOT_FOUND.
+
+    left: leaders that are not there, whatever the image says (`absent_brokers`).
+    """
     offline = tuple(
         replica
         for replica in partition.replicas
         if is_offline(image.brokers.get(replica), partition, replica, listener)
     )
     leader = image.brokers.get(partition.leader)
-    if leader is None:
+    if leader is None or leader.id in left:
         return PartitionView(ErrorCode.LEADER_NOT_AVAILABLE, -1, offline)
     if leader.endpoint(listener) is None:
         error = ErrorCode.LEADER_NOT_AVAILABLE if old_errors else ErrorCode.LISTENER_NOT_FOUND
@@ -110,6 +119,7 @@ class MetadataEncoder:
     """Encodes one version for one listener, and keeps what it encoded as long as it is true."""
 
     __slots__ = (
+        "_absent",
         "_answers",
         "_brokers",
         "_flexible",
@@ -127,15 +137,17 @@ class MetadataEncoder:
         self._flexible = version >= 9
         self._listener = listener
         self._image: MetadataImage | None = None
+        self._absent = NOBODY
         self._brokers = b""
         self._tails: dict[_TailKey, tuple[bytes, bytes]] = {}
         self._topics: dict[UUID, tuple[TopicImage, bytes]] = {}
         self._answers: dict[tuple[object, ...], bytes] = {}
 
-    def look_at(self, image: MetadataImage) -> None:
-        """Take `image` as the one to tell; forget what it made untrue."""
+    def look_at(self, image: MetadataImage, absent: Absent = NOBODY) -> None:
+        """Take `image` as the one to tell, but for who is absent; forget what that made untrue."""
         before, self._image = self._image, image
-        if before is None or before.brokers is not image.brokers:
+        absent_before, self._absent = self._absent, absent
+        if before is None or before.brokers is not image.brokers or absent_before != absent:
             self._brokers = self._encode_brokers(image)
             self._tails.clear()
             self._topics.clear()
@@ -205,11 +217,17 @@ class MetadataEncoder:
         return end + (b"\0" if self._flexible else b"")
 
     def _encode_brokers(self, image: MetadataImage) -> bytes:
-        """Live ones; where none is known to live, the one that answers: it certainly does. Who is told of no broker at
-        all has nobody left to ask, and librdkafka (2.10 and later) never asks again."""
+        """Live ones, and who was one a moment ago; where none is known to live, the one that answers: it certainly
+        does. Who is told of no broker at all has nobody left to ask, and librdkafka (2.10 and later) never asks
+        again."""
         parts: list[bytes] = []
         own = image.brokers.get(self._node_id)
-        told = [each for each in image.alive_brokers() if each.endpoint(self._listener) is not None]
+        lately = self._absent.fenced_lately
+        told = [
+            each
+            for each in image.brokers.values()
+            if (not each.fenced or each.id in lately) and each.endpoint(self._listener) is not None
+        ]
         if not told and own is not None:
             told = [own]
         for broker in sorted(told, key=lambda one: one.id):
@@ -255,7 +273,7 @@ class MetadataEncoder:
         """What comes before a partition's index, and what comes after it."""
         image, version = self._image, self._version
         assert image is not None, "look_at comes first"
-        view = view_partition(image, partition, self._listener, old_errors=version <= 5)
+        view = view_partition(image, partition, self._listener, old_errors=version <= 5, left=self._absent.left)
         error, replicas, isr = view.error, partition.replicas, partition.isr
         if version == 0:
             # The oldest clients are only told of live replicas, and hear of it when some are missing.

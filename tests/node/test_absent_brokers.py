@@ -1,0 +1,226 @@
+"""What a node tells clients of brokers that ended: by what it saw itself, and by the metadata."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from fenceline.metadata.image import Endpoint, MetadataImage
+from fenceline.node.absent_brokers import NOBODY, STILL_NAMED_MS, Absent, AbsentBrokers
+from fenceline.node.clock import SystemClock
+from fenceline.node.replica_fetchers import ReplicaFetchers
+from tests.node.handlers.fakes import broker_image, image_of
+from tests.node.test_silent_leaders import LEADER, LIMITS, WAIT_S, SilentLeader, replica
+
+SESSION_MS = 9_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic_ms(self) -> int:
+        return self.ms
+
+
+def brokers(*fenced: int) -> MetadataImage:
+    """1, 2 and 3."""
+    return image_of((), [broker_image(each, fenced=each in fenced) for each in (1, 2, 3)])
+
+
+def absent_brokers() -> tuple[AbsentBrokers, Clock]:
+    clock = Clock()
+    absent = AbsentBrokers(clock, session_ms=SESSION_MS)
+    absent.follow(brokers(), (1, 2, 3))
+    return absent, clock
+
+
+def test_who_left_is_away_until_it_comes() -> None:
+    absent, _ = absent_brokers()
+    assert absent.now() is NOBODY
+    absent.left(2)
+    absent.left(3)
+    assert absent.now() == Absent(left=frozenset({2, 3}))
+    absent.came(2)
+    assert absent.now() == Absent(left=frozenset({3}))
+    absent.came(3)
+    assert absent.now() is NOBODY
+
+
+def test_who_leads_for_longer_than_a_session_is_there_for_others() -> None:
+    """The controller hears it, so it is this node that does not reach it; refusals that go on change nothing."""
+    absent, clock = absent_brokers()
+    absent.left(2)
+    clock.ms += SESSION_MS - 1
+    absent.left(2)
+    assert absent.now().left == {2}
+    clock.ms += 1
+    absent.left(2)
+    assert absent.now() is NOBODY
+    absent.came(2)
+    absent.left(2)
+    assert absent.now().left == {2}, "it was there, and left anew"
+
+
+def test_what_is_new_in_the_metadata_counts_more() -> None:
+    """It registered anew, say: then it may lead again before this node has reached it."""
+    absent, _ = absent_brokers()
+    absent.left(2)
+    absent.follow(brokers(), (3,))
+    assert absent.now().left == {2}
+    absent.follow(brokers(), (2,))
+    assert absent.now() is NOBODY
+
+
+def test_who_is_fenced_is_named_for_a_while() -> None:
+    absent, clock = absent_brokers()
+    absent.left(2)
+    absent.follow(brokers(2), (2,))
+    assert absent.now() == Absent(fenced_lately=frozenset({2}))
+    clock.ms += STILL_NAMED_MS // 2
+    absent.follow(brokers(2, 3), (2, 3))
+    assert absent.now().fenced_lately == {2, 3}
+    clock.ms += STILL_NAMED_MS // 2
+    assert absent.now().fenced_lately == {3}, "changes of a fenced broker do not begin it anew"
+    clock.ms += STILL_NAMED_MS // 2
+    assert absent.now() is NOBODY
+
+
+def test_who_was_fenced_before_this_node_looked_is_not_named() -> None:
+    absent = AbsentBrokers(Clock(), session_ms=SESSION_MS)
+    absent.follow(brokers(3), (1, 2, 3))
+    absent.follow(brokers(3), (3,))
+    assert absent.now() is NOBODY
+
+
+def test_who_is_back_or_forgotten_is_not_absent() -> None:
+    absent, _ = absent_brokers()
+    absent.follow(brokers(2, 3), (2, 3))
+    absent.follow(brokers(3), (2,))
+    assert absent.now().fenced_lately == {3}
+    absent.follow(image_of((), [broker_image(1)]), (2, 3))
+    assert absent.now() is NOBODY
+
+
+# --- the way to a leader ----------------------------------------------------------------------------------------------
+
+
+class LeavingLeader(SilentLeader):
+    """Answers no fetch; `leave` ends the connection of the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leave: Callable[[], None] = lambda: None
+
+    def heard(self, number: int, header: Any, frame: memoryview, writer: asyncio.StreamWriter) -> Any:
+        self.leave = writer.transport.abort
+        return super().heard(number, header, frame, writer)
+
+
+class Told(AbsentBrokers):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock(), session_ms=10 * WAIT_S * 1000)
+        self.all: list[str] = []
+
+    def left(self, broker_id: int) -> None:
+        self.all.append("left")
+        super().left(broker_id)
+
+    def came(self, broker_id: int) -> None:
+        self.all.append("came")
+        super().came(broker_id)
+
+
+def follow(leader: SilentLeader, answer_timeout_ms: int = 10 * WAIT_S * 1000) -> tuple[ReplicaFetchers, Told]:
+    host: Any = SimpleNamespace(
+        node_id=1,
+        broker_epoch=5,
+        replication_endpoint=lambda node_id: Endpoint("PLAINTEXT", "127.0.0.1", leader.port, 0),
+    )
+    told = Told()
+    fetchers = ReplicaFetchers(
+        host, SystemClock(), lambda: None, LIMITS, answer_timeout_ms=answer_timeout_ms, absent=told
+    )
+    fetchers.follow(replica(0), LEADER, 3)
+    return fetchers, told
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def test_a_leader_that_closes_its_connection_has_left_until_it_takes_another() -> None:
+    async def story() -> None:
+        leader = LeavingLeader()
+        server = await leader.serve()
+        fetchers, told = follow(leader)
+        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
+        assert told.all == ["came"]
+        leader.leave()
+        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
+        assert told.all == ["came", "left", "came"]
+        await fetchers.close()
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_leader_that_refuses_has_left() -> None:
+    """Also where this node gave up the connection itself, as when there is something new to ask for."""
+
+    async def story() -> None:
+        leader = LeavingLeader()
+        server = await leader.serve()
+        fetchers, told = follow(leader)
+        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
+        server.close()
+        fetchers.follow(replica(1), LEADER, 3)
+        await until(lambda: told.now().left == {LEADER})
+        server = await leader.serve()
+        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
+        assert told.now() is NOBODY
+        await fetchers.close()
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_who_is_not_followed_any_more_is_not_away() -> None:
+    async def story() -> None:
+        leader = LeavingLeader()
+        server = await leader.serve()
+        fetchers, told = follow(leader)
+        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
+        server.close()
+        leader.leave()
+        await until(lambda: told.now().left == {LEADER})
+        fetchers.leave(replica(0))
+        assert told.now() is NOBODY
+        await fetchers.close()
+
+    asyncio.run(story())
+
+
+def test_a_leader_that_gives_no_answer_has_not_left() -> None:
+    """A frozen one: its session decides."""
+
+    async def story() -> None:
+        leader = SilentLeader()
+        server = await leader.serve()
+        fetchers, told = follow(leader, answer_timeout_ms=50)
+        for _ in range(3):
+            await asyncio.wait_for(leader.fetches.get(), WAIT_S)
+        assert set(told.all) == {"came"}
+        await fetchers.close()
+        server.close()
+
+    asyncio.run(story())
