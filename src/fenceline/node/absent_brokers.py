@@ -13,7 +13,7 @@ The first is for clients that ask before another leads. Who is told of the dead 
 next look: librdkafka then looks every second only. It ends with a session at the latest: whoever still leads then is
 heard by the controller, and it is this node that does not reach it.
 
-The second is for clients that ask afterwards. librdkafka (2.10 to 2.16 at least) gives up the broker that is not named
+The second is for clients that ask afterwards. librdkafka (2.10 and later) gives up the broker that is not named
 any more and the partition together, also where the same answer names a new leader: it looks again a second later.
 """
 
