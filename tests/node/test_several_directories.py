@@ -207,6 +207,28 @@ def test_one_directory_says_nothing_of_a_replica_that_it_never_had() -> None:
     told_of(1, story, directories=1)
 
 
+@pytest.mark.parametrize("directories", [1, 2])
+@pytest.mark.parametrize(
+    "counts", [{"isr": (1,)}, {"isr": (), "elr": (1,)}, {"isr": (), "last_known_elr": (1,)}], ids=str
+)
+def test_no_question_makes_an_empty_replica_of_one_that_could_lead(directories: int, counts: dict[str, Any]) -> None:
+    """Its disk was replaced. Told to the controller it would be elected at once, and others would cut their logs."""
+
+    async def story(desk: Desk) -> None:
+        desk.tell(leader=-1, leader_epoch=1, directories=(GONE, ELSEWHERE, ELSEWHERE), **counts)
+        with pytest.raises(PeerError) as refused:
+            desk.replica()
+        assert "none of log.dirs" in refused.value.message
+        await turns()
+        assert desk.controller.asked == []
+        desk.tell(1, leader=2, leader_epoch=1, isr=(2,), directories=(GONE, ELSEWHERE, ELSEWHERE))
+        desk.replica(1)
+        await turns()
+        assert list(assigned(desk)) == [1]
+
+    told_of(2, story, directories=directories)
+
+
 # --- telling the controller -----------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,8 @@ Owns where a new replica goes, what a start finds, and which places the controll
 
 A replica that has files lies where they are. One without goes where the controller's record says, else into the
 directory with the fewest partitions. Never into another directory while it may have files in one that is offline, and
-never as a member of the in-sync set whose files are gone: an empty replica could be elected then (KIP-858 would).
+never as a member of the in-sync set whose files are gone, nor as an eligible or the last known leader: an empty replica
+could be elected then (KIP-858 would).
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ class ReplicaPlaces:
             self._log_dirs.put(topic_partition, holder)
         elif not self._log_dirs.is_online(holder):
             raise OfflinePlace(f"{holder.path} is offline: {self._log_dirs.offline[holder.path]}")
+        elif self._log_dirs.is_single:
+            recorded = topic.partitions[index].directory_of(self._node_id)
+            is_placed = recorded in (holder.directory_id, UNASSIGNED_DIRECTORY)
+            if not is_placed and not _has_files(holder, topic_partition):
+                self._check_not_needed(topic.partitions[index], recorded)
         return holder
 
     def _do_without(self, topic_partition: TopicPartition, partition: PartitionImage) -> None:
@@ -99,16 +105,22 @@ class ReplicaPlaces:
             return place
         if self._log_dirs.offline:
             raise OfflinePlace(f"it may lie in a directory that is offline: {', '.join(self._log_dirs.offline)}")
-        is_known = recorded is not None and recorded != MIGRATING_DIRECTORY
-        if is_known and self._node_id in (*partition.isr, *partition.elr):
-            assert recorded is not None, "known"
+        self._check_not_needed(partition, recorded)
+        return place
+
+    def _check_not_needed(self, partition: PartitionImage, recorded: UUID | None) -> None:
+        """The files of this replica went with the directory `recorded`: it is made anew, empty, unless it could be
+        elected so. That can who is in sync, eligible, or the last known leader. Raises OfflinePlace."""
+        if recorded is None or recorded == MIGRATING_DIRECTORY:
+            return
+        if self._node_id in (*partition.isr, *partition.elr, *partition.last_known_elr):
             raise OfflinePlace(
                 f"it lay in directory {encode_uuid(recorded)}, which is none of log.dirs",
                 "Put that directory back into log.dirs and restart the node. Where it is gone for good, so are the"
-                " records that no other replica has: elect another leader (unclean), or delete the topic.",
+                " records that no other replica has: elect another leader (unclean) and restart the node, or delete the"
+                " topic.",
                 is_told=False,
             )
-        return place
 
     # -- what the controller has to know -------------------------------------------------------------------------------
 
@@ -223,3 +235,11 @@ def _set_aside(log_dir: LogDir, topic_partition: TopicPartition, reason: str) ->
         reason=reason,
         advice="Nothing is deleted. Remove the directory when its records are not needed.",
     )
+
+
+def _has_files(log_dir: LogDir, topic_partition: TopicPartition) -> bool:
+    """Whether it has, or can not be looked into: who opens it meets the error and knows what to do with it."""
+    try:
+        return log_dir.has(topic_partition)
+    except OSError:
+        return True
