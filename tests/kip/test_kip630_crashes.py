@@ -8,6 +8,8 @@ stands for what was before.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fenceline.log.disk import Disk
 from fenceline.metadata.image import EMPTY_IMAGE
 from fenceline.node import snapshot_files
@@ -226,3 +228,48 @@ def test_a_log_that_begins_anew() -> None:
 
     assert crash_at_every_call(story, check, boot=boot, seeds=1) > 30
     assert seen == {"whole", "anew"}
+
+
+def test_a_log_that_ends_before_a_hole() -> None:
+    """G24: at any moment what was acknowledged is in the log, or its end is written down and its bytes are kept."""
+    done: dict[str, Any] = {}
+    seen: set[str] = set()
+
+    def boot(disk: Disk) -> MetadataLog:
+        return MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=400, others_have_it=lambda voters: True)
+
+    def story(life: LifeDisk) -> None:
+        done.clear()
+        history = History(life, segment_bytes=400)
+        history.begin()
+        history.grow(2)
+        history.snapshot()
+        history.grow(6)
+        log = history.log
+        torn = log.partition_log.segments[-3]
+        last = log.partition_log.segments[-1]
+        done["last"] = life.pread(life.open_read(last.path), last.size_bytes, 0)
+        fd = life.open_append(torn.path)
+        done["end"], done["kept"] = log.end, torn.base_offset
+        life.truncate(fd, 0)
+        life.write(fd, bytes(torn.size_bytes))
+        life.fsync(fd)
+        boot(life)
+
+    def check(disk: SimDisk) -> None:
+        log = boot(disk)
+        if "end" not in done:
+            return
+        assert max(log.end, log.promised) >= done["end"]
+        if log.promised == NOTHING:
+            seen.add("whole")
+            return
+        seen.add("cut")
+        assert log.end_offset == done["kept"]
+        assert log.promised == done["end"]
+        assert log.replay_committed().image.offset == log.newest_snapshot.end_offset - 1
+        folder = f"{DIRECTORY}/lost+found"
+        assert any(disk.peek(f"{folder}/{name}") == done["last"] for name in disk.listdir(folder))
+
+    assert crash_at_every_call(story, check, boot=boot, seeds=1) > 30
+    assert seen == {"whole", "cut"}

@@ -9,12 +9,13 @@ from random import Random
 
 import pytest
 
+from fenceline.quorum.duties import Send
 from fenceline.quorum.election_state import ElectionState
 from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId, VotersAt
-from fenceline.quorum.messages import VoteRequest
+from fenceline.quorum.messages import EndQuorumEpochRequest, FetchRequest, ReplicaKey, VoteRequest
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.roles import Follower, Unattached
-from fenceline.quorum.settings import QuorumSettings
+from fenceline.quorum.settings import Address, QuorumSettings
 from tests.quorum.machine import Machine
 from tests.quorum.memory_log import MemoryLog, voter
 from tests.quorum.test_elections import _follower, _vote
@@ -43,6 +44,34 @@ def test_who_has_it_again_stands_like_everybody() -> None:
     machine.log.promised = NOTHING
     machine.pass_time(2500)
     assert machine.sent(VoteRequest)
+
+
+def test_who_lost_the_end_of_its_log_votes_only_for_who_has_what_it_acknowledged() -> None:
+    """G24: what is left of the log does not count where less of it is left than was promised."""
+    machine = Machine(election=ElectionState(5, leader_id=3), history=(1, 2, 2))
+    machine.log.promised = LogEnd(2, 8)
+    machine.ask(EndQuorumEpochRequest("c", 3, 5, (ReplicaKey(1, voter(1).voter_directory_id),)))
+    machine.pass_time(1)
+    assert machine.sent(VoteRequest) == {}, "also where the leader that goes would have it lead"
+    for epoch, offset, granted in ((2, 3, False), (2, 7, False), (1, 90, False), (2, 8, True)):
+        vote = _vote(6, last_offset_epoch=epoch, last_offset=offset, pre_vote=True)
+        assert machine.ask(vote).vote_granted is granted, (epoch, offset)
+    assert machine.ask(_vote(6, last_offset_epoch=3, last_offset=1, pre_vote=True)).vote_granted
+    assert not machine.ask(_vote(6, last_offset_epoch=2, last_offset=7)).vote_granted
+    assert machine.ask(_vote(6, last_offset_epoch=3, last_offset=1)).vote_granted
+
+
+def test_who_votes_alone_by_what_is_left_of_its_log_asks_who_leads() -> None:
+    """G24: others may have been added in what it lacks."""
+    log = MemoryLog(VotersAt(-1, 1, (voter(1),)))
+    log.append(1, ["old"])
+    log.flushed_offset = log.end_offset
+    log.promised = LogEnd(1, 8)
+    quorum = Quorum(voter(1), log, QuorumSettings("c", bootstrap_servers=(Address("other", 9093),)), Random(1))
+    duties = quorum.start(0, ElectionState(1, leader_id=1))
+    duties += quorum.tick(30_000)
+    assert not quorum.is_leader
+    assert {type(duty.message) for duty in duties if isinstance(duty, Send)} == {FetchRequest}
 
 
 def test_own_candidacy_of_before_does_not_go_on_without_the_log() -> None:

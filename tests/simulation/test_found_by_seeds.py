@@ -171,7 +171,7 @@ def test_seeds_that_found_something(story: str, seed: int) -> None:
 
 def test_a_broker_fetches_again_what_a_loss_of_power_tore_out_of_its_metadata() -> None:
     """Brokers, seed 22: who never votes syncs no append, so a hole may lie before batches that are whole. A voter with
-    such a log refuses to start, because it had acknowledged what is gone."""
+    such a log may have acknowledged what is gone: it starts only where others have it (`test_holes`)."""
     disk = SimDisk()
     disk.mkdir("/data")
     log = MetadataLog.open(disk, "/data", now_ms=0)

@@ -17,6 +17,7 @@ Invariant: log start <= high watermark <= log end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from fenceline.log import retention, saving, truncation
 from fenceline.log.config import MAX_INT64, LogConfig
 from fenceline.log.disk import Disk
 from fenceline.log.earlier_batches import find_earlier
+from fenceline.log.errors import CorruptLog
 from fenceline.log.flush import FlushWork
 from fenceline.log.lost_batches import Piece
 from fenceline.log.open_files import OpenFiles
@@ -106,10 +108,12 @@ class PartitionLog(ReadableLog):
         now_ms: int,
         files: OpenFiles | None = None,
         only_torn: bool = False,
+        before_cut: Callable[[CorruptLog], None] | None = None,
     ) -> PartitionLog:
         """Open or recover (for a thread when there is something to recover). Raises CorruptLog.
 
-        `only_torn`: every append was fsynced before it counted, so recovery cuts nothing but the end of the last write.
+        `only_torn`: every append was fsynced before it counted, so recovery cuts nothing but the end of the last write,
+        unless `before_cut` allows it (`recovery.load`).
         """
         log = cls(
             disk,
@@ -132,6 +136,7 @@ class PartitionLog(ReadableLog):
             log_start_offset=log_start_offset,
             now_ms=now_ms,
             only_torn=only_torn,
+            before_cut=before_cut,
         )
         log._adopt(loaded)
         log.recovery_point = loaded.log_end_offset if clean else min(recovery_point, loaded.log_end_offset)

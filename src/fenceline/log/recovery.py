@@ -4,8 +4,8 @@ Owns the decision what to trust. Never decides that damaged data is acceptable: 
 of them after a clean stop) had been safe on the disk, so damage there is `CorruptLog` and the partition stays offline.
 Past the recovery point every CRC is checked, and the log ends before the first batch that is not whole: what is cut
 there goes into the partition's `lost+found` unless it is the torn end of one write, with nothing whole behind it. A log
-that is fsynced before it counts (`only_torn`) is never cut before a whole batch: that one was acknowledged. Before
-anything of another log is cut a note says what goes (`recovery_note.py`).
+that is fsynced before it counts (`only_torn`) is not cut before a whole batch, which may have been acknowledged, unless
+`before_cut` has seen to that. Before anything of another log is cut a note says what goes (`recovery_note.py`).
 
 - Trusted: sealed segments that end at or below the recovery point. Their indexes are read when they are needed.
 - Scanned: from the newest producer snapshot that can be trusted or the recovery point, whichever is lower; headers
@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from fenceline.errors import PeerError
+from fenceline.errors import OperatorError, PeerError
 from fenceline.log import producer_snapshots
 from fenceline.log.checkpoints import BadCheckpoint, read_epochs
 from fenceline.log.config import LogConfig
@@ -32,7 +32,7 @@ from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import CorruptLog
 from fenceline.log.file_names import DELETED_SUFFIX, EPOCH_FILE, INDEX_SUFFIXES, LOG_SUFFIX, OFFSET_DIGITS, offset_in
 from fenceline.log.index import OffsetIndex, TimeIndex
-from fenceline.log.lost_and_found import evidence_in, keep_file, keep_tail
+from fenceline.log.lost_and_found import EVIDENCE_DIR, evidence_in, keep_file, keep_tail
 from fenceline.log.lost_batches import Piece, count_lost
 from fenceline.log.producer_state import BadSnapshot, ProducerStates
 from fenceline.log.recovery_note import RecoveryNote, write_note
@@ -83,13 +83,18 @@ def load(
     log_start_offset: int,
     now_ms: int,
     only_torn: bool = False,
+    before_cut: Callable[[CorruptLog], None] | None = None,
 ) -> Loaded:
     """Open the files of one partition. `clean`: a clean stop was the last thing that happened to them.
 
-    Raises CorruptLog; any OSError on the way becomes one.
+    `before_cut`: called before whole batches of a log that is `only_torn` are cut; raises what it is given, or has
+    written down durably what was acknowledged. Without it nothing of the kind is cut.
+
+    Raises CorruptLog, what `before_cut` raises, OperatorError where there is no room for what it allows to cut; any
+    OSError on the way becomes a CorruptLog.
     """
     try:
-        loader = _Loader(disk, directory, config, recovery_point, clean, now_ms, only_torn)
+        loader = _Loader(disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut)
         return loader.load(log_start_offset)
     except OSError as error:
         raise CorruptLog(
@@ -110,6 +115,7 @@ class _Loader:
         clean: bool,
         now_ms: int,
         only_torn: bool,
+        before_cut: Callable[[CorruptLog], None] | None,
     ) -> None:
         self._disk = disk
         self._directory = directory
@@ -118,6 +124,7 @@ class _Loader:
         self._clean = clean
         self._now_ms = now_ms
         self._only_torn = only_torn
+        self._before_cut = before_cut
         self._report = RecoveryReport(clean)
         self._producers = ProducerStates()
         self._epochs = EpochCache()
@@ -403,12 +410,15 @@ class _Loader:
         following = segments[number + 1 :]
         whole_follows = any(later.size_bytes for later in following) or self._whole_follows(segment, bad.position)
         if self._only_torn and whole_follows:
-            raise CorruptLog(
+            damage = CorruptLog(
                 segment.path,
                 bad.position,
                 f"{bad.reason}, and whole batches follow (offset {end})",
                 _restore_advice("partition"),
             )
+            if self._before_cut is None:
+                raise damage
+            self._before_cut(damage)
         report = self._report
         report.reason = f"{segment.path}: at byte {bad.position}: {bad.reason}"
         found = self._disk.stat(segment.path)
@@ -424,7 +434,14 @@ class _Loader:
             report.torn_bytes += tail_bytes
         elif tail_bytes:
             report.cut_bytes += tail_bytes
-            report.evidence += keep_tail(self._disk, self._directory, segment.path, bad.position)
+            kept = keep_tail(self._disk, self._directory, segment.path, bad.position)
+            if self._only_torn and whole_follows and not kept:
+                raise OperatorError(
+                    f"{segment.path}: what follows byte {bad.position} can not be kept in {EVIDENCE_DIR}, so it is not"
+                    " cut.",
+                    "Make room on the disk, and check that it is healthy; then start the node again.",
+                )
+            report.evidence += kept
         for later in following:
             report.cut_bytes += later.size_bytes
             report.evidence += keep_file(self._disk, self._directory, later.path)

@@ -1,13 +1,15 @@
 """What a node finds when it opens its metadata log: its settings, its log, and who votes.
 
-Owns the refusals of a start that would continue somebody else's log, and what becomes of a log whose beginning is in a
-damaged snapshot only: where others vote, it begins anew and is fetched (`docs/decisions/010`).
+Owns the refusals of a start that would continue somebody else's log, and what becomes of a log that is damaged, or
+whose beginning is in a damaged snapshot only: where others vote, it ends before the damage, or begins anew, and the
+rest is fetched (`docs/decisions/010`).
 
 Rules: raft.md Q10-Q12, Q38, Q39; snapshots.md N1-N10, N40; since_4_0.md K13, K19; gaps.md G24.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -23,6 +25,7 @@ from fenceline.node.metadata_replay import Replayed
 from fenceline.node.quorum_log import QuorumLog
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.control_records import KRaftVersionFeature, Voter, VoterEndpoint
+from fenceline.quorum.log_view import NOTHING
 from fenceline.quorum.quorum import Quorum
 from fenceline.quorum.settings import Address, QuorumSettings
 from fenceline.rng import Rng
@@ -104,19 +107,20 @@ def open_controller(
     local = Voter(node_id, directory_id, endpoints, _KRAFT_LEVELS)
     static = _static_voters(config, local)
     try:
-        log, replayed = _read_log(config, disk, directory, now_ms, static)
+        log, replayed = _read_log(config, disk, directory, now_ms, local, static)
     except SnapshotDamaged as damage:
         # Another look: some disks are wrong only now and then.
         try:
-            log, replayed = _read_log(config, disk, directory, now_ms, static)
+            log, replayed = _read_log(config, disk, directory, now_ms, local, static)
         except SnapshotDamaged:
-            if not _others_have_it(config, disk, damage.path, local, static):
+            if not _others_have_it(config, local, static, snapshot_files.voters_of_damaged(disk, damage.path)):
                 raise
             MetadataLog.begin_anew(disk, directory, damage, now_ms=now_ms)
-            log, replayed = _read_log(config, disk, directory, now_ms, static)
+            log, replayed = _read_log(config, disk, directory, now_ms, local, static)
     log.cluster_id = cluster_id
     voters = replayed.voters or static
-    is_alone = [voter.voter_id for voter in voters] == [local.voter_id] and bool(endpoints)
+    # Who has promised more than it holds does not know whether it still votes alone.
+    is_alone = [voter.voter_id for voter in voters] == [local.voter_id] and bool(endpoints) and log.promised == NOTHING
     if is_alone and replayed.kraft_version >= 1 and voters[0].voter_directory_id != local.voter_directory_id:
         raise OperatorError(
             f"The metadata log in {directory} was written under another directory id.",
@@ -143,7 +147,7 @@ def _check_directory(directory: str, replayed: Replayed, local: Voter) -> None:
 
 
 def _read_log(
-    config: NodeConfig, disk: Disk, directory: str, now_ms: int, static: tuple[Voter, ...]
+    config: NodeConfig, disk: Disk, directory: str, now_ms: int, local: Voter, static: tuple[Voter, ...]
 ) -> tuple[MetadataLog, Replayed]:
     """Raises SnapshotDamaged where only a damaged snapshot holds what the log stands on; OperatorError."""
     log = MetadataLog.open(
@@ -153,6 +157,7 @@ def _read_log(
         segment_bytes=config.get_int("metadata.log.segment.bytes"),
         segment_ms=config.get_int("metadata.log.segment.ms"),
         votes="controller" in config.process_roles,
+        others_have_it=partial(_others_have_it, config, local, static),
     )
     try:
         # With one voter everything that is in the log is committed: it is read once, image and all.
@@ -162,13 +167,10 @@ def _read_log(
         raise
 
 
-def _others_have_it(
-    config: NodeConfig, disk: Disk, snapshot_path: str, local: Voter, static: tuple[Voter, ...]
-) -> bool:
-    """Whether there are other voters to fetch the metadata from: by the configuration, unless what can be read of the
-    damaged snapshot says that this node voted alone."""
-    named = {voter.voter_id for voter in snapshot_files.voters_of_damaged(disk, snapshot_path)}
-    if named == {local.voter_id}:
+def _others_have_it(config: NodeConfig, local: Voter, static: tuple[Voter, ...], named: tuple[Voter, ...]) -> bool:
+    """Whether there are other voters to fetch the metadata from: by the configuration, unless what can be read in a
+    damaged directory names only this node."""
+    if {voter.voter_id for voter in named} == {local.voter_id}:
         return False
     if any(voter.voter_id != local.voter_id for voter in static):
         return True

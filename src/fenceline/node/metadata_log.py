@@ -33,6 +33,7 @@ from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
 from fenceline.node import metadata_reading, promised_end, snapshot_files
 from fenceline.node.logs import Logger
+from fenceline.node.metadata_hole import OthersHaveIt, promise_what_follows
 from fenceline.node.metadata_replay import NO_SNAPSHOT, Replay, Replayed
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.election_state import FILE_NAME, ElectionState, decode_election, encode_election
@@ -58,6 +59,7 @@ def _open_log(
     segment_ms: int = 604_800_000,
     *,
     votes: bool = True,
+    before_cut: Callable[[CorruptLog], None] | None = None,
 ) -> PartitionLog:
     """Raises OperatorError, StorageError."""
     config = LogConfig(
@@ -77,6 +79,7 @@ def _open_log(
             recovery_point=newest.end_offset,  # a snapshot stands only for what was flushed (N15)
             now_ms=now_ms,
             only_torn=votes,
+            before_cut=before_cut,
         )
     except CorruptLog as error:
         raise OperatorError(
@@ -132,7 +135,8 @@ class MetadataLog:
         self.is_changing = False
         """A thread cuts the log, or lets it begin anew: who reads it waits until more is said to be committed."""
         self.promised = promised_end.read(disk, directory)
-        """What was acknowledged before the log had to begin anew and is not here again, else `NOTHING` (G24)."""
+        """What was acknowledged before the log had to begin anew, or was cut at a hole, and is not here again, else
+        `NOTHING` (G24)."""
         self.snapshots = snapshots
         """Ids on the disk, oldest first; (0, 0) among them where the directory was formatted with voters."""
 
@@ -146,10 +150,12 @@ class MetadataLog:
         segment_bytes: int = 1 << 30,
         segment_ms: int = 604_800_000,
         votes: bool = True,
+        others_have_it: OthersHaveIt | None = None,
     ) -> MetadataLog:
         """Open or create the log under `log_dir`. Raises OperatorError (CorruptLog among them), StorageError.
 
-        Who never votes has acknowledged nothing and synced nothing: what a loss of power tore is fetched again.
+        Who never votes has acknowledged nothing and synced nothing: what a loss of power tore is fetched again. Who
+        votes promises what lies behind a hole before it is cut, where others have it (`metadata_hole`).
         """
         directory = f"{log_dir}/{DIRECTORY_NAME}"
         if disk.stat(directory) is None:
@@ -157,7 +163,8 @@ class MetadataLog:
             disk.fsync_dir(log_dir)
         snapshots = snapshot_files.find_snapshots(disk, directory)
         newest = snapshots[-1] if snapshots else NO_SNAPSHOT
-        log = _open_log(disk, directory, newest, now_ms, segment_bytes, segment_ms, votes=votes)
+        before_cut = partial(promise_what_follows, disk, directory, newest, others_have_it) if others_have_it else None
+        log = _open_log(disk, directory, newest, now_ms, segment_bytes, segment_ms, votes=votes, before_cut=before_cut)
         if log.log_start_offset > 0 and newest.end_offset < log.log_start_offset:
             raise OperatorError(
                 f"{directory} begins at offset {log.log_start_offset} and no snapshot stands for what was before.",

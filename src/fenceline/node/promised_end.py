@@ -1,4 +1,4 @@
-"""What a node had acknowledged of its metadata log before the log had to begin anew (gaps.md G24): the file of it.
+"""What a node had acknowledged of its metadata log before that began anew or was cut at a hole (gaps.md G24).
 
 Owns the file `promised-end` beside the log: `{"version":0,"epoch":E,"end_offset":N}`, replaced as a whole, and durable
 before the log it speaks of is given up. While it is there, votes are given as if the log still ended there, and this

@@ -113,7 +113,8 @@ class Core:
 
     @property
     def is_only_voter(self) -> bool:
-        return len(self.voters) == 1 and self.is_voter
+        """Never one that lacks what it has acknowledged: others may have been added there (G24)."""
+        return len(self.voters) == 1 and self.is_voter and self.log.promised == NOTHING
 
     def others(self) -> list[Voter]:
         """The other voters, ascending by id. Not to be changed."""

@@ -78,8 +78,8 @@ class LogView(Protocol):
 
     @property
     def promised(self) -> LogEnd:
-        """What this node has told others that it has, and lacks since its log had to begin anew (G24); `NOTHING` where
-        it lacks nothing."""
+        """What this node has told others that it has, and lacks since its log had to begin anew, or was cut at a hole
+        (G24); `NOTHING` where it lacks nothing."""
         ...
 
     @property

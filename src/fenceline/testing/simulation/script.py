@@ -14,6 +14,7 @@ change of the code: "another leader" is a promise, "node 2 at 1.234 s" is an acc
 | `jump WHO S` | somebody sets its wall clock S seconds on |
 | `fill WHO`, `room` | its disk is full; all disks have room |
 | `spoil WHO` | all metadata snapshots on its disk lose their last bytes |
+| `tear WHO` | zeros in the middle of the newest segment of its metadata log, on the disk |
 | `future WHO` | a newer release leads there, and writes a record that this one does not know |
 
 WHO: `leader`, `follower` (the first that follows), `followers`, `voters` (all), `last` (of the line before).
@@ -25,6 +26,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from fenceline.log.file_names import LOG_SUFFIX
 from fenceline.node.metadata_log import DIRECTORY_NAME
 from fenceline.testing.simulation.checks import Invariants
 from fenceline.testing.simulation.controller_of_one import DriverView
@@ -34,6 +36,7 @@ from fenceline.testing.simulation.world import DATA_DIR, LogSink, NodeState, Pro
 
 _SETTLE_S: Final = 120.0
 _STEP_S: Final = 0.25
+_TORN_BYTES: Final = 64
 _TOLD = re.compile(r"(?:logs (?:warning|error) (.*)|gives up \(.*?\): (.*))$")
 _NUMBERS = re.compile(r"\[[\d, ]*\]|\d+")
 
@@ -203,6 +206,18 @@ def _spoil(process: Process) -> None:
             disk.close(fd)
 
 
+def _tear(process: Process) -> None:
+    disk, directory = process.disk, f"{DATA_DIR}/{DIRECTORY_NAME}"
+    path = f"{directory}/{max(name for name in disk.listdir(directory) if name.endswith(LOG_SUFFIX))}"
+    content = disk.peek(path) or b""
+    middle = len(content) // 2
+    fd = disk.open_append(path)
+    disk.truncate(fd, middle)
+    disk.write(fd, bytes(_TORN_BYTES) + content[middle + _TORN_BYTES :])
+    disk.fsync(fd)
+    disk.close(fd)
+
+
 def _write_from_the_future(process: Process) -> None:
     if process.loop is None or not isinstance(process.view, DriverView):
         raise ScriptError(f"{process.name} does not run")
@@ -222,5 +237,6 @@ _ACTIONS: Final = {
     "fill": _fill,
     "room": _make_room,
     "spoil": _spoil,
+    "tear": _tear,
     "future": _write_from_the_future,
 }

@@ -1,0 +1,244 @@
+"""A start of a voter whose metadata log is damaged before whole batches (gaps.md G24, `docs/decisions/010`)."""
+
+from __future__ import annotations
+
+import errno
+from random import Random
+from uuid import UUID
+
+import pytest
+
+from fenceline.config.node import NodeConfig
+from fenceline.errors import OperatorError
+from fenceline.log.errors import CorruptLog
+from fenceline.node.controller_opening import OpenedController, open_controller
+from fenceline.node.metadata_batches import control_batch
+from fenceline.node.metadata_hole import promise_what_follows, what_is_whole
+from fenceline.node.metadata_log import MetadataLog
+from fenceline.node.metadata_replay import NO_SNAPSHOT
+from fenceline.quorum.control_records import KRaftVoters, Voter
+from fenceline.quorum.duties import Send
+from fenceline.quorum.log_view import NOTHING, LogEnd
+from fenceline.quorum.messages import VoteRequest
+from fenceline.testing.sim_disk import SimDisk
+from tests.kip.snapshot_directory import DATA, DIRECTORY, EPOCH, VOTER, History
+
+OTHERS = {"controller.quorum.bootstrap.servers": "localhost:9093,other:9093"}
+STATIC = {"controller.quorum.voters": "7@localhost:9093,8@other:9093,9@third:9093"}
+
+
+def _history(*, segment_bytes: int = 1 << 20, voters: tuple[int, ...] = ()) -> History:
+    """A log of which offset 12 on is written once more by a new epoch, and the voters change at the end."""
+    disk = SimDisk()
+    disk.mkdir(DATA)
+    history = History(disk, segment_bytes=segment_bytes)
+    history.begin()
+    history.grow(5)
+    if voters:
+        members = tuple(Voter(each, UUID(int=500 + each)) for each in voters)
+        history.log.append(control_batch([KRaftVoters(0, members)], 1000), EPOCH + 1, 1000)
+        history.log.flush()
+    return history
+
+
+def _tear(history: History, offset: int) -> int:
+    """Zeros in the place of the batch that begins there; its position in its file."""
+    log = history.log.partition_log
+    segment = max((each for each in log.segments if each.base_offset <= offset), key=lambda each: each.base_offset)
+    disk = history.disk
+    assert isinstance(disk, SimDisk)
+    content = disk.peek(segment.path) or b""
+    position = 0
+    while int.from_bytes(content[position : position + 8], "big") < offset:
+        position += 12 + int.from_bytes(content[position + 8 : position + 12], "big")
+    size = 12 + int.from_bytes(content[position + 8 : position + 12], "big")
+    fd = disk.open_append(segment.path)
+    disk.truncate(fd, position)
+    disk.write(fd, bytes(size) + content[position + size :])
+    disk.fsync(fd)
+    disk.close(fd)
+    return position
+
+
+def _open(history: History, node_id: int, settings: dict[str, str], directory: int = 900) -> OpenedController:
+    config = NodeConfig.load(
+        None,
+        {
+            "node.id": str(node_id),
+            "process.roles": "controller",
+            "log.dirs": DATA,
+            "listeners": "CONTROLLER://localhost:9093",
+            "controller.listener.names": "CONTROLLER",
+            **settings,
+        },
+        {},
+    )
+    return open_controller(
+        config,
+        history.disk,
+        DATA,
+        cluster_id="c",
+        node_id=node_id,
+        directory_id=UUID(int=directory),
+        now_ms=0,
+        rng=Random(1),
+    )
+
+
+@pytest.mark.parametrize("settings", [pytest.param(OTHERS, id="dynamic"), pytest.param(STATIC, id="static")])
+@pytest.mark.parametrize("segment_bytes", [1 << 20, 300])
+def test_a_voter_starts_before_the_hole_and_owes_what_lay_behind_it(
+    segment_bytes: int, settings: dict[str, str]
+) -> None:
+    history = _history(segment_bytes=segment_bytes)
+    end = history.log.end
+    batches = [each.base_offset for each in history.log.partition_log.segments] if segment_bytes == 300 else [9]
+    _tear(history, batches[-3] if segment_bytes == 300 else 9)
+    opened = _open(history, 7, settings)
+    assert opened.log.promised == end
+    assert opened.log.end == LogEnd(EPOCH, batches[-3] if segment_bytes == 300 else 9)
+    assert not opened.is_alone
+    opened.quorum.start(0, None)
+    duties = opened.quorum.tick(10_000)
+    assert not [duty for duty in duties if isinstance(duty, Send) and isinstance(duty.message, VoteRequest)]
+    assert _open(history, 7, settings).log.promised == end, "also after another start"
+
+
+def test_a_hole_in_the_first_flush_after_a_snapshot_was_fetched() -> None:
+    history = _history()
+    snapshot = history.snapshot()
+    log = history.log
+    log.partition_log.truncate_fully_and_start_at(snapshot.end_offset)
+    history.grow(3)
+    end = log.end
+    _tear(history, snapshot.end_offset)
+    opened = _open(history, 7, OTHERS)
+    assert opened.log.end == (snapshot.epoch, snapshot.end_offset)
+    assert (opened.log.start_offset, opened.log.promised) == (snapshot.end_offset, end)
+    assert opened.replayed.image.offset == snapshot.end_offset - 1
+
+
+def test_what_lay_behind_is_kept_as_it_was() -> None:
+    history = _history()
+    disk = history.disk
+    assert isinstance(disk, SimDisk)
+    position = _tear(history, 9)
+    path = history.log.partition_log.segments[0].path
+    tail = disk.peek(path, position)
+    _open(history, 7, OTHERS)
+    folder = f"{DIRECTORY}/lost+found"
+    assert [disk.peek(f"{folder}/{name}") for name in disk.listdir(folder)] == [tail]
+
+
+def test_the_promise_is_durable_before_anything_is_cut() -> None:
+    """A disk that refuses the promise, or the evidence, leaves the log as it was."""
+    history = _history()
+    disk = history.disk
+    assert isinstance(disk, SimDisk)
+    end = history.log.end
+    _tear(history, 9)
+    path = history.log.partition_log.segments[0].path
+    before = disk.peek(path)
+    disk.fail("fsync", "promised-end.tmp", errno.EIO)
+    with pytest.raises(OperatorError, match="promised-end can not be written"):
+        _open(history, 7, OTHERS)
+    assert disk.peek(path) == before
+    disk.heal()
+    disk.fail("write", under=f"{DIRECTORY}/lost+found", number=errno.ENOSPC)
+    with pytest.raises(OperatorError, match="so it is not cut") as refused:
+        _open(history, 7, OTHERS)
+    assert "Make room" in refused.value.advice
+    assert disk.peek(path) == before
+    disk.heal()
+    assert _open(history, 7, OTHERS).log.promised == end
+
+
+def test_a_promise_that_is_there_already_is_not_lowered() -> None:
+    """Power is lost again after what lay behind has moved away: nothing behind the next hole tells of it."""
+    history = _history()
+    _tear(history, 13)
+    first = _open(history, 7, OTHERS).log
+    end = first.promised
+    _tear(history, 5)
+    again = _open(history, 7, OTHERS).log
+    assert (again.end.offset, again.promised) == (5, end)
+
+
+@pytest.mark.parametrize(
+    ("node_id", "settings", "voters"),
+    [
+        pytest.param(7, {"controller.quorum.bootstrap.servers": "localhost:9093"}, (), id="nobody else is known"),
+        pytest.param(VOTER.voter_id, OTHERS, (), id="it votes alone by what lies before"),
+        pytest.param(7, OTHERS, (7,), id="it votes alone by what lies behind"),
+    ],
+)
+def test_a_start_is_refused_where_nobody_else_has_it(
+    node_id: int, settings: dict[str, str], voters: tuple[int, ...]
+) -> None:
+    history = _history(voters=voters)
+    disk = history.disk
+    assert isinstance(disk, SimDisk)
+    _tear(history, 9)
+    path = history.log.partition_log.segments[0].path
+    before = disk.peek(path)
+    with pytest.raises(OperatorError, match="whole batches follow"):
+        _open(history, node_id, settings)
+    assert disk.peek(path) == before
+    assert disk.peek(f"{DIRECTORY}/promised-end") is None
+
+
+def test_voters_behind_the_hole_count() -> None:
+    """Alone by what lies before, one of three by what lies behind."""
+    history = _history(voters=(1, 2, 3))
+    end = history.log.end
+    _tear(history, 9)
+    opened = _open(history, VOTER.voter_id, OTHERS, VOTER.voter_directory_id.int)
+    assert opened.log.promised == end == LogEnd(EPOCH + 1, end.offset)
+    assert not opened.is_alone
+    duties = opened.quorum.start(0, opened.log.read_election())
+    assert {duty.destination.host for duty in duties if isinstance(duty, Send)} == {"other"}
+    assert not opened.quorum.is_leader
+
+
+def test_zeros_at_the_end_owe_nothing() -> None:
+    """The torn end of a write was acknowledged to nobody."""
+    history = _history()
+    _tear(history, 17)
+    assert history.log.end.offset == 21
+    opened = _open(history, 7, OTHERS)
+    assert (opened.log.end.offset, opened.log.promised) == (17, NOTHING)
+
+
+def test_a_disk_that_reads_other_bytes_each_time_is_not_believed() -> None:
+    """No checksum covers the offset of a batch: one that is read too high would be a promise that nobody can keep."""
+    history = _history()
+    disk = history.disk
+    assert isinstance(disk, SimDisk)
+    damage = CorruptLog(history.log.partition_log.segments[0].path, _tear(history, 9), "a hole", "")
+    true_pread = disk.pread
+    reads = 0
+
+    def pread(fd: int, size_bytes: int, position: int, /) -> bytes:
+        nonlocal reads
+        content = bytearray(true_pread(fd, size_bytes, position))
+        reads += 1
+        if reads % 2:
+            content[0] ^= 1
+        return bytes(content)
+
+    disk.pread = pread  # type: ignore[method-assign]
+    with pytest.raises(CorruptLog) as refused:
+        promise_what_follows(disk, DIRECTORY, NO_SNAPSHOT, lambda voters: True, damage)
+    assert refused.value is damage
+    assert disk.peek(f"{DIRECTORY}/promised-end") is None
+
+
+def test_what_is_whole_is_found_across_every_damage() -> None:
+    history = _history(voters=(1, 2, 3))
+    end = history.log.end
+    for offset in (13, 5, 0):
+        _tear(history, offset)
+    found = what_is_whole(history.disk, DIRECTORY)
+    assert found.end == end
+    assert [each.voter_id for each in found.voters] == [1, 2, 3]
+    assert MetadataLog.open(history.disk, DATA, now_ms=0, others_have_it=lambda voters: True).end_offset == 0

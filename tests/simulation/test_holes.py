@@ -1,0 +1,77 @@
+"""Voters whose metadata log has a hole before whole batches, in clusters (gaps.md G24, `docs/decisions/010`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.node import promised_end
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.script import _Play
+from fenceline.testing.simulation.stage import play
+from fenceline.testing.simulation.world import Process
+
+POWER = {
+    "crash_s": "1.0",
+    "power_chance": "1.0",
+    "crash_calls": "12",
+    "nodes": "3",
+    "observers": "0",
+    "admin_s": "0",
+    "think_ms": "5",
+}
+
+
+def test_a_voter_that_loses_power_in_its_first_flush_starts_again() -> None:
+    """As brokers' seed 872: a hole before whole batches, power lost again in the start that followed, and the voter has
+    everything back in the end."""
+    told: list[str] = []
+    outcome = play(358, "quorum", overrides=POWER, sink=told.append)
+    assert outcome.failure is None, outcome.report()
+    cut = [at for at, line in enumerate(told) if "metadata log ends before a damaged place" in line]
+    again = [at for at, line in enumerate(told) if "everything again that this node had acknowledged" in line]
+    assert cut
+    assert again
+    assert cut[0] < again[-1]
+
+
+def _elected_without_what_is_acknowledged() -> None:
+    """Of three voters one is behind. Leader and follower commit; the follower's disk loses a stretch of what it has
+    acknowledged, and the leader is gone for a while."""
+    play = _Play("controllers", {"nodes": "3"}, 1)
+    try:
+        list(play.do("settle", []))
+        processes = play._world.processes
+        _, leader = play._leader()
+        behind, damaged = (process for process in processes.values() if process.node_id != leader)
+        behind.kill(power_lost=False)
+        list(play.do("run", ["20"]))
+        before = len(play._invariants.committed)
+        damaged.kill(power_lost=False)
+        processes[leader].kill(power_lost=False)
+        play._last = [damaged]
+        list(play.do("tear", ["last"]))
+        _start(damaged, behind)
+        list(play.do("run", ["30"]))
+        assert play._leader()[1] != behind.node_id, "it lacks what was committed"
+        assert len(play._invariants.committed) == before
+        processes[leader].start()
+        assert next(iter(play.do("settle", []))).endswith("3 of 3 follow or lead, clients are served")
+        list(play.do("run", ["10"]))
+        assert damaged.disk.peek("/data/__cluster_metadata-0/promised-end") is None
+    finally:
+        play.close()
+
+
+def _start(*processes: Process) -> None:
+    for process in processes:
+        process.start()
+
+
+def test_nobody_leads_without_what_a_damaged_voter_had_acknowledged() -> None:
+    _elected_without_what_is_acknowledged()
+
+
+def test_without_its_promise_somebody_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promised_end, "write", lambda disk, directory, end: None)
+    with pytest.raises((InvariantBroken, AssertionError)):
+        _elected_without_what_is_acknowledged()
