@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fenceline.errors import ErrorCode
-from fenceline.node import leader_link
+from fenceline.node import leader_duties, leader_link
 from fenceline.replica.follower import CutTo, Phase
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.fetch import FetchedPartition, FetchPartition
@@ -28,7 +28,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[Line]:
     def write(event: str, **more: Any) -> None:
         written.append((event, more))
 
-    monkeypatch.setattr(leader_link, "log", SimpleNamespace(error=write, info=write, exception=write))
+    for module in (leader_duties, leader_link):
+        monkeypatch.setattr(module, "log", SimpleNamespace(error=write, info=write, exception=write))
     return written
 
 

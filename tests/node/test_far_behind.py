@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import pytest
+
 from fenceline.ids import TopicPartition
+from fenceline.log import write_behind
 from fenceline.log.partition_log import AppendInfo
 from fenceline.metadata.image import Endpoint
 from fenceline.node.clock import SystemClock
@@ -77,9 +81,20 @@ class Log:
 
     def __init__(self) -> None:
         self.log_end_offset = 0
+        self.segment = SimpleNamespace(fd=9, size_bytes=0, disk=SimpleNamespace(duplicate=lambda fd: fd))
+        self.segments = [self.segment]
+        self.let_gone: list[tuple[int, int]] = []
+        self.may_let_go = threading.Event()
+        disk = self.segment.disk
+        disk.let_go, disk.close = self._let_go, lambda fd: None
+
+    def _let_go(self, fd: int, position: int, size_bytes: int) -> None:
+        assert self.may_let_go.wait(WAIT_S)
+        self.let_gone.append((position, position + size_bytes))
 
     def append_as_follower(self, records: memoryview, *, leader_epoch: int, now_ms: int) -> AppendInfo:
         base, self.log_end_offset = self.log_end_offset, self.log_end_offset + len(records)
+        self.segment.size_bytes = self.log_end_offset
         return AppendInfo(base, self.log_end_offset - 1, -1, 0, False, len(records))
 
 
@@ -207,5 +222,35 @@ def test_who_is_followed_no_more_leaves_nothing_behind() -> None:
         fetchers.leave(replicas[1])
         assert fetchers.phases() == []
         await leader.until(lambda: not leader.open)
+
+    story(tell)
+
+
+def test_what_is_far_behind_leaves_the_memory_as_it_comes_one_piece_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(write_behind, "PIECE_BYTES", 5)
+    monkeypatch.setattr(write_behind, "KEPT_BYTES", 20)
+
+    async def tell(leader: ScriptedLeader, fetchers: ReplicaFetchers, replicas: list[Any]) -> None:
+        near, far = await both(leader)
+        replicas[0].log.may_let_go.set()
+        for offset in (84, 164):
+            near.answer(p0=(80, offset))
+            near = await leader.asked()
+            assert near.offsets == {0: offset}
+        for _ in range(3):  # the first shows where it stands, the second begins, the third waits for it
+            far.answer(p1=(10, 100_000))
+            far = await leader.asked()
+        log = replicas[1].log
+        log.may_let_go.set()
+        await leader.until(lambda: log.let_gone == [(20, 30)])
+        while len(log.let_gone) < 3:
+            far.answer(p1=(5, 100_000))
+            far = await leader.asked()
+        start, end = log.let_gone[1]
+        assert (start, end >= 45) == (30, True)
+        assert log.let_gone[2] == (20, end - 20)
+        assert replicas[0].log.let_gone == []
 
     story(tell)

@@ -21,7 +21,7 @@ from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.errors import NotSettled, StorageError
 from fenceline.log.partition_log import PartitionLog
-from fenceline.node import leader_link
+from fenceline.node import leader_duties
 from fenceline.node.replica import Replica
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
@@ -111,12 +111,12 @@ class Stage:
         """The leader answers the fetch; the questions that follow."""
         questions: list[Any] = []
         for duty in self.link.fetcher.on_answer(FetchResponse(list(fetched), session_id=9), self.clock.ms):
-            self.link._do(duty, questions)
+            self.link.duties.do(duty, questions)
         await self.cuts()
         return questions
 
     async def cuts(self) -> None:
-        await asyncio.gather(*self.link._cuts)
+        await asyncio.gather(*self.link.duties.cuts)
 
 
 def told(story: Callable[[Stage], Awaitable[None]]) -> None:
@@ -220,7 +220,7 @@ def test_a_cut_that_fails_is_told_and_comes_again() -> None:
 
 def test_a_receipt_without_room_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is fetched, and nobody is served, from a log whose loss is not written down."""
-    monkeypatch.setattr(leader_link, "_ROOM_PAUSE_S", 0.0)
+    monkeypatch.setattr(leader_duties, "_ROOM_PAUSE_S", 0.0)
 
     async def story(stage: Stage) -> None:
         stage.host.lacks_room = 2
@@ -303,7 +303,7 @@ def test_a_look_up_that_is_refused_cuts_nothing_and_comes_again(answers: tuple[i
         assert isinstance(question, AskEnd)
         assert stage.ask() == [], "nothing is fetched while the leader is asked"
         leader: Any = Leader(*answers)
-        await stage.link._ask(leader, question)
+        await stage.link.duties.ask(leader, question)
         assert leader.asked == [(1, -1, EPOCH), (1, -4, EPOCH)][: len(answers)]
         assert (stage.state(0).phase, stage.host.cut) == (Phase.WAITING, [])
         stage.link.fetcher.on_connection_lost()
@@ -320,7 +320,7 @@ def test_a_log_that_is_longer_is_cut_and_one_that_is_too_old_begins_anew(answers
     async def story(stage: Stage) -> None:
         (question,) = await stage.answer(fetched(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
         leader: Any = Leader(*answers)
-        await stage.link._ask(leader, question)
+        await stage.link.duties.ask(leader, question)
         await stage.cuts()
         assert stage.host.cut == [(0, cut, True)]
         log = stage.replicas[0].log
@@ -338,7 +338,7 @@ def test_what_was_looked_up_in_an_older_epoch_counts_for_nothing(answer: int | E
         (question,) = await stage.answer(fetched(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
         follow = stage.fetchers.follow
         leader: Any = Leader(answer, meanwhile=lambda: follow(stage.replicas[0], LEADER, EPOCH + 1))
-        await stage.link._ask(leader, question)
+        await stage.link.duties.ask(leader, question)
         await stage.cuts()
         assert stage.host.cut == []
         assert (stage.state(0).leader_epoch, stage.state(0).phase) == (EPOCH + 1, Phase.FETCHING)

@@ -55,7 +55,7 @@ def test_a_log_that_is_being_cut_is_nobody_elses_until_the_thread_has_ended() ->
             fetchers.follow(replica, 2, 5)
             link = fetchers._links[2]
             (state,) = link.fetcher.states.values()
-            link._do(CutTo(state, 0, Cause.DIVERGENCE), [])
+            link.duties.do(CutTo(state, 0, Cause.DIVERGENCE), [])
             await asyncio.to_thread(host.began.wait, 60)
             closing = asyncio.ensure_future(fetchers.close())
             for _ in range(20):

@@ -74,9 +74,11 @@ def _kip_101_a_log_is_not_cut_to_the_high_watermark(patch: pytest.MonkeyPatch) -
         follow(self, replica, leader_epoch)
         state = self.fetcher.states[replica.topic_id_bytes, replica.topic_partition.partition]
         state.phase = Phase.CUTTING
-        cut = asyncio.ensure_future(self._cut(replica, CutTo(state, replica.log.high_watermark, Cause.DIVERGENCE)))
-        self._cuts.add(cut)
-        cut.add_done_callback(self._cuts.discard)
+        cut = asyncio.ensure_future(
+            self.duties.cut(replica, CutTo(state, replica.log.high_watermark, Cause.DIVERGENCE))
+        )
+        self.duties.cuts.add(cut)
+        cut.add_done_callback(self.duties.cuts.discard)
 
     patch.setattr(LeaderLink, "follow", cut_first)
 

@@ -130,6 +130,10 @@ class Disk(Protocol):
 
     def truncate(self, fd: int, size_bytes: int) -> None: ...
     def fsync(self, fd: int) -> None: ...
+    def let_go(self, fd: int, position: int, size_bytes: int) -> None:
+        """Begin to bring these bytes to the disk; those that are there already leave the page cache. A hint."""
+        ...
+
     def fsync_dir(self, path: str) -> None: ...
     def sync_all(self, path: str) -> None:
         """Make everything on the file system of `path` durable at once."""
@@ -203,6 +207,10 @@ class OsDisk:
 
     def map(self, fd: int, position: int, size_bytes: int) -> Mapping | None:
         return OsMapping.make(fd, position, size_bytes)
+
+    def let_go(self, fd: int, position: int, size_bytes: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, position, size_bytes, os.POSIX_FADV_DONTNEED)
 
     def fsync_dir(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

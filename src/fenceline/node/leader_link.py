@@ -1,7 +1,7 @@
 """The way to one leader: a connection and a task, and a second one while some of its partitions are far behind.
 
-Owns the connections, and carries out what `fenceline.replica` decides: sends fetches, appends what comes, cuts logs in
-threads. One partition's trouble is its own, the others of the same leader go on. Decides nothing about the protocol.
+Owns the connections and what is fetched over which: sends the fetches that `fenceline.replica` decides on, and hands on
+what comes (`leader_duties`). Never touches a log. Decides nothing about the protocol.
 
 A partition that is new at a leader does not wait for the fetch that is parked there: the connection is opened anew,
 with everything in the first request.
@@ -10,7 +10,7 @@ Far behind is who lacks what is committed already. It is not in sync, and no pro
 wait for the megabytes that it fetches together with what is in sync. So it moves to the link for those far behind with
 the answer that shows it, and back with the one that brings everything that is committed.
 
-Rules: `epochs.md E23-E29`; `gaps.md G3`, `G10`, `G11`, `G14b`.
+Rules: `epochs.md E23-E29`; `gaps.md G3`.
 """
 
 from __future__ import annotations
@@ -18,28 +18,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
-from fenceline.errors import FencelineError
-from fenceline.log.errors import NotSettled, StorageError
+from fenceline.node.leader_duties import Duties
 from fenceline.node.logs import Logger
 from fenceline.node.peer_connection import ConnectionLost, NoSuchVersion, PeerConnection, open_peer
-from fenceline.records.errors import RecordsError, corrupt
 from fenceline.replica.fetcher import Fetcher
-from fenceline.replica.follower import (
-    Append,
-    AskEnd,
-    AskStart,
-    BeginAnew,
-    CutTo,
-    Duty,
-    FollowerState,
-    Learn,
-    Phase,
-)
+from fenceline.replica.follower import AskEnd, AskStart, BeginAnew, CutTo, FollowerState, Phase
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch import encode_request, parse_response
 
 if TYPE_CHECKING:
+    from fenceline.log.errors import StorageError
     from fenceline.metadata.image import Endpoint
     from fenceline.node.replica import Replica
     from fenceline.node.replica_fetchers import ReplicaFetchers
@@ -48,12 +37,8 @@ log = Logger("replication")
 
 FIRST_FETCH_VERSION: Final = 13
 LAST_FETCH_VERSION: Final = 17
-_LATEST: Final = -1
-_EARLIEST_LOCAL: Final = -4
 _ARRIVAL_S: Final = 0.02
 """How long a partition that has caught up waits for the round that is out."""
-_ROOM_PAUSE_S: Final = 0.5
-"""Between two attempts to write a receipt to a disk that is full."""
 _TROUBLE = (ConnectionError, MalformedRequest, NoSuchVersion)
 
 
@@ -100,13 +85,22 @@ class LeaderLink:
         self._watchdog: asyncio.TimerHandle | None = None
         self._arrivals: asyncio.TimerHandle | None = None
         """When what came from far behind has waited for long enough."""
-        self._cuts: set[asyncio.Task[None]] = set() if near is None else near._cuts
+        cuts: set[asyncio.Task[None]] = set() if near is None else near.duties.cuts
+        self.duties: Duties = Duties(self, fetchers, leader_id, cuts)
         self._is_unreachable = False
         self._was_left = False
         """It closed the connection while its answer was awaited."""
         self._refusals = 0
         """Answers in a row that were an error as a whole."""
         self._task = asyncio.ensure_future(self._run())
+
+    @property
+    def is_for_far_behind(self) -> bool:
+        return self._near is not None
+
+    def replica_of(self, state: FollowerState) -> Replica | None:
+        key = (state.topic_id, state.index)
+        return self._replicas.get(key) if self.fetcher.states.get(key) is state else None
 
     def follow(self, replica: Replica, leader_epoch: int) -> None:
         key = (replica.topic_id_bytes, replica.topic_partition.partition)
@@ -117,6 +111,7 @@ class LeaderLink:
 
     def leave(self, key: tuple[bytes, int]) -> None:
         self._replicas.pop(key, None)
+        self.duties.forget(key)
         self.fetcher.leave(key)
         self._leave_far(key)
 
@@ -157,11 +152,11 @@ class LeaderLink:
     async def ended(self) -> None:
         if self._far is not None:
             await self._far.ended()
-        await asyncio.gather(self._task, *self._cuts, return_exceptions=True)
+        await asyncio.gather(self._task, *self.duties.cuts, return_exceptions=True)
 
     # -- far behind ----------------------------------------------------------------------------------------------------
 
-    def _sort(self, replica: Replica, state: FollowerState) -> None:
+    def sort(self, replica: Replica, state: FollowerState) -> None:
         """Over which connection a partition is fetched from now on."""
         is_far = state.leader_high_watermark > state.log.log_end_offset
         near, key = self._near, (state.topic_id, state.index)
@@ -174,6 +169,7 @@ class LeaderLink:
 
     def _move(self, key: tuple[bytes, int], replica: Replica, state: FollowerState, to: LeaderLink) -> None:
         del self._replicas[key]
+        self.duties.forget(key)
         self.fetcher.leave(key)
         to._arrive(key, replica, state)
 
@@ -253,12 +249,12 @@ class LeaderLink:
         self._is_unreachable = False
         questions: list[AskEnd | AskStart] = []
         for duty in self.fetcher.on_answer(response, self._clock.monotonic_ms()):
-            self._do(duty, questions)
+            self.duties.do(duty, questions)
             if self._near is not None:
                 # Of a megabyte each, and what is in sync with other leaders shall not wait for all of them.
                 await asyncio.sleep(0)
         for question in questions:
-            await self._ask(connection, question)
+            await self.duties.ask(connection, question)
 
     def _hold_back(self, now_ms: int) -> None:
         """More has come than may: throttled partitions that are not in sync wait (Kafka's shouldFollowerThrottle)."""
@@ -338,148 +334,3 @@ class LeaderLink:
                 reason=str(error),
                 advice="It is tried again until it answers or another broker leads.",
             )
-
-    # -- duties --------------------------------------------------------------------------------------------------------
-
-    def _do(self, duty: Duty, questions: list[AskEnd | AskStart]) -> None:
-        state = duty.state
-        replica = self._replica(state)
-        if replica is None:
-            return
-        match duty:
-            case Append():
-                self._append(replica, duty)
-            case Learn():
-                replica.learn(duty.high_watermark, duty.log_start_offset)
-                self._sort(replica, state)
-            case CutTo() | BeginAnew():
-                cut = asyncio.ensure_future(self._cut(replica, duty))
-                self._cuts.add(cut)
-                cut.add_done_callback(self._cuts.discard)
-            case AskEnd() | AskStart():
-                questions.append(duty)
-
-    def _replica(self, state: FollowerState) -> Replica | None:
-        key = (state.topic_id, state.index)
-        return self._replicas.get(key) if self.fetcher.states.get(key) is state else None
-
-    def _append(self, replica: Replica, duty: Append) -> None:
-        state = duty.state
-        try:
-            appended = replica.log.append_as_follower(
-                duty.records, leader_epoch=state.leader_epoch, now_ms=self._clock.now_ms()
-            )
-            if appended.base_offset < 0:
-                raise corrupt(f"{len(duty.records)} bytes hold no whole batch")
-            self._fetchers.appended_bytes += len(duty.records)
-        except StorageError as error:
-            self._refused(replica, state, error)
-            return
-        except (RecordsError, FencelineError) as error:
-            self._not_taken(replica, state, str(error))
-            return
-        replica.learn(duty.high_watermark, duty.log_start_offset)
-        self.fetcher.done(state)
-        self._sort(replica, state)
-        quota = self._fetchers.quota
-        if quota.is_active and quota.covers(state.topic, state.index):
-            quota.passed(appended.size_bytes, self._clock.monotonic_ms())
-
-    def _not_taken(self, replica: Replica, state: FollowerState, reason: str) -> None:
-        """The leader sent what can not be. Told the 1st, 2nd, 4th, 8th time and so on."""
-        if not state.failures & (state.failures + 1):
-            log.error(
-                "records of the leader not taken",
-                partition=str(replica.topic_partition),
-                leader=self._leader_id,
-                offset=state.log.log_end_offset,
-                times=state.failures + 1,
-                reason=reason,
-                advice="They are fetched again. If it goes on, check the leader's disk: its copy may be damaged.",
-            )
-        self.fetcher.failed(state, self._clock.monotonic_ms())
-
-    async def _cut(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
-        """In a thread; meanwhile nobody reads or maintains this log."""
-        state = duty.state
-        before = replica.log.log_end_offset, replica.log.latest_epoch
-        replica.is_being_cut = True
-        try:
-            await self._cut_and_settle(replica, duty)
-            # A recovery point behind the cut would call what is appended now, and torn by a crash, a damaged log.
-            await self._host.checkpoint()
-        except StorageError as error:
-            self._refused(replica, state, error)
-            return
-        finally:
-            replica.is_being_cut = False
-            self._host.cut_ended(replica)
-        if (replica.log.log_end_offset, replica.log.latest_epoch) == before:
-            self._not_taken(replica, state, f"{duty.cause.value}, yet nothing of this log lies there")
-            return
-        self.fetcher.done(state)
-        self.interrupt()
-
-    async def _cut_and_settle(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
-        """Where a full disk has no room for the receipt: again until it has, whoever leads meanwhile. Raises
-        StorageError."""
-        while True:
-            try:
-                await asyncio.get_running_loop().run_in_executor(
-                    self._fetchers.executor(), self._host.cut_log, replica, duty, self._leader_id
-                )
-            except NotSettled as error:
-                if self._fetchers.is_closed:
-                    raise
-                self._host.storage_failed(replica, error)
-                await asyncio.sleep(_ROOM_PAUSE_S)
-            else:
-                return
-
-    def _refused(self, replica: Replica, state: FollowerState, error: StorageError) -> None:
-        """The disk did not do it."""
-        self.fetcher.failed(state, self._clock.monotonic_ms())
-        self._host.storage_failed(replica, error)
-
-    async def _ask(self, connection: PeerConnection, question: AskEnd | AskStart) -> None:
-        """ListOffsets as a replica, fenced by the leader epoch (E28). Raises one of _TROUBLE."""
-        state: FollowerState = question.state
-        following: Duty | None = question
-        while isinstance(following, AskEnd | AskStart):
-            wanted = _LATEST if isinstance(following, AskEnd) else _EARLIEST_LOCAL
-            found = await self._end_of_leader(connection, state, wanted)
-            if self._replica(state) is None:
-                return
-            if found is None:
-                self.fetcher.failed(state, self._clock.monotonic_ms())
-                return
-            following = state.on_leader_end(found) if isinstance(following, AskEnd) else state.on_leader_start(found)
-        if following is None:
-            self.fetcher.done(state)
-        else:
-            self._do(following, [])
-
-    async def _end_of_leader(self, connection: PeerConnection, state: FollowerState, timestamp: int) -> int | None:
-        fields = {
-            "replica_id": self._host.node_id,
-            "isolation_level": 0,
-            "topics": [
-                {
-                    "name": state.topic,
-                    "partitions": [
-                        {
-                            "partition_index": state.index,
-                            "current_leader_epoch": state.leader_epoch,
-                            "timestamp": timestamp,
-                        }
-                    ],
-                }
-            ],
-        }
-        version = connection.version_for(ApiKey.LIST_OFFSETS, 8, 10)
-        answer = await connection.call(ApiKey.LIST_OFFSETS, version, fields, self._fetchers.answer_timeout_s)
-        for topic in answer.topics:
-            for partition in topic.partitions:
-                if (topic.name, partition.partition_index) == (state.topic, state.index):
-                    return None if partition.error_code or partition.offset < 0 else int(partition.offset)
-        return None

@@ -114,6 +114,9 @@ class LifeDisk:
         if crashes:
             self._crash()
 
+    def let_go(self, fd: int, position: int, size_bytes: int) -> None:
+        self._check()
+
     def fsync_dir(self, path: str) -> None:
         crashes = self._begin("fsync", path)
         self._disk.fsync_dir(path)

@@ -1,0 +1,224 @@
+"""What an answer of a leader makes a follower do with its logs: append, cut, ask where the leader's log ends.
+
+Owns the carrying out of what `fenceline.replica.follower` decides, for the partitions of one link: appends on the loop,
+cuts in threads, questions over the link's connection. One partition's trouble is its own. Decides nothing about the
+protocol, and neither opens nor closes a connection.
+
+Rules: `epochs.md E25-E29`; `gaps.md G10`, `G11`, `G14b`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+from fenceline.errors import FencelineError
+from fenceline.log.errors import NotSettled, StorageError
+from fenceline.log.write_behind import WriteBehind
+from fenceline.node.logs import Logger
+from fenceline.records.errors import RecordsError, corrupt
+from fenceline.replica.follower import Append, AskEnd, AskStart, BeginAnew, CutTo, Duty, FollowerState, Learn
+from fenceline.wire.apis import ApiKey
+
+if TYPE_CHECKING:
+    from fenceline.node.peer_connection import PeerConnection
+    from fenceline.node.replica import Replica
+    from fenceline.node.replica_fetchers import ReplicaFetchers
+    from fenceline.replica.fetcher import Fetcher, Key
+
+log = Logger("replication")
+
+_LATEST: Final = -1
+_EARLIEST_LOCAL: Final = -4
+_ROOM_PAUSE_S: Final = 0.5
+"""Between two attempts to write a receipt to a disk that is full."""
+
+
+class Link(Protocol):
+    """What the duties of one link need of it."""
+
+    fetcher: Fetcher
+
+    @property
+    def is_for_far_behind(self) -> bool: ...
+    def replica_of(self, state: FollowerState) -> Replica | None:
+        """Whose state it is; None where it is followed anew, elsewhere or no more."""
+
+    def sort(self, replica: Replica, state: FollowerState) -> None:
+        """What is committed there and here is known anew: over which connection is it fetched from now on?"""
+
+    def interrupt(self) -> None: ...
+
+
+class Duties:
+    """Of one link. `cuts`: those under way, which go on when the link is closed."""
+
+    def __init__(self, link: Link, fetchers: ReplicaFetchers, leader_id: int, cuts: set[asyncio.Task[None]]) -> None:
+        self._link = link
+        self._fetchers = fetchers
+        self._host = fetchers.host
+        self._clock = fetchers.clock
+        self._leader_id = leader_id
+        self._fetcher = link.fetcher
+        self.cuts = cuts
+        self._written: dict[Key, WriteBehind] = {}
+        """Of what is far behind, while it is."""
+        self._writing_behind: asyncio.Future[None] | None = None
+
+    def forget(self, key: Key) -> None:
+        """It is not fetched over this link any more."""
+        self._written.pop(key, None)
+
+    def do(self, duty: Duty, questions: list[AskEnd | AskStart]) -> None:
+        """Questions are left for `ask`, which has to wait for the leader."""
+        state = duty.state
+        replica = self._link.replica_of(state)
+        if replica is None:
+            return
+        match duty:
+            case Append():
+                self._append(replica, duty)
+            case Learn():
+                replica.learn(duty.high_watermark, duty.log_start_offset)
+                self._link.sort(replica, state)
+            case CutTo() | BeginAnew():
+                cut = asyncio.ensure_future(self.cut(replica, duty))
+                self.cuts.add(cut)
+                cut.add_done_callback(self.cuts.discard)
+            case AskEnd() | AskStart():
+                questions.append(duty)
+
+    def _append(self, replica: Replica, duty: Append) -> None:
+        state = duty.state
+        try:
+            appended = replica.log.append_as_follower(
+                duty.records, leader_epoch=state.leader_epoch, now_ms=self._clock.now_ms()
+            )
+            if appended.base_offset < 0:
+                raise corrupt(f"{len(duty.records)} bytes hold no whole batch")
+            self._fetchers.appended_bytes += len(duty.records)
+        except StorageError as error:
+            self._refused(replica, state, error)
+            return
+        except (RecordsError, FencelineError) as error:
+            self._not_taken(replica, state, str(error))
+            return
+        replica.learn(duty.high_watermark, duty.log_start_offset)
+        self._fetcher.done(state)
+        if self._link.is_for_far_behind:
+            self._write_behind(replica, (state.topic_id, state.index))
+        self._link.sort(replica, state)
+        quota = self._fetchers.quota
+        if quota.is_active and quota.covers(state.topic, state.index):
+            quota.passed(appended.size_bytes, self._clock.monotonic_ms())
+
+    def _write_behind(self, replica: Replica, key: Key) -> None:
+        """What is far behind comes by the gigabyte, and nobody reads it soon."""
+        written = self._written.get(key)
+        if written is None:
+            self._written[key] = WriteBehind(replica.log)
+        elif self._writing_behind is None or self._writing_behind.done():
+            # A disk that is slower than the leader gets more at a time, and others have threads left.
+            work = written.due()
+            if work is not None:
+                loop = asyncio.get_running_loop()
+                self._writing_behind = loop.run_in_executor(self._fetchers.executor(), work)
+
+    def _not_taken(self, replica: Replica, state: FollowerState, reason: str) -> None:
+        """The leader sent what can not be. Told the 1st, 2nd, 4th, 8th time and so on."""
+        if not state.failures & (state.failures + 1):
+            log.error(
+                "records of the leader not taken",
+                partition=str(replica.topic_partition),
+                leader=self._leader_id,
+                offset=state.log.log_end_offset,
+                times=state.failures + 1,
+                reason=reason,
+                advice="They are fetched again. If it goes on, check the leader's disk: its copy may be damaged.",
+            )
+        self._fetcher.failed(state, self._clock.monotonic_ms())
+
+    async def cut(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
+        """In a thread; meanwhile nobody reads or maintains this log."""
+        state = duty.state
+        before = replica.log.log_end_offset, replica.log.latest_epoch
+        replica.is_being_cut = True
+        try:
+            await self._cut_and_settle(replica, duty)
+            # A recovery point behind the cut would call what is appended now, and torn by a crash, a damaged log.
+            await self._host.checkpoint()
+        except StorageError as error:
+            self._refused(replica, state, error)
+            return
+        finally:
+            replica.is_being_cut = False
+            self._host.cut_ended(replica)
+        if (replica.log.log_end_offset, replica.log.latest_epoch) == before:
+            self._not_taken(replica, state, f"{duty.cause.value}, yet nothing of this log lies there")
+            return
+        self._fetcher.done(state)
+        self._link.interrupt()
+
+    async def _cut_and_settle(self, replica: Replica, duty: CutTo | BeginAnew) -> None:
+        """Where a full disk has no room for the receipt: again until it has, whoever leads meanwhile. Raises
+        StorageError."""
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(
+                    self._fetchers.executor(), self._host.cut_log, replica, duty, self._leader_id
+                )
+            except NotSettled as error:
+                if self._fetchers.is_closed:
+                    raise
+                self._host.storage_failed(replica, error)
+                await asyncio.sleep(_ROOM_PAUSE_S)
+            else:
+                return
+
+    def _refused(self, replica: Replica, state: FollowerState, error: StorageError) -> None:
+        """The disk did not do it."""
+        self._fetcher.failed(state, self._clock.monotonic_ms())
+        self._host.storage_failed(replica, error)
+
+    async def ask(self, connection: PeerConnection, question: AskEnd | AskStart) -> None:
+        """ListOffsets as a replica, fenced by the leader epoch (E28). Raises one of _TROUBLE."""
+        state: FollowerState = question.state
+        following: Duty | None = question
+        while isinstance(following, AskEnd | AskStart):
+            wanted = _LATEST if isinstance(following, AskEnd) else _EARLIEST_LOCAL
+            found = await self._end_of_leader(connection, state, wanted)
+            if self._link.replica_of(state) is None:
+                return
+            if found is None:
+                self._fetcher.failed(state, self._clock.monotonic_ms())
+                return
+            following = state.on_leader_end(found) if isinstance(following, AskEnd) else state.on_leader_start(found)
+        if following is None:
+            self._fetcher.done(state)
+        else:
+            self.do(following, [])
+
+    async def _end_of_leader(self, connection: PeerConnection, state: FollowerState, timestamp: int) -> int | None:
+        fields = {
+            "replica_id": self._host.node_id,
+            "isolation_level": 0,
+            "topics": [
+                {
+                    "name": state.topic,
+                    "partitions": [
+                        {
+                            "partition_index": state.index,
+                            "current_leader_epoch": state.leader_epoch,
+                            "timestamp": timestamp,
+                        }
+                    ],
+                }
+            ],
+        }
+        version = connection.version_for(ApiKey.LIST_OFFSETS, 8, 10)
+        answer = await connection.call(ApiKey.LIST_OFFSETS, version, fields, self._fetchers.answer_timeout_s)
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                if (topic.name, partition.partition_index) == (state.topic, state.index):
+                    return None if partition.error_code or partition.offset < 0 else int(partition.offset)
+        return None

@@ -1,0 +1,147 @@
+"""What leaves the page cache while a log takes in much: which stretches, when, and that it is only a hint."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fenceline.log import write_behind
+from fenceline.log.config import LogConfig
+from fenceline.log.disk import OsDisk
+from fenceline.log.write_behind import WriteBehind
+from fenceline.testing.sim_disk import SimDisk
+from tests.log.helpers import append, open_log, read_all
+
+PIECE, KEPT, AGAIN = 1_000, 3_000, 1_500
+
+
+class Stretch(NamedTuple):
+    start: int
+    end: int
+
+
+class Watched(SimDisk):
+    """Notes what it is asked to let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mkdir("/data")
+        self.let_gone: list[Stretch] = []
+        self.refuses: set[str] = set()
+
+    def let_go(self, fd: int, position: int, size_bytes: int) -> None:
+        assert self.pread(fd, 1, position), "the descriptor is open"
+        if "let_go" in self.refuses:
+            raise OSError(errno.EIO, "no")
+        self.let_gone.append(Stretch(position, position + size_bytes))
+
+    def duplicate(self, fd: int) -> int:
+        if "duplicate" in self.refuses:
+            raise OSError(errno.EMFILE, "no")
+        return super().duplicate(fd)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("PIECE_BYTES", PIECE), ("KEPT_BYTES", KEPT), ("AGAIN_BYTES", AGAIN)):
+        monkeypatch.setattr(write_behind, name, size)
+
+
+def test_pieces_begin_their_way_in_turn_and_older_ones_leave_but_nothing_that_was_there_before() -> None:
+    disk = Watched()
+    log = open_log(disk)
+    while log.size_bytes < 2 * PIECE:
+        append(log)
+    first = log.size_bytes
+    written = WriteBehind(log)
+    began = first
+    for _ in range(200):
+        append(log)
+        work = written.due()
+        if work is None:
+            assert log.size_bytes < began + PIECE
+            continue
+        assert disk.let_gone == []
+        work()
+        begun, *left = disk.let_gone
+        assert begun == (began, log.size_bytes)
+        expected = Stretch(max(first, began - KEPT - AGAIN), log.size_bytes - KEPT)
+        assert left == ([expected] if expected.end > expected.start else [])
+        began = log.size_bytes
+        disk.let_gone.clear()
+    assert began - first > KEPT + AGAIN + PIECE
+
+
+def test_work_that_was_not_asked_for_adds_up() -> None:
+    disk = Watched()
+    log = open_log(disk)
+    append(log)
+    first, written = log.size_bytes, WriteBehind(log)
+    while log.size_bytes < 5 * PIECE:
+        append(log)
+    work = written.due()
+    assert work is not None
+    work()
+    assert disk.let_gone == [(first, log.size_bytes), (first, log.size_bytes - KEPT)]
+    assert written.due() is None
+
+
+def test_a_new_segment_begins_at_its_first_byte() -> None:
+    disk = Watched()
+    log = open_log(disk, config=LogConfig(segment_bytes=3 * PIECE))
+    append(log)
+    written = WriteBehind(log)
+    while len(log.segments) == 1:
+        append(log)
+    assert written.due() is None
+    while log.segments[-1].size_bytes < PIECE:
+        append(log)
+    work = written.due()
+    assert work is not None
+    work()
+    assert disk.let_gone == [(0, log.segments[-1].size_bytes)]
+
+
+@pytest.mark.parametrize("refused", ["let_go", "duplicate"])
+def test_what_the_system_refuses_changes_nothing(refused: str) -> None:
+    disk = Watched()
+    log = open_log(disk)
+    written = WriteBehind(log)
+    while log.size_bytes < PIECE:
+        append(log)
+    disk.refuses.add(refused)
+    work = written.due()
+    if work is not None:
+        work()
+    assert disk.let_gone == []
+    disk.refuses.clear()
+    while (work := written.due()) is None:
+        append(log)
+    work()
+    assert disk.let_gone[0].end == log.size_bytes
+    assert len(read_all(log)) == log.log_end_offset
+    log.close()
+    assert disk.open_descriptors == 0, "work closes what it duplicated"
+
+
+def test_a_log_without_a_segment_has_nothing_to_let_go() -> None:
+    log = open_log(Watched())
+    written = WriteBehind(log)
+    assert written.due() is None
+
+
+def test_on_the_disk_it_is_the_systems_own_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, at, size, advice: told.append((at, size, advice)), raising=False
+    )
+    disk = OsDisk()
+    fd = disk.open_append(str(tmp_path / "log"))
+    told.clear()
+    disk.let_go(fd, 8192, 4096)
+    disk.close(fd)
+    assert told == [(8192, 4096, os.POSIX_FADV_DONTNEED)]
