@@ -174,6 +174,31 @@ def test_a_leader_that_closes_its_connection_has_left_until_it_takes_another() -
     asyncio.run(story())
 
 
+def test_a_closed_connection_is_seen_before_it_is_heard() -> None:
+    """Nothing runs between the end of the transport and the look."""
+
+    async def story() -> None:
+        leader = LeavingLeader()
+        server = await leader.serve()
+        fetchers, told = follow(leader)
+        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
+        fetchers.look_at_leaders()
+        assert told.now() is NOBODY
+        connection = fetchers._links[LEADER]._connection
+        assert connection is not None
+        assert connection._transport is not None
+        connection._transport.abort()
+        assert told.now() is NOBODY
+        fetchers.look_at_leaders()
+        assert told.now().left == {LEADER}
+        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
+        assert told.now() is NOBODY
+        await fetchers.close()
+        server.close()
+
+    asyncio.run(story())
+
+
 def test_a_leader_that_refuses_has_left() -> None:
     """Also where this node gave up the connection itself, as when there is something new to ask for."""
 
@@ -219,6 +244,7 @@ def test_a_leader_that_gives_no_answer_has_not_left() -> None:
         fetchers, told = follow(leader, answer_timeout_ms=50)
         for _ in range(3):
             await asyncio.wait_for(leader.fetches.get(), WAIT_S)
+            fetchers.look_at_leaders()
         assert set(told.all) == {"came"}
         await fetchers.close()
         server.close()

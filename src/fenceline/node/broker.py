@@ -140,7 +140,7 @@ class Broker:
     @property
     def absent(self) -> Absent:
         """What clients are told of brokers that are not there."""
-        return self.replication.absent.now()
+        return self.replication.absent_now()
 
     @property
     def offline_partition_count(self) -> int:

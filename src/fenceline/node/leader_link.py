@@ -276,10 +276,22 @@ class LeaderLink:
         except ConnectionLost:
             if self._news.is_set():
                 return None
-            self._was_left = asyncio.get_running_loop().time() < self._overdue_s
+            self._was_left = self._closed_by_leader(self._connection)
             raise
         finally:
             self._awaited = None
+
+    def look(self) -> None:
+        """Tell that the leader has left where that is to be seen and not heard yet."""
+        if self._closed_by_leader(self._connection):
+            self._fetchers.absent.left(self._leader_id)
+        if self._far is not None:
+            self._far.look()
+
+    def _closed_by_leader(self, connection: PeerConnection | None) -> bool:
+        """And not because its answer took too long."""
+        is_closed = connection is not None and not connection.is_open
+        return is_closed and asyncio.get_running_loop().time() < self._overdue_s
 
     def _watch(self) -> None:
         """One timer for all answers, which looks again when the one that is out would be overdue."""

@@ -89,6 +89,12 @@ class ReplicaFetchers:
             link.close()
             self.absent.came(leader_id)
 
+    def look_at_leaders(self) -> None:
+        """Tell `absent` at once whose connection has closed: their tasks hear of it some turns of the loop later, and a
+        client that has lost the same leader asks about it in between."""
+        for link in self._links.values():
+            link.look()
+
     def leader_moved(self, node_id: int) -> None:
         """A broker registered anew: its address may be another."""
         link = self._links.get(node_id)

@@ -17,7 +17,7 @@ from fenceline.errors import PeerError
 from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
 from fenceline.metadata.image import ConfigResource, ConfigResourceType, Endpoint, LeaderRecoveryState
-from fenceline.node.absent_brokers import AbsentBrokers
+from fenceline.node.absent_brokers import Absent, AbsentBrokers
 from fenceline.node.deletions import Deletions
 from fenceline.node.isr_changes import IsrChanges
 from fenceline.node.logs import Logger
@@ -112,6 +112,11 @@ class Replication:
     def replication_endpoint(self, node_id: int) -> Endpoint | None:
         broker = self._broker.image.brokers.get(node_id)
         return broker.endpoint(self._listener) if broker is not None else None
+
+    def absent_now(self) -> Absent:
+        """What clients are told of brokers that are not there."""
+        self.fetchers.look_at_leaders()
+        return self.absent.now()
 
     def on_image(self, delta: Delta) -> None:
         """Brokers that came back may have another address; settings of throttles may be others."""
