@@ -218,6 +218,22 @@ def test_a_cut_that_fails_is_told_and_comes_again() -> None:
     told(story)
 
 
+@pytest.mark.parametrize(("fails", "divergence"), [(True, (3, 2)), (False, (4, 5))])
+def test_the_link_looks_again_after_a_cut_that_did_nothing(fails: bool, divergence: tuple[int, int]) -> None:
+    """Brokers, seed 1073: the only partition of a leader was not asked for any more."""
+
+    async def story(stage: Stage) -> None:
+        stage.host.disk_fails = fails
+        stage.link._news.clear()
+        resting = asyncio.ensure_future(stage.link._pause(None))
+        await asyncio.sleep(0)
+        await stage.answer(fetched(0, diverging_epoch=divergence))
+        assert (len(stage.host.cut), stage.state(0).phase) == (1, Phase.WAITING)
+        await resting
+
+    told(story)
+
+
 def test_a_receipt_without_room_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is fetched, and nobody is served, from a log whose loss is not written down."""
     monkeypatch.setattr(leader_duties, "_ROOM_PAUSE_S", 0.0)

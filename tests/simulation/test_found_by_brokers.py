@@ -17,6 +17,18 @@ from fenceline.testing.simulation.stage import play
 from .test_brokers_story import NO_FAULTS
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        1073,  # a cut that a full disk refused was the only thing to do for a leader's link, which slept on
+        3171,  # a leader that heard at once of a smaller in-sync set and of the next leader commits in between
+    ],
+)
+def test_seeds_that_found_something(seed: int) -> None:
+    outcome = play(seed, "brokers")
+    assert outcome.failure is None, outcome.report()
+
+
 def test_topics_that_go_while_a_node_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed 88: a log was opened by its topic's name, the topic was deleted and created anew, and the records of the
     old one were taken for those of the new one."""

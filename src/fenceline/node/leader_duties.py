@@ -48,6 +48,8 @@ class Link(Protocol):
         """What is committed there and here is known anew: over which connection is it fetched from now on?"""
 
     def interrupt(self) -> None: ...
+    def look_again(self) -> None:
+        """A partition backs off; it may be all that this link has, which would rest until it is told."""
 
 
 class Duties:
@@ -149,12 +151,14 @@ class Duties:
             await self._host.checkpoint()
         except StorageError as error:
             self._refused(replica, state, error)
+            self._link.look_again()
             return
         finally:
             replica.is_being_cut = False
             self._host.cut_ended(replica)
         if (replica.log.log_end_offset, replica.log.latest_epoch) == before:
             self._not_taken(replica, state, f"{duty.cause.value}, yet nothing of this log lies there")
+            self._link.look_again()
             return
         self._fetcher.done(state)
         self._link.interrupt()

@@ -133,6 +133,10 @@ class LeaderLink:
         if self._awaited is not None and not self._awaited.done():
             self._lost()
 
+    def look_again(self) -> None:
+        """Somebody backs off who was not asked for: know until when. The answer that is out is awaited."""
+        self._news.set()
+
     def leader_moved(self) -> None:
         self.interrupt()
         if self._far is not None:

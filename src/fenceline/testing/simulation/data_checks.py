@@ -223,6 +223,8 @@ class DataChecks:
             if not copy.is_new:
                 receipts_are_exact(node.process, copy.replica, copy.receipts, lost, where)
         committed = high_watermark != copy.high_watermark or (leader is not None and leader.isr is not copy.isr)
+        # Who hears at once of a smaller in-sync set and of the next leader commits in between.
+        by = copy.leader if leader is None and high_watermark > copy.high_watermark else leader
         node.process.tell(
             f"{history.name} epoch {replica.leader_epoch} {'leads' if leader is not None else 'follows'} log"
             f" {start}..{end} committed {high_watermark}"
@@ -238,16 +240,11 @@ class DataChecks:
         copy.isr = leader.isr if leader is not None else copy.isr
         if began:
             self._leads(copy, history, where)
-        if (
-            leader is not None
-            and committed
-            and leader.leader_epoch >= history.last_unclean
-            and not leader.is_recovering
-        ):
+        if by is not None and committed and by.leader_epoch >= history.last_unclean and not by.is_recovering:
             history.commit(copy.batches(min(copy.matched, history.end), high_watermark), where)
             copy.matched = max(copy.matched, high_watermark)
             led = history.ends
-            led[leader.leader_epoch] = max(led.get(leader.leader_epoch, 0), high_watermark)
+            led[by.leader_epoch] = max(led.get(by.leader_epoch, 0), high_watermark)
         if committed or was_cut:
             self._check_isr(key)
 
