@@ -29,6 +29,7 @@ from fenceline.node.broker import Broker
 from fenceline.node.connection import PendingAnswer
 from fenceline.node.directory_assignments import DirectoryAssignments
 from fenceline.node.directory_failures import DirectoryFailures
+from fenceline.node.directory_moves import DirectoryMoves
 from fenceline.node.fetching import Fetching
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.format import format_directory
@@ -198,6 +199,12 @@ class Desk:
         )
         self.storage_trouble.heard = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
+        self.deleted: list[tuple[Callable[[], None], int]] = []
+        """What is to be deleted, and after how many milliseconds."""
+        self.carried: list[Any] = []
+        self.losses = SimpleNamespace(moved=lambda log_dir, receipts: self.carried.append((log_dir, receipts)))
+        self.moves = DirectoryMoves(self)  # type: ignore[arg-type]
+        self.partitions.on_gone = self.moves.gone
         self.fetching = Fetching(
             self,  # type: ignore[arg-type]
             max_response_bytes=50 << 20,
@@ -210,12 +217,16 @@ class Desk:
         self.producing = Producing(self)  # type: ignore[arg-type]
 
     async def close(self) -> None:
+        await self.moves.close()
         await self.replication.close()
         await self.assignments.close()
         await self.directory_failures.close()
         self.flushes.close()
         await turns()
         self.disk_threads.shutdown()
+
+    def delete_later(self, delete: Callable[[], None], delay_ms: int) -> None:
+        self.deleted.append((delete, delay_ms))
 
     async def flush_up_to(self, replica: Replica, end_offset: int) -> PeerError | None:
         return await self.flushes.up_to(replica, end_offset)
@@ -252,6 +263,7 @@ class Desk:
         self.image = after
         delta = difference(before, after)
         self.replication.on_image(delta)
+        self.moves.on_image(delta)
         self.partitions.apply(delta)
 
     # --- the log ----------------------------------------------------------------------------------------------------

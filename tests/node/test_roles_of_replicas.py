@@ -87,10 +87,10 @@ def test_an_image_that_is_applied_twice_changes_nothing(role: str) -> None:
         replica = desk.replica()
         before = replica.leader, replica.leader_epoch
         told_again = state(desk.image)
-        desk.partitions._follow(replica, told_again)
+        desk.partitions._role_of.take(replica, told_again)
         assert (replica.leader, replica.leader_epoch) == before
         older = told_again._replace(isr=(1,), partition_epoch=told_again.partition_epoch - 1)
-        desk.partitions._follow(replica, older)
+        desk.partitions._role_of.take(replica, older)
         assert (replica.leader, replica.leader_epoch) == before
         if replica.leader is not None:
             assert replica.leader.isr == {1, 2}

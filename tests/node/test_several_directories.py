@@ -21,9 +21,12 @@ from fenceline.controller.partition_requests import (
     AssignReplicasToDirsAnswer,
 )
 from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.log.checkpoints import encode_partition_metadata
+from fenceline.log.config import LogConfig
 from fenceline.log.disk import replace_file
 from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
 from fenceline.node import directory_assignments
+from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
 
 from .desk import OTHERS, TOPIC, Desk, told, turns, where
@@ -133,14 +136,48 @@ def test_where_the_files_are_counts_before_what_the_controller_says() -> None:
     told_of(1, story)
 
 
-def test_a_partition_in_two_directories_is_refused() -> None:
+def twins(desk: Desk, *epochs: tuple[int, ...]) -> None:
+    """The partition lies in both directories, with a record of each epoch."""
+    for log_dir, wanted in zip(desk.log_dirs, epochs, strict=True):
+        log = log_dir.partition(where(), desk.topic_id, LogConfig())
+        for epoch in wanted:
+            log.append_as_leader(memoryview(build_batch([(0, b"k", b"v", ())])), leader_epoch=epoch, now_ms=0)
+        log.close(clean=False)
+        del log_dir.open_logs[where()]
+
+
+def test_a_partition_in_two_directories_is_refused_where_they_part() -> None:
     async def story(desk: Desk) -> None:
-        for path in ("/data", "/data2"):
-            desk.disk.mkdir(f"{path}/{TOPIC}-0")
+        twins(desk, (1, 1, 2), (1, 3, 3, 3))
         first, second = desk.log_dirs
         desk.partitions.places.settle(first)
-        with pytest.raises(OperatorError, match=f"{TOPIC}-0 lies in two directories: /data and /data2"):
+        with pytest.raises(
+            OperatorError, match=f"{TOPIC}-0 lies in two directories, and each has .*: /data and /data2"
+        ):
             desk.partitions.places.settle(second)
+
+    told_of(1, story)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [((1, 2), (1, 2, 2), 1), ((1, 2, 2), (1,), 0), ((1, 2, 3), (1, 2), 0), ((1, 1), (1, 1), 0), ((), (1,), 1)],
+)
+def test_of_two_directories_the_one_that_has_all_counts(first: tuple[int], second: tuple[int], kept: int) -> None:
+    """What a loss of power leaves of a move; the other one is not deleted."""
+
+    async def story(desk: Desk) -> None:
+        twins(desk, first, second)
+        if not first:
+            desk.disk.mkdir(f"/data/{TOPIC}-0")
+            replace_file(desk.disk, f"/data/{TOPIC}-0/partition.metadata", encode_partition_metadata(desk.topic_id))
+        for log_dir in desk.log_dirs:
+            desk.partitions.places.settle(log_dir)
+        lead(desk, 0, mine(desk, kept), isr=(1,))
+        assert desk.replica().log.directory == desk.log_dirs.opened[kept].partition_path(where())
+        assert desk.replica().log.log_end_offset == max(len(first), len(second))
+        (dropped,) = (path for path in ("/data", "/data2") if path != desk.log_dirs.opened[kept].path)
+        assert [name[-6:] for name in desk.disk.listdir(dropped) if name.startswith(TOPIC)] == ["-stray"]
 
     told_of(1, story)
 

@@ -20,23 +20,21 @@ from uuid import UUID, uuid4
 from fenceline.errors import OperatorError
 from fenceline.ids import METADATA_TOPIC, TopicPartition
 from fenceline.log import saving
-from fenceline.log.checkpoints import (
-    BadCheckpoint,
-    read_offsets,
-    read_partition_metadata,
-    write_offsets,
-)
+from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file, replace_file
 from fenceline.log.errors import CorruptLog, StorageError
 from fenceline.log.file_names import METADATA_FILE
+from fenceline.log.log_dir_offsets import RECOVERY_POINTS, LogDirOffsets
 from fenceline.log.meta_properties import directory_id_of, read_meta
 from fenceline.log.open_files import OpenFiles
 from fenceline.log.partition_dir import (
     DELETE_SUFFIX,
     STRAY_SUFFIX,
     RemovedPartition,
+    parse_future_name,
     parse_partition_name,
+    partition_of,
     put_away_name,
 )
 from fenceline.log.partition_log import PartitionLog
@@ -44,9 +42,6 @@ from fenceline.log.partition_log import PartitionLog
 LOCK_FILE: Final = ".lock"
 PROBE_FILE: Final = ".fenceline-probe"
 CLEAN_FILE: Final = ".kafka_cleanshutdown"
-RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
-HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
-LOG_STARTS: Final = "log-start-offset-checkpoint"
 SYNC_ALL_FROM: Final = 32
 
 
@@ -85,6 +80,8 @@ class LogDir:
         self.broker_epoch = -1
         """Goes into the clean mark; set by the node once it is registered."""
         self.open_logs: dict[TopicPartition, PartitionLog] = {}
+        self.future_logs: dict[TopicPartition, PartitionLog] = {}
+        """Open copies of logs that lie in another directory and are on their way here (`future_log.py`)."""
         self.offline: dict[TopicPartition, CorruptLog] = {}
         self.missing: dict[TopicPartition, int] = {}
         """Partitions that had records here at the clean stop and have no directory now, with the end of their logs."""
@@ -94,10 +91,7 @@ class LogDir:
         self.fresh_id: Callable[[], UUID] = uuid4
         """For names of what is put away."""
         self._lock = -1
-        self._recovery_points: dict[TopicPartition, int] = {}
-        self._log_starts: dict[TopicPartition, int] = {}
-        self._high_watermarks: dict[TopicPartition, int] = {}
-        self._written: dict[str, dict[TopicPartition, int]] = {}
+        self.offsets = LogDirOffsets(disk, path)
 
     @classmethod
     def open(
@@ -166,30 +160,16 @@ class LogDir:
                 self.previous_broker_epoch = -1  # Kafka before 3.7 left an empty file
             self.disk.unlink(f"{self.path}/{CLEAN_FILE}")
             self.disk.fsync_dir(self.path)
-        self._recovery_points = self._read_offsets(RECOVERY_POINTS)
-        self._log_starts = self._read_offsets(LOG_STARTS)
-        self._high_watermarks = self._read_offsets(HIGH_WATERMARKS)
+        self.damaged = self.offsets.read()
+        self.clean = self.clean and RECOVERY_POINTS not in self.damaged
         if self.clean:
             # After a crash the checkpoints may name what was deleted since they were written.
-            names = set(self.disk.listdir(self.path))
+            held = set(map(partition_of, self.disk.listdir(self.path)))
             self.missing = {
                 where: end
-                for where, end in self._recovery_points.items()
-                if end > self._log_starts.get(where, 0)
-                and where.topic != METADATA_TOPIC
-                and f"{where.topic}-{where.partition}" not in names
+                for where, end in self.offsets.recovery_points.items()
+                if end > self.offsets.log_starts.get(where, 0) and where.topic != METADATA_TOPIC and where not in held
             }
-
-    def _read_offsets(self, name: str) -> dict[TopicPartition, int]:
-        try:
-            found = read_offsets(self.disk, f"{self.path}/{name}")
-        except (BadCheckpoint, UnicodeDecodeError) as error:
-            # Without recovery points everything is checked again, without the others they are found from the log.
-            self.clean = self.clean and name != RECOVERY_POINTS
-            self.damaged[name] = str(error)
-            found = {}
-        self._written[name] = dict(found)
-        return found
 
     # -- partitions ---------------------------------------------------------------------------------------------
 
@@ -215,8 +195,14 @@ class LogDir:
         self, topic_partition: TopicPartition, topic_id: UUID | None, config: LogConfig, now_ms: int
     ) -> PartitionLog:
         directory = self.partition_path(topic_partition)
+        self._check_id(directory, topic_id)
+        log = self.open_at(directory, topic_partition, topic_id, config, now_ms, self.files)
+        log.jitter_ms = self.jitter_ms
+        return log
+
+    def _check_id(self, directory: str, topic_id: UUID | None) -> None:
         if self.disk.stat(directory) is not None:
-            found = self._topic_id(directory)
+            found = self.topic_id_of(directory)
             if topic_id is not None and found is not None and found != topic_id:
                 raise CorruptLog(
                     f"{directory}/{METADATA_FILE}",
@@ -225,21 +211,30 @@ class LogDir:
                     "Stop the node. If directories were exchanged, give each its name back; if an older topic of this"
                     " name was not cleaned away, move the directory away. Then start.",
                 )
-        log = PartitionLog.open(
+
+    def open_at(
+        self,
+        directory: str,
+        topic_partition: TopicPartition,
+        topic_id: UUID | None,
+        config: LogConfig,
+        now_ms: int,
+        files: OpenFiles,
+    ) -> PartitionLog:
+        """Open what lies in a directory of this one, by what is known here of its partition. Raises CorruptLog."""
+        return PartitionLog.open(
             self.disk,
             directory,
             topic_partition=topic_partition,
             topic_id=topic_id,
             config=config,
-            recovery_point=self._recovery_points.get(topic_partition, 0),
+            recovery_point=self.offsets.recovery_points.get(topic_partition, 0),
             clean=self.clean,
-            log_start_offset=self._log_starts.get(topic_partition, 0),
-            high_watermark=self._high_watermarks.get(topic_partition, 0),
+            log_start_offset=self.offsets.log_starts.get(topic_partition, 0),
+            high_watermark=self.offsets.high_watermarks.get(topic_partition, 0),
             now_ms=now_ms,
-            files=self.files,
+            files=files,
         )
-        log.jitter_ms = self.jitter_ms
-        return log
 
     def partition_path(self, topic_partition: TopicPartition) -> str:
         return f"{self.path}/{topic_partition.topic}-{topic_partition.partition}"
@@ -251,11 +246,11 @@ class LogDir:
     def high_watermark(self, topic_partition: TopicPartition) -> int:
         """Of an open log, else the one of the last checkpoint; 0 when there is none."""
         log = self.open_logs.get(topic_partition)
-        return log.high_watermark if log is not None else self._high_watermarks.get(topic_partition, 0)
+        return log.high_watermark if log is not None else self.offsets.high_watermarks.get(topic_partition, 0)
 
     def checkpointed_high_watermark(self, topic_partition: TopicPartition) -> int:
         """Of the last checkpoint, also where the log ends below it by now; 0 when there is none."""
-        return self._high_watermarks.get(topic_partition, 0)
+        return self.offsets.high_watermarks.get(topic_partition, 0)
 
     def existing(self) -> Iterator[ExistingPartition]:
         """Every partition that has a directory here. Raises OSError."""
@@ -263,7 +258,15 @@ class LogDir:
             found = parse_partition_name(name)
             if found is not None:
                 path = f"{self.path}/{name}"
-                yield ExistingPartition(found, self._topic_id(path), path)
+                yield ExistingPartition(found, self.topic_id_of(path), path)
+
+    def existing_futures(self) -> Iterator[ExistingPartition]:
+        """Every copy here of a partition that is on its way from another directory. Raises OSError."""
+        for name in sorted(self.disk.listdir(self.path)):
+            found = parse_future_name(name)
+            if found is not None:
+                path = f"{self.path}/{name}"
+                yield ExistingPartition(found, self.topic_id_of(path), path)
 
     def condemned(self) -> list[RemovedPartition]:
         """Directories whose deletion was interrupted; to be deleted in a thread."""
@@ -276,15 +279,17 @@ class LogDir:
     def partition_size_bytes(self, topic_partition: TopicPartition) -> int:
         """Bytes of a partition's segments, whether it is open or not."""
         log = self.open_logs.get(topic_partition)
-        if log is not None:
-            return log.size_bytes
-        directory = self.partition_path(topic_partition)
+        return log.size_bytes if log is not None else self.size_bytes_at(self.partition_path(topic_partition))
+
+    def size_bytes_at(self, directory: str) -> int:
+        """Bytes of the segments in a directory."""
         if self.disk.stat(directory) is None:
             return 0
         sizes = (self.disk.stat(f"{directory}/{n}") for n in self.disk.listdir(directory) if n.endswith(".log"))
         return sum(found.size_bytes for found in sizes if found is not None)
 
-    def _topic_id(self, directory: str) -> UUID | None:
+    def topic_id_of(self, directory: str) -> UUID | None:
+        """By its `partition.metadata`; None where that is missing or damaged. Raises OSError."""
         try:
             return read_partition_metadata(self.disk, f"{directory}/{METADATA_FILE}")
         except BadCheckpoint:
@@ -306,9 +311,11 @@ class LogDir:
         if log is not None:
             log.close(clean=False)
         self.offline.pop(topic_partition, None)
-        for offsets in (self._recovery_points, self._log_starts, self._high_watermarks):
-            offsets.pop(topic_partition, None)
-        source = self.partition_path(topic_partition)
+        self.offsets.forget(topic_partition)
+        return self.put_away_at(self.partition_path(topic_partition), topic_partition, suffix)
+
+    def put_away_at(self, source: str, topic_partition: TopicPartition, suffix: str) -> RemovedPartition | None:
+        """As `delete_partition`, for a directory that has another name. What is open there is the caller's."""
         target = f"{self.path}/{put_away_name(topic_partition, suffix, self.fresh_id().hex)}"
         try:
             self.disk.rename(source, target)
@@ -330,36 +337,7 @@ class LogDir:
 
     def checkpoint_work(self) -> Callable[[], None]:
         """Work for a thread that writes the checkpoints that have changed. It raises StorageError."""
-        for topic_partition, log in self.open_logs.items():
-            if not log.is_written:
-                if log.log_start_offset:
-                    self._log_starts[topic_partition] = log.log_start_offset
-                continue
-            self._recovery_points[topic_partition] = log.recovery_point
-            self._high_watermarks[topic_partition] = log.high_watermark
-            if not log.segments or log.log_start_offset > log.segments[0].base_offset:
-                self._log_starts[topic_partition] = log.log_start_offset
-            else:
-                self._log_starts.pop(topic_partition, None)
-        due = {
-            name: dict(offsets)
-            for name, offsets in (
-                (RECOVERY_POINTS, self._recovery_points),
-                (LOG_STARTS, self._log_starts),
-                (HIGH_WATERMARKS, self._high_watermarks),
-            )
-            if offsets != self._written.get(name)
-        }
-
-        def write() -> None:
-            for name, offsets in due.items():
-                try:
-                    write_offsets(self.disk, f"{self.path}/{name}", offsets)
-                except OSError as error:
-                    raise StorageError.of(f"writing {self.path}/{name}", error) from error
-                self._written[name] = offsets
-
-        return write
+        return self.offsets.checkpoint_work([*self.open_logs.items(), *self.future_logs.items()])
 
     def give_back(self) -> None:
         """Instead of `close`, before anything was opened: the directory is as it was found. Raises OSError."""
@@ -381,16 +359,17 @@ class LogDir:
     def close(self, clean: bool = True) -> None:
         """Flush and close everything; a clean close leaves the mark. For a thread. Raises StorageError afterwards."""
         failure: StorageError | None = None
-        dirty = [log for log in self.open_logs.values() if saving.is_dirty(log)]
+        logs = [*self.open_logs.values(), *self.future_logs.values()]
+        dirty = [log for log in logs if saving.is_dirty(log)]
         try:
             if clean and len(dirty) >= SYNC_ALL_FROM:
-                failure = self._save_together(dirty)
-            for log in self.open_logs.values():
+                failure = saving.save_together(self.disk, self.path, dirty)
+            for log in logs:
                 try:
                     log.close(clean and failure is None)
                 except StorageError as error:
                     failure = failure or error
-            if clean and failure is None and not any(log.offline for log in self.open_logs.values()):
+            if clean and failure is None and not any(log.offline for log in logs):
                 self.checkpoint_work()()
                 if self.clean or self._all_opened():
                     self._mark_clean(self.broker_epoch)
@@ -398,6 +377,7 @@ class LogDir:
             raise StorageError.of(f"closing {self.path}", error) from error
         finally:
             self.open_logs.clear()
+            self.future_logs.clear()
             self._unlock()
         if failure is not None:
             raise failure
@@ -407,21 +387,7 @@ class LogDir:
         return all(
             found.topic_partition in self.open_logs or found.topic_partition.topic == METADATA_TOPIC
             for found in self.existing()
-        )
-
-    def _save_together(self, dirty: list[PartitionLog]) -> StorageError | None:
-        """Many logs at once: write them all, then one sync of the file system instead of several for each."""
-        try:
-            for log in dirty:
-                saving.save_all(log, durable=False)
-            self.disk.sync_all(self.path)
-        except StorageError as error:
-            return error
-        except OSError as error:
-            return StorageError.of(f"syncing {self.path}", error)
-        for log in dirty:
-            saving.saved(log)
-        return None
+        ) and all(found.topic_partition in self.future_logs for found in self.existing_futures())
 
 
 def _process_id() -> int:

@@ -34,6 +34,8 @@ class LogDirs:
         self._by_path = {each.path: each for each in self.opened}
         self._places: dict[TopicPartition, LogDir] = {}
         self._counts: dict[LogDir, int] = dict.fromkeys(self.opened, 0)
+        self.cordoned: frozenset[str] = frozenset()
+        """Paths of directories that take no new replicas (KIP-1066)."""
         self.missing = {
             where: (each.partition_path(where), end)
             for each in self.opened
@@ -72,6 +74,10 @@ class LogDirs:
         """The directory that something right below it lies in, also one that has failed."""
         return self._by_path.get(path.rpartition("/")[0])
 
+    def at(self, path: str) -> LogDir | None:
+        """The directory of this path, also one that has failed."""
+        return self._by_path.get(path)
+
     def is_online(self, log_dir: LogDir) -> bool:
         return log_dir in self._online
 
@@ -101,5 +107,7 @@ class LogDirs:
             self._counts[before] -= 1
 
     def emptiest(self) -> LogDir | None:
-        """Of those in use, the one with the fewest partitions, the first of several; None where none is left."""
-        return min(self._online, key=lambda each: self._counts[each], default=None)
+        """Of those in use, the one with the fewest partitions, the first of several; None where none is left. One that
+        takes no new replicas only where all are so."""
+        free = [each for each in self._online if each.path not in self.cordoned]
+        return min(free or self._online, key=lambda each: self._counts[each], default=None)

@@ -15,8 +15,11 @@ from fenceline.log.lost_and_found import EVIDENCE_DIR
 
 DELETE_SUFFIX: Final = "-delete"
 STRAY_SUFFIX: Final = "-stray"
-_NAME_LIMIT: Final = 255
+FUTURE_SUFFIX: Final = "-future"
+NAME_LIMIT: Final = 255
 _PARTITION_NAME: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d+)")
+
+_FUTURE_NAME: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d+)\.[0-9a-zA-Z]+-future")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +37,33 @@ def parse_partition_name(name: str) -> TopicPartition | None:
     """The partition of a directory name; None for everything else, also for what is being deleted or stray."""
     if name.startswith(EVIDENCE_DIR):
         return None
-    found = _PARTITION_NAME.fullmatch(name)
+    return _matched(_PARTITION_NAME, name)
+
+
+def parse_future_name(name: str) -> TopicPartition | None:
+    """The partition of a directory that is to take the place of one elsewhere; None for everything else."""
+    return _matched(_FUTURE_NAME, name)
+
+
+def partition_of(name: str) -> TopicPartition | None:
+    """The partition of either kind of directory."""
+    return parse_partition_name(name) or parse_future_name(name)
+
+
+def _matched(pattern: re.Pattern[str], name: str) -> TopicPartition | None:
+    found = pattern.fullmatch(name)
     return TopicPartition(found["topic"], int(found["partition"])) if found is not None else None
+
+
+def future_name(topic_partition: TopicPartition, unique: str) -> str:
+    """Of a partition's directory that is to take the place of another one. It may be longer than `NAME_LIMIT`."""
+    return f"{topic_partition.topic}-{topic_partition.partition}.{unique}{FUTURE_SUFFIX}"
 
 
 def put_away_name(topic_partition: TopicPartition, suffix: str, unique: str) -> str:
     """A name of its own for a partition's directory that is being deleted, or is stray."""
     ending = f"-{topic_partition.partition}.{unique}{suffix}"
-    return topic_partition.topic[: _NAME_LIMIT - len(ending)] + ending
+    return topic_partition.topic[: NAME_LIMIT - len(ending)] + ending
 
 
 def _remove_tree(disk: Disk, path: str) -> None:

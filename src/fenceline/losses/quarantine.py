@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -106,13 +106,16 @@ def make_room(disk: Disk, directories: Iterable[str]) -> Room:
     return Room(freed, tuple(changed))
 
 
-def rescue(disk: Disk, directory: str, log_dir: str) -> list[Receipt]:
-    """Before a partition's directory is deleted: its receipts go to the log directory's outbox, to be told there."""
+def rescue(
+    disk: Disk, directory: str, log_dir: str, is_kept: Callable[[Receipt], bool] = lambda _: False
+) -> list[Receipt]:
+    """Before a partition's directory is deleted: its receipts go to the log directory's outbox, to be told there, but
+    for those that are kept elsewhere, as the replica has moved."""
     folder, outbox = ReceiptFolder(disk, directory), Outbox(disk, log_dir)
     due = {receipt.id for receipt in folder.due()}
     rescued = []
     for receipt in folder.contents().receipts:
-        if receipt.evidence or receipt.id in due:
+        if (receipt.evidence or receipt.id in due) and not is_kept(receipt):
             rescued.append(_without_evidence(receipt, WITH_PARTITION) if receipt.evidence else receipt)
             outbox.owe(rescued[-1])
     return rescued

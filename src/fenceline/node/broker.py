@@ -44,6 +44,7 @@ from fenceline.node.controller_node import run_until, unless_failed
 from fenceline.node.directories import open_directories, starting
 from fenceline.node.directory_assignments import DirectoryAssignments
 from fenceline.node.directory_failures import DirectoryFailures
+from fenceline.node.directory_moves import DirectoryMoves
 from fenceline.node.fetching import RACK_AWARE_SELECTOR, Fetching
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.groups_driver import GroupsDriver
@@ -266,6 +267,8 @@ class Broker:
         )
         self.storage_trouble.heard = self.partitions.suspect_directory_of
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
+        self.moves = DirectoryMoves(self)
+        self.partitions.on_gone = self.moves.gone
         self.producer_ids = ProducerIds(self)
         offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
         self.groups = GroupsDriver(
@@ -305,13 +308,14 @@ class Broker:
         if quorum.channel is None:
             await self.lifecycle.unfence()
         known = self.image
-        await recover_logs(self)
+        copies = await recover_logs(self)
         await self.loop.run_in_executor(self.disk_threads, self.losses.take_up)
         self.controller.subscribe(self._on_image)
         self.replication.take_up()
         # Logs were opened by what was known when that began: topics may have gone meanwhile, and come anew.
         self.partitions.apply(difference(known, self.image))
         self.partitions.take_roles()
+        self.moves.take_up(copies)
         self._coordinators.load_all(self.image)
         if quorum.channel is not None:
             await self.lifecycle.unfence()
@@ -349,6 +353,7 @@ class Broker:
                 log.warning("controlled shutdown failed", reason=error.message)
         if "server" in self._started:
             await self.server.close()
+            await self.moves.close()
             await self.replication.close()
             await self._assignments.close()
             await self.directory_failures.close()
@@ -436,6 +441,7 @@ class Broker:
 
     def _on_image(self, image: MetadataImage, delta: Delta) -> None:
         self.replication.on_image(delta)
+        self.moves.on_image(delta)
         self.loss_expiry.topics_deleted(delta.deleted_topics)
         self.partitions.apply(delta)
         self._coordinators.follow(image, delta)

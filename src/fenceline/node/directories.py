@@ -13,7 +13,8 @@ from uuid import UUID
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError, PeerError
 from fenceline.log.disk import Disk
-from fenceline.log.log_dir import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, LogDir, UnusableDirectory
+from fenceline.log.log_dir import LogDir, UnusableDirectory
+from fenceline.log.log_dir_offsets import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from fenceline.log.meta_properties import META_FILE
 from fenceline.node.format import format_if_new
 from fenceline.node.logs import Logger

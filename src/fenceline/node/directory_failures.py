@@ -91,6 +91,7 @@ class DirectoryFailures:
         directory_id = log_dir.directory_id
         assert directory_id is not None, "looked at when it was opened"
         broker.log_dirs.fail(log_dir, reason)
+        broker.moves.directory_failed(log_dir)
         stopped = broker.partitions.directory_failed(log_dir, reason)
         log.error(
             "log directory offline",

@@ -46,6 +46,7 @@ class LogFlushes:
         self._executor = executor
         self._under_way: dict[Replica, asyncio.Future[StorageError | None]] = {}
         self._waiting: dict[Replica, _Waiting] = {}
+        self._held: set[Replica] = set()
         self._closed = False
 
     async def flush(self, replica: Replica) -> StorageError | None:
@@ -84,10 +85,31 @@ class LogFlushes:
         for replica in list(self._waiting):
             self._look(replica)
 
+    def hold(self, replica: Replica) -> None:
+        """Begin none until `release`: who waits for the disk goes on waiting. For as long as one flush takes."""
+        self._held.add(replica)
+
+    def release(self, replica: Replica) -> None:
+        """Flush what was waited for meanwhile."""
+        self._held.discard(replica)
+        if replica in self._waiting and replica not in self._under_way:
+            self._settle(replica, self._begin(replica))
+
+    async def idle(self, replica: Replica) -> None:
+        """When the flush that is under way has ended."""
+        under_way = self._under_way.get(replica)
+        if under_way is not None:
+            await asyncio.shield(under_way)
+
+    def is_flushing(self, replica: Replica) -> bool:
+        return replica in self._under_way
+
     # --- one flush ------------------------------------------------------------------------------------------------
 
     def _begin(self, replica: Replica) -> StorageError | None:
         """Start a flush when there is something to flush; why it could not be started."""
+        if replica in self._held:
+            return None
         try:
             work = replica.log.flush_work(self._clock.now_ms())
         except StorageError as error:
@@ -133,7 +155,7 @@ class LogFlushes:
         waiting.outcomes = [each for each in waiting.outcomes if not each[1].done()]
         if not waiting.outcomes:
             self._end(replica)
-        elif replica not in self._under_way:
+        elif replica not in self._held and replica not in self._under_way:
             error = self._begin(replica)
             if replica not in self._under_way:
                 # Nothing is left to flush: what they wait for was cut off the log, or the log closes.

@@ -1,41 +1,56 @@
 """What a broker does with its data directories between registration and service.
 
-Owns the order: finish deletions that were interrupted, find what lies where, check what a crash left. One directory's
-trouble is its own. Directories are checked side by side, one thread each.
+Owns the order: finish deletions that were interrupted, find what lies where and what was on its way elsewhere, check
+what a crash left. One directory's trouble is its own. Directories are checked side by side, one thread each.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from fenceline.ids import TopicPartition
 
 if TYPE_CHECKING:
-    from fenceline.log.log_dir import LogDir
+    from fenceline.log.log_dir import ExistingPartition, LogDir
     from fenceline.node.broker import Broker
 
 
-async def recover_logs(broker: Broker) -> None:
-    """Raises OperatorError when a partition lies in two directories."""
+async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]:
+    """Copies of replicas that were on their way to a directory. Raises OperatorError when a partition lies in two
+    directories and parts there."""
     unclean = [log_dir for log_dir in broker.log_dirs if not log_dir.clean]
     # On a node that is alone nothing is deleted while it is down, and a clean stop left nothing to check.
     is_known = broker.log_dirs.is_single and not unclean and not broker.config.can_reach_others
     found: dict[LogDir, list[TopicPartition]] = {}
+    copies: list[tuple[LogDir, ExistingPartition]] = []
+    places = broker.partitions.places
     for log_dir in broker.log_dirs:
-        try:
+        with _suspecting(broker, log_dir):
             for condemned in log_dir.condemned():
                 broker.delete_later(partial(broker.losses.delete_partition, condemned), 0)
             if not is_known:
-                found[log_dir] = await broker.loop.run_in_executor(
-                    broker.disk_threads, broker.partitions.places.settle, log_dir
-                )
-        except OSError as error:
-            if broker.log_dirs.is_single:
-                raise
-            broker.directory_failures.suspect(log_dir, error)
+                found[log_dir] = await broker.loop.run_in_executor(broker.disk_threads, places.settle, log_dir)
+    for log_dir in () if is_known else tuple(broker.log_dirs):
+        with _suspecting(broker, log_dir):
+            settled = await broker.loop.run_in_executor(broker.disk_threads, places.settle_copies, log_dir)
+            copies += [(log_dir, copy) for copy in settled]
     recover = broker.partitions.recover
     await asyncio.gather(
         *(broker.loop.run_in_executor(broker.disk_threads, recover, found.get(each, ())) for each in unclean)
     )
+    return copies
+
+
+@contextmanager
+def _suspecting(broker: Broker, log_dir: LogDir) -> Iterator[None]:
+    """What one of several directories refuses is its own trouble."""
+    try:
+        yield
+    except OSError as error:
+        if broker.log_dirs.is_single:
+            raise
+        broker.directory_failures.suspect(log_dir, error)

@@ -169,9 +169,21 @@ class LossKeeper:
         """Delete its files; its receipts stay, and say that the evidence is gone. Raises OSError."""
         log_dir = self._log_dir_of(removed.path)
         outbox = Outbox(log_dir.disk, log_dir.path)
-        for receipt in quarantine.rescue(log_dir.disk, removed.path, log_dir.path):
+        for receipt in quarantine.rescue(log_dir.disk, removed.path, log_dir.path, self._is_kept):
             self._owes(outbox, receipt)
         removed.delete()
+
+    def _is_kept(self, receipt: Receipt) -> bool:
+        """By a replica that is here: what is deleted is where it has moved from, or a copy."""
+        return any(
+            ReceiptFolder(each.disk, _directory_of(each, receipt)).is_known(receipt.id)
+            for each in self._broker.log_dirs
+        )
+
+    def moved(self, log_dir: LogDir, receipts: Iterable[Receipt]) -> None:
+        """The replica has moved there, and its evidence with it."""
+        for receipt in receipts:
+            self._owes(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
 
     def expired(self, receipts: Iterable[Receipt]) -> None:
         """Losses of groups, which have no evidence. Raises OSError."""

@@ -16,7 +16,10 @@ from uuid import UUID
 
 from fenceline.errors import OperatorError
 from fenceline.ids import METADATA_TOPIC, TopicPartition, encode_uuid
+from fenceline.log.config import LogConfig
 from fenceline.log.errors import StorageError
+from fenceline.log.open_files import OpenFiles
+from fenceline.log.twin_logs import the_longer
 from fenceline.metadata.features import MV_DIRECTORIES
 from fenceline.metadata.image import LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from fenceline.node.logs import Logger
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 log = Logger("replicas")
 
+_READ_ONLY: Final = LogConfig(cleanup_policy=frozenset(("compact",)))
+"""To look how far a log goes: gaps are no reason to cut it."""
+_MOST_PREFERRED: Final = 10_000
 _MEND: Final = "Mend the directory, then restart the node. Other directories are served."
 
 
@@ -54,6 +60,10 @@ class ReplicaPlaces:
         self._log_dirs = log_dirs
         self._image = image
         self._tell = tell
+        self.moving: dict[TopicPartition, LogDir] = {}
+        """Where a replica will lie soon: the controller may know it already."""
+        self._preferred: dict[TopicPartition, LogDir] = {}
+        """Where a replica is to be made that is not here yet."""
 
     # -- where a replica goes ------------------------------------------------------------------------------------------
 
@@ -101,12 +111,13 @@ class ReplicaPlaces:
         place = self._log_dirs.by_id(recorded) or self._log_dirs.emptiest()
         if place is None:
             raise OfflinePlace("all log directories are offline")
+        preferred = self._take_preferred(topic_partition)
         if place.directory_id == recorded or recorded == UNASSIGNED_DIRECTORY:
-            return place
+            return preferred or place
         if self._log_dirs.offline:
             raise OfflinePlace(f"it may lie in a directory that is offline: {', '.join(self._log_dirs.offline)}")
         self._check_not_needed(partition, recorded)
-        return place
+        return preferred or place
 
     def _check_not_needed(self, partition: PartitionImage, recorded: UUID | None) -> None:
         """The files of this replica went with the directory `recorded`: it is made anew, empty, unless it could be
@@ -121,6 +132,18 @@ class ReplicaPlaces:
                 " topic.",
                 is_told=False,
             )
+
+    def prefer(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
+        """When the replica comes to be here it is to be made there, whatever the controller's record says. Until the
+        node stops, as with Kafka; the oldest is forgotten for the newest, so that nobody fills the memory."""
+        self._preferred.pop(topic_partition, None)
+        self._preferred[topic_partition] = log_dir
+        if len(self._preferred) > _MOST_PREFERRED:
+            del self._preferred[next(iter(self._preferred))]
+
+    def _take_preferred(self, topic_partition: TopicPartition) -> LogDir | None:
+        found = self._preferred.pop(topic_partition, None)
+        return found if found is not None and self._log_dirs.is_online(found) else None
 
     # -- what the controller has to know -------------------------------------------------------------------------------
 
@@ -141,12 +164,31 @@ class ReplicaPlaces:
                 holder = self._log_dirs.emptiest()
             if holder is None:
                 return  # it gets its place when it is opened
+            holder = self._take_preferred(topic_partition) or holder
             self._log_dirs.put(topic_partition, holder)
         actual = holder.directory_id
         if recorded == actual or actual is None or not self._log_dirs.is_online(holder):
             return
+        if (moving := self.moving.get(topic_partition)) is not None and moving.directory_id == recorded:
+            return  # told before it is so
         if recorded in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY) or self._is_there(topic_partition, holder):
             self._tell(topic.id, index, actual)
+
+    def tell_moving(self, topic_partition: TopicPartition, log_dir: LogDir) -> None:
+        """A copy of the replica is complete: the controller shall know the directory before the copy is the replica."""
+        topic = self._image().topics_by_name.get(topic_partition.topic)
+        if topic is not None and log_dir.directory_id is not None:
+            self.moving[topic_partition] = log_dir
+            self._tell(topic.id, topic_partition.partition, log_dir.directory_id)
+
+    def take_back(self, topic_partition: TopicPartition) -> None:
+        """It stays where it is, whatever has been told; where that has failed, others shall lead."""
+        topic = self._image().topics_by_name.get(topic_partition.topic)
+        holder = self._log_dirs.holder(topic_partition)
+        if topic is None or holder is None:
+            return
+        if self._is_assigned(topic, topic_partition.partition) and holder.directory_id is not None:
+            self._tell(topic.id, topic_partition.partition, holder.directory_id)
 
     def _is_there(self, topic_partition: TopicPartition, holder: LogDir) -> bool:
         """Where everything lies in one directory, nobody has looked yet whether this has ever been there."""
@@ -173,7 +215,7 @@ class ReplicaPlaces:
     def settle(self, log_dir: LogDir) -> list[TopicPartition]:
         """What lies in a directory; what the cluster does not know is set aside (snapshots.md N41). Blocks.
 
-        Raises OSError, OperatorError when two directories hold the same partition.
+        Raises OSError, OperatorError when two directories hold the same partition and neither has all of it.
         """
         found = []
         for each in list(log_dir.existing()):
@@ -200,14 +242,64 @@ class ReplicaPlaces:
                 continue
             other = self._log_dirs.holder(topic_partition)
             if other is not None and other is not log_dir:
-                raise OperatorError(
-                    f"{topic_partition} lies in two directories: {other.path} and {log_dir.path}",
-                    "A move between them did not end, or one was copied. Move the copy away that ends earlier, or that"
-                    " was in the directory that failed last; then start again.",
-                )
+                kept = self._the_longer(topic_partition, other, log_dir)
+                dropped = log_dir if kept is other else other
+                _set_aside(dropped, topic_partition, f"the replica lies in {kept.path}, and has all of it")
+                if dropped is log_dir:
+                    continue
             self._log_dirs.put(topic_partition, log_dir)
             found.append(topic_partition)
         return found
+
+    def _the_longer(self, topic_partition: TopicPartition, one: LogDir, other: LogDir) -> LogDir:
+        """Of two that hold it: a loss of power has kept the second half of a move. Raises OperatorError."""
+        logs = []
+        for log_dir in (one, other):
+            path, files = log_dir.partition_path(topic_partition), OpenFiles(log_dir.disk)
+            topic_id = log_dir.topic_id_of(path)
+            logs.append(log_dir.open_at(path, topic_partition, topic_id, _READ_ONLY, 0, files))
+        longer = the_longer(*logs)
+        for each in logs:
+            each.close(clean=False)
+        if longer is None:
+            raise OperatorError(
+                f"{topic_partition} lies in two directories, and each has what the other lacks: {one.path} and"
+                f" {other.path}",
+                "One of them was copied or restored. Move that one away that is not to be used; then start again.",
+            )
+        return one if longer is logs[0] else other
+
+    def settle_copies(self, log_dir: LogDir) -> list[ExistingPartition]:
+        """Copies of replicas that were on their way to a directory, when `settle` has seen all of them. Blocks.
+
+        A copy whose log is gone took its place, but for its name (`future_log.py`): the metadata says so. Raises
+        OSError.
+        """
+        copies = []
+        for copy in list(log_dir.existing_futures()):
+            where = copy.topic_partition
+            holder = self._log_dirs.holder(where)
+            if holder is not None and holder.has(where):
+                if holder is not log_dir:
+                    self.moving[where] = log_dir
+                copies.append(copy)
+            elif self._has_taken_over(log_dir, copy):
+                log_dir.disk.rename(copy.path, log_dir.partition_path(where))
+                log_dir.disk.fsync_dir(log_dir.path)
+                self._log_dirs.put(where, log_dir)
+                log.warning("move between directories completed", partition=str(where), path=log_dir.path)
+            else:
+                copies.append(copy)
+        return copies
+
+    def _has_taken_over(self, log_dir: LogDir, copy: ExistingPartition) -> bool:
+        where = copy.topic_partition
+        topic = self._image().topics_by_name.get(where.topic)
+        if topic is None or topic.id != copy.topic_id or not self._is_assigned(topic, where.partition):
+            return False
+        if self._image().metadata_version < MV_DIRECTORIES:
+            return not self._log_dirs.offline
+        return topic.partitions[where.partition].directory_of(self._node_id) == log_dir.directory_id
 
     def _is_assigned(self, topic: TopicImage, index: int) -> bool:
         return index < len(topic.partitions) and self._node_id in topic.partitions[index].replicas

@@ -1,16 +1,16 @@
 """The partitions that this node has: found by name or id on every produce and fetch, in step with the metadata image.
 
-Owns the `Replica` objects and the role that each has. An untouched partition that has no other replica has no object at
-all, so ten thousand idle partitions cost nothing here; one that follows a leader has to be open.
+Owns the `Replica` objects; the role that each has is `ReplicaRoles`'. An untouched partition that has no other replica
+has no object at all, so ten thousand idle partitions cost nothing here; one that follows a leader has to be open.
 
-Rules: `epochs.md E4`, `E17`, `E23`, `E33`; `recovery.md V37`, `V41`.
+Rules: `epochs.md E4`, `E33`; `recovery.md V37`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
@@ -24,7 +24,8 @@ from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
 from fenceline.node.replica import Replica
 from fenceline.node.replica_places import OfflinePlace, ReplicaPlaces
-from fenceline.replica.leader import InSyncRules, LeaderState
+from fenceline.node.replica_roles import ReplicaRoles, Roles
+from fenceline.replica.leader import InSyncRules
 
 if TYPE_CHECKING:
     from fenceline.log.log_dir import LogDir
@@ -54,19 +55,6 @@ def tell_recovery(partition_log: PartitionLog) -> None:
         )
 
 
-class Roles(Protocol):
-    """Hears of what this node is to its partitions."""
-
-    def leads(self, replica: Replica) -> None:
-        """In a new leader epoch."""
-
-    def follows(self, replica: Replica, leader_id: int) -> None:
-        """In a new leader epoch."""
-
-    def left(self, replica: Replica) -> None:
-        """It follows nobody there any more."""
-
-
 class Replicas:
     """Lookup of replicas, in step with the metadata image."""
 
@@ -90,8 +78,7 @@ class Replicas:
         blame for."""
         self._roles = roles
         self._delete_partition = delete_partition
-        self._rules = rules
-        self._broker_epoch = broker_epoch
+        self._role_of = ReplicaRoles(node_id, roles, rules, broker_epoch, clock)
         self._clock = clock
         self._delete_later = delete_later
         self._node_id = node_id
@@ -106,6 +93,8 @@ class Replicas:
         """The same ones by the 16 bytes of the topic id and partition."""
         self._configs: dict[str, LogConfig] = {}
         self.offline: dict[TopicPartition, str] = {}
+        self.on_gone: Callable[[TopicPartition, bool], None] = lambda *_: None
+        """Hears of a replica that is not served any more, and whether that is as it is none of this node's."""
 
     def __len__(self) -> int:
         return len(self.open_by_name)
@@ -230,7 +219,7 @@ class Replicas:
         if (topic := self._image().topics_by_name.get(changed.topic)) is not None:
             self._see(topic, changed.index)
         if replica is not None:
-            self._follow(replica, changed.after)
+            self._role_of.take(replica, changed.after)
         elif self._has_work(changed.after):
             self.get(changed.topic, changed.index)
 
@@ -240,7 +229,17 @@ class Replicas:
             return
         topic = self._image().topics_by_id.get(replica.topic_id)
         if topic is not None:
-            self._follow(replica, topic.partitions[replica.topic_partition.partition])
+            self._role_of.take(replica, topic.partitions[replica.topic_partition.partition])
+
+    def log_replaced(self, replica: Replica) -> None:
+        """Its log lies in another directory now: who follows goes on from there."""
+        topic = self._image().topics_by_id.get(replica.topic_id)
+        index = replica.topic_partition.partition
+        if topic is not None and index < len(topic.partitions):
+            leader = topic.partitions[index].leader
+            if replica.leader is None and leader not in (NO_LEADER, self._node_id):
+                self._roles.follows(replica, leader)
+        replica.wake()
 
     def reload_config(self, topic: str | None = None) -> None:
         """Take over changed settings of one topic, or of all topics when the node's own settings changed."""
@@ -268,7 +267,7 @@ class Replicas:
         self.open_by_name[topic_partition.topic, index] = replica
         self.open_by_id[topic.id.bytes, index] = replica
         self.places.see(topic, index)
-        self._follow(replica, topic.partitions[index])
+        self._role_of.take(replica, topic.partitions[index])
         return replica
 
     def _open_log(self, topic: TopicImage, index: int) -> PartitionLog | None:
@@ -298,60 +297,6 @@ class Replicas:
             self.set_offline(topic_partition, f"{error.filename or topic_partition}: {error.strerror or error}")
             self._suspect(log_dir, error)
         return None
-
-    def _follow(self, replica: Replica, partition: PartitionImage) -> None:
-        """Take over what the image says of a partition; twice the same changes nothing."""
-        if replica.is_being_cut:
-            return  # see `cut_ended`
-        if partition.leader == self._node_id:
-            self._lead(replica, partition)
-            return
-        if replica.leader is not None:
-            replica.end_leadership()
-        is_new = partition.leader_epoch != replica.leader_epoch
-        replica.leader_epoch = partition.leader_epoch
-        replica.follows_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
-        if partition.leader == NO_LEADER:
-            self._roles.left(replica)
-        elif is_new:
-            self._roles.follows(replica, partition.leader)
-        replica.wake()
-
-    def _lead(self, replica: Replica, partition: PartitionImage) -> None:
-        before, now_ms = replica.leader, self._clock.monotonic_ms()
-        is_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
-        if before is not None and before.leader_epoch == partition.leader_epoch:
-            if before.on_partition(
-                partition_epoch=partition.partition_epoch,
-                replicas=partition.replicas,
-                isr=partition.isr,
-                is_recovering=is_recovering,
-                min_insync_replicas=replica.config.min_insync_replicas,
-                now_ms=now_ms,
-            ):
-                replica.commit()
-            replica.wake()
-            return
-        self._roles.left(replica)
-        replica.log.assign_epoch(partition.leader_epoch)
-        leader = LeaderState(
-            node_id=self._node_id,
-            broker_epoch=self._broker_epoch(),
-            leader_epoch=partition.leader_epoch,
-            partition_epoch=partition.partition_epoch,
-            replicas=partition.replicas,
-            isr=frozenset(partition.isr),
-            epoch_start_offset=replica.log.log_end_offset,
-            rules=self._rules,
-            high_watermark=replica.log.high_watermark,
-            is_recovering=is_recovering,
-        )
-        leader.heard_before(before, now_ms)
-        replica.leader, replica.leader_epoch = leader, partition.leader_epoch
-        if leader.advance(replica.config.min_insync_replicas, now_ms):
-            replica.commit()
-        replica.wake()
-        self._roles.leads(replica)
 
     def storage_failed(self, replica: Replica, error: StorageError) -> None:
         """A flush or a read met the disk's trouble: where it will not pass by itself, the partition goes offline."""
@@ -385,6 +330,7 @@ class Replicas:
     def _stop(self, topic_partition: TopicPartition, reason: str) -> None:
         self.offline[topic_partition] = reason
         replica = self.open_by_name.pop(topic_partition, None)
+        self.on_gone(topic_partition, False)
         if replica is not None:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.left(replica)
@@ -399,6 +345,7 @@ class Replicas:
         """The partition is not this node's any more: its topic was deleted, or its replica moved away."""
         self.offline.pop(topic_partition, None)
         replica = self.open_by_name.pop(topic_partition, None)
+        self.on_gone(topic_partition, True)
         if replica is not None:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.left(replica)

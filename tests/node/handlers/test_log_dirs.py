@@ -17,6 +17,7 @@ from tests.node.handlers.fakes import FakeBroker, ask, image_of, partition, topi
 
 class OneDirectory(list[Any]):
     offline: tuple[str, ...] = ()
+    cordoned: frozenset[str] = frozenset()
 
     def __init__(self, directory: Any) -> None:
         super().__init__([directory])
@@ -33,6 +34,7 @@ def describe(path: Path, version: int = 5, **fields: Any) -> Any:
         broker: Any = FakeBroker(image_of(topics))
         broker.log_dirs = OneDirectory(directory)
         broker.partitions = SimpleNamespace(offline={TopicPartition("u", 0): "broken"})
+        broker.moves = ()
         broker.loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1) as broker.disk_threads:
             return await ask(handle_describe_log_dirs, broker, ApiKey.DESCRIBE_LOG_DIRS, version, **fields)

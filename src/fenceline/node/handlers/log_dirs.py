@@ -1,13 +1,14 @@
-"""DescribeLogDirs v1-5 (KIP-113, KIP-827, KIP-1066).
+"""DescribeLogDirs v1-5 and AlterReplicaLogDirs v1-2 (KIP-113, KIP-827, KIP-858, KIP-1066).
 
-Owns the account of directories: sizes of partitions, room on the disk. Sizes of partitions that nobody has opened are
-read from the directory, so the whole answer is made in a thread.
+Owns the account of directories: sizes of partitions, room on the disk, what is on its way to them. Sizes of partitions
+that nobody has opened are read from the directory, so the whole answer is made in a thread. Moves are
+`DirectoryMoves`'.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import ErrorCode
@@ -18,6 +19,7 @@ from fenceline.wire.apis import ApiKey
 if TYPE_CHECKING:
     from fenceline.log.log_dir import LogDir
     from fenceline.metadata.image import MetadataImage
+    from fenceline.node.directory_moves import Moving
 
 
 async def handle_describe_log_dirs(context: RequestContext, request: Any) -> dict[str, Any]:
@@ -26,7 +28,8 @@ async def handle_describe_log_dirs(context: RequestContext, request: Any) -> dic
     wanted = _wanted(request.topics, broker.image, broker.node_id)
     offline = frozenset(broker.partitions.offline)
     log_dirs = broker.log_dirs
-    directories, failed = tuple(log_dirs), tuple(log_dirs.offline)
+    directories, failed, cordoned = tuple(log_dirs), tuple(log_dirs.offline), log_dirs.cordoned
+    moving = [each for each in broker.moves if each.where.partition in wanted.get(each.where.topic, ())]
 
     def describe() -> list[dict[str, Any]]:
         described = [
@@ -37,6 +40,8 @@ async def handle_describe_log_dirs(context: RequestContext, request: Any) -> dic
                     for name, indexes in wanted.items()
                 },
                 offline,
+                [each for each in moving if each.path == directory.path],
+                is_cordoned=directory.path in cordoned,
             )
             for directory in directories
         ]
@@ -66,7 +71,14 @@ def _wanted(topics: Any, image: MetadataImage, node_id: int) -> dict[str, list[i
     return held
 
 
-def _describe(directory: LogDir, wanted: Mapping[str, list[int]], offline: frozenset[TopicPartition]) -> dict[str, Any]:
+def _describe(
+    directory: LogDir,
+    wanted: Mapping[str, list[int]],
+    offline: frozenset[TopicPartition],
+    moving: Sequence[Moving],
+    *,
+    is_cordoned: bool,
+) -> dict[str, Any]:
     try:
         room = os.statvfs(directory.path)
     except OSError:
@@ -83,6 +95,16 @@ def _describe(directory: LogDir, wanted: Mapping[str, list[int]], offline: froze
             for index in indexes
             if TopicPartition(name, index) not in offline
         ]
+        partitions += [
+            {
+                "partition_index": each.where.partition,
+                "partition_size": each.size_bytes,
+                "offset_lag": each.lag,
+                "is_future_key": True,
+            }
+            for each in moving
+            if each.where.topic == name
+        ]
         if partitions:
             topics.append({"name": name, "partitions": partitions})
     return {
@@ -91,7 +113,7 @@ def _describe(directory: LogDir, wanted: Mapping[str, list[int]], offline: froze
         "topics": topics,
         "total_bytes": room.f_blocks * room.f_frsize,
         "usable_bytes": room.f_bavail * room.f_frsize,
-        "is_cordoned": False,
+        "is_cordoned": is_cordoned,
     }
 
 
@@ -99,4 +121,22 @@ def _offline(path: str) -> dict[str, Any]:
     return {"error_code": ErrorCode.KAFKA_STORAGE_ERROR, "log_dir": path, "topics": ()}
 
 
-APIS: Final = (Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, handle_describe_log_dirs),)
+async def handle_alter_replica_log_dirs(context: RequestContext, request: Any) -> dict[str, Any]:
+    """Begin the moves that are asked for; an answer says whether each has begun, not whether it has ended."""
+    results: dict[str, list[dict[str, Any]]] = {}
+    for directory in request.dirs:
+        for topic in directory.topics:
+            results.setdefault(topic.name, []).extend(
+                {
+                    "partition_index": index,
+                    "error_code": context.broker.moves.alter(TopicPartition(topic.name, index), directory.path),
+                }
+                for index in topic.partitions
+            )
+    return {"results": [{"topic_name": name, "partitions": partitions} for name, partitions in results.items()]}
+
+
+APIS: Final = (
+    Api(ApiKey.ALTER_REPLICA_LOG_DIRS, 1, 2, handle_alter_replica_log_dirs),
+    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, handle_describe_log_dirs),
+)

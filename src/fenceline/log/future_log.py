@@ -1,0 +1,290 @@
+"""The copy of a log that grows in another directory, until it takes the log's place (KIP-113).
+
+Owns the copy: where it goes on, what it must drop because the log was cut, and the step in which it becomes the log.
+Never decides that a partition is to move, and never waits for anything: its threads and pauses are the node's.
+
+Copied are whole batches, each with its CRC looked at, by reading the log's files beside its owner. What a cut or a
+retention does to a file meanwhile is found by the epochs before the next step, and again before the last one. The copy
+has its own open files until it takes over, as a thread writes it.
+
+The step: what is missing is little and in memory, so it is appended, the log's directory is renamed to `...-delete`,
+the copy's to the log's name. After a crash between the two renames only the copy is left, and has everything that was
+safe on the disk; after a power loss that kept the second one alone both lie there whole (`twin_logs.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import TopicPartition
+from fenceline.log.agreement import agreed_end
+from fenceline.log.config import LogConfig
+from fenceline.log.epoch_cache import EpochCache
+from fenceline.log.errors import StorageError
+from fenceline.log.log_dir import LogDir
+from fenceline.log.open_files import OpenFiles
+from fenceline.log.partition_dir import DELETE_SUFFIX, RemovedPartition, future_name
+from fenceline.log.partition_log import PartitionLog
+from fenceline.log.positions import headers_from
+from fenceline.records.batch import peek_header
+
+CHUNK_BYTES: Final = 1 << 20
+REST_BYTES: Final = 1 << 20
+"""As much may be missing in the last step, which the loop does at once."""
+_FILES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Where the copy goes on in the log's files. `near`: position of a batch at or before it."""
+
+    path: str
+    near: int
+    end: int
+    next_base: int
+    """Where the segment behind it begins; the log's end where there is none."""
+
+
+class FutureLog:
+    """One copy. Methods that block say so: they are for a thread, one at a time; all else belongs to the loop."""
+
+    def __init__(self, source: LogDir, target: LogDir, log: PartitionLog) -> None:
+        self.source = source
+        self.target = target
+        self.log = log
+        self._reached: tuple[str, int, int] = ("", -1, 0)
+        """The file that was read last, the offset behind what was taken, and its position there."""
+
+    @classmethod
+    def open(
+        cls,
+        source: LogDir,
+        target: LogDir,
+        current: PartitionLog,
+        *,
+        path: str | None,
+        config: LogConfig,
+        now_ms: int,
+    ) -> FutureLog:
+        """Begin a copy, or take up the one at `path`. Blocks. Raises CorruptLog, OSError, StorageError."""
+        where, files = current.topic_partition, OpenFiles(target.disk, max_files=_FILES)
+        if path is None:
+            target.offsets.forget(where)
+            path = f"{target.path}/{future_name(where, target.fresh_id().hex)}"
+        log = target.open_at(path, where, current.topic_id, config, now_ms, files)
+        log.jitter_ms = target.jitter_ms
+        future = cls(source, target, log)
+        if current.is_written and not log.segments:
+            future.begin_at(current.log_start_offset, now_ms)
+        return future
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return self.log.topic_partition
+
+    @property
+    def topic_id(self) -> UUID | None:
+        return self.log.topic_id
+
+    def lag(self, current: PartitionLog) -> int:
+        """Offsets that it is behind; below 0 where the log was cut back."""
+        return current.log_end_offset - self.log.log_end_offset
+
+    # -- copying -------------------------------------------------------------------------------------------------------
+
+    def to_drop(self, current: PartitionLog) -> int | None:
+        """Where the copy has to end, as the log was cut; None: it goes on. Below the log's start: it begins anew."""
+        end = agreed_end(self.log, current)
+        if end < current.log_start_offset and self.log.log_end_offset != current.log_start_offset:
+            return min(end, current.log_start_offset - 1)
+        return end if end < self.log.log_end_offset else None
+
+    def drop(self, end: int, log_start_offset: int) -> None:
+        """End at `end`, or begin anew at the log's start where that is higher. Blocks. Raises StorageError.
+
+        What goes is a copy; nothing of it is kept.
+        """
+        self._reached = ("", -1, 0)
+        if end < log_start_offset:
+            self.log.truncate_fully_and_start_at(log_start_offset, keep_evidence=False)
+        else:
+            self.log.truncate_to(end, keep_evidence=False)
+
+    def next_stretch(self, current: PartitionLog) -> Stretch | None:
+        """What to copy from next; None where it has everything that the log has."""
+        offset, segments = self.log.log_end_offset, current.segments
+        if offset >= current.log_end_offset or not segments:
+            return None
+        number = current._segment_number(offset)
+        if number + 1 < len(segments) and offset >= segments[number].next_offset:
+            number += 1
+        segment = segments[number]
+        path, reached, position = self._reached
+        if path == segment.path and reached == offset:
+            near = position
+        else:
+            near = segment.index.floor(offset - segment.base_offset) if segment.index is not None else 0
+        is_last = number + 1 == len(segments)
+        next_base = current.log_end_offset if is_last else segments[number + 1].base_offset
+        return Stretch(segment.path, near, segment.size_bytes, next_base)
+
+    def copy(self, stretch: Stretch, now_ms: int) -> int:
+        """Take over a chunk of whole batches; how many bytes. Blocks.
+
+        Raises OSError where the log's file can not be read, StorageError where the copy's refuses, PeerError where
+        what was read is no batch that goes on here: the log was cut meanwhile, or the disk reads wrong.
+        """
+        disk = self.source.disk
+        fd = disk.open_read(stretch.path)
+        try:
+            position = stretch.near
+            if self._reached != (stretch.path, self.log.log_end_offset, position):
+                position = self._position(fd, stretch)
+            left = stretch.end - position
+            content = disk.pread(fd, min(left, CHUNK_BYTES), position) if left > 0 else b""
+            if content:
+                size = peek_header(content).size_bytes
+                if size > len(content):
+                    content = disk.pread(fd, min(left, size), position)
+        finally:
+            disk.close(fd)
+        if not content:
+            self._pass_gap(stretch.next_base, now_ms)
+            return 0
+        taken = self._append(memoryview(content), now_ms)
+        self._reached = (stretch.path, self.log.log_end_offset, position + taken)
+        return taken
+
+    def _position(self, fd: int, stretch: Stretch) -> int:
+        disk, offset = self.source.disk, self.log.log_end_offset
+        batches = headers_from(lambda at, size: disk.pread(fd, size, at), stretch.near, stretch.end)
+        return next((at for at, header in batches if header.last_offset >= offset), stretch.end)
+
+    def _append(self, records: memoryview, now_ms: int) -> int:
+        size = peek_header(records).size_bytes
+        if size > self.log.config.segment_bytes:  # it was written before segments were to be that small
+            self.log.config = replace(self.log.config, segment_bytes=size)
+        info = self.log.append_as_follower(records, now_ms=now_ms)
+        if not info.size_bytes:
+            raise PeerError(ErrorCode.CORRUPT_MESSAGE, "a batch is cut short")
+        return info.size_bytes
+
+    def _pass_gap(self, next_base: int, now_ms: int) -> None:
+        """Compaction left no batch before the next segment."""
+        if next_base <= self.log.log_end_offset:
+            return
+        if self.log.size_bytes:
+            self.log.log_end_offset = next_base
+            self.log.roll(now_ms)
+        else:
+            self.begin_at(next_base, now_ms)
+
+    def begin_at(self, offset: int, now_ms: int) -> None:
+        """An empty log with a directory: the name of its segment remembers where it goes on. Blocks."""
+        self.log.last_flush_ms = now_ms
+        self.log.truncate_fully_and_start_at(offset, keep_evidence=False)
+        if not self.log.segments:
+            try:
+                self.log._start_segment(offset, now_ms)
+            except OSError as error:
+                raise StorageError.of(f"beginning a copy of {self.topic_partition}", error) from error
+
+    def flush(self, now_ms: int) -> None:
+        """Bring what is copied to the disk. Blocks. Raises StorageError."""
+        work = self.log.flush_work(now_ms)
+        if work is not None:
+            work.run()
+
+    def follow_start(self, current: PartitionLog) -> None:
+        """The log's start and high watermark are the copy's, as far as it goes."""
+        self.log.advance_high_watermark(current.high_watermark)
+        if self.log.log_start_offset < current.log_start_offset <= self.log.high_watermark:
+            self.log.advance_log_start(current.log_start_offset)
+
+    # -- the step ------------------------------------------------------------------------------------------------------
+
+    def take_rest(self, current: PartitionLog, now_ms: int) -> bool:
+        """Append what is missing, if that is little and in memory. Whether nothing is. Raises PeerError."""
+        if self.to_drop(current) is not None:
+            return False
+        if self.log.log_end_offset < current.log_end_offset:
+            end = current.log_end_offset
+            found = current.read(self.log.log_end_offset, REST_BYTES, end_offset_exclusive=end)
+            try:
+                if not found.resident or not found.records:
+                    return False
+                self._append(found.records, now_ms)
+            finally:
+                found.close()
+        return self.log.log_end_offset == current.log_end_offset
+
+    def replace(self, current: PartitionLog, config: LogConfig) -> tuple[PartitionLog, RemovedPartition | None]:
+        """Become the log, once `take_rest` has said so; what is to be deleted. Two renames, which the disk may have to
+        be told to keep (`settle_names`). Raises StorageError with nothing changed.
+
+        What the log knows and no batch tells goes along: epochs that have no batch yet, producers as they are now.
+        """
+        log, where = self.log, self.topic_partition
+        assert log.log_end_offset == current.log_end_offset, "all of it was copied"
+        is_written = log.is_written
+        removed = None
+        if current.is_written:
+            removed = self.source.put_away_at(current.directory, where, DELETE_SUFFIX)
+        try:
+            if is_written:
+                self.target.disk.rename(log.directory, self.target.partition_path(where))
+        except OSError as error:
+            if removed is not None:
+                with contextlib.suppress(OSError):
+                    self.source.disk.rename(removed.path, current.directory)
+            raise StorageError.of(f"renaming {log.directory}", error) from error
+        for segment in log.segments:
+            log._files.close(segment)
+        _rename_paths(log, self.target.partition_path(where))
+        log._files, log.config = self.target.files, config
+        log.epochs = EpochCache(current.epochs.entries)
+        log.epochs.changed = is_written
+        snapshot_offset = log.producers.snapshot_offset
+        log.producers = current.producers
+        log.producers.snapshot_offset = snapshot_offset
+        log.log_start_offset = current.log_start_offset
+        log.advance_high_watermark(current.high_watermark)
+        self._hand_over(current, removed)
+        return log, removed
+
+    def _hand_over(self, current: PartitionLog, removed: RemovedPartition | None) -> None:
+        where = self.topic_partition
+        self.source.open_logs.pop(where, None)
+        self.source.offsets.forget(where)
+        self.target.future_logs.pop(where, None)
+        self.target.open_logs[where] = self.log
+        if removed is not None:
+            # Who still reads by a name finds the files where they are until they are deleted.
+            _rename_paths(current, removed.path)
+        current.close(clean=False)
+        current.offline = StorageError(f"{where} has moved to {self.target.path}")
+
+    def settle_names(self) -> None:
+        """Make both renames durable, in their order. Blocks. Raises OSError."""
+        self.source.disk.fsync_dir(self.source.path)
+        self.target.disk.fsync_dir(self.target.path)
+
+    def abandon(self) -> RemovedPartition | None:
+        """It is not to become the log: what is to be deleted. Raises StorageError."""
+        self.target.future_logs.pop(self.topic_partition, None)
+        self.target.offsets.forget(self.topic_partition)
+        was_written = self.log.is_written
+        self.log.close(clean=False)
+        if not was_written:
+            return None
+        return self.target.put_away_at(self.log.directory, self.topic_partition, DELETE_SUFFIX)
+
+
+def _rename_paths(log: PartitionLog, directory: str) -> None:
+    for segment in log.segments:
+        segment.path = f"{directory}/{segment.path.rpartition('/')[2]}"
+    log.directory = directory

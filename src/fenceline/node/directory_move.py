@@ -1,0 +1,199 @@
+"""One replica on its way to another data directory of its broker: which step comes next.
+
+Owns the order of the steps: copy within the rate, take the evidence along, tell the controller, bring the copy to the
+disk, take over. Each call of `advance` is one step; who calls it (`DirectoryMoves`) knows what errors mean. The copy
+itself is `log.future_log`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from fenceline.log.errors import CorruptLog
+from fenceline.log.future_log import REST_BYTES, FutureLog
+from fenceline.log.partition_dir import DELETE_SUFFIX
+from fenceline.losses.carrying import Carried, carry, is_complete
+from fenceline.metadata.features import MV_DIRECTORIES
+
+if TYPE_CHECKING:
+    from fenceline.ids import TopicPartition
+    from fenceline.log.log_dir import LogDir
+    from fenceline.node.broker import Broker
+    from fenceline.node.replica import Replica
+    from fenceline.replica.throttle import ReplicationQuota
+
+_LONGEST_PAUSE_S: Final = 1.0
+_LOOK_S: Final = 0.02
+_LATER_S: Final = 1.0
+_TELL_AGAIN_MS: Final = 2000
+"""Somebody else may have told the controller otherwise meanwhile: who looked where the replica lies now."""
+_ATTEMPTS: Final = 5
+"""To take the last step, before flushes may go on."""
+_T = TypeVar("_T")
+
+
+class DirectoryMove:
+    """See the module. Everything belongs to the loop."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        where: TopicPartition,
+        target: LogDir,
+        quota: ReplicationQuota,
+        on_caught_up: Callable[[DirectoryMove, FutureLog, Replica], None],
+        *,
+        path: str | None = None,
+    ) -> None:
+        """`on_caught_up`: nothing is missing, the copy shall take over before it returns. `path`: of a copy that was
+        found at the start."""
+        self._broker = broker
+        self.where = where
+        self.target = target
+        self._quota = quota
+        self._on_caught_up = on_caught_up
+        self.path = path
+        self.future: FutureLog | None = None
+        self.carried: Carried | None = None
+        self.ends = False
+        self.keeps_files = False
+        self.failures = 0
+        """Attempts in a row that met what can not be read."""
+        self.is_full = False
+        self._tells_at_ms = 0
+
+    def end(self, *, keep_files: bool) -> None:
+        """At the next step, or when the one under way has ended."""
+        self.ends = True
+        self.keeps_files = keep_files
+
+    async def thread(self, work: Callable[..., _T], *given: Any) -> _T:
+        return await self._broker.loop.run_in_executor(self._broker.disk_threads, work, *given)
+
+    def delete_copy(self, path: str) -> None:
+        """A copy that nobody needs, and nobody has open. Raises StorageError."""
+        removed = self.target.put_away_at(path, self.where, DELETE_SUFFIX)
+        if removed is not None:
+            self._broker.delete_later(removed.delete, 0)
+
+    async def advance(self) -> float | None:
+        """The next chunk or step; how long to wait before the one after it, None when nothing is left to do."""
+        broker = self._broker
+        replica = broker.partitions.open_by_name.get(self.where)
+        if replica is None:
+            self.end(keep_files=True)
+            return None
+        if replica.is_being_cut:
+            return _LOOK_S
+        current, now_ms = replica.log, broker.clock.now_ms()
+        if self.future is None:
+            await self._open(replica)
+            return 0.0
+        future = self.future
+        end = future.to_drop(current)
+        if end is not None:
+            await self.thread(future.drop, end, current.log_start_offset)
+            return 0.0
+        future.follow_start(current)
+        if current.readable_bytes(future.log.log_end_offset, current.log_end_offset) > REST_BYTES // 2:
+            stretch = future.next_stretch(current)
+            pause_ms = self._quota.pause_ms(broker.clock.monotonic_ms())
+            if stretch is not None and pause_ms:
+                return min(pause_ms / 1000, _LONGEST_PAUSE_S)
+            if stretch is not None:
+                taken = await self.thread(future.copy, stretch, now_ms)
+                self._quota.passed(taken, broker.clock.monotonic_ms())
+                self.failures, self.is_full = 0, False
+                return 0.0
+        return await self._close_in(future, replica)
+
+    async def _open(self, replica: Replica) -> None:
+        source = self._broker.log_dirs.holder(self.where)
+        assert source is not None, "the replica is open"
+        current, now_ms, config = replica.log, self._broker.clock.now_ms(), replica.config
+        path, self.path = self.path, None
+        try:
+            self.future = await self.thread(
+                lambda: FutureLog.open(source, self.target, current, path=path, config=config, now_ms=now_ms)
+            )
+        except CorruptLog:
+            if path is None:
+                raise
+            self.delete_copy(path)  # begin it anew
+            return
+        self.target.future_logs[self.where] = self.future.log
+
+    # -- the last steps ----------------------------------------------------------------------------------------------
+
+    async def _close_in(self, future: FutureLog, replica: Replica) -> float | None:
+        """The copy has nearly all: evidence, the controller, then the step itself."""
+        source = future.source
+        if replica.log.is_written:
+            if not future.log.is_written:
+                await self.thread(future.begin_at, replica.log.log_start_offset, self._broker.clock.now_ms())
+                return 0.0
+            carried = self.carried
+            if carried is None or not is_complete(carried, source.disk, replica.log.directory):
+                named = self.target.partition_path(self.where)
+                self.carried = await self.thread(
+                    carry, source.disk, replica.log.directory, self.target.disk, future.log.directory, named
+                )
+                self._quota.passed(self.carried.size_bytes, self._broker.clock.monotonic_ms())
+                # What is being cut, or has not been settled, is waited for.
+                return 0.0 if is_complete(self.carried, source.disk, replica.log.directory) else _LATER_S
+        if not self._is_recorded():
+            now_ms = self._broker.clock.monotonic_ms()
+            if now_ms >= self._tells_at_ms:
+                self._tells_at_ms = now_ms + _TELL_AGAIN_MS
+                self._broker.partitions.places.tell_moving(self.where, self.target)
+            await self.thread(future.flush, self._broker.clock.now_ms())
+            return _LOOK_S
+        self._broker.partitions.places.moving[self.where] = self.target
+        return await self._take_step(future, replica)
+
+    async def _take_step(self, future: FutureLog, replica: Replica) -> float | None:
+        """While no flush of the log begins, what is safe on its disk comes to be safe on the other one."""
+        flushes, clock = self._broker.flushes, self._broker.clock
+        await self._broker.checkpoint()  # its high watermark and its log start have to be there before the log is
+        flushes.hold(replica)
+        try:
+            for _ in range(_ATTEMPTS):
+                await flushes.idle(replica)
+                await self._copy_rest(future, replica)
+                await self.thread(future.flush, clock.now_ms())
+                if self.ends or replica.is_being_cut or not self._broker.partitions.holds(replica):
+                    return _LOOK_S
+                current = replica.log
+                if (
+                    future.take_rest(current, clock.now_ms())
+                    and future.log.recovery_point >= current.recovery_point
+                    and not flushes.is_flushing(replica)
+                    and self._is_recorded()
+                    and (self.carried is None or is_complete(self.carried, future.source.disk, current.directory))
+                ):
+                    self._on_caught_up(self, future, replica)
+                    return None
+        finally:
+            flushes.release(replica)
+        return _LOOK_S
+
+    async def _copy_rest(self, future: FutureLog, replica: Replica) -> None:
+        """As little as it is, so that next to nothing is left for the loop."""
+        for _ in range(_ATTEMPTS):
+            if replica.is_being_cut or future.to_drop(replica.log) is not None:
+                return
+            stretch = future.next_stretch(replica.log)
+            if stretch is None:
+                return
+            await self.thread(future.copy, stretch, self._broker.clock.now_ms())
+
+    def _is_recorded(self) -> bool:
+        """Whether the metadata says that it lies there, or can not say."""
+        image = self._broker.image
+        topic = image.topics_by_name.get(self.where.topic)
+        if topic is None or self.where.partition >= len(topic.partitions):
+            return False
+        if image.metadata_version < MV_DIRECTORIES:
+            return True
+        return topic.partitions[self.where.partition].directory_of(self._broker.node_id) == self.target.directory_id

@@ -1,0 +1,100 @@
+"""What this node is to a partition: its leader, a follower, or neither, as the metadata image says.
+
+Owns the step from one role to the next. Whoever has to act upon it is told (`Roles`); the log is not waited for.
+
+Rules: `epochs.md E17`, `E23`, `E33`; `recovery.md V37`, `V41`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from fenceline.ids import NO_LEADER
+from fenceline.metadata.image import LeaderRecoveryState
+from fenceline.node.clock import Clock
+from fenceline.node.replica import Replica
+from fenceline.replica.leader import InSyncRules, LeaderState
+
+if TYPE_CHECKING:
+    from fenceline.metadata.image import PartitionImage
+
+
+class Roles(Protocol):
+    """Hears of what this node is to its partitions."""
+
+    def leads(self, replica: Replica) -> None:
+        """In a new leader epoch."""
+
+    def follows(self, replica: Replica, leader_id: int) -> None:
+        """In a new leader epoch."""
+
+    def left(self, replica: Replica) -> None:
+        """It follows nobody there any more."""
+
+
+class ReplicaRoles:
+    """One node's."""
+
+    def __init__(
+        self, node_id: int, roles: Roles, rules: InSyncRules, broker_epoch: Callable[[], int], clock: Clock
+    ) -> None:
+        self._node_id = node_id
+        self._roles = roles
+        self._rules = rules
+        self._broker_epoch = broker_epoch
+        self._clock = clock
+
+    def take(self, replica: Replica, partition: PartitionImage) -> None:
+        """Take over what the image says of a partition; twice the same changes nothing."""
+        if replica.is_being_cut:
+            return  # see `Replicas.cut_ended`
+        if partition.leader == self._node_id:
+            self._lead(replica, partition)
+            return
+        if replica.leader is not None:
+            replica.end_leadership()
+        is_new = partition.leader_epoch != replica.leader_epoch
+        replica.leader_epoch = partition.leader_epoch
+        replica.follows_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        if partition.leader == NO_LEADER:
+            self._roles.left(replica)
+        elif is_new:
+            self._roles.follows(replica, partition.leader)
+        replica.wake()
+
+    def _lead(self, replica: Replica, partition: PartitionImage) -> None:
+        before, now_ms = replica.leader, self._clock.monotonic_ms()
+        is_recovering = partition.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        if before is not None and before.leader_epoch == partition.leader_epoch:
+            if before.on_partition(
+                partition_epoch=partition.partition_epoch,
+                replicas=partition.replicas,
+                isr=partition.isr,
+                is_recovering=is_recovering,
+                min_insync_replicas=replica.config.min_insync_replicas,
+                now_ms=now_ms,
+            ):
+                replica.commit()
+            replica.wake()
+            return
+        self._roles.left(replica)
+        replica.log.assign_epoch(partition.leader_epoch)
+        leader = LeaderState(
+            node_id=self._node_id,
+            broker_epoch=self._broker_epoch(),
+            leader_epoch=partition.leader_epoch,
+            partition_epoch=partition.partition_epoch,
+            replicas=partition.replicas,
+            isr=frozenset(partition.isr),
+            epoch_start_offset=replica.log.log_end_offset,
+            rules=self._rules,
+            high_watermark=replica.log.high_watermark,
+            is_recovering=is_recovering,
+        )
+        leader.heard_before(before, now_ms)
+        replica.leader, replica.leader_epoch = leader, partition.leader_epoch
+        if leader.advance(replica.config.min_insync_replicas, now_ms):
+            replica.commit()
+        replica.wake()
+        self._roles.leads(replica)

@@ -1,0 +1,207 @@
+"""A log's copy in another directory takes its place, whenever the machine stops: nothing that was safe is lost, and the
+next start finds one log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
+from typing import Final
+from uuid import UUID
+
+import pytest
+from immutables import Map
+
+from fenceline.ids import TopicPartition
+from fenceline.log.agreement import agreed_end
+from fenceline.log.config import LogConfig
+from fenceline.log.epoch_cache import EpochCache
+from fenceline.log.future_log import FutureLog
+from fenceline.log.log_dir import LogDir
+from fenceline.log.log_dirs import LogDirs
+from fenceline.log.partition_log import PartitionLog
+from fenceline.metadata.image import MetadataImage
+from fenceline.node.format import format_directory
+from fenceline.node.replica_places import ReplicaPlaces
+from fenceline.quorum.control_records import VoterEndpoint
+from fenceline.records.build import build_batch
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.disk import LifeDisk
+from fenceline.testing.simulation.scheduler import ProcessEnded
+from tests.node.handlers.fakes import broker_image, image_of, partition, topic_image
+
+TOPIC: Final = "rain"
+WHERE: Final = TopicPartition(TOPIC, 0)
+FIRST, SECOND = "/data", "/data2"
+CLUSTER: Final = "AAAAAAAAQACAAAAAAAAAAA"
+CONFIG: Final = LogConfig(segment_bytes=400)
+
+
+def formatted(seed: int) -> SimDisk:
+    disk = SimDisk(seed)
+    for path in (FIRST, SECOND):
+        disk.mkdir(path)
+    format_directory(
+        (FIRST, SECOND),
+        cluster_id=CLUSTER,
+        node_id=1,
+        voter_endpoint=VoterEndpoint("CONTROLLER", "localhost", 9093),
+        disk=disk,
+        now_ms=0,
+    )
+    return disk
+
+
+def opened(disk: SimDisk | LifeDisk) -> tuple[LogDir, LogDir]:
+    return LogDir.open(FIRST, disk, node_id=1), LogDir.open(SECOND, disk, node_id=1)
+
+
+def image(place: UUID | None) -> MetadataImage:
+    """The replica lies in the directory with this id."""
+    assert place is not None
+    alone = partition((1,), leader=1, directories=(place,))
+    found = image_of([topic_image(TOPIC, alone, number=7)], [broker_image(1)])
+    return replace(found, features=Map({"metadata.version": 30}))
+
+
+def write(log: PartitionLog, records: int, epoch: int = 1) -> None:
+    for number in range(records):
+        batch = build_batch([(number, b"k", b"v" * (number % 7), ())])
+        log.append_as_leader(memoryview(batch), leader_epoch=epoch, now_ms=0)
+
+
+def contents(log: PartitionLog, disk: SimDisk) -> bytes:
+    return b"".join(disk.peek(segment.path, 0, segment.size_bytes) or b"" for segment in log.segments)
+
+
+def copy_all(future: FutureLog, current: PartitionLog) -> None:
+    while (stretch := future.next_stretch(current)) is not None:
+        future.copy(stretch, 0)
+
+
+def move(disk: SimDisk | LifeDisk, directories: tuple[LogDir, LogDir], current: PartitionLog, path: str | None) -> None:
+    """What a node does, in its order."""
+    source, target = directories
+    future = FutureLog.open(source, target, current, path=path, config=CONFIG, now_ms=0)
+    target.future_logs[WHERE] = future.log
+    end = future.to_drop(current)
+    if end is not None:
+        future.drop(end, current.log_start_offset)
+    copy_all(future, current)
+    future.follow_start(current)
+    future.flush(0)
+    target.checkpoint_work()()
+    write(current, 3, epoch=2)
+    assert future.take_rest(current, 0)
+    log, removed = future.replace(current, CONFIG)
+    write(log, 2, epoch=2)
+    future.settle_names()
+    for log_dir in directories:
+        log_dir.checkpoint_work()()
+    work = log.flush_work()
+    if work is not None:
+        work.run()
+    assert removed is not None
+    removed.delete()
+
+
+def start_again(disk: SimDisk, place: UUID | None) -> tuple[LogDirs, list[str]]:
+    """What the next start does with the directories; paths of copies that go on."""
+    log_dirs = LogDirs(opened(disk))
+    places = ReplicaPlaces(1, log_dirs, lambda: image(place), lambda *_: None)
+    for log_dir in log_dirs:
+        for condemned in log_dir.condemned():
+            condemned.delete()
+        places.settle(log_dir)
+    return log_dirs, [copy.path for log_dir in log_dirs for copy in places.settle_copies(log_dir)]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_a_crash_at_any_step(seed: int) -> None:
+    """One start after it there is one log with all that was safe; the move ends or goes on, and ends then."""
+    rng = Random(seed)
+    disk = formatted(seed)
+    topic_id = image(UUID(int=5)).topics_by_name[TOPIC].id
+
+    def die() -> None:
+        life.forget()
+        disk.crash()
+
+    life = LifeDisk(disk, Random(seed), tell=lambda _: None, die=die)
+    directories = opened(life)
+    current = directories[0].partition(WHERE, topic_id, CONFIG)
+    write(current, 40)
+    current.advance_high_watermark(40)
+    work = current.flush_work()
+    assert work is not None
+    work.run()
+    directories[0].checkpoint_work()()
+    safe = contents(current, disk)
+    life.crash_after(rng.randint(1, 120))
+    try:
+        move(life, directories, current, None)
+    except ProcessEnded:
+        pass
+    else:
+        life.forget()
+        disk.crash()
+    # The controller was told before the last step; whether it was before a crash in the copying nobody knows.
+    log_dirs, copies = start_again(disk, directories[1].directory_id)
+    holder = log_dirs.holder(WHERE)
+    assert holder is not None, "it is there"
+    log = holder.partition(WHERE, topic_id, CONFIG)
+    assert contents(log, disk)[: len(safe)] == safe
+    assert log.epochs.entries[0] == (1, 0)
+    if holder is log_dirs.opened[0]:
+        assert len(copies) <= 1
+        move(disk, log_dirs.opened, log, copies[0] if copies else None)  # type: ignore[arg-type]
+        log = log_dirs.opened[1].open_logs[WHERE]
+    else:
+        assert copies == []
+    assert contents(log, disk)[: len(safe)] == safe
+    assert log.log_end_offset >= 40
+    for log_dir in log_dirs:
+        log_dir.close()
+    again, copies = start_again(disk, directories[1].directory_id)
+    assert copies == []
+    assert again.holder(WHERE) is again.opened[1]
+    found = again.opened[1].partition(WHERE, topic_id, CONFIG)
+    assert found.log_end_offset == log.log_end_offset
+
+
+class _Epochs:
+    """The epochs of a log, without the log: as many records of each as it says."""
+
+    def __init__(self, start: int, records: Iterable[int]) -> None:
+        self.log_start_offset = start
+        self._cache = EpochCache()
+        self.records = list(records)
+        for offset, epoch in enumerate(self.records, start):
+            self._cache.assign(epoch, offset)
+        self.log_end_offset = start + len(self.records)
+
+    @property
+    def latest_epoch(self) -> int:
+        return self._cache.latest_epoch
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        return self._cache.end_offset_for(epoch, self.log_end_offset)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_logs_agree_up_to_the_first_record_that_differs(seed: int) -> None:
+    """Of histories that keep to log matching: once two logs have parted, no epoch of one is in the other again."""
+    rng = Random(seed)
+    common = sorted(rng.choices(range(4), k=rng.randint(0, 8)))
+    tails: list[list[int]] = [[], []]
+    for epoch in range(4, 10):
+        tails[rng.randint(0, 1)] += [epoch] * rng.randint(0, 3)
+    one = _Epochs(0, common + tails[0])
+    other = _Epochs(0, common + tails[1])
+    expected = len(common)
+    assert agreed_end(one, other) == expected
+    start = rng.randint(0, len(common))
+    later = _Epochs(start, (common + tails[1])[start:])
+    if common[start:]:
+        assert agreed_end(one, later) == expected

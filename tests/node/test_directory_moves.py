@@ -1,0 +1,523 @@
+"""A replica moves between directories of its broker: copied, followed through cuts, told, swapped, given up.
+
+Real replicas and handlers on a simulated disk; the test is the controller. KIP-113, KIP-858.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from immutables import Map
+
+from fenceline.controller.partition_requests import AssignReplicasToDirs
+from fenceline.errors import ErrorCode
+from fenceline.log import future_log
+from fenceline.log.log_dir import LogDir
+from fenceline.losses.cutting import cut_log
+from fenceline.losses.folder import ReceiptFolder, is_paper
+from fenceline.losses.quarantine import rescue
+from fenceline.metadata.image import UNASSIGNED_DIRECTORY, ConfigResource, ConfigResourceType
+from fenceline.node import directory_move, directory_moves
+from fenceline.node.loss_keeper import LossKeeper
+from fenceline.records.build import build_batch
+from fenceline.wire.apis import ApiKey
+from tests.losses.helpers import cut
+
+from .desk import OTHERS, TOPIC, Desk, told, turns, where
+from .test_several_directories import ELSEWHERE, assigned, break_second, lead, mine, produced, takes_all, until
+
+FIRST, SECOND = "/data", "/data2"
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks for a few records, and no waiting."""
+    monkeypatch.setattr(future_log, "CHUNK_BYTES", 200)
+    monkeypatch.setattr(directory_move, "REST_BYTES", 400)
+    monkeypatch.setattr(directory_move, "_LOOK_S", 0.001)
+    monkeypatch.setattr(directory_moves, "_LOOK_S", 0.001)
+    room = os.statvfs("/")
+    monkeypatch.setattr(os, "statvfs", lambda _: room)
+
+
+class Controller:
+    """Takes what it is told of directories into the image, unless it is `deaf`."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.is_deaf = False
+
+    def __call__(self, request: AssignReplicasToDirs) -> Any:
+        if not self.is_deaf:
+            for directory, topics in request.directories:
+                for _, indexes in topics:
+                    for index in indexes:
+                        self.desk.loop.call_soon(self._record, index, directory)
+        return takes_all(request)
+
+    def _record(self, index: int, directory: UUID) -> None:
+        self.desk.tell(index, directories=(directory, ELSEWHERE, ELSEWHERE))
+
+
+def moves_of(partitions: int, story: Callable[[Desk, Controller], Any], **given: Any) -> None:
+    async def whole(desk: Desk) -> None:
+        desk.image = replace(desk.image, features=Map({"metadata.version": 30}))
+        controller = Controller(desk)
+        desk.controller.answer = controller
+        await story(desk, controller)
+
+    told(whole, partitions=partitions, directories=given.pop("directories", 2), **given)
+
+
+async def alter(desk: Desk, path: str, *indexes: int, topic: str = TOPIC) -> list[int]:
+    dirs = [{"path": path, "topics": [{"name": topic, "partitions": list(indexes or (0,))}]}]
+    (result,) = (await desk.ask(ApiKey.ALTER_REPLICA_LOG_DIRS, 2, dirs=dirs)).results
+    assert result.topic_name == topic
+    return [each.error_code for each in result.partitions]
+
+
+def values(desk: Desk, index: int = 0) -> bytes:
+    log = desk.replica(index).log
+    return b"".join(desk.disk.peek(segment.path) or b"" for segment in log.segments)
+
+
+def names(desk: Desk, path: str) -> list[str]:
+    """Of partitions' directories, without what makes them unique."""
+    found = [name for name in desk.disk.listdir(path) if name.startswith(TOPIC)]
+    return sorted(name.partition(".")[0] + name[name.rindex("-") :] if "." in name else name for name in found)
+
+
+async def described(desk: Desk) -> dict[str, list[tuple[int, bool, int]]]:
+    results = (await desk.ask(ApiKey.DESCRIBE_LOG_DIRS, 5, topics=None)).results
+    return {
+        each.log_dir: [(p.partition_index, p.is_future_key, p.offset_lag) for t in each.topics for p in t.partitions]
+        for each in results
+    }
+
+
+def throttle(desk: Desk, rate: int) -> None:
+    resource = ConfigResource(ConfigResourceType.BROKER, "1")
+    after = replace(desk.image, configs=desk.image.configs.set(resource, Map({directory_moves.RATE: str(rate)})))
+    desk._apply(desk.image, after)
+
+
+async def moved(desk: Desk, count: int = 1) -> None:
+    await until(lambda: desk.moves.moved == count and not desk.moves._tasks)
+
+
+def test_a_leader_moves_with_all_it_has_and_goes_on() -> None:
+    async def story(desk: Desk, _: Controller) -> None:
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(30)
+        desk.replica().log.advance_log_start(3)
+        before = values(desk)
+        epochs = desk.replica().log.epochs.entries
+        assert await alter(desk, SECOND) == [0]
+        await moved(desk)
+        replica = desk.replica()
+        assert replica.log.directory == f"{SECOND}/{TOPIC}-0"
+        assert values(desk) == before[len(before) // 10 :], "what was deleted is not copied"
+        assert (replica.log.log_start_offset, replica.log.high_watermark) == (3, 30)
+        assert replica.log.epochs.entries == epochs
+        assert replica.log.recovery_point == 30, "it was brought to the disk before it took over"
+        assert assigned(desk) == {0: mine(desk, 1)}
+        assert (names(desk, FIRST), names(desk, SECOND)) == ([f"{TOPIC}-0-delete"], [f"{TOPIC}-0"])
+        ((delete, delay_ms),) = desk.deleted
+        assert delay_ms == replica.config.file_delete_delay_ms
+        delete()
+        assert names(desk, FIRST) == []
+        assert produced(desk, 0) == 0
+        assert replica.log.log_end_offset == 31
+        assert desk.fetched(30).error_code == 0
+        assert await desk.flush_up_to(replica, 31) is None
+
+    moves_of(1, story)
+
+
+def test_what_is_written_meanwhile_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(desk: Desk, controller: Controller) -> None:
+        controller.is_deaf = True
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(30)
+        await alter(desk, SECOND)
+        await until(lambda: assigned(desk))
+        assert desk.replica().log.directory.startswith(FIRST + "/"), "the controller has not said yes"
+        desk.append(20)
+        assert (await described(desk))[SECOND] == [(0, True, 20)]
+        controller.is_deaf = False
+        desk.tell(directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
+        await moved(desk)
+        assert desk.replica().log.log_end_offset == 50
+        assert await described(desk) == {FIRST: [], SECOND: [(0, False, 0)]}
+        assert assigned(desk) == {0: mine(desk, 1)}, "never told back"
+
+    moves_of(1, story)
+
+
+def test_a_follower_that_is_cut_meanwhile_is_not_what_its_copy_was() -> None:
+    async def story(desk: Desk, controller: Controller) -> None:
+        controller.is_deaf = True
+        desk.follow(1, directories=(mine(desk, 0), ELSEWHERE, ELSEWHERE))
+        desk.copied(30, epoch=1)
+        await alter(desk, SECOND)
+        await until(lambda: assigned(desk))
+        replica = desk.replica()
+        replica.is_being_cut = True
+        replica.log.truncate_to(12)
+        replica.is_being_cut = False
+        desk.follow(2, leader=3)
+        desk.copied(25, epoch=2)
+        expected = values(desk)
+        desk.tell(directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
+        await moved(desk)
+        assert values(desk) == expected
+        assert replica.log.epochs.entries == ((1, 0), (2, 12))
+        assert replica.leader_epoch == 2
+
+    moves_of(1, story)
+
+
+def test_a_log_that_begins_anew_meanwhile() -> None:
+    async def story(desk: Desk, controller: Controller) -> None:
+        controller.is_deaf = True
+        desk.follow(1, directories=(mine(desk, 0), ELSEWHERE, ELSEWHERE))
+        desk.copied(30, epoch=1)
+        await alter(desk, SECOND)
+        await until(lambda: assigned(desk))
+        desk.replica().log.truncate_fully_and_start_at(100)
+        desk.tell(directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
+        await moved(desk)
+        log = desk.replica().log
+        assert (log.log_start_offset, log.log_end_offset) == (100, 100)
+        assert log.directory == f"{SECOND}/{TOPIC}-0"
+        desk.copied(1, epoch=1)
+        assert log.log_end_offset == 101
+
+    moves_of(1, story)
+
+
+def test_a_replica_without_files_moves_at_once() -> None:
+    async def story(desk: Desk, _: Controller) -> None:
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        await alter(desk, SECOND)
+        await moved(desk)
+        assert assigned(desk) == {0: mine(desk, 1)}
+        desk.append()
+        assert (names(desk, FIRST), names(desk, SECOND)) == ([], [f"{TOPIC}-0"])
+
+    moves_of(1, story)
+
+
+def test_the_rate_holds() -> None:
+    """The clock stands: after what may go at once nothing more does, until it goes on."""
+
+    async def story(desk: Desk, _: Controller) -> None:
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(60)
+        throttle(desk, 1000)
+        await alter(desk, SECOND)
+        await until(lambda: any(each.size_bytes > 1000 for each in desk.moves))
+        size = next(iter(desk.moves)).size_bytes
+        await turns(50)
+        (moving,) = desk.moves
+        assert moving.size_bytes == size < desk.replica().log.size_bytes - 1000
+        throttle(desk, 1 << 40)
+        desk.clock.ms += 60_000
+        await moved(desk)
+
+    moves_of(1, story)
+
+
+# --- errors and ends ------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_kafkas() -> None:
+    async def story(desk: Desk, _: Controller) -> None:
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        lead(desk, 1, mine(desk, 0), isr=(1,))
+        assert await alter(desk, "/nowhere") == [ErrorCode.LOG_DIR_NOT_FOUND]
+        assert await alter(desk, SECOND, 7) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        assert await alter(desk, SECOND, topic="unknown") == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        assert await alter(desk, SECOND, topic="t" * 240) == [ErrorCode.INVALID_TOPIC_EXCEPTION]
+        desk.partitions.set_offline(where(1), "damaged")
+        assert await alter(desk, SECOND, 1, 0) == [ErrorCode.KAFKA_STORAGE_ERROR, 0]
+        assert await alter(desk, FIRST) == [0], "where it is: nothing to do, and the move there ends"
+        assert not len(desk.moves)
+        desk.log_dirs.cordoned = frozenset((SECOND,))
+        assert await alter(desk, SECOND) == [ErrorCode.INVALID_REPLICA_ASSIGNMENT]
+        desk.log_dirs.offline["/data3"] = "broken at start"
+        assert await alter(desk, "/data3") == [ErrorCode.KAFKA_STORAGE_ERROR]
+        desk.log_dirs.cordoned = frozenset()
+        assert await alter(desk, SECOND) == [ErrorCode.KAFKA_STORAGE_ERROR], "a copy may lie in the one that is offline"
+
+    moves_of(2, story)
+
+
+def test_a_replica_that_is_not_here_yet_is_made_where_it_was_wanted() -> None:
+    async def story(desk: Desk, _: Controller) -> None:
+        desk.tell(replicas=OTHERS, leader=2, leader_epoch=1, isr=OTHERS)
+        assert await alter(desk, SECOND) == [ErrorCode.REPLICA_NOT_AVAILABLE]
+        desk.tell(
+            replicas=(1, *OTHERS),
+            leader=2,
+            leader_epoch=2,
+            isr=OTHERS,
+            directories=(UNASSIGNED_DIRECTORY, ELSEWHERE, ELSEWHERE),
+        )
+        await turns()
+        assert desk.replica().log.directory == f"{SECOND}/{TOPIC}-0"
+        assert assigned(desk) == {0: mine(desk, 1)}
+
+    moves_of(1, story)
+
+
+def test_another_target_ends_the_move_before() -> None:
+    async def story(desk: Desk, controller: Controller) -> None:
+        controller.is_deaf = True
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(30)
+        await alter(desk, SECOND)
+        await until(lambda: assigned(desk) == {0: mine(desk, 1)})
+        controller.is_deaf = False
+        assert await alter(desk, "/data3") == [0]
+        await moved(desk)
+        assert desk.replica().log.directory == f"/data3/{TOPIC}-0"
+        assert names(desk, SECOND) == [f"{TOPIC}-0-delete"]
+        assert assigned(desk) == {0: mine(desk, 2)}
+
+    moves_of(1, story, directories=3)
+
+
+def test_who_takes_it_back_has_it_where_it_was() -> None:
+    async def story(desk: Desk, controller: Controller) -> None:
+        controller.is_deaf = True
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(30)
+        await alter(desk, SECOND)
+        await until(lambda: assigned(desk))
+        assert await alter(desk, FIRST) == [0]
+        await until(lambda: not desk.moves._tasks)
+        await turns()
+        assert assigned(desk) == {0: mine(desk, 0)}
+        assert names(desk, SECOND) == [f"{TOPIC}-0-delete"]
+        assert desk.replica().log.directory == f"{FIRST}/{TOPIC}-0"
+
+    moves_of(1, story)
+
+
+def test_a_topic_that_is_deleted_takes_the_copy_with_it() -> None:
+    async def story(desk: Desk, controller: Controller) -> None:
+        controller.is_deaf = True
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(30)
+        await alter(desk, SECOND)
+        await until(lambda: assigned(desk))
+        desk.delete_topic()
+        await until(lambda: not desk.moves._tasks)
+        assert names(desk, SECOND) == [f"{TOPIC}-0-delete"]
+
+    moves_of(1, story)
+
+
+def test_the_target_fails_and_the_replica_stays() -> None:
+    async def story(desk: Desk, controller: Controller) -> None:
+        controller.is_deaf = True
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(30)
+        await alter(desk, SECOND)
+        await until(lambda: assigned(desk))
+        break_second(desk)
+        desk.append(30)
+        await until(lambda: desk.lifecycle.failed)
+        await until(lambda: not desk.moves._tasks)
+        await turns()
+        assert desk.lifecycle.failed == [mine(desk, 1)]
+        assert produced(desk, 0) == 0
+        assert assigned(desk) == {0: mine(desk, 0)}, "it does not lie in what has failed"
+
+    moves_of(1, story)
+
+
+def test_the_source_fails_and_the_copy_stays_for_later() -> None:
+    async def story(desk: Desk, controller: Controller) -> None:
+        controller.is_deaf = True
+        desk.log_dirs.metadata = None
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(30)
+        await alter(desk, SECOND)
+        await until(lambda: assigned(desk))
+        for call in ("write", "fsync", "open", "read"):
+            desk.disk.fail(call, under=f"{FIRST}/")
+        assert produced(desk, 0) == ErrorCode.KAFKA_STORAGE_ERROR
+        await until(lambda: desk.lifecycle.failed)
+        await until(lambda: not desk.moves._tasks)
+        assert names(desk, SECOND) == [f"{TOPIC}-0-future"]
+        assert assigned(desk) == {0: mine(desk, 0)}, "the controller takes it for offline"
+
+    moves_of(1, story)
+
+
+def test_a_full_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_moves, "_FULL_S", 0.001)
+
+    async def story(desk: Desk, _: Controller) -> None:
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(30)
+        desk.disk.fail("write", number=errno.ENOSPC, under=SECOND)
+        await alter(desk, SECOND)
+        await until(lambda: any(move.is_full for move in desk.moves._moves.values()))
+        desk.disk.heal()
+        await moved(desk)
+        assert desk.replica().log.log_end_offset == 30
+
+    moves_of(1, story)
+
+
+def test_a_batch_that_is_read_wrong_ends_the_move_and_not_the_partition() -> None:
+    async def story(desk: Desk, _: Controller) -> None:
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(30)
+        path = desk.replica().log.segments[0].path
+        directory, _, file = path.rpartition("/")
+        desk.disk._entries[directory][file].content[300] ^= 1
+        await alter(desk, SECOND)
+        await until(lambda: not len(desk.moves) and not desk.moves._tasks)
+        assert desk.moves.moved == 0
+        assert names(desk, SECOND) == [f"{TOPIC}-0-delete"]
+        assert produced(desk, 0) == 0
+
+    moves_of(1, story)
+
+
+def test_flushes_wait_for_the_step_and_are_answered_by_the_new_log() -> None:
+    async def story(desk: Desk, controller: Controller) -> None:
+        controller.is_deaf = True
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(10)
+        await alter(desk, SECOND)
+        await until(lambda: assigned(desk))
+        desk.tell(directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
+        replica = desk.replica()
+        while not desk.moves.moved:
+            desk.append()
+            assert await desk.flush_up_to(replica, replica.log.log_end_offset) is None
+        end = replica.log.log_end_offset
+        assert replica.log.recovery_point >= end - 1
+        desk.append()
+        assert await desk.flush_up_to(replica, end + 1) is None
+        assert replica.log.recovery_point == end + 1
+
+    moves_of(1, story)
+
+
+# --- what was lost before -------------------------------------------------------------------------------------------
+
+
+def test_evidence_and_receipts_go_along_and_say_where_they_are() -> None:
+    async def story(desk: Desk, controller: Controller) -> None:
+        controller.is_deaf = True
+        desk.follow(1, directories=(mine(desk, 0), ELSEWHERE, ELSEWHERE))
+        desk.copied(30, epoch=1)
+        replica = desk.replica()
+        (first,) = cut_log(desk.disk, replica.log, cut(20))
+        await alter(desk, SECOND)
+        await until(lambda: assigned(desk))
+        (second,) = cut_log(desk.disk, replica.log, cut(10, time_ms=8_000))
+        ReceiptFolder(desk.disk, replica.log.directory).told(first)
+        evidence = {path.rpartition("/")[2]: desk.disk.peek(path) for path in (*first.evidence, *second.evidence)}
+        old = replica.log.directory
+        desk.tell(directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
+        await moved(desk)
+        assert replica.log.log_end_offset == 10
+        new = f"{SECOND}/{TOPIC}-0/lost+found"
+        assert {path.rpartition("/")[2]: desk.disk.peek(path) for path in _evidence(desk, new)} == evidence
+        due = {each.id: each for each in ReceiptFolder(desk.disk, f"{SECOND}/{TOPIC}-0").due()}
+        assert set(due) == {first.id, second.id}, "the ledger is to know the new place, also of what it had"
+        assert due[first.id] == replace(
+            first, evidence=tuple(p.replace(old, f"{SECOND}/{TOPIC}-0") for p in first.evidence)
+        )
+        ((log_dir, receipts),) = desk.carried
+        assert log_dir is desk.log_dirs.opened[1]
+        assert {each.id: each for each in receipts} == due
+        # What is deleted after a crash is no loss of evidence: it is kept where the replica is now.
+        (condemned,) = desk.log_dirs.opened[0].condemned()
+        keeper = SimpleNamespace(_broker=SimpleNamespace(log_dirs=desk.log_dirs))
+        is_kept = partial(LossKeeper._is_kept, keeper)  # type: ignore[arg-type]
+        assert rescue(desk.disk, condemned.path, FIRST, is_kept) == []
+        assert len(rescue(desk.disk, condemned.path, FIRST)) == 2
+
+    moves_of(1, story)
+
+
+def _evidence(desk: Desk, folder: str) -> list[str]:
+    return [f"{folder}/{name}" for name in desk.disk.listdir(folder) if not is_paper(name)]
+
+
+# --- the next start -------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_that_is_found_at_the_start_goes_on() -> None:
+    async def story(desk: Desk, controller: Controller) -> None:
+        controller.is_deaf = True
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(30)
+        await alter(desk, SECOND)
+        await until(lambda: assigned(desk))
+        await desk.moves.close()
+        target: LogDir = desk.log_dirs.opened[1]
+        (copy,) = target.existing_futures()
+        assert desk.disk.stat(copy.path) is not None
+        target.future_logs.pop(where()).close(clean=True)
+        desk.append(5)
+
+        desk.moves = directory_moves.DirectoryMoves(desk)  # type: ignore[arg-type]
+        controller.is_deaf = False
+        assert desk.partitions.places.settle_copies(target) == [copy]
+        desk.moves.take_up([(target, copy)])
+        await moved(desk)
+        assert desk.replica().log.log_end_offset == 35
+        assert desk.replica().log.directory == f"{SECOND}/{TOPIC}-0"
+
+    moves_of(1, story)
+
+
+def test_a_copy_of_what_is_not_here_is_deleted() -> None:
+    async def story(desk: Desk, _: Controller) -> None:
+        target = desk.log_dirs.opened[1]
+        desk.disk.mkdir(f"{SECOND}/{TOPIC}-0.abc-future")
+        (copy,) = desk.partitions.places.settle_copies(target)
+        desk.moves.take_up([(target, copy)])
+        assert names(desk, SECOND) == [f"{TOPIC}-0-delete"]
+
+    moves_of(1, story)
+
+
+def test_records_of_several_segments_and_epochs() -> None:
+    async def story(desk: Desk, _: Controller) -> None:
+        desk.topic_settings["segment.bytes"] = "300"
+        desk.partitions.reload_config()
+        for epoch in range(1, 5):
+            desk.lead(epoch, directories=(mine(desk, 0), ELSEWHERE, ELSEWHERE))
+            desk.append(8)
+        big = build_batch([(0, b"k", b"v" * 200, ())])
+        desk.replica().log.append_as_leader(memoryview(big), leader_epoch=4, now_ms=0)
+        desk.topic_settings["segment.bytes"] = "150"
+        desk.partitions.reload_config()
+        before, epochs = values(desk), desk.replica().log.epochs.entries
+        await alter(desk, SECOND)
+        await moved(desk)
+        log = desk.replica().log
+        assert values(desk) == before
+        assert log.epochs.entries == epochs
+        assert log.config.segment_bytes == 150
+        assert len(log.segments) > 5
+
+    moves_of(1, story)
