@@ -418,6 +418,25 @@ def test_flushes_wait_for_the_step_and_are_answered_by_the_new_log() -> None:
     moves_of(1, story)
 
 
+def test_a_flush_that_is_held_waits_and_is_not_forgotten() -> None:
+    async def story(desk: Desk, _: Controller) -> None:
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        desk.append(10)
+        replica = desk.replica()
+        desk.flushes.hold(replica)
+        waiting = desk.flushes.up_to(replica, 10)
+        await desk.flushes.flush(replica)
+        await turns()
+        assert not desk.flushes.is_flushing(replica)
+        assert not waiting.done()
+        assert replica.log.recovery_point == 0
+        desk.flushes.release(replica)
+        assert await waiting is None
+        assert replica.log.recovery_point == 10
+
+    moves_of(1, story)
+
+
 # --- what was lost before -------------------------------------------------------------------------------------------
 
 
@@ -511,7 +530,9 @@ def test_records_of_several_segments_and_epochs() -> None:
         desk.replica().log.append_as_leader(memoryview(big), leader_epoch=4, now_ms=0)
         desk.topic_settings["segment.bytes"] = "150"
         desk.partitions.reload_config()
+        desk.lead(9)
         before, epochs = values(desk), desk.replica().log.epochs.entries
+        assert epochs[-1] == (9, 33), "no batch tells of it"
         await alter(desk, SECOND)
         await moved(desk)
         log = desk.replica().log
