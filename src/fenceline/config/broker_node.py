@@ -14,8 +14,8 @@ message.max.bytes int 1048588 high >=0 cluster-wide
     Largest record batch in bytes, after compression; topics may set max.message.bytes.
 num.io.threads int 8 high >=1 cluster-wide inert
     Request threads; one event loop does this work here.
-num.replica.alter.log.dirs.threads int null high inert
-    Threads that move replicas between log directories.
+num.replica.alter.log.dirs.threads int null high
+    Replicas that are copied between log directories at a time; two at most.
 background.threads int 10 high >=1 cluster-wide inert
     Threads for background work.
 request.timeout.ms int 30000 high

@@ -78,7 +78,7 @@ class ReplicaPlaces:
             self._log_dirs.put(topic_partition, holder)
         elif not self._log_dirs.is_online(holder):
             raise OfflinePlace(f"{holder.path} is offline: {self._log_dirs.offline[holder.path]}")
-        elif self._log_dirs.is_single:
+        elif self._log_dirs.is_single and self._image().metadata_version >= MV_DIRECTORIES:
             recorded = topic.partitions[index].directory_of(self._node_id)
             is_placed = recorded in (holder.directory_id, UNASSIGNED_DIRECTORY)
             if not is_placed and not _has_files(holder, topic_partition):
