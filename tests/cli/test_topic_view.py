@@ -6,12 +6,15 @@ import json
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from fenceline.cli.app import app
+from fenceline.cli.output import readable_errors
 from fenceline.cli.topic_view import json_row, state_of, summary, table_row
 from fenceline.client.admin_replicas import ReplicaStates
 from fenceline.client.metadata import PartitionMetadata
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 
@@ -66,6 +69,12 @@ def test_who_did_not_answer_may_be_behind() -> None:
     assert states(ends={2: 10, 3: 10}).lag == {2: None, 3: None}
 
 
+def test_without_a_leader_it_is_said_who_has_how_much() -> None:
+    """What an unclean election would keep."""
+    found = states(leader=-1, isr=(), ends={2: 5, 3: 8}, high_watermark=None)
+    assert str(table_row(0, found, 2)["behind"]) == "1: ?, 2 ends at 5, 3 ends at 8"
+
+
 def test_a_follower_that_is_ahead_lags_by_nothing() -> None:
     """It is about to be cut, or the leader was asked first."""
     assert states(ends={1: 10, 2: 15, 3: 10}).lag == {2: 0, 3: 0}
@@ -108,3 +117,11 @@ def test_a_broker_is_killed() -> None:
         shown = run(cluster, "topics", "describe", "t")
         assert "of 3 partitions 3 under-replicated" in shown
         assert "3: ?" in shown
+
+
+def test_a_command_that_waited_for_a_leader_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), readable_errors():
+        raise PeerError(ErrorCode.REQUEST_TIMED_OUT, "gave up; the last trouble was: rain-0: LEADER_NOT_AVAILABLE")
+    told = capsys.readouterr().err
+    assert "fenceline topics describe" in told
+    assert "quorum" not in told

@@ -29,6 +29,7 @@ _ADVICE = {
         " See: fenceline quorum describe -c HOST:PORT, with the address of a controller."
     ),
 }
+_NOBODY_LEADS = "The partition has no leader now. Who could lead it: fenceline topics describe TOPIC"
 _WIDTH_OF_FILES = 160
 """Columns of a table that is not shown on a terminal."""
 
@@ -52,7 +53,8 @@ def readable_errors() -> Iterator[None]:
         fail(error.message, error.advice)
     except PeerError as error:
         message = error.message if error.code.name in error.message else f"{error.message} ({error.code.name})"
-        fail(message, _ADVICE.get(error.code, ""))
+        is_leaderless = ErrorCode.LEADER_NOT_AVAILABLE.name in message
+        fail(message, _NOBODY_LEADS if is_leaderless else _ADVICE.get(error.code, ""))
     except FencelineError as error:
         fail(str(error))
 

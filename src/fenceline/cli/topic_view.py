@@ -83,9 +83,14 @@ def summary(found: Sequence[ReplicaStates], min_insync_replicas: int) -> str:
 
 
 def _behind(states: ReplicaStates) -> Text:
-    """Followers that lack records, or could not be asked: `3: 120, 2: ?`."""
+    """Followers that lack records, or could not be asked: `3: 120, 2: ?`. Where nobody leads, who has how much: an
+    unclean election loses what the elected one lacks."""
     from rich.text import Text
 
+    if states.partition.leader < 0:
+        ends = {replica: states.ends.get(replica) for replica in sorted(states.partition.replicas)}
+        who = ", ".join(f"{replica}: ?" if end is None else f"{replica} ends at {end}" for replica, end in ends.items())
+        return Text(who, style=_UNHEALTHY)
     lag = {replica: lag for replica, lag in states.lag.items() if lag != 0}
     told = ", ".join(f"{replica}: {'?' if each is None else each}" for replica, each in sorted(lag.items()))
     return Text(told, style=_UNHEALTHY)
