@@ -475,8 +475,12 @@ SCRIPTS: dict[str, list[Step]] = {
                 ("min.insync.replicas", SET, "2"),
                 ("log.retention.ms", APPEND, "5"),
                 ("leader.replication.throttled.rate", SET, "x"),
+                ("leader.replication.throttled.rate", SET, "-1"),
+                ("leader.replication.throttled.rate", SET, "1000"),
             )
         ),
+        describe(4, BROKER, "1", "leader.replication.throttled.rate"),
+        alter(change(BROKER, "1", ("leader.replication.throttled.rate", DELETE, None))),
         alter(change(BROKER, "1", ("log.cleanup.policy", APPEND, "compact")), validate_only=True),
         alter(change(BROKER, "1", ("log.cleaner.threads", SET, "2"), ("log.cleaner.threads", SET, "3"))),
         *(alter(change(BROKER, name, ("log.cleaner.threads", SET, "2"))) for name in ("2", "x", "-1")),

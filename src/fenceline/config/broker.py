@@ -141,14 +141,16 @@ _SYNONYMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 
-DYNAMIC_ONLY_CONFIGS: Final = frozenset(
-    {
-        "leader.replication.throttled.rate",
-        "follower.replication.throttled.rate",
-        "replica.alter.log.dirs.io.max.bytes.per.second",
-    }
+DYNAMIC_ONLY_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
+    ConfigKey(name, ConfigType.LONG, str(2**63 - 1), doc, validator=Range(0), update_mode=UpdateMode.CLUSTER_WIDE)
+    for name, doc in (
+        ("leader.replication.throttled.rate", "Bytes a second that are sent to throttled followers."),
+        ("follower.replication.throttled.rate", "Bytes a second that throttled replicas fetch."),
+        ("replica.alter.log.dirs.io.max.bytes.per.second", "Bytes a second of moves between log directories."),
+    )
 )
-"""Broker configs that exist in the metadata log only, never in a file."""
+"""Broker configs that exist in the metadata log only, never in a file. Kafka tells them without documentation, and only
+where they are set."""
 
 
 PER_LISTENER_CONFIGS: Final = frozenset(
@@ -175,9 +177,7 @@ def broker_synonyms(name: str) -> tuple[str, ...]:
 
 def update_mode(name: str) -> UpdateMode:
     """How a running broker takes a new value of the key."""
-    if name in DYNAMIC_ONLY_CONFIGS:
-        return UpdateMode.CLUSTER_WIDE
-    key = ALL_CONFIGS.get(name)
+    key = ALL_CONFIGS.get(name) or DYNAMIC_ONLY_CONFIGS.get(name)
     return key.update_mode if key is not None else UpdateMode.READ_ONLY
 
 

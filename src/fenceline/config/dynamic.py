@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from fenceline.config.broker import ALL_CONFIGS, PER_LISTENER_CONFIGS, is_dynamic, update_mode
-from fenceline.config.definitions import ConfigType, InvalidConfig, UpdateMode, parse_type
+from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS, PER_LISTENER_CONFIGS, is_dynamic, update_mode
+from fenceline.config.definitions import InvalidConfig, UpdateMode
 from fenceline.config.node import NodeConfig, check_relations
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 
@@ -57,12 +57,10 @@ def _refuse(names: Iterable[str], reason: str) -> None:
 
 
 def _check_value(name: str, text: str) -> None:
-    key = ALL_CONFIGS.get(name)
+    key = ALL_CONFIGS.get(name) or DYNAMIC_ONLY_CONFIGS.get(name)
+    if key is None:
+        return
     try:
-        if key is None:
-            if is_dynamic(name):
-                parse_type(name, ConfigType.LONG, text)
-            return
         key.parse(text)
     except InvalidConfig as error:
         raise PeerError(ErrorCode.INVALID_REQUEST, error.message) from error
