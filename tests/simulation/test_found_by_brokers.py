@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from fenceline.errors import OperatorError
+from fenceline.log.log_dir import ExistingPartition, LogDir
 from fenceline.node.broker import Broker
 from fenceline.node.controller_node import unless_failed
 from fenceline.node.log_recovery import recover_logs
@@ -33,9 +34,10 @@ def test_topics_that_go_while_a_node_starts(monkeypatch: pytest.MonkeyPatch) -> 
     """Seed 88: a log was opened by its topic's name, the topic was deleted and created anew, and the records of the
     old one were taken for those of the new one."""
 
-    async def slowly(node: Broker) -> None:
-        await recover_logs(node)
+    async def slowly(node: Broker) -> list[tuple[LogDir, ExistingPartition]]:
+        copies = await recover_logs(node)
         await asyncio.sleep(0.5)
+        return copies
 
     monkeypatch.setattr("fenceline.node.broker.recover_logs", slowly)
     options = {**NO_FAULTS, "deletes": "1", "churn_s": "0.1", "crash_s": "0.7", "power_chance": "0", "down_s": "0.1"}
