@@ -50,6 +50,8 @@ def stop(desk: Desk, *, clean: bool = True) -> None:
 def start(desk: Desk) -> LogDirs:
     """As `recover_logs` does, and the roles."""
     opened = [LogDir.open(each.path, desk.disk, node_id=ME) for each in desk.log_dirs.opened]
+    for log_dir, before in zip(opened, desk.log_dirs.opened, strict=True):
+        log_dir.directory_id = before.directory_id
     desk.log_dirs = dirs = LogDirs(opened, metadata=opened[0])
     desk.partitions = Replicas(
         ME,

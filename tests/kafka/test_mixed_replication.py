@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from fenceline.cli.metadata_files import MetadataFiles
+from fenceline.ids import LOSSES_TOPIC
 from fenceline.metadata.image import LeaderRecoveryState
 from tests.scheduling import CLUSTERS
 from tests.support.mixed_replication import (
@@ -116,6 +119,16 @@ def test_receipts_equal_what_was_lost(lived: Lived, topic: str) -> None:
     assert torn["class"] in ("committed", "maybe_acknowledged")
     assert torn["cause"] == "divergence"
     assert (torn["replica"], torn["leader"]) == (lived.ours, lived.theirs)
+
+
+def test_receipts_are_delivered_to_a_ledger_that_kafka_leads_alone(lived: Lived) -> None:
+    """What Fenceline cut before and after the topic moved is in it, once, in Kafka's files."""
+    assert lived.kinds[lived.ledger_led_by] == "kafka"
+    whole = log_bytes(lived.directories[lived.theirs], LOSSES_TOPIC)
+    assert whole
+    assert not log_bytes(lived.directories[lived.ours], LOSSES_TOPIC)
+    ids = {each["id"] for each in map(json.loads, values(lived.directories[lived.theirs], LOSSES_TOPIC, 0).values())}
+    assert len(ids) == len(lived.receipts) > 2
 
 
 def test_nothing_else_that_was_acknowledged_is_told_as_lost(lived: Lived) -> None:

@@ -140,7 +140,21 @@ def test_partitions_are_found_and_only_those(log_dir: LogDir) -> None:
     found = {str(found.topic_partition): found.topic_id for found in log_dir.existing()}
     assert found == {"rain-0": TOPIC_ID, "a-b.c_d-12": TOPIC_ID}
     assert [removed.path.rpartition("/")[2] for removed in log_dir.condemned()] == ["snow-1.0123456789abcdef-delete"]
+    assert [(removed.topic_partition, removed.high_watermark) for removed in log_dir.strays()] == [
+        (TopicPartition("snow", 2), 0)
+    ]
     assert parse_partition_name("rain-x") is None
+
+
+def test_what_is_set_aside_is_known_with_its_high_watermark(log_dir: LogDir) -> None:
+    append(partition(log_dir), 3)
+    partition(log_dir).advance_high_watermark(2)
+    stray = log_dir.set_aside_stray(TP)
+    assert stray is not None
+    assert (stray.topic_partition, stray.high_watermark) == (TP, 2)
+    append(partition(log_dir), 9)
+    partition(log_dir).advance_high_watermark(9)
+    assert log_dir.strays() == [stray], "whatever has its name by now"
 
 
 def test_deletion_renames_now_and_removes_later(log_dir: LogDir) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 from random import Random
+from typing import Any
 
 import pytest
 
 from fenceline.log.disk import OsDisk
 from fenceline.log.errors import NotSettled, StorageError
+from fenceline.log.file_names import EPOCH_FILE
 from fenceline.log.lost_batches import LostBatches
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.recovery_note import RecoveryNote, write_note
 from fenceline.losses.check import Stored, complaints, lost_between, stored_batches
-from fenceline.losses.cutting import cut_log, settle
+from fenceline.losses.cutting import Cut, cut_log, settle
+from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.testing.sim_disk import SimDisk
@@ -221,6 +224,108 @@ def test_a_disk_that_gets_full_behind_the_cut_owes_the_receipt() -> None:
     receipts = cut_log(disk, log, cut(2))
     assert complaints(receipts, lost_between(before, stored_batches(log))) == []
     assert cut_log(disk, log, cut(2)) == []
+
+
+class FullDisk(SimDisk):
+    """Has no room from a change on, the first of them being 1, until it is healed."""
+
+    changes = 0
+    full_from: int | None = None
+
+    def _meet(self, call: Any, path: str) -> None:
+        super()._meet(call, path)
+        if call in ("write", "rename", "fsync"):
+            self.changes += 1
+            if self.full_from is not None and self.changes >= self.full_from:
+                raise OSError(errno.ENOSPC, "full", path)
+
+    def heal(self) -> None:
+        super().heal()
+        self.full_from = None
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("older_can_go", [False, True])
+def test_a_disk_that_gets_full_at_any_step_is_waited_for(seed: int, anew: bool, older_can_go: bool) -> None:
+    """There is room again: the same call goes on, and one receipt tells all of it. Older evidence that goes in between,
+    and is not enough, takes no evidence of this cut along.
+    """
+    step = 0
+    while True:
+        step += 1
+        rng = Random(seed)
+        disk = FullDisk(seed)
+        disk.mkdir("/data")
+        log = open_log(disk)
+        for epoch in range(4):
+            write(log, epoch, 4, rng)
+        (older,) = cut_log(disk, log, cut(log.log_end_offset - 2, time_ms=1))
+        log.advance_high_watermark(rng.randint(0, log.log_end_offset))
+        before = stored_batches(log)
+        wanted = cut(log.log_end_offset + 3 if anew else rng.randint(0, log.log_end_offset - 1), begins_anew=anew)
+        can_go = list(older.evidence) if older_can_go else []
+        disk.full_from, disk.changes = step, 0
+        refused = [refusal(disk, log, wanted, can_go) for _ in range(2)]
+        for error in refused:
+            assert error is None or error.disk_full
+            assert log.offline is None
+        if refused[0] is not None and not isinstance(refused[0], NotSettled):
+            assert stored_batches(log) == before
+        disk.heal()
+        cut_log(disk, log, wanted)
+        (told,) = (receipt for receipt in receipts_of(disk) if receipt.id != older.id)
+        assert complaints([told], lost_between(before, stored_batches(log))) == []
+        assert all(disk.peek(path) for path in told.evidence), "what a receipt names is there"
+        reader = EvidenceReader(disk, told, told.evidence)
+        assert not told.evidence or sum(header.record_count for header, _ in reader.batches()) == told.records
+        assert (log.offline, log.unfinished) == (None, None)
+        write(log, 9, 2)
+        log.close()
+        again = open_log(disk, clean=True)
+        assert stored_batches(again) == stored_batches(log)
+        assert again.epochs.entries == log.epochs.entries
+        if refused[0] is None:
+            assert step > 10, "the cut has more steps than this"
+            return
+
+
+def refusal(disk: FullDisk, log: PartitionLog, wanted: Cut, can_go: list[str]) -> StorageError | None:
+    """What a cut ends with. `can_go`: evidence that goes when the disk is full, which makes no room."""
+
+    def make_room() -> bool:
+        found, can_go[:] = list(can_go), []
+        for path in found:
+            disk.unlink(path)
+        return bool(found)
+
+    try:
+        cut_log(disk, log, wanted, make_room)
+    except StorageError as error:
+        return error
+    return None
+
+
+def test_a_log_that_is_cut_in_part_is_not_closed_cleanly() -> None:
+    """Its node stops while the disk is full: nothing in memory is what the files are."""
+    disk = FullDisk()
+    disk.mkdir("/data")
+    log = open_log(disk)
+    write(log, 1, 9)
+    before = stored_batches(log)
+    disk.fail("write", f"{EPOCH_FILE}.tmp", errno.ENOSPC)
+    with pytest.raises(NotSettled):
+        cut_log(disk, log, cut(2))
+    assert log.unfinished is not None
+    assert log.flush_work(0) is None
+    files = disk.safe(DIRECTORY)
+    disk.heal()
+    log.close()
+    assert disk.safe(DIRECTORY) == files
+    again = open_log(disk)
+    assert complaints(settled(disk, again), lost_between(before, stored_batches(again))) == []
+    cut_log(disk, again, cut(2, time_ms=8_000))
+    assert complaints(receipts_of(disk), lost_between(before, stored_batches(again))) == []
 
 
 @pytest.mark.parametrize("seed", range(40))

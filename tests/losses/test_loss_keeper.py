@@ -43,7 +43,7 @@ class Stage:
             config=SimpleNamespace(get_int=lambda key: -1),
             node_id=2,
             clock=clock,
-            log_dirs=[SimpleNamespace(disk=self.disk, path="/data")],
+            log_dirs=[SimpleNamespace(disk=self.disk, path="/data", strays=list)],
         )
         self.keeper = LossKeeper(cast(Any, broker))
         self.news = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,9 +175,57 @@ def test_evidence_of_a_partition_is_told_exported_and_goes_with_its_topic(node: 
     assert "fenceline_losses_undelivered" in metrics()
 
 
+def test_what_is_set_aside_at_the_start_is_told_exported_and_goes_with_its_directory(node: EmbeddedNode) -> None:
+    """A replica that was moved away, or whose topic was deleted, while the node was down."""
+    node.kill()
+    log = open_log(OsDisk(), str(node.log_dir / "gone-0"), partition=0)
+    write(log, 0, 6)
+    values = stored_values(log)[3:]
+    # All but the last are delivered: their receipts name a place where the evidence is no more.
+    folder = ReceiptFolder(OsDisk(), log.directory)
+    (first,) = cut_log(OsDisk(), log, cut(9))
+    folder.told(first)
+    cut_log(OsDisk(), log, cut(3, time_ms=8_000))
+    log.close()
+    (node.log_dir / ".kafka_cleanshutdown").unlink(missing_ok=True)
+    node.start()
+    found = eventually(lambda: each if len(each := listed(node, "rain")) == 2 else None, "both receipts")
+    (stray,) = node.log_dir.glob("gone-0.*-stray")
+    assert all(Path(path).parent == stray / "lost+found" for each in found for path in each["evidence"])
+    exported = [json.loads(run(node, "export", f"rain-0@{offset}", "--json")) for offset in (3, 9)]
+    assert [record["value"] for records in exported for record in records][-len(values) :] == values
+    outbox = Outbox(OsDisk(), str(node.log_dir))
+    eventually(lambda: not outbox.due())
+    node.stop()
+    node.start()
+    assert len(outbox.contents().receipts) == 2, "the next start tells nothing again"
+    shutil.rmtree(stray)
+    eventually(lambda: [each["evidence"] for each in listed(node, "rain")] == [[], []], "the evidence went with it")
+    eventually(lambda: not outbox.contents().receipts)
+
+
 def test_nothing_lost_and_wrong_names(node: EmbeddedNode) -> None:
-    assert run(node, "list").strip() == "No log has lost anything."
+    assert run(node, "list").strip().startswith("No log of a Fenceline broker has lost anything.")
     assert "no loss receipt" in run(node, "show", "nothing-0", code=1)
+    Outbox(OsDisk(), str(node.log_dir)).owe(receipt("gone"))
+    node.stop()
+    node.start()
+    eventually(lambda: listed(node, "gone"), "a receipt")
+    for words in (("--topic", "nothing"), ("--topic", "gone", "--class", "expired")):
+        assert run(node, "list", *words).strip() == "None of the receipts is of that topic and class."
+
+
+def test_an_export_that_can_not_be_written_is_told_in_words(node: EmbeddedNode, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"")
+    Outbox(OsDisk(), str(node.log_dir)).owe(receipt("gone", evidence=(str(kept),)))
+    node.stop()
+    node.start()
+    eventually(lambda: listed(node, "gone"), "a receipt")
+    nowhere = tmp_path / "no such directory" / "lost.arrow"
+    told = run(node, "export", "gone-0", "--arrow", str(nowhere), code=1)
+    assert f"{nowhere} can not be written: No such file or directory" in told
+    assert "two forms" in run(node, "export", "gone-0", "--arrow", str(nowhere), "--json", code=1)
 
 
 def metrics() -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from fenceline.losses import quarantine
 from fenceline.losses.cutting import cut_log
-from fenceline.losses.folder import Outbox, ReceiptFolder
+from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import Receipt, decode, encode
 from fenceline.testing.sim_disk import SimDisk
 
@@ -32,7 +32,9 @@ def three_losses(disk: SimDisk, *, batches: int = 4, records: int = 3) -> list[R
 
 
 def sweep(disk: SimDisk, *, now_ms: int = 10_002, max_age_ms: int = -1, max_bytes: int = -1) -> quarantine.Swept:
-    return quarantine.sweep(disk, [DIRECTORY], now_ms=now_ms, max_age_ms=max_age_ms, max_bytes=max_bytes)
+    return quarantine.sweep(
+        disk, [ReceiptFolder(disk, DIRECTORY)], now_ms=now_ms, max_age_ms=max_age_ms, max_bytes=max_bytes
+    )
 
 
 def is_there(disk: SimDisk, receipt: Receipt) -> bool:
@@ -55,7 +57,7 @@ def test_by_age() -> None:
     disk = SimDisk()
     old, middle, new = three_losses(disk)
     swept = sweep(disk, now_ms=10_101, max_age_ms=100)
-    (changed,) = swept.changed
+    ((_, changed),) = swept.changed
     assert (changed.id, changed.evidence) == (old.id, ())
     assert "retention.ms" in changed.evidence_note
     assert not is_there(disk, old)
@@ -68,11 +70,11 @@ def test_by_bytes_the_oldest_go_first() -> None:
     disk = SimDisk()
     old, middle, new = three_losses(disk)
     swept = sweep(disk, max_bytes=size_of(disk, new))
-    assert [receipt.id for receipt in swept.changed] == [old.id, middle.id]
+    assert [receipt.id for _, receipt in swept.changed] == [old.id, middle.id]
     assert swept.kept_bytes == size_of(disk, new)
     assert is_there(disk, new)
     folder = ReceiptFolder(disk, DIRECTORY)
-    for receipt in swept.changed:
+    for _, receipt in swept.changed:
         folder.told(receipt)
     assert receipts_of(disk) == [new], "a receipt without evidence is kept by the ledger alone"
 
@@ -95,15 +97,15 @@ def test_a_full_disk_takes_the_oldest_evidence() -> None:
     disk = SimDisk()
     old, _, new = three_losses(disk, batches=60, records=100)
     disk.capacity_bytes = disk.used_bytes
-    room = quarantine.make_room(disk, [DIRECTORY])
+    room = quarantine.make_room(disk, [ReceiptFolder(disk, DIRECTORY)])
     assert room.freed
     assert not is_there(disk, old)
-    first = room.changed[0]
+    _, first = room.changed[0]
     assert (first.id, first.evidence) == (old.id, ())
     assert "full" in first.evidence_note
     assert is_there(disk, new)
     disk.capacity_bytes = 0
-    while quarantine.make_room(disk, [DIRECTORY]).freed:
+    while quarantine.make_room(disk, [ReceiptFolder(disk, DIRECTORY)]).freed:
         pass
     assert not is_there(disk, new)
     disk.heal()
@@ -116,22 +118,8 @@ def test_evidence_that_somebody_deleted_is_not_named_any_more() -> None:
     old, *_ = three_losses(disk)
     for path in old.evidence:
         disk.unlink(path)
-    (changed,) = sweep(disk).changed
+    ((_, changed),) = sweep(disk).changed
     assert (changed.id, changed.evidence) == (old.id, ())
-
-
-def test_receipts_outlive_their_partition_and_say_that_the_evidence_does_not() -> None:
-    disk = SimDisk()
-    losses = three_losses(disk)
-    rescued = quarantine.rescue(disk, DIRECTORY, "/data")
-    assert [receipt.id for receipt in rescued] == sorted(receipt.id for receipt in losses)
-    assert all(receipt.evidence == () and "removed" in receipt.evidence_note for receipt in rescued)
-    outbox = Outbox(disk, "/data")
-    assert sorted(outbox.due(), key=lambda each: each.id) == rescued
-    for receipt in rescued:
-        outbox.told(receipt)
-    assert outbox.due() == []
-    assert not [name for name in disk.listdir("/data") if "loss" in name]
 
 
 def test_a_receipt_that_says_more_by_now_is_not_taken_for_told() -> None:
@@ -150,7 +138,7 @@ def test_an_error_that_is_no_full_disk_is_not_swallowed() -> None:
     three_losses(disk)
     disk.fail("unlink", number=errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
-        quarantine.make_room(disk, [DIRECTORY])
+        quarantine.make_room(disk, [ReceiptFolder(disk, DIRECTORY)])
 
 
 def test_documents_keep_everything() -> None:

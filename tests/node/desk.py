@@ -57,7 +57,7 @@ from fenceline.wire.fetch import (
 from fenceline.wire.frame import parse_response_header
 
 from .controller_helpers import CLUSTER
-from .handlers.fakes import broker_image, image_of, partition, topic_image
+from .handlers.fakes import DIRECTORY, broker_image, image_of, partition, topic_image
 
 TOPIC: Final = "rain"
 ME: Final = 1
@@ -180,6 +180,8 @@ class Desk:
         self.topic_id = self.image.topics_by_name[TOPIC].id
         self.replication = Replication(self)  # type: ignore[arg-type]
         opened = [LogDir.open(path, self.disk, node_id=ME) for path in paths]
+        if directories == 1:
+            opened[0].directory_id = DIRECTORY  # where the image says that all replicas are
         self.log_dirs = LogDirs(opened, metadata=opened[0])
         self.lifecycle = _Lifecycle()
         self.directory_failures = DirectoryFailures(self)  # type: ignore[arg-type]

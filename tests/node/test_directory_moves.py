@@ -23,7 +23,7 @@ from fenceline.log import future_log
 from fenceline.log.log_dir import LogDir
 from fenceline.losses.cutting import cut_log
 from fenceline.losses.folder import ReceiptFolder, is_paper
-from fenceline.losses.quarantine import rescue
+from fenceline.losses.put_away import rescue
 from fenceline.metadata.image import UNASSIGNED_DIRECTORY, ConfigResource, ConfigResourceType
 from fenceline.node import directory_move, directory_moves
 from fenceline.node.loss_keeper import LossKeeper
@@ -470,8 +470,8 @@ def test_evidence_and_receipts_go_along_and_say_where_they_are() -> None:
         (condemned,) = desk.log_dirs.opened[0].condemned()
         keeper = SimpleNamespace(_broker=SimpleNamespace(log_dirs=desk.log_dirs))
         is_kept = partial(LossKeeper._is_kept, keeper)  # type: ignore[arg-type]
-        assert rescue(desk.disk, condemned.path, FIRST, is_kept) == []
-        assert len(rescue(desk.disk, condemned.path, FIRST)) == 2
+        assert rescue(condemned, FIRST, with_evidence=False, is_kept=is_kept) == []
+        assert len(rescue(condemned, FIRST, with_evidence=False)) == 2
 
     moves_of(1, story)
 

@@ -27,7 +27,7 @@ from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 
 from .controller_helpers import CLUSTER, Held, StillClock
-from .handlers.fakes import image_of, partition, topic_image
+from .handlers.fakes import DIRECTORY, image_of, partition, topic_image
 from .replication_helpers import ALONE, NoRoles
 
 D = "/data"
@@ -44,6 +44,7 @@ class Node:
         self.topic = topic_image("t", partition(), partition())
         self.image: MetadataImage = image_of([self.topic])
         log_dir = LogDir.open(D, self.disk, node_id=1)
+        log_dir.directory_id = DIRECTORY
         self.replicas = Replicas(
             1,
             LogDirs([log_dir]),

@@ -249,6 +249,22 @@ def test_a_receipt_without_room_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     told(story)
 
 
+def test_a_receipt_without_room_is_waited_for_no_longer_than_the_replica_is_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its deletion may be what makes room, and goes on with the receipt."""
+    monkeypatch.setattr(leader_duties, "_ROOM_PAUSE_S", 0.0)
+
+    async def story(stage: Stage) -> None:
+        stage.host.lacks_room = 10**9
+        stage.replicas[0].is_leaving = True
+        await stage.answer(fetched(0, diverging_epoch=(3, 2)))
+        assert stage.host.cut == [(0, 2, True)]
+        assert (stage.host.ended, stage.replicas[0].is_being_cut) == (1, False)
+
+    told(story)
+
+
 def test_an_answer_that_tells_of_divergence_tells_nothing_else() -> None:
     """testTruncateOnFetchDoesNotProcessPartitionData, testTruncateOnFetchDoesNotUpdateHighWatermark; E25."""
 

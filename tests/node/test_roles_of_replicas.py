@@ -5,9 +5,12 @@ The cases of PartitionTest about becoming leader and follower. Rules: `epochs.md
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
+from immutables import Map
 
 from fenceline.errors import ErrorCode
 from fenceline.records.batch import iter_headers
@@ -151,5 +154,34 @@ def test_who_follows_again_forgets_what_it_knew_as_a_leader() -> None:
         leader = desk.replica().leader
         assert leader is not None
         assert (leader.followers[2].log_end_offset, leader.epoch_start_offset) == (-1, 2)
+
+    told(story)
+
+
+@pytest.mark.parametrize("comes_again", [False, True])
+def test_what_is_removed_while_a_thread_cuts_it_goes_when_the_thread_ends(comes_again: bool) -> None:
+    """Else the thread would go on in the files of the next topic of that name."""
+
+    async def story(desk: Desk) -> None:
+        desk.follow(4)
+        desk.copied(3, epoch=4, high_watermark=3)
+        old, first = desk.replica(), desk.image
+        old.is_being_cut = True
+        desk.delete_topic()
+        assert old.is_leaving
+        assert "rain-0" in desk.disk.listdir("/data")
+        if comes_again:
+            topic = replace(first.topics_by_name[TOPIC], id=UUID(int=4712))
+            after = replace(first, topics_by_name=Map({TOPIC: topic}), topics_by_id=Map({topic.id: topic}))
+            desk._apply(desk.image, after)
+            assert desk.partitions.get(TOPIC, 0) is None
+        assert old.log.log_end_offset == 3
+        assert desk.log_dirs.first.open_logs
+        old.is_being_cut = False
+        desk.partitions.cut_ended(old)
+        put_away = [name for name in desk.disk.listdir("/data") if name.endswith("-delete")]
+        assert len(put_away) == 1
+        assert not comes_again or desk.replica().log.log_end_offset == 0
+        assert (desk.partitions.get(TOPIC, 0) is not None) == comes_again
 
     told(story)

@@ -15,7 +15,7 @@ from typing import Any
 
 from fenceline.client.admin import Admin
 from fenceline.client.async_admin import NewTopic
-from fenceline.ids import TopicPartition
+from fenceline.ids import LOSSES_TOPIC, TopicPartition
 from fenceline.testing.apache_kafka import run_tool
 from fenceline.testing.mixed_cluster import MixedNode
 from fenceline.testing.waiting import eventually
@@ -72,6 +72,8 @@ class Lived:
     """The kinds of those that were killed while they led the quorum."""
     lost: dict[tuple[str, int], bytes] = field(default_factory=dict)
     """By partition of TORN and ELECTED: the bytes that only the old leader had."""
+    ledger_led_by: int = -1
+    """Who led the topic of receipts when they were read."""
     receipts: list[dict[str, Any]] = field(default_factory=list)
     """What `fenceline losses list` tells in the end."""
     kept: dict[tuple[str, int], list[bytes]] = field(default_factory=dict)
@@ -115,6 +117,7 @@ class Story(MixedStage):
             self._transact()
             self._migrate()
             self._tear(0, self.theirs, self.ours)
+            self._move_ledger()
             self._tear(1, self.ours, self.theirs)
             self._read_receipts()
             self._end()
@@ -317,8 +320,29 @@ class Story(MixedStage):
                 self._elect(TORN, node)
                 self.lived.read_torn[node.node_id] = self._read_committed(TORN, len(self.lived.kept[TORN, index]))
 
+    def _move_ledger(self) -> None:
+        """It was made by who had the first receipt; what is lost from now on is told to Kafka, and to Kafka alone.
+
+        To both of its brokers where there are two: after a kill -9 Kafka's controller finds no leader for what only one
+        had.
+        """
+        kafka = tuple(sorted(node.node_id for node in self.cluster.nodes if node.is_kafka))
+
+        def is_made() -> bool:
+            with Admin(self.third.bootstrap) as admin:
+                return bool(admin.metadata([LOSSES_TOPIC]).topics[LOSSES_TOPIC].partitions)
+
+        eventually(is_made, "the topic of the first receipt", wait_s=120)
+        order_replicas(self.third.port, LOSSES_TOPIC, {0: kafka})
+        eventually(
+            lambda: tuple(sorted(self.partition(LOSSES_TOPIC, 0).replicas)) == kafka,
+            f"{LOSSES_TOPIC} has moved",
+            wait_s=120,
+        )
+
     def _read_receipts(self) -> None:
-        """Of a topic that brokers of both kinds replicate, too."""
+        """By `fenceline losses list --bootstrap` with the address of a broker of Kafka, which leads the ledger."""
+        self.lived.ledger_led_by = self.partition(LOSSES_TOPIC, 0).leader
 
         def look() -> bool:
             command = (

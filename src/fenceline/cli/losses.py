@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,8 @@ _DataDir = Annotated[
     typer.Option("--data-dir", help="the data directory that holds the evidence, where it is not at its path"),
 ]
 _HEADER: str = "fenceline.lost."
+_NOTHING: str = "No log of a Fenceline broker has lost anything. What Apache Kafka's brokers lose nobody tells."
+_NOTHING_SO: str = "None of the receipts is of that topic and class."
 
 
 @losses.command("list")
@@ -69,10 +72,9 @@ def list_losses(
     as_json: AsJson = False,
 ) -> None:
     """All loss receipts, oldest first."""
+    ledger = _ledger(bootstrap)
     found = [
-        receipt
-        for receipt in _ledger(bootstrap)
-        if topic in (None, receipt.topic) and loss_class in (None, receipt.loss_class)
+        receipt for receipt in ledger if topic in (None, receipt.topic) and loss_class in (None, receipt.loss_class)
     ]
     if as_json:
         print_json([shown(receipt) for receipt in found])
@@ -91,7 +93,7 @@ def list_losses(
         }
         for receipt in found
     ]
-    show(rows, as_json=False, empty="No log has lost anything.", optional=("time", "cause", "evidence"))
+    show(rows, as_json=False, empty=_NOTHING_SO if ledger else _NOTHING, optional=("time", "cause", "evidence"))
 
 
 @losses.command("show")
@@ -125,6 +127,8 @@ def export(
 ) -> None:
     """The lost records from the evidence. Run it where the replica's disk is."""
     with readable_errors():
+        if arrow is not None and as_json:
+            raise OperatorError("--arrow and --json are two forms of one export", "Choose one of them.")
         receipt = _chosen(which, bootstrap)
         reader = _reader(receipt, data_dir)
         if arrow is not None:
@@ -284,8 +288,15 @@ def _write_arrow(reader: EvidenceReader, receipt: Receipt, path: Path) -> int:
 
     from fenceline.records.arrow import arrow_schema, batches_to_arrow
 
+    try:
+        file = pa.OSFile(str(path), "wb")
+    except OSError as error:
+        raise OperatorError(
+            f"{path} can not be written: {os.strerror(error.errno or 0)}",
+            "Name a file in a directory that is there and can be written to.",
+        ) from error
     rows = 0
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, arrow_schema()) as writer:
+    with file as sink, pa.ipc.new_file(sink, arrow_schema()) as writer:
         try:
             for _, content in reader.batches():
                 columns = batches_to_arrow(

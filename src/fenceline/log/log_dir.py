@@ -34,6 +34,7 @@ from fenceline.log.partition_dir import (
     RemovedPartition,
     parse_future_name,
     parse_partition_name,
+    parse_put_away_name,
     partition_of,
     put_away_name,
 )
@@ -92,6 +93,8 @@ class LogDir:
         """For names of what is put away."""
         self._lock = -1
         self.offsets = LogDirOffsets(disk, path)
+        self._last_high_watermarks: dict[str, int] = {}
+        """Of what was set aside since the start, by path."""
 
     @classmethod
     def open(
@@ -270,11 +273,21 @@ class LogDir:
 
     def condemned(self) -> list[RemovedPartition]:
         """Directories whose deletion was interrupted; to be deleted in a thread."""
-        return [
-            RemovedPartition(f"{self.path}/{name}", self.disk)
-            for name in self.disk.listdir(self.path)
-            if name.endswith(DELETE_SUFFIX) and "." in name
-        ]
+        return self._put_away_before(DELETE_SUFFIX)
+
+    def strays(self) -> list[RemovedPartition]:
+        """Directories that are set aside, by this start or an earlier one. Raises OSError."""
+        return self._put_away_before(STRAY_SUFFIX)
+
+    def _put_away_before(self, suffix: str) -> list[RemovedPartition]:
+        found = []
+        for name in self.disk.listdir(self.path):
+            where = parse_put_away_name(name) if name.endswith(suffix) else None
+            if where is not None:
+                path = f"{self.path}/{name}"
+                high_watermark = self._last_high_watermarks.get(path, self.offsets.high_watermarks.get(where, 0))
+                found.append(RemovedPartition(path, self.disk, where, high_watermark))
+        return found
 
     def partition_size_bytes(self, topic_partition: TopicPartition) -> int:
         """Bytes of a partition's segments, whether it is open or not."""
@@ -307,14 +320,17 @@ class LogDir:
         return self._put_away(topic_partition, STRAY_SUFFIX)
 
     def _put_away(self, topic_partition: TopicPartition, suffix: str) -> RemovedPartition | None:
+        high_watermark = self.high_watermark(topic_partition)
         log = self.open_logs.pop(topic_partition, None)
         if log is not None:
             log.close(clean=False)
         self.offline.pop(topic_partition, None)
         self.offsets.forget(topic_partition)
-        return self.put_away_at(self.partition_path(topic_partition), topic_partition, suffix)
+        return self.put_away_at(self.partition_path(topic_partition), topic_partition, suffix, high_watermark)
 
-    def put_away_at(self, source: str, topic_partition: TopicPartition, suffix: str) -> RemovedPartition | None:
+    def put_away_at(
+        self, source: str, topic_partition: TopicPartition, suffix: str, high_watermark: int = 0
+    ) -> RemovedPartition | None:
         """As `delete_partition`, for a directory that has another name. What is open there is the caller's."""
         target = f"{self.path}/{put_away_name(topic_partition, suffix, self.fresh_id().hex)}"
         try:
@@ -323,7 +339,9 @@ class LogDir:
             return None
         except OSError as error:
             raise StorageError.of(f"removing {topic_partition}", error) from error
-        return RemovedPartition(target, self.disk)
+        if suffix == STRAY_SUFFIX:
+            self._last_high_watermarks[target] = high_watermark
+        return RemovedPartition(target, self.disk, topic_partition, high_watermark)
 
     def probe(self) -> None:
         """Write a small file, bring it to the disk, read it back. For a thread. Raises OSError."""
@@ -369,7 +387,7 @@ class LogDir:
                     log.close(clean and failure is None)
                 except StorageError as error:
                     failure = failure or error
-            if clean and failure is None and not any(log.offline for log in logs):
+            if clean and failure is None and not any(log.offline or log.unfinished is not None for log in logs):
                 self.checkpoint_work()()
                 if self.clean or self._all_opened():
                     self._mark_clean(self.broker_epoch)

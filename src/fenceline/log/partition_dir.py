@@ -24,10 +24,15 @@ _FUTURE_NAME: Final = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partitio
 
 @dataclass(frozen=True, slots=True)
 class RemovedPartition:
-    """A partition directory that was renamed away; `delete()` removes it, in a thread. Raises OSError."""
+    """A partition directory that was renamed away; `delete()` removes it, in a thread. Raises OSError.
+
+    `high_watermark`: the last that was known of it.
+    """
 
     path: str
     disk: Disk
+    topic_partition: TopicPartition
+    high_watermark: int
 
     def delete(self) -> None:
         _remove_tree(self.disk, self.path)
@@ -58,6 +63,14 @@ def _matched(pattern: re.Pattern[str], name: str) -> TopicPartition | None:
 def future_name(topic_partition: TopicPartition, unique: str) -> str:
     """Of a partition's directory that is to take the place of another one. It may be longer than `NAME_LIMIT`."""
     return f"{topic_partition.topic}-{topic_partition.partition}.{unique}{FUTURE_SUFFIX}"
+
+
+def parse_put_away_name(name: str) -> TopicPartition | None:
+    """The partition of what `put_away_name` made; None for everything else. A very long topic's name is cut off."""
+    before, dot, rest = name.rpartition(".")
+    if not dot or not rest.endswith((DELETE_SUFFIX, STRAY_SUFFIX)):
+        return None
+    return parse_partition_name(before)
 
 
 def put_away_name(topic_partition: TopicPartition, suffix: str, unique: str) -> str:

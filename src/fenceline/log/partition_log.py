@@ -39,7 +39,7 @@ from fenceline.log.retention import RemovedSegment
 from fenceline.log.scan import Found
 from fenceline.log.segment import MAX_RELATIVE_OFFSET
 from fenceline.log.tail import NOT_PLAIN, BatchSeen
-from fenceline.log.truncation import Truncated
+from fenceline.log.truncation import Truncated, Unfinished
 from fenceline.records.batch import BatchHeader, assign_in_place, check_crc, iter_headers, read_header
 from fenceline.records.validate import ZSTD_SINCE_VERSION, validate_produced
 
@@ -63,7 +63,7 @@ class AppendInfo(NamedTuple):
 class PartitionLog(ReadableLog):
     """One thread of control. Methods that may wait for the disk say "for a thread"; only one of them at a time."""
 
-    __slots__ = ("__weakref__", "_high_watermark", "last_flush_ms", "recovery", "recovery_point")
+    __slots__ = ("__weakref__", "_high_watermark", "last_flush_ms", "recovery", "recovery_point", "unfinished")
 
     def __init__(
         self,
@@ -91,6 +91,9 @@ class PartitionLog(ReadableLog):
         self.recovery: RecoveryReport | None = None
         """What opening did; None for a log that was never written."""
         self.last_flush_ms = 0
+        self.unfinished: Unfinished | None = None
+        """A truncation that the disk refused in the middle, for a reason that passes: the log is nobody's until
+        `resume` and another one to there."""
 
     @classmethod
     def open(
@@ -413,6 +416,10 @@ class PartitionLog(ReadableLog):
     def truncate_fully_and_start_at(self, offset: int, *, keep_evidence: bool = True) -> Truncated:
         """Empty the log; it goes on at `offset` (E19). For a thread. Raises StorageError."""
         return truncation.truncate_fully_and_start_at(self, offset, keep_evidence=keep_evidence)
+
+    def resume(self) -> None:
+        """Of an unfinished truncation: the log is what its files are. For a thread. Raises StorageError."""
+        truncation.resume(self)
 
     def pieces_from(self, offset: int) -> list[Piece]:
         """Where the bytes lie that `truncate_to(offset)` cuts. For a thread. Raises OSError."""

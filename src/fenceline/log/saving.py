@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
     end = log.log_end_offset
-    if log._flushing is not None or not log.segments:
+    if log._flushing is not None or not log.segments or log.unfinished is not None:
         return None
     if end == log.recovery_point and not log.epochs.changed and not log._unsaved and not log._new_files:
         return None
@@ -112,7 +112,7 @@ def _drop_old_snapshots(log: PartitionLog) -> None:
 
 def is_dirty(log: PartitionLog) -> bool:
     """Whether a clean close of this log has something to write."""
-    if not log.segments or log.offline is not None:
+    if not log.segments or log.offline is not None or log.unfinished is not None:
         return False
     return (
         log.recovery_point != log.log_end_offset

@@ -3,7 +3,8 @@
 Owns the order in which files change, so that a crash between any two steps leaves a log that opens and no byte gone.
 Never decides that a log must be cut, and never says what was lost by it: it tells offsets, bytes and where they are.
 What needs room on the disk comes first: a disk that is full refuses a cut before anything has changed. Only who finds
-no room for evidence, and says so, cuts without it.
+no room for evidence, and says so, cuts without it. Where the disk refuses something in the middle the log is offline;
+if that may pass, until `resume`, which takes the files as a restart would.
 Works on the private parts of a `PartitionLog` and on nothing else.
 """
 
@@ -13,12 +14,12 @@ import contextlib
 import errno
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.log import producer_snapshots, saving
 from fenceline.log.checkpoints import encode_epochs
 from fenceline.log.disk import Disk, replace_file
-from fenceline.log.errors import CorruptLog, StorageError
+from fenceline.log.errors import CorruptLog, StorageError, passes
 from fenceline.log.file_names import EPOCH_FILE
 from fenceline.log.lost_and_found import copy_range, is_same, keep_file, keep_link
 from fenceline.log.lost_batches import Piece
@@ -44,6 +45,13 @@ class Truncated:
     evidence: tuple[str, ...]
 
 
+class Unfinished(NamedTuple):
+    """How far a truncation was to go that has begun."""
+
+    offset: int
+    keeps_evidence: bool
+
+
 def truncate_to(log: PartitionLog, offset: int, *, keep_evidence: bool = True) -> Truncated:
     if offset >= log.log_end_offset:
         end = log.log_end_offset
@@ -54,13 +62,42 @@ def truncate_to(log: PartitionLog, offset: int, *, keep_evidence: bool = True) -
     try:
         return _truncate(log, offset, keep_evidence)
     except OSError as error:
-        log.offline = StorageError(
-            f"truncating {log.topic_partition} to {offset} failed: {error.strerror}; restart the node"
-        )
-        raise log.offline from error
+        raise _stopped(
+            log, Unfinished(offset, keep_evidence), f"truncating {log.topic_partition} to {offset}", error
+        ) from error
     except CorruptLog as error:
-        log.offline = StorageError(f"{log.topic_partition} can not be opened after truncation: {error.message}")
-        raise log.offline from error
+        raise _not_opened(log, Unfinished(offset, keep_evidence), error) from error
+
+
+def _stopped(log: PartitionLog, truncation: Unfinished, what: str, error: OSError) -> StorageError:
+    """In the middle. The files are as a crash would leave them, and memory is not what they are."""
+    if passes(error.errno):
+        log.unfinished = truncation
+        log.offline = StorageError.of(what, error)
+    else:
+        log.offline = StorageError(f"{what} failed: {error.strerror}; restart the node")
+    return log.offline
+
+
+def _not_opened(log: PartitionLog, truncation: Unfinished, error: CorruptLog) -> StorageError:
+    what = f"{log.topic_partition} can not be opened after truncation"
+    if isinstance(error.__cause__, OSError) and passes(error.__cause__.errno):
+        return _stopped(log, truncation, what, error.__cause__)
+    log.unfinished = None
+    log.offline = StorageError(f"{what}: {error.message}")
+    return log.offline
+
+
+def resume(log: PartitionLog) -> None:
+    unfinished = log.unfinished
+    assert unfinished is not None, "nothing was stopped"
+    log.log_start_offset = min(log.log_start_offset, unfinished.offset)
+    _forget_files(log)
+    try:
+        _reload(log, unfinished.offset)
+    except CorruptLog as error:
+        raise _not_opened(log, unfinished, error) from error
+    log.offline = None
 
 
 def pieces_from(log: PartitionLog, offset: int) -> list[Piece]:
@@ -165,8 +202,7 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence
             producer_snapshots.drop(log._disk, log.directory, log._disk.listdir(log.directory), lambda _: True)
             replace_file(log._disk, f"{log.directory}/{EPOCH_FILE}", encode_epochs(()))
     except OSError as error:
-        log.offline = StorageError(f"emptying {log.topic_partition} failed: {error.strerror}; restart the node")
-        raise log.offline from error
+        raise _stopped(log, Unfinished(offset, keep_evidence), f"emptying {log.topic_partition}", error) from error
     log.segments, log._bases = [], []
     log.epochs.clear()
     log.epochs.changed = False
@@ -180,7 +216,7 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence
             log._start_segment(offset, log.last_flush_ms)
             log._disk.fsync_dir(log.directory)
         except OSError as error:
-            raise StorageError.of(f"emptying {log.topic_partition}", error) from error
+            raise _stopped(log, Unfinished(offset, keep_evidence), f"emptying {log.topic_partition}", error) from error
     return Truncated(start, end, cut_bytes, tuple(evidence))
 
 
@@ -207,6 +243,7 @@ def _reload(log: PartitionLog, offset: int) -> None:
         now_ms=log.last_flush_ms,
     )
     log._adopt(loaded)
+    log.recovery = log.recovery or loaded.report
     log._new_files = True
     log.recovery_point = max(min(recovery_point, loaded.log_end_offset), loaded.log_start_offset)
     log.advance_high_watermark(high_watermark)

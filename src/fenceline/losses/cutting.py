@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
 from fenceline.log.disk import Disk
-from fenceline.log.errors import NotSettled, StorageError
+from fenceline.log.errors import NotSettled, StorageError, passes
 from fenceline.log.lost_batches import Piece, count_lost
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.recovery_note import RecoveryNote, read_note
@@ -28,6 +28,22 @@ from fenceline.losses.receipt import NOBODY, Cause, Receipt, identified
 _NO_EVIDENCE: Final = "The disk was full, or the node stopped before the cut bytes were kept."
 _TORN: Final = "The torn end of one write is not kept."
 _STOPPED: Final = "The node stopped in the middle of the cut."
+_NOBODY_KNOWS: Final = "the log can not be opened any more, and may have had some of them still"
+
+
+class Ends(NamedTuple):
+    """Where a log begins and ends, as it is now."""
+
+    log_start_offset: int
+    log_end_offset: int
+
+
+class Papers(NamedTuple):
+    """Whose they are. `ends`: None where the log can not be opened, so that nobody knows."""
+
+    topic_partition: TopicPartition
+    topic_id: UUID | None
+    ends: Ends | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +66,38 @@ class Cut:
 def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], bool] = lambda: False) -> list[Receipt]:
     """Carry it out; the receipts of what was lost lie beside the evidence when this returns.
 
-    `make_room` frees space of the disk, False when there is none to be freed. Raises NotSettled: the log is cut, and
-    the same call writes the receipt once there is room. Raises StorageError: where the disk is full, the log is as it
-    was.
+    `make_room` frees space of the disk, False when there is none to be freed. Raises NotSettled: the log is cut, or
+    partly cut, and the same call goes on once there is room. Raises StorageError: where the disk is full, the log is as
+    it was.
     """
     folder = ReceiptFolder(disk, log.directory)
     receipts: list[Receipt] = []
     while True:
-        receipts += _settle_now(folder, log, make_room)
+        if log.unfinished is None or log.unfinished.offset != cut.offset:
+            if log.unfinished is not None:
+                _resume(log)
+                log.unfinished = None
+            receipts += _settle_now(folder, log, make_room)
+            try:
+                intent = _intent_of(folder, log, cut)
+                if intent is not None:
+                    folder.intend(intent)
+            except OSError as error:
+                if error.errno in FULL and make_room():
+                    continue
+                raise StorageError.of(f"writing the loss receipt of {log.topic_partition}", error) from error
+        else:
+            # It has its intent, which tells all of it when it is done.
+            _forget_deleted(folder, log)
         try:
-            intent = _intent_of(folder, log, cut)
-            if intent is None:
-                _do(log, cut, keep_evidence=True)
-                return receipts
-            folder.intend(intent)
-        except OSError as error:
-            if error.errno in FULL and make_room():
-                continue
-            raise StorageError.of(f"writing the loss receipt of {log.topic_partition}", error) from error
-        try:
-            _do(log, cut, keep_evidence=True)
+            _do(log, cut)
         except StorageError as error:
-            if not error.disk_full or log.offline is not None:
-                raise
-            if make_room():
+            if error.disk_full and (log.offline is None or log.unfinished is not None) and make_room():
                 continue
-            _do(log, cut, keep_evidence=False)
+            if log.unfinished is not None or log.offline is not None or not error.disk_full:
+                raise _waiting(log, error) from error
+            _do_without_evidence(log, cut)
+        log.unfinished = None
         return receipts + _settle_now(folder, log, make_room)
 
 
@@ -90,13 +112,19 @@ def settle(
 
     `high_watermark`: of the last checkpoint.
     """
-    folder = ReceiptFolder(disk, log.directory)
+    papers = Papers(log.topic_partition, log.topic_id, Ends(log.log_start_offset, log.log_end_offset))
+    return settle_papers(ReceiptFolder(disk, log.directory), papers, replica=replica, high_watermark=high_watermark)
+
+
+def settle_papers(folder: ReceiptFolder, papers: Papers, *, replica: int, high_watermark: int) -> list[Receipt]:
+    """As `settle`, where the log may be one that can not be opened."""
+    disk = folder.disk
     notes = [(path, note) for path in folder.notes() if (note := read_note(disk, path)) is not None]
     # What recovery cut is the notes' to tell, also where it lay in the range of an interrupted cut.
     told_up_to = max((note.lost.end_offset_exclusive for _, note in notes), default=0)
-    receipts = _settle_intents(folder, log, told_up_to)
+    receipts = _settle_intents(folder, papers.ends, told_up_to)
     for path, note in notes:
-        receipt = _receipt_of_note(folder, note, log.topic_partition, log.topic_id, replica, high_watermark)
+        receipt = _receipt_of_note(folder, note, papers.topic_partition, papers.topic_id, replica, high_watermark)
         if not folder.is_known(receipt.id):
             folder.owe(receipt)
             receipts.append(receipt)
@@ -107,7 +135,47 @@ def settle(
     return receipts
 
 
-def _do(log: PartitionLog, cut: Cut, *, keep_evidence: bool) -> None:
+def _resume(log: PartitionLog) -> None:
+    """Raises NotSettled."""
+    try:
+        log.resume()
+    except StorageError as error:
+        raise _waiting(log, error) from error
+
+
+def _waiting(log: PartitionLog, error: StorageError) -> StorageError:
+    """What a cut ends with that the disk refused: NotSettled where that was in the middle, and may pass."""
+    if log.unfinished is None:
+        return error
+    log.offline = None  # it is out of service as long as it is being cut
+    return NotSettled(error.message, error.errno)
+
+
+def _do_without_evidence(log: PartitionLog, cut: Cut) -> None:
+    """Raises NotSettled, StorageError."""
+    try:
+        _do(log, cut, keep_evidence=False)
+    except StorageError as error:
+        raise _waiting(log, error) from error
+
+
+def _forget_deleted(folder: ReceiptFolder, log: PartitionLog) -> None:
+    """Older evidence may have gone; its names are free for what a cut that has begun keeps. Raises NotSettled."""
+    there = set(folder.evidence())
+    try:
+        for intent in list(folder.intents()):
+            others = tuple(name for name in intent.others if name in there)
+            if others != intent.others:
+                folder.intend(replace(intent, others=others))
+    except OSError as error:
+        raise _waiting(log, StorageError.of(f"truncating {log.topic_partition}", error)) from error
+
+
+def _do(log: PartitionLog, cut: Cut, *, keep_evidence: bool = True) -> None:
+    """From the beginning, or from where the disk refused it. Raises StorageError."""
+    if log.unfinished is not None:
+        keep_evidence = log.unfinished.keeps_evidence
+        log.resume()
     if cut.begins_anew:
         log.truncate_fully_and_start_at(cut.offset, keep_evidence=keep_evidence)
     else:
@@ -153,24 +221,24 @@ def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | N
 def _settle_now(folder: ReceiptFolder, log: PartitionLog, make_room: Callable[[], bool]) -> list[Receipt]:
     while True:
         try:
-            return _settle_intents(folder, log)
+            return _settle_intents(folder, Ends(log.log_start_offset, log.log_end_offset))
         except OSError as error:
             what = f"writing the loss receipt of {log.topic_partition}"
             # The intent is durable, and settled by the next attempt or start; until then this log must not be served.
-            if error.errno in FULL:
-                if make_room():
+            if passes(error.errno):
+                if error.errno in FULL and make_room():
                     continue
                 raise NotSettled.of(what, error) from error
             log.offline = StorageError.of(what, error)
             raise log.offline from error
 
 
-def _settle_intents(folder: ReceiptFolder, log: PartitionLog, told_up_to: int = 0) -> list[Receipt]:
+def _settle_intents(folder: ReceiptFolder, ends: Ends | None, told_up_to: int = 0) -> list[Receipt]:
     """Raises OSError."""
     receipts = []
     for intent in list(folder.intents()):
         if not folder.is_known(intent.receipt.id):
-            receipt = _what_happened(folder, log, intent, told_up_to)
+            receipt = _what_happened(folder, ends, intent, told_up_to) if ends else _what_was_planned(folder, intent)
             if receipt is not None:
                 folder.owe(receipt)
                 receipts.append(receipt)
@@ -178,7 +246,13 @@ def _settle_intents(folder: ReceiptFolder, log: PartitionLog, told_up_to: int = 
     return receipts
 
 
-def _what_happened(folder: ReceiptFolder, log: PartitionLog, intent: Intent, told_up_to: int) -> Receipt | None:
+def _what_was_planned(folder: ReceiptFolder, intent: Intent) -> Receipt:
+    evidence = tuple(f"{folder.path}/{name}" for name in folder.evidence() if name not in intent.others)
+    known_by = f"{intent.receipt.known_by}; {_NOBODY_KNOWS}"
+    return replace(intent.receipt, known_by=known_by, evidence=evidence, evidence_note="" if evidence else _NO_EVIDENCE)
+
+
+def _what_happened(folder: ReceiptFolder, log: Ends, intent: Intent, told_up_to: int) -> Receipt | None:
     """The receipt of as much of a cut as was carried out; None where nothing was."""
     planned = intent.receipt
     new = [name for name in folder.evidence() if name not in intent.others]

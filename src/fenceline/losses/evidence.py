@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fenceline.log.disk import Disk
-from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.scan import BadBatch, find_whole_batch, scan
 from fenceline.losses.receipt import Receipt
 from fenceline.records.batch import BatchHeader, crc_is_valid, read_header
@@ -77,5 +76,5 @@ def places(receipt: Receipt, data_dir: str | None) -> tuple[str, ...]:
     """Where the evidence is: as the node named it, or below a data directory that lies elsewhere now."""
     if data_dir is None:
         return receipt.evidence
-    folder = f"{data_dir.rstrip('/')}/{receipt.topic}-{receipt.partition}/{EVIDENCE_DIR}"
-    return tuple(f"{folder}/{path.rsplit('/', 1)[-1]}" for path in receipt.evidence)
+    # The directory may have been set aside under another name than the partition's.
+    return tuple("/".join((data_dir.rstrip("/"), *path.split("/")[-3:])) for path in receipt.evidence)

@@ -83,6 +83,17 @@ class Receipts:
         else:
             self.disk.unlink(path)
 
+    def contents(self) -> Contents:
+        """All of it, as of one look."""
+        names = self._names()
+        return Contents((*self._receipts(names, DUE), *self._receipts(names, TOLD)), (), is_being_cut=False)
+
+    def drop(self, receipt_id: str) -> None:
+        """It is kept elsewhere."""
+        for state in (DUE, TOLD):
+            with contextlib.suppress(FileNotFoundError):
+                self.disk.unlink(self._file(receipt_id, state))
+
     def _receipts(self, names: Sequence[str], state: str) -> list[Receipt]:
         found = []
         for name in names:
@@ -106,7 +117,8 @@ class Receipts:
 class Outbox(Receipts):
     """Receipts that belong to no partition's folder, or whose folder goes: beside the checkpoints of a log directory.
 
-    They are files, since Apache Kafka takes every folder there for a partition.
+    They are files, since Apache Kafka takes every folder there for a partition. Their evidence, where they have any,
+    lies in directories that are set aside.
     """
 
     def __init__(self, disk: Disk, log_dir: str) -> None:
@@ -123,6 +135,11 @@ class ReceiptFolder(Receipts):
     def evidence(self) -> list[str]:
         """Names of files that are evidence."""
         return [name for name in self._names() if not is_paper(name)]
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether there is a cut of which it is not known yet what it took."""
+        return any(is_paper(name) and not name.endswith((DUE, TOLD)) for name in self._names())
 
     def notes(self) -> list[str]:
         """Paths of what recovery left."""

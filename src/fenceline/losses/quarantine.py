@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from fenceline.log.disk import Disk
-from fenceline.losses.folder import Outbox, ReceiptFolder
+from fenceline.losses.folder import Receipts
 from fenceline.losses.receipt import Receipt
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -22,30 +22,29 @@ BY_AGE: Final = "The evidence was older than fenceline.lost.retention.ms and is 
 BY_BYTES: Final = "There was more evidence than fenceline.lost.retention.bytes; this one is deleted."
 BY_FULL_DISK: Final = "The disk was full: the evidence is deleted, so that partitions could be served."
 GONE: Final = "The evidence is not there any more: the disk was full, or somebody else deleted it."
-WITH_PARTITION: Final = "The partition was removed from this node, and the evidence with it."
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """`kept_bytes`: of all evidence that is left. `changed`: receipts that are to be told again."""
+    """`kept_bytes`: of all evidence that is left. `changed`: receipts that are to be told again, and where they lie."""
 
     kept_bytes: int
-    changed: tuple[Receipt, ...]
+    changed: tuple[tuple[Receipts, Receipt], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a full disk took. `changed`: receipts that are to be told again."""
+    """What a full disk took. `changed`: receipts that are to be told again, and where they lie."""
 
     freed: bool
-    changed: tuple[Receipt, ...]
+    changed: tuple[tuple[Receipts, Receipt], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """Evidence of one loss; `receipt` None: of none that is known."""
 
-    folder: ReceiptFolder
+    folder: Receipts
     receipt: Receipt | None
     paths: tuple[str, ...]
     time_ms: int
@@ -54,37 +53,37 @@ class _Kept:
     """None of it is there any more."""
 
 
-def sweep(disk: Disk, directories: Iterable[str], *, now_ms: int, max_age_ms: int, max_bytes: int) -> Swept:
+def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: int, max_bytes: int) -> Swept:
     """Delete what is too old, then the oldest until what is left is not too much; limits below 0 are none.
 
-    `directories`: of partitions. A folder whose log is being cut right now keeps what no receipt names yet.
+    `folders`: all of one log directory. One whose log is being cut right now keeps what no receipt names yet.
     """
-    kept = _collect(disk, directories)
+    kept = _collect(disk, folders)
     total = sum(each.size_bytes for each in kept)
-    changed: list[Receipt] = []
+    changed: list[tuple[Receipts, Receipt]] = []
     for each in kept:
         if each.receipt is not None and each.is_gone:
-            changed.append(_without_evidence(each.receipt, GONE))
-            each.folder.owe(changed[-1])
+            changed.append((each.folder, without_evidence(each.receipt, GONE)))
+            each.folder.owe(changed[-1][1])
             continue
         too_old = 0 <= max_age_ms < now_ms - each.time_ms
         if not too_old and not 0 <= max_bytes < total:
             continue
         if each.receipt is not None:
             # The word before the deed: no receipt ever names what is not there.
-            changed.append(_without_evidence(each.receipt, BY_AGE if too_old else BY_BYTES))
-            each.folder.owe(changed[-1])
+            changed.append((each.folder, without_evidence(each.receipt, BY_AGE if too_old else BY_BYTES)))
+            each.folder.owe(changed[-1][1])
         _unlink(disk, each.paths)
         total -= each.size_bytes
     return Swept(total, tuple(changed))
 
 
-def make_room(disk: Disk, directories: Iterable[str]) -> Room:
+def make_room(disk: Disk, folders: Iterable[Receipts]) -> Room:
     """Delete the oldest evidence of a disk that is full, and as much more as it takes to say so."""
-    changed: list[Receipt] = []
+    changed: list[tuple[Receipts, Receipt]] = []
     unsaid: list[_Kept] = []
     freed = False
-    for each in _collect(disk, directories):
+    for each in _collect(disk, folders):
         if not each.size_bytes:
             continue
         # There may be no room for the word before the deed; what stays unsaid is said by the next sweep.
@@ -94,9 +93,9 @@ def make_room(disk: Disk, directories: Iterable[str]) -> Room:
         try:
             while unsaid:
                 if unsaid[0].receipt is not None:
-                    receipt = _without_evidence(unsaid[0].receipt, BY_FULL_DISK)
+                    receipt = without_evidence(unsaid[0].receipt, BY_FULL_DISK)
                     unsaid[0].folder.owe(receipt)
-                    changed.append(receipt)
+                    changed.append((unsaid[0].folder, receipt))
                 del unsaid[0]
         except OSError as error:
             if error.errno not in FULL:
@@ -106,22 +105,8 @@ def make_room(disk: Disk, directories: Iterable[str]) -> Room:
     return Room(freed, tuple(changed))
 
 
-def rescue(
-    disk: Disk, directory: str, log_dir: str, is_kept: Callable[[Receipt], bool] = lambda _: False
-) -> list[Receipt]:
-    """Before a partition's directory is deleted: its receipts go to the log directory's outbox, to be told there, but
-    for those that are kept elsewhere, as the replica has moved."""
-    folder, outbox = ReceiptFolder(disk, directory), Outbox(disk, log_dir)
-    due = {receipt.id for receipt in folder.due()}
-    rescued = []
-    for receipt in folder.contents().receipts:
-        if (receipt.evidence or receipt.id in due) and not is_kept(receipt):
-            rescued.append(_without_evidence(receipt, WITH_PARTITION) if receipt.evidence else receipt)
-            outbox.owe(rescued[-1])
-    return rescued
-
-
-def _without_evidence(receipt: Receipt, note: str) -> Receipt:
+def without_evidence(receipt: Receipt, note: str) -> Receipt:
+    """What is said of a loss from now on."""
     return replace(receipt, evidence=(), evidence_note=note)
 
 
@@ -131,13 +116,12 @@ def _unlink(disk: Disk, paths: Iterable[str]) -> None:
             disk.unlink(path)
 
 
-def _collect(disk: Disk, directories: Iterable[str]) -> list[_Kept]:
+def _collect(disk: Disk, folders: Iterable[Receipts]) -> list[_Kept]:
     """All evidence, the oldest loss first."""
     found: list[_Kept] = []
-    for directory in directories:
-        folder = ReceiptFolder(disk, directory)
-        contents = folder.contents()
-        named: set[str] = set()
+    named: set[str] = set()
+    looked_at = [(folder, folder.contents()) for folder in folders]
+    for folder, contents in looked_at:
         for receipt in contents.receipts:
             if receipt.evidence:
                 named.update(receipt.evidence)
@@ -145,6 +129,7 @@ def _collect(disk: Disk, directories: Iterable[str]) -> list[_Kept]:
                 size = sum(stat[0] for stat in stats)
                 is_gone = all(stat == _NOT_THERE for stat in stats)
                 found.append(_Kept(folder, receipt, receipt.evidence, receipt.time_ms, size, is_gone))
+    for folder, contents in looked_at:
         if not contents.is_being_cut:
             for path in contents.evidence:
                 if path not in named:

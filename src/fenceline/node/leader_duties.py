@@ -172,7 +172,7 @@ class Duties:
                     self._fetchers.executor(), self._host.cut_log, replica, duty, self._leader_id
                 )
             except NotSettled as error:
-                if self._fetchers.is_closed:
+                if self._fetchers.is_closed or replica.is_leaving:
                     raise
                 self._host.storage_failed(replica, error)
                 await asyncio.sleep(_ROOM_PAUSE_S)

@@ -18,7 +18,7 @@ from fenceline.log.errors import StorageError
 from fenceline.log.log_dir import LogDir
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.partition_dir import RemovedPartition, parse_partition_name
-from fenceline.losses import quarantine
+from fenceline.losses import put_away, quarantine
 from fenceline.losses.cutting import Cut, cut_log, settle
 from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
 from fenceline.losses.receipt import Cause, LossClass, Receipt
@@ -114,10 +114,10 @@ class LossKeeper:
         """In a thread. False where there is no evidence on that disk."""
         log_dir = self._log_dir_of(directory)
         with self._lock:
-            room = quarantine.make_room(log_dir.disk, _directories(log_dir))
-        for receipt in room.changed:
+            room = quarantine.make_room(log_dir.disk, _folders(log_dir))
+        for folder, receipt in room.changed:
             log.warning("evidence deleted, the disk is full", receipt=receipt.id, loss=str(receipt))
-            self._owes(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
+            self._owes(folder, receipt)
         return room.freed
 
     # -- start, in a thread ----------------------------------------------------------------------------------------
@@ -142,8 +142,32 @@ class LossKeeper:
                 self._settle(log_dir, folder, topic_partition)
             for receipt in folder.due():
                 self._owes(folder, receipt)
+        self._take_up_strays(log_dir)
         outbox = Outbox(log_dir.disk, log_dir.path)
         for receipt in outbox.due():
+            self._owes(outbox, receipt)
+
+    def _take_up_strays(self, log_dir: LogDir) -> None:
+        """What the cluster does not know any more was lost all the same, and its evidence is in another place now."""
+        for stray in log_dir.strays():
+            try:
+                self._take_along(log_dir, stray, with_evidence=True)
+            except OSError as error:
+                log.error(
+                    "receipts of a stray partition not taken up",
+                    path=stray.path,
+                    reason=str(error),
+                    advice="Make room on the disk or check it, and leave the directory there: it is tried again.",
+                )
+
+    def _take_along(self, log_dir: LogDir, removed: RemovedPartition, *, with_evidence: bool) -> None:
+        """Before a directory goes: its receipts go to the outbox, to be told from there. Raises OSError."""
+        outbox = Outbox(log_dir.disk, log_dir.path)
+        for receipt in put_away.settle(removed, replica=self._broker.node_id, now_ms=self._broker.clock.now_ms()):
+            self._lost(ReceiptFolder(removed.disk, removed.path), receipt)
+        with self._lock:
+            rescued = put_away.rescue(removed, log_dir.path, with_evidence=with_evidence, is_kept=self._is_kept)
+        for receipt in rescued:
             self._owes(outbox, receipt)
 
     def _settle(self, log_dir: LogDir, folder: ReceiptFolder, topic_partition: TopicPartition) -> None:
@@ -168,9 +192,14 @@ class LossKeeper:
     def delete_partition(self, removed: RemovedPartition) -> None:
         """Delete its files; its receipts stay, and say that the evidence is gone. Raises OSError."""
         log_dir = self._log_dir_of(removed.path)
-        outbox = Outbox(log_dir.disk, log_dir.path)
-        for receipt in quarantine.rescue(log_dir.disk, removed.path, log_dir.path, self._is_kept):
-            self._owes(outbox, receipt)
+        try:
+            self._take_along(log_dir, removed, with_evidence=False)
+        except OSError as error:
+            if error.errno not in quarantine.FULL:
+                raise
+            if not self._make_room(removed.path):
+                put_away.drop_records(removed)
+            self._take_along(log_dir, removed, with_evidence=False)
         removed.delete()
 
     def _is_kept(self, receipt: Receipt) -> bool:
@@ -201,18 +230,19 @@ class LossKeeper:
     def _sweep(self) -> None:
         kept_bytes = 0
         for log_dir in self._broker.log_dirs:
+            self._take_up_strays(log_dir)
             with self._lock:
                 swept = quarantine.sweep(
                     log_dir.disk,
-                    _directories(log_dir),
+                    _folders(log_dir),
                     now_ms=self._broker.clock.now_ms(),
                     max_age_ms=self._max_age_ms,
                     max_bytes=self._max_bytes,
                 )
             kept_bytes += swept.kept_bytes
-            for receipt in swept.changed:
+            for folder, receipt in swept.changed:
                 log.info("evidence deleted", receipt=receipt.id, loss=str(receipt), reason=receipt.evidence_note)
-                self._owes(ReceiptFolder(log_dir.disk, _directory_of(log_dir, receipt)), receipt)
+                self._owes(folder, receipt)
         self.evidence_bytes = kept_bytes
 
     # -- what is to be delivered -----------------------------------------------------------------------------------
@@ -295,9 +325,16 @@ def _with_evidence(log_dir: LogDir) -> Iterator[tuple[TopicPartition, str]]:
             yield topic_partition, path
 
 
-def _directories(log_dir: LogDir) -> Iterator[str]:
-    return (path for _, path in _with_evidence(log_dir))
-
-
 def _directory_of(log_dir: LogDir, receipt: Receipt) -> str:
     return f"{log_dir.path}/{receipt.topic}-{receipt.partition}"
+
+
+def _folders(log_dir: LogDir) -> Iterator[Receipts]:
+    """All that is kept in a log directory."""
+    yield Outbox(log_dir.disk, log_dir.path)
+    for _, path in _with_evidence(log_dir):
+        yield ReceiptFolder(log_dir.disk, path)
+    for stray in log_dir.strays():
+        folder = ReceiptFolder(log_dir.disk, stray.path)
+        if not folder.contents().receipts:  # else they have not been taken up yet, and name another place
+            yield folder

@@ -122,7 +122,7 @@ class Maintenance:
         now_ms = self._broker.clock.now_ms()
         partitions = self._broker.partitions
         for replica in partitions:
-            if replica.log.flush_due(now_ms):
+            if not replica.is_being_cut and replica.log.flush_due(now_ms):
                 await self._broker.flushes.flush(replica)
         if self._broker.storage_trouble:
             self._broker.storage_trouble.look(self._broker.log_end_offset)

@@ -45,6 +45,7 @@ class Replica:
         "follows_recovering",
         "is_being_cut",
         "is_internal",
+        "is_leaving",
         "leader",
         "leader_epoch",
         "log",
@@ -76,6 +77,8 @@ class Replica:
         self.follows_recovering = False
         self.is_being_cut = False
         """A thread works on the log."""
+        self.is_leaving = False
+        """Removed from this node meanwhile: its files go when the thread ends."""
         self.waiters = Waiters()
         """For a high watermark, a log start, a role or an epoch that changes."""
         self.follower_waiters = Waiters()

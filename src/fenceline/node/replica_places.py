@@ -325,7 +325,7 @@ def _set_aside(log_dir: LogDir, topic_partition: TopicPartition, reason: str) ->
         partition=str(topic_partition),
         path=stray.path if stray is not None else None,
         reason=reason,
-        advice="Nothing is deleted. Remove the directory when its records are not needed.",
+        advice="Its records stay. Remove the directory when they are not needed.",
     )
 
 

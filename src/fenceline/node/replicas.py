@@ -95,6 +95,8 @@ class Replicas:
         self.offline: dict[TopicPartition, str] = {}
         self.on_gone: Callable[[TopicPartition, bool], None] = lambda *_: None
         """Hears of a replica that is not served any more, and whether that is as it is none of this node's."""
+        self._leaving: dict[TopicPartition, Replica] = {}
+        """Removed while a thread cuts their logs; their files go when it ends, and what comes after them waits."""
 
     def __len__(self) -> int:
         return len(self.open_by_name)
@@ -194,14 +196,18 @@ class Replicas:
             self._take_roles_of(topic)
 
     def _take_roles_of(self, topic: TopicImage) -> None:
-        for index, partition in enumerate(topic.partitions):
-            if self._node_id in partition.replicas:
-                self._see(topic, index)
-            if self._has_work(partition):
-                self.get(topic.name, index)
+        for index in range(len(topic.partitions)):
+            self._take_role(topic, index)
+
+    def _take_role(self, topic: TopicImage, index: int) -> None:
+        partition = topic.partitions[index]
+        if self._node_id in partition.replicas:
+            self._see(topic, index)
+        if self._has_work(partition):
+            self.get(topic.name, index)
 
     def _see(self, topic: TopicImage, index: int) -> None:
-        if (topic.name, index) not in self.offline:
+        if (topic.name, index) not in self.offline and (topic.name, index) not in self._leaving:
             self.places.see(topic, index)
 
     def _has_work(self, partition: PartitionImage) -> bool:
@@ -225,6 +231,14 @@ class Replicas:
 
     def cut_ended(self, replica: Replica) -> None:
         """A thread worked on the log; what the image said meanwhile counts now."""
+        topic_partition = replica.topic_partition
+        if self._leaving.get(topic_partition) is replica:
+            del self._leaving[topic_partition]
+            self._put_away(topic_partition)
+            topic = self._image().topics_by_name.get(topic_partition.topic)
+            if topic is not None and topic_partition.partition < len(topic.partitions):
+                self._take_role(topic, topic_partition.partition)
+            return
         if not self.holds(replica):
             return
         topic = self._image().topics_by_id.get(replica.topic_id)
@@ -273,7 +287,11 @@ class Replicas:
     def _open_log(self, topic: TopicImage, index: int) -> PartitionLog | None:
         """None where this node has no replica, or a broken one."""
         topic_partition = TopicPartition(topic.name, index)
-        if not 0 <= index < len(topic.partitions) or topic_partition in self.offline:
+        if (
+            not 0 <= index < len(topic.partitions)
+            or topic_partition in self.offline
+            or topic_partition in self._leaving
+        ):
             return None
         if self._node_id not in topic.partitions[index].replicas:
             return None
@@ -350,6 +368,15 @@ class Replicas:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.left(replica)
             replica.end_leadership()
+            if replica.is_being_cut:
+                # The thread would go on in the files of whatever has this name next.
+                replica.is_leaving = True
+                self._leaving[topic_partition] = replica
+        if topic_partition not in self._leaving:
+            self._put_away(topic_partition)
+
+    def _put_away(self, topic_partition: TopicPartition) -> None:
+        """Its files go, its receipts stay."""
         log_dir = self._log_dirs.holder(topic_partition)
         self._log_dirs.forget(topic_partition)
         if log_dir is None or not self._log_dirs.is_online(log_dir):

@@ -1,0 +1,117 @@
+"""Receipts of a partition whose directory goes: deleted with its topic, moved away, or set aside as stray.
+
+Owns what happens to the papers in its `lost+found` before the directory goes, and in which order, so that a crash
+between any two steps leaves a loss told twice rather than never. Evidence stays where it is. Blocks on the disk: for a
+thread. Everything may raise OSError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+from uuid import UUID
+
+from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
+from fenceline.log.config import LogConfig
+from fenceline.log.errors import CorruptLog, passes
+from fenceline.log.file_names import METADATA_FILE
+from fenceline.log.partition_dir import RemovedPartition
+from fenceline.log.partition_log import PartitionLog
+from fenceline.losses.cutting import Ends, Papers, settle_papers
+from fenceline.losses.folder import Outbox, ReceiptFolder
+from fenceline.losses.quarantine import without_evidence
+from fenceline.losses.receipt import Receipt
+
+WITH_PARTITION: Final = "The partition was removed from this node, and the evidence with it."
+
+
+def settle(removed: RemovedPartition, *, replica: int, now_ms: int) -> list[Receipt]:
+    """Receipts of what a crash or a full disk left open there; they lie in its folder then."""
+    folder = ReceiptFolder(removed.disk, removed.path)
+    if not folder.is_unsettled:
+        return []
+    papers = Papers(removed.topic_partition, _topic_id(removed), _ends(removed, now_ms))
+    return settle_papers(folder, papers, replica=replica, high_watermark=removed.high_watermark)
+
+
+def rescue(
+    removed: RemovedPartition,
+    log_dir: str,
+    *,
+    with_evidence: bool,
+    is_kept: Callable[[Receipt], bool] = lambda _: False,
+) -> list[Receipt]:
+    """Move what is to be told to the log directory's outbox; what it holds now and the ledger does not have.
+
+    `with_evidence`: the directory stays, and the receipts name their evidence where it lies now. Else they say that it
+    goes. `is_kept`: elsewhere, as the replica has moved; nothing has to be said of it.
+    """
+    folder, outbox = ReceiptFolder(removed.disk, removed.path), Outbox(removed.disk, log_dir)
+    due = {receipt.id for receipt in folder.due()}
+    rescued = []
+    receipts = folder.contents().receipts
+    for receipt in receipts:
+        if (not receipt.evidence and receipt.id not in due) or is_kept(receipt):
+            continue
+        if not receipt.evidence:
+            rescued.append(receipt)
+        elif with_evidence:
+            rescued.append(
+                replace(receipt, evidence=tuple(f"{folder.path}/{_name(path)}" for path in receipt.evidence))
+            )
+        else:
+            rescued.append(without_evidence(receipt, WITH_PARTITION))
+        outbox.owe(rescued[-1])
+    for receipt in receipts if with_evidence else rescued:
+        folder.drop(receipt.id)
+    return rescued
+
+
+def drop_records(removed: RemovedPartition) -> None:
+    """Delete what is no paper: on a disk that is full, a deletion makes the room for its own receipts.
+
+    Of a cut whose receipt is still to be made nobody can tell afterwards what the log had still: all of it counts as
+    carried out, as it has been by now.
+    """
+    folder = ReceiptFolder(removed.disk, removed.path)
+    for path in folder.contents().evidence:
+        removed.disk.unlink(path)
+    for name in removed.disk.listdir(removed.path):
+        found = removed.disk.stat(f"{removed.path}/{name}")
+        if found is not None and not found.is_directory and name != METADATA_FILE:
+            removed.disk.unlink(f"{removed.path}/{name}")
+
+
+def _ends(removed: RemovedPartition, now_ms: int) -> Ends | None:
+    """Opens the log as after a crash, which may leave a note more. Raises OSError for what passes by itself."""
+    if not any(ReceiptFolder(removed.disk, removed.path).intents()):
+        return None  # notes say themselves what has gone
+    try:
+        log = PartitionLog.open(
+            removed.disk,
+            removed.path,
+            topic_partition=removed.topic_partition,
+            topic_id=None,
+            config=LogConfig(),
+            now_ms=now_ms,
+        )
+    except CorruptLog:
+        return None
+    except OSError as error:
+        if passes(error.errno):
+            raise
+        return None
+    log.close(clean=False)
+    return Ends(log.log_start_offset, log.log_end_offset)
+
+
+def _topic_id(removed: RemovedPartition) -> UUID | None:
+    try:
+        return read_partition_metadata(removed.disk, f"{removed.path}/{METADATA_FILE}")
+    except BadCheckpoint:
+        return None
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]

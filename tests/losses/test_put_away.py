@@ -1,0 +1,185 @@
+"""Receipts outlive the directory of their partition, whenever the machine stops, and name evidence where it lies."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from random import Random
+
+import pytest
+
+from fenceline.ids import TopicPartition
+from fenceline.log.errors import NotSettled
+from fenceline.log.partition_dir import RemovedPartition
+from fenceline.losses import put_away, quarantine
+from fenceline.losses.check import complaints, lost_between, stored_batches
+from fenceline.losses.cutting import cut_log
+from fenceline.losses.evidence import EvidenceReader, places
+from fenceline.losses.folder import Outbox, ReceiptFolder
+from fenceline.losses.receipt import Receipt
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.disk import LifeDisk
+from fenceline.testing.simulation.scheduler import ProcessEnded
+
+from .helpers import DIRECTORY, REPLICA, cut, open_log, write
+from .test_quarantine import three_losses
+
+ASIDE = "/data/rain-3.0123456789abcdef-stray"
+
+
+def a_disk(seed: int = 0) -> SimDisk:
+    disk = SimDisk(seed)
+    disk.mkdir("/data")
+    return disk
+
+
+def removed(disk: SimDisk | LifeDisk, path: str = ASIDE, *, high_watermark: int = 0) -> RemovedPartition:
+    return RemovedPartition(path, disk, TopicPartition("rain", 3), high_watermark)
+
+
+def put_aside(disk: SimDisk) -> RemovedPartition:
+    disk.rename(DIRECTORY, ASIDE)
+    return removed(disk)
+
+
+def by_id(receipts: list[Receipt]) -> list[str]:
+    return sorted(receipt.id for receipt in receipts)
+
+
+def test_of_a_directory_that_is_deleted_they_say_that_the_evidence_goes() -> None:
+    disk = SimDisk()
+    losses = three_losses(disk)
+    rescued = put_away.rescue(removed(disk, DIRECTORY), "/data", with_evidence=False)
+    assert by_id(rescued) == by_id(losses)
+    assert all(receipt.evidence == () and "removed" in receipt.evidence_note for receipt in rescued)
+    outbox = Outbox(disk, "/data")
+    assert by_id(outbox.due()) == by_id(losses)
+    for receipt in rescued:
+        outbox.told(receipt)
+    assert outbox.due() == []
+    assert not [name for name in disk.listdir("/data") if "loss" in name]
+
+
+def test_of_a_directory_that_is_set_aside_they_name_the_evidence_where_it_lies_now() -> None:
+    disk = SimDisk()
+    losses = three_losses(disk)
+    rescued = put_away.rescue(put_aside(disk), "/data", with_evidence=True)
+    assert by_id(rescued) == by_id(losses)
+    for receipt in rescued:
+        assert receipt.evidence
+        assert all(disk.peek(path) for path in receipt.evidence)
+        copied = places(receipt, "/copy")
+        assert [path.removeprefix("/copy") for path in copied] == [p.removeprefix("/data") for p in receipt.evidence]
+        reader = EvidenceReader(disk, receipt, receipt.evidence)
+        assert sum(header.record_count for header, _ in reader.batches()) == receipt.records
+    assert put_away.rescue(removed(disk), "/data", with_evidence=True) == [], "once is enough"
+    outbox = Outbox(disk, "/data")
+    for receipt in rescued:
+        outbox.told(receipt)
+    assert by_id(list(outbox.contents().receipts)) == by_id(losses), "somebody has to know whose the evidence is"
+
+
+def test_evidence_of_a_directory_that_is_set_aside_goes_by_age_and_with_the_directory() -> None:
+    disk = SimDisk()
+    old, middle, new = three_losses(disk)
+    put_away.rescue(put_aside(disk), "/data", with_evidence=True)
+    folders = [ReceiptFolder(disk, ASIDE), Outbox(disk, "/data")]
+    swept = quarantine.sweep(disk, folders, now_ms=10_101, max_age_ms=100, max_bytes=-1)
+    ((folder, changed),) = swept.changed
+    assert (changed.id, changed.evidence, folder) == (old.id, (), folders[1])
+    assert swept.kept_bytes > 0
+    removed(disk).delete()
+    swept = quarantine.sweep(disk, folders, now_ms=10_101, max_age_ms=-1, max_bytes=-1)
+    assert by_id([receipt for _, receipt in swept.changed]) == by_id([middle, new])
+    assert all(receipt.evidence == () for receipt in folders[1].due())
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("with_evidence", [True, False])
+def test_a_cut_that_was_interrupted_is_told_whenever_the_machine_stops(seed: int, with_evidence: bool) -> None:
+    """The power goes in a cut; at the next start the partition is not here any more, and the power goes again."""
+    step = 0
+    while True:
+        step += 1
+        rng = Random(seed)
+        disk = a_disk(seed)
+        log = open_log(disk)
+        for epoch in range(4):
+            write(log, epoch, 4, rng)
+        log.close()
+        log = open_log(disk, clean=True)
+        before = stored_batches(log)
+        high_watermark = log.advance_high_watermark(rng.randint(0, log.log_end_offset))
+        life = a_life(disk, seed, rng.randint(8, 20))
+        with contextlib.suppress(ProcessEnded):
+            cut_log(life, open_log(life, clean=True), cut(rng.randint(0, log.log_end_offset - 1)))
+        life.forget()
+        put_aside(disk)
+        disk.fsync_dir("/data")
+        life = a_life(disk, seed * 1_000 + step, step)
+        try:
+            gone = removed(life, high_watermark=high_watermark)
+            put_away.settle(gone, replica=REPLICA, now_ms=1)
+            put_away.rescue(gone, "/data", with_evidence=with_evidence)
+            survived = True
+        except ProcessEnded:
+            survived = False
+        life.forget()
+        gone = removed(disk, high_watermark=high_watermark)
+        put_away.settle(gone, replica=REPLICA, now_ms=2)
+        put_away.rescue(gone, "/data", with_evidence=with_evidence)
+        receipts = Outbox(disk, "/data").due()
+        after = stored_batches(open_log(disk, ASIDE))
+        assert complaints(receipts, lost_between(before, after)) == []
+        assert all(disk.peek(path) for receipt in receipts for path in receipt.evidence)
+        assert not ReceiptFolder(disk, ASIDE).contents().receipts
+        if survived:
+            return
+
+
+def a_life(disk: SimDisk, seed: int, changes: int) -> LifeDisk:
+    def die() -> None:
+        life.forget()
+        disk.crash()
+
+    life = LifeDisk(disk, Random(seed), tell=lambda _: None, die=die)
+    life.crash_after(changes)
+    return life
+
+
+def an_open_cut(disk: SimDisk) -> None:
+    """Carried out, and its receipt not written."""
+    log = open_log(disk)
+    write(log, 1, 9)
+    disk.fail("write", ".due.tmp", errno.ENOSPC)
+    with pytest.raises(NotSettled):
+        cut_log(disk, log, cut(2))
+    disk.heal()
+    log.close(clean=False)
+
+
+def test_where_the_log_can_not_be_opened_all_that_was_planned_counts() -> None:
+    disk = a_disk()
+    an_open_cut(disk)
+    (planned,) = [intent.receipt for intent in ReceiptFolder(disk, DIRECTORY).intents()]
+    gone = put_aside(disk)
+    disk.fail("open", ".log", errno.EIO)
+    (receipt,) = put_away.settle(gone, replica=REPLICA, now_ms=1)
+    assert (receipt.id, receipt.records) == (planned.id, planned.records)
+    assert "can not be opened" in receipt.known_by
+    assert receipt.evidence
+
+
+def test_a_deletion_on_a_full_disk_makes_the_room_for_its_own_receipts() -> None:
+    disk = a_disk()
+    an_open_cut(disk)
+    gone = put_aside(disk)
+    (planned,) = [intent.receipt for intent in ReceiptFolder(disk, ASIDE).intents()]
+    used = disk.used_bytes
+    put_away.drop_records(gone)
+    assert disk.used_bytes < used
+    assert not [name for name in disk.listdir(ASIDE) if name.endswith(".log")]
+    (receipt,) = put_away.settle(gone, replica=REPLICA, now_ms=1)
+    put_away.rescue(gone, "/data", with_evidence=False)
+    assert (receipt.id, receipt.records, receipt.topic_id) == (planned.id, planned.records, planned.topic_id)
+    assert by_id(Outbox(disk, "/data").due()) == [planned.id]
