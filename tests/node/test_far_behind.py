@@ -190,13 +190,35 @@ def test_who_comes_back_joins_the_next_round_where_one_ends_soon() -> None:
 
 def test_who_gets_nothing_because_an_answer_is_full_is_far_behind_too() -> None:
     async def tell(leader: ScriptedLeader, fetchers: ReplicaFetchers, replicas: list[Any]) -> None:
+        near, _ = await both(leader)
+        near.answer(p0=(0, 50))
+        other = await leader.asked()
+        assert other.offsets == {0: 4}
+        assert fetchers.far_behind == 2
+
+    story(tell)
+
+
+def test_two_links_share_what_is_far_behind() -> None:
+    async def tell(leader: ScriptedLeader, fetchers: ReplicaFetchers, replicas: list[Any]) -> None:
         near, far = await both(leader)
         near.answer(p0=(0, 50))
-        while 0 not in far.offsets:
-            far.answer(p1=(1, 100))
-            far = await leader.asked()
-        assert far.link == 2
-        assert far.offsets[0] == 4
+        other = await leader.asked()
+        assert (far.link, other.link, other.offsets) == (2, 3, {0: 4})
+        fetchers.follow(replica(2), LEADER, EPOCH)
+        near = await leader.asked()
+        assert near.offsets == {2: 0}
+        near.answer(p2=(1, 100))
+        await leader.until(lambda: fetchers.far_behind == 3)
+        far.answer(p1=(5, 100))
+        far = await leader.asked()
+        assert (far.link, far.offsets) == (2, {1: 15, 2: 1})
+        assert leader.fetches.empty(), "no third link"
+        other.answer(p0=(46, 50))
+        again = await leader.asked()
+        assert again.offsets == {0: 50}
+        await leader.until(lambda: 3 not in leader.open)
+        assert 2 in leader.open
         assert fetchers.far_behind == 2
 
     story(tell)

@@ -1,4 +1,4 @@
-"""The way to one leader: a connection and a task, and a second one while some of its partitions are far behind.
+"""The way to one leader: a connection and a task, and up to two more while some of its partitions are far behind.
 
 Owns the connections and what is fetched over which: sends the fetches that `fenceline.replica` decides on, and hands on
 what comes (`leader_duties`). Never touches a log. Decides nothing about the protocol.
@@ -7,8 +7,9 @@ A partition that is new at a leader does not wait for the fetch that is parked t
 with everything in the first request.
 
 Far behind is who lacks what is committed already. It is not in sync, and no producer waits for it, but producers would
-wait for the megabytes that it fetches together with what is in sync. So it moves to the link for those far behind with
-the answer that shows it, and back with the one that brings everything that is committed.
+wait for the megabytes that it fetches together with what is in sync. So it moves to a link for those far behind with
+the answer that shows it, and back with the one that brings everything that is committed. There are two of these, so
+that the leader sends over one while what came over the other is written.
 
 Rules: `epochs.md E23-E29`; `gaps.md G3`.
 """
@@ -37,6 +38,8 @@ log = Logger("replication")
 
 FIRST_FETCH_VERSION: Final = 13
 LAST_FETCH_VERSION: Final = 17
+FAR_LINKS: Final = 2
+"""For what is far behind."""
 _ARRIVAL_S: Final = 0.02
 """How long a partition that has caught up waits for the round that is out."""
 _TROUBLE = (ConnectionError, MalformedRequest, NoSuchVersion)
@@ -68,7 +71,7 @@ class LeaderLink:
 
     def __init__(self, fetchers: ReplicaFetchers, leader_id: int, near: LeaderLink | None = None) -> None:
         self._near = near
-        self._far: LeaderLink | None = None
+        self._far: list[LeaderLink] = []
         self._fetchers = fetchers
         self._host = fetchers.host
         self._clock = fetchers.clock
@@ -117,15 +120,15 @@ class LeaderLink:
 
     @property
     def is_empty(self) -> bool:
-        return not len(self.fetcher) and self._far is None
+        return not len(self.fetcher) and not self._far
 
     @property
     def far_behind(self) -> int:
-        return len(self._far.fetcher) if self._far is not None else 0
+        return sum(len(far.fetcher) for far in self._far)
 
     def phases(self) -> list[Phase]:
         here = [state.phase for state in list(self.fetcher.states.values())]
-        return here if self._far is None else here + self._far.phases()
+        return here + [phase for far in self._far for phase in far.phases()]
 
     def interrupt(self) -> None:
         """Do not wait for the answer that is out: there is something new to ask for."""
@@ -139,12 +142,12 @@ class LeaderLink:
 
     def leader_moved(self) -> None:
         self.interrupt()
-        if self._far is not None:
-            self._far.interrupt()
+        for far in self._far:
+            far.interrupt()
 
     def close(self) -> None:
-        if self._far is not None:
-            self._far.close()
+        for far in self._far:
+            far.close()
         self._task.cancel()
         for timer in (self._watchdog, self._arrivals):
             if timer is not None:
@@ -154,8 +157,8 @@ class LeaderLink:
             self._connection.close()
 
     async def ended(self) -> None:
-        if self._far is not None:
-            await self._far.ended()
+        for far in self._far:
+            await far.ended()
         await asyncio.gather(self._task, *self.duties.cuts, return_exceptions=True)
 
     # -- far behind ----------------------------------------------------------------------------------------------------
@@ -165,11 +168,16 @@ class LeaderLink:
         is_far = state.leader_high_watermark > state.log.log_end_offset
         near, key = self._near, (state.topic_id, state.index)
         if near is None and is_far:
-            if self._far is None:
-                self._far = LeaderLink(self._fetchers, self._leader_id, self)
-            self._move(key, replica, state, self._far)
+            self._move(key, replica, state, self._far_link())
         elif near is not None and not is_far:
             self._move(key, replica, state, near)
+
+    def _far_link(self) -> LeaderLink:
+        """The one with the fewest partitions: while what came over one is written, the leader sends over the other."""
+        if len(self._far) < FAR_LINKS:
+            self._far.append(LeaderLink(self._fetchers, self._leader_id, self))
+            return self._far[-1]
+        return min(self._far, key=lambda far: len(far.fetcher))
 
     def _move(self, key: tuple[bytes, int], replica: Replica, state: FollowerState, to: LeaderLink) -> None:
         del self._replicas[key]
@@ -188,15 +196,14 @@ class LeaderLink:
         self._end_far()
 
     def _leave_far(self, key: tuple[bytes, int]) -> None:
-        if self._far is not None:
-            self._far.leave(key)
-            self._end_far()
+        for far in self._far:
+            far.leave(key)
+        self._end_far()
 
     def _end_far(self) -> None:
-        """When nobody is far behind any more."""
-        far = self._far
-        if far is not None and not len(far.fetcher):
-            self._far = None
+        """Of links over which nobody is fetched any more."""
+        for far in [far for far in self._far if not len(far.fetcher)]:
+            self._far.remove(far)
             far.close()
 
     # -- fetching ------------------------------------------------------------------------------------------------------
@@ -289,8 +296,8 @@ class LeaderLink:
         """Tell that the leader has left where that is to be seen and not heard yet."""
         if self._closed_by_leader(self._connection):
             self._fetchers.absent.left(self._leader_id)
-        if self._far is not None:
-            self._far.look()
+        for far in self._far:
+            far.look()
 
     def _closed_by_leader(self, connection: PeerConnection | None) -> bool:
         """And not because its answer took too long."""
