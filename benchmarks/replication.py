@@ -164,7 +164,7 @@ def _failed_over(
     figures.add(f"{label}: until the next acknowledgement", cluster.side, acknowledged_s, "s")
     if stream.errors:
         figures.note(f"{cluster.side}, {label}: {len(stream.errors)} errors, the first {stream.errors[0]}")
-    # librdkafka gives up requests to a broker that is not in the metadata any more, as one that was frozen a moment ago.
+    # librdkafka gives up requests to a broker that is not in the metadata any more, as one that was frozen before.
     cluster.wait_complete()
     delete_topics(_bootstrap(cluster), [topic])
 
