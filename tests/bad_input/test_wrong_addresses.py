@@ -129,6 +129,12 @@ def test_how_long_a_controller_refuses_is_known() -> None:
         peers.send(Send(Peer(1, "no-such-host.invalid", port), 3, request))
         assert not await unanswered.get()
         assert peers.refused_for_s(1) == 0.0
+        peers.send(Send(Peer(1, "127.0.0.1", port), 4, request))
+        assert await unanswered.get()
+        peers.came(2)
+        assert peers.refused_for_s(1) > 0.0
+        peers.came(1)
+        assert peers.refused_for_s(1) == 0.0, "others heard of it since"
         await peers.close()
 
     run(story)

@@ -43,6 +43,7 @@ class Room:
             self.sessions.begin(each.id, each.epoch, 0, 0).heard = True
         self.now_ms = 100
         self.told: list[BrokerGone] = []
+        self.came: list[int] = []
         self.looks: dict[int, int] = {}
         self.refusing: set[int] = set()
         self.changed = asyncio.Event()
@@ -56,6 +57,7 @@ class Room:
             grace_ms=grace_ms,
             is_refused=self.is_refused,
             refused_for_s=lambda node_id: self.refused_for_s.get(node_id, 0.0),
+            came=self.came.append,
         )
 
     async def is_refused(self, known: BrokerImage) -> bool:
@@ -129,6 +131,41 @@ def test_the_grace_of_a_controller_begins_with_its_first_refusal() -> None:
     play(story)
 
 
+def test_who_came_and_left_does_not_wait_for_the_pause_of_an_older_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new leader looks at everybody who has not come, with longer and longer pauses."""
+    monkeypatch.setattr(controller_presence, "_SOON_S", 3_600.0)
+
+    async def story() -> None:
+        room = Room(broker(1))
+        room.presence.begin()
+        await room.until(lambda: room.looks == {1: 1})
+        (older,) = room.presence._looks.values()
+        room.connect(1, 1)
+        assert older.cancelling()
+        room.refusing.add(1)
+        room.presence.closed(key(1))
+        await room.until(lambda: bool(room.told))
+        assert room.told == [BrokerGone(1, EPOCH, 100)]
+        room.presence.end()
+
+    play(story)
+
+
+def test_who_comes_is_told_once_a_connection() -> None:
+    async def story() -> None:
+        room = Room(broker(1), broker(2))
+        room.connect(1, 1)
+        room.presence.heard(key(1), 1, EPOCH)
+        room.connect(2, 2)
+        assert room.came == [1, 2]
+        room.presence.closed(key(2))
+        room.presence.heard(key(2), 2, EPOCH)
+        room.connect(3, 2)
+        assert room.came == [1, 2, 2], "what comes behind a connection's end says nothing"
+
+    play(story)
+
+
 def test_who_takes_connections_is_looked_at_again() -> None:
     async def story() -> None:
         room = Room(broker(1))
@@ -163,7 +200,7 @@ def test_who_is_back_within_the_grace_is_not_reported(way: str) -> None:
         room.look = come_back
         room.presence.begin()
         if way == "connection":
-            await asyncio.gather(*room.presence._looks.values())
+            await asyncio.gather(*room.presence._looks.values(), return_exceptions=True)
             assert room.looks == {1: 1}
         else:
             await room.until(lambda: room.looks.get(1, 0) >= 3)

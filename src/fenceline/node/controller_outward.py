@@ -77,4 +77,5 @@ def presence_for(
         grace_ms=config.get_int(FENCING_GRACE),
         is_refused=probe.is_refused,
         refused_for_s=(lambda node_id: 0.0) if peers is None else peers.refused_for_s,
+        came=(lambda node_id: None) if peers is None else peers.came,
     )

@@ -57,15 +57,17 @@ class BrokerPresence:
         grace_ms: int,
         is_refused: Callable[[BrokerImage], Awaitable[bool]],
         refused_for_s: Callable[[int], float] = lambda node_id: 0.0,
+        came: Callable[[int], None] = lambda node_id: None,
     ) -> None:
         """`is_refused` looks once, and does not raise. `refused_for_s`: for how long a controller has refused
-        connections, by its id."""
+        connections, by its id; `came` hears whose process lives, whatever it refused before."""
         self._controller = controller
         self._state = state
         self._clock = clock
         self._grace_s = grace_ms / 1000
         self._is_refused = is_refused
         self._refused_for_s = refused_for_s
+        self._came = came
         self._connections: dict[Key, tuple[int, int] | None] = {}
         """Open ones, with the broker id and epoch that was heard last on each."""
         self._counts: Counter[tuple[int, int]] = Counter()
@@ -90,6 +92,10 @@ class BrokerPresence:
         self._connections[key] = broker
         self._counts[broker] += 1
         self._state.sessions.set_connected(*broker, connected=True)
+        self._came(broker_id)
+        # It may be in a long pause, and the next one that looks at this broker begins with a short one.
+        if (look := self._looks.pop(broker, None)) is not None:
+            look.cancel()
         self._leave(before)
 
     def _leave(self, broker: tuple[int, int] | None) -> None:

@@ -70,6 +70,10 @@ class QuorumPeers:
         since_s = self._refused_since_s.get(node_id)
         return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
+    def came(self, node_id: int) -> None:
+        """Its process lives, as others have heard: what it refused before was another one's end."""
+        self._refused_since_s.pop(node_id, None)
+
     def send(self, duty: Send) -> None:
         task = asyncio.get_running_loop().create_task(self._send(duty))
         self._tasks[task] = None
