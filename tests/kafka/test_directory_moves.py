@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from fenceline.client.admin import Admin
+from fenceline.errors import ErrorCode
 from fenceline.testing.apache_kafka import run_tool
 from fenceline.testing.mixed_cluster import BROKER, COMBINED, MixedCluster, MixedNode
 from fenceline.testing.waiting import eventually
+from fenceline.wire.apis import ApiKey
 from tests.conftest import need_apache_kafka
 from tests.kafka.test_several_directories import described, go_on_as
 from tests.node.replicated_topics import create, in_sync, write
 from tests.scheduling import CLUSTERS
 from tests.support.partition_files import log_bytes
+from tests.support.raw import RawConnection
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400), pytest.mark.together(CLUSTERS)]
 
@@ -65,11 +69,11 @@ def is_moved(cluster: MixedCluster, node: MixedNode, number: int, replicas: int 
     assert not list(node.root.glob(f"data*/{TOPIC}-0.*-future"))
 
 
-def no_limit(node: MixedNode) -> None:
-    run_tool(
+def configure(node: MixedNode, *change: str) -> str:
+    return run_tool(
         "kafka.admin.ConfigCommand",
         *("--bootstrap-server", node.bootstrap, "--entity-type", "brokers", "--entity-name", str(node.node_id)),
-        *("--alter", "--delete-config", RATE),
+        *("--alter", *change),
     )
 
 
@@ -125,7 +129,7 @@ def test_a_move_that_one_kind_began_the_other_ends(tmp_path: Path, began: str) -
         node.wait_ready()
         eventually(lambda: node.knows([1]), "it is registered")
         write(cluster, TOPIC, ["after"])
-        no_limit(node)
+        configure(node, "--delete-config", RATE)
         is_moved(cluster, node, there)
         assert log_bytes(node.log_dirs[there], TOPIC).startswith(before)
 
@@ -153,3 +157,39 @@ def test_a_follower_moves_while_its_leader_is_written_to(tmp_path: Path) -> None
             return [log_bytes(each.log_dirs[place(each)], TOPIC) for each in (node, other)]
 
         eventually(lambda: len(set(logs())) == 1, "both replicas are the same")
+
+
+@pytest.mark.parametrize("kind", [COMBINED, f"kafka:{COMBINED}"], ids=["fenceline", "kafka"])
+def test_a_cordoned_directory_takes_no_new_replicas(tmp_path: Path, kind: str) -> None:
+    """KIP-1066: the same on either kind."""
+    with MixedCluster(tmp_path, [kind], directories=2) as cluster:
+        cluster.wait_ready()
+        cluster.wait_complete()
+        (node,) = cluster.nodes
+        configure(node, "--add-config", f"cordoned.log.dirs={node.log_dirs[1]}")
+
+        def cordoned() -> list[str]:
+            with Admin([node.bootstrap]) as admin:
+                return [each.path for each in admin.describe_log_dirs([1])[1] if each.is_cordoned]
+
+        eventually(lambda: cordoned() == [str(node.log_dirs[1])])
+        create(cluster, TOPIC, partitions=4, replicas=1)
+        for index in range(4):
+            write(cluster, TOPIC, ["v"], index=index)
+        assert len(list(node.log_dirs[0].glob(f"{TOPIC}-*"))) == 4
+        with RawConnection(node.port) as connection:
+            dirs = [{"path": str(node.log_dirs[1]), "topics": [{"name": TOPIC, "partitions": [0]}]}]
+            (refused,) = connection.call(ApiKey.ALTER_REPLICA_LOG_DIRS, 2, {"dirs": dirs}).results
+            assert [each.error_code for each in refused.partitions] == [ErrorCode.INVALID_REPLICA_ASSIGNMENT]
+            configure(node, "--add-config", "cordoned.log.dirs=*")
+            eventually(lambda: len(cordoned()) == 2)
+            topic = {"name": "more", "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
+            asked = {"topics": [topic], "timeout": 30_000, "validate_only": True}
+
+            def refusal() -> str | None:
+                (told,) = connection.call(ApiKey.CREATE_TOPICS, 7, asked).topics
+                return told.error_message if told.error_code == ErrorCode.INVALID_REPLICATION_FACTOR else None
+
+            assert "have all their log directories cordoned" in eventually(refusal, "the controller knows it")
+        with pytest.raises(RuntimeError, match=r"Missing entries|Invalid entry"):
+            configure(node, "--add-config", "cordoned.log.dirs=/nowhere")

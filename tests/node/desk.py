@@ -111,7 +111,11 @@ class _Lifecycle:
 
     def __init__(self) -> None:
         self.failed: list[UUID] = []
+        self.cordoned: list[tuple[UUID, ...]] = []
         self.answers = True
+
+    def tell_cordoned(self, directory_ids: tuple[UUID, ...]) -> None:
+        self.cordoned.append(directory_ids)
 
     async def tell_failed(self, directory_id: UUID) -> None:
         self.failed.append(directory_id)

@@ -181,8 +181,8 @@ log.dir list /tmp/kafka-logs high list
     Data directory, where log.dirs is not set.
 log.dirs list null high list
     Data directories, separated by commas.
-cordoned.log.dirs list "" medium list per-broker refused:cordoned
-    Data directories that take no new replicas.
+cordoned.log.dirs list "" medium list per-broker
+    Data directories that take no new replicas; * for all.
 log.segment.bytes int 1073741824 high >=1048576 cluster-wide
     Segment size in bytes for topics that do not set segment.bytes.
 log.roll.ms long null high cluster-wide

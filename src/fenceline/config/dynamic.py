@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS, PER_LISTENER_CONFIGS, is_dynamic, update_mode
+from fenceline.config.cordoned import CORDONED, cordoned_dirs
 from fenceline.config.definitions import InvalidConfig, UpdateMode
 from fenceline.config.node import NodeConfig, check_relations
 from fenceline.errors import ErrorCode, OperatorError, PeerError
@@ -49,6 +50,7 @@ def check_broker_update(node: NodeConfig, wanted: Mapping[str, str], *, cluster_
         check_relations({**node.raw, **wanted})
     except OperatorError as error:
         raise PeerError(ErrorCode.INVALID_REQUEST, error.message) from error
+    cordoned_dirs(wanted.get(CORDONED), node.log_dirs)
 
 
 def _refuse(names: Iterable[str], reason: str) -> None:

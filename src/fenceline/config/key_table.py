@@ -34,7 +34,6 @@ REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "class": "plug-ins of the JVM can not be loaded here",
         "authorizer": "authorization is not built yet, and a cluster that looks protected but is not is a trap",
         "unstable": "only released versions are spoken",
-        "cordoned": "directories can not be cordoned yet",
         "2pc": "two-phase commit of transactions is not built",
         "tokens": "delegation tokens are not built",
     }

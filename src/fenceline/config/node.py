@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS
+from fenceline.config.cordoned import CORDONED, cordoned_dirs
 from fenceline.config.definitions import ConfigType, ConfigValue, InvalidConfig, parse_type
 from fenceline.config.listeners import (
     Listener,
@@ -33,7 +34,7 @@ from fenceline.config.listeners import (
 from fenceline.config.properties import read_properties
 from fenceline.config.quorum import QuorumAddress, parse_quorum_address, parse_quorum_voters
 from fenceline.config.topic import validate_topic_configs
-from fenceline.errors import OperatorError
+from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import NodeId
 
 ENVIRONMENT_PREFIX: Final = "FENCELINE_"
@@ -286,6 +287,10 @@ def _typed(
     log_dirs = tuple(Path(item).expanduser().absolute() for item in items("log.dirs") or items("log.dir"))
     if not log_dirs or len(set(log_dirs)) != len(log_dirs):
         raise OperatorError("log.dirs must name at least one directory, and none twice")
+    try:
+        cordoned_dirs(",".join(items(CORDONED)), log_dirs)
+    except PeerError as error:
+        raise OperatorError(error.message, f"Correct {CORDONED}.") from error
     metadata_dir = value("metadata.log.dir")
     check_relations(raw)
     return cls(

@@ -43,6 +43,7 @@ from fenceline.node.clock import Clock, SystemClock
 from fenceline.node.controller_node import run_until, unless_failed
 from fenceline.node.directories import open_directories, starting
 from fenceline.node.directory_assignments import DirectoryAssignments
+from fenceline.node.directory_cordons import DirectoryCordons
 from fenceline.node.directory_failures import DirectoryFailures
 from fenceline.node.directory_moves import DirectoryMoves
 from fenceline.node.fetching import RACK_AWARE_SELECTOR, Fetching
@@ -269,6 +270,7 @@ class Broker:
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.moves = DirectoryMoves(self)
         self.partitions.on_gone = self.moves.gone
+        self.cordons = DirectoryCordons(self)
         self.producer_ids = ProducerIds(self)
         offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
         self.groups = GroupsDriver(
@@ -307,6 +309,7 @@ class Broker:
         )
         if quorum.channel is None:
             await self.lifecycle.unfence()
+        self.cordons.take()
         known = self.image
         copies = await recover_logs(self)
         await self.loop.run_in_executor(self.disk_threads, self.losses.take_up)
@@ -442,6 +445,7 @@ class Broker:
     def _on_image(self, image: MetadataImage, delta: Delta) -> None:
         self.replication.on_image(delta)
         self.moves.on_image(delta)
+        self.cordons.on_image(delta)
         self.loss_expiry.topics_deleted(delta.deleted_topics)
         self.partitions.apply(delta)
         self._coordinators.follow(image, delta)

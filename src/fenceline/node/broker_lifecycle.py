@@ -93,6 +93,7 @@ class BrokerLifecycle:
         self.broker_epoch = -1
         """-1 until the controller has registered the broker."""
         self._failed_dirs: tuple[UUID, ...] = ()
+        self._cordoned_dirs: tuple[UUID, ...] = ()
         self._told_dirs: tuple[UUID, ...] = ()
         """Failed directories that the controller has heard of."""
 
@@ -244,6 +245,12 @@ class BrokerLifecycle:
 
         self._extra_beat = asyncio.ensure_future(beat())
 
+    def tell_cordoned(self, directory_ids: tuple[UUID, ...]) -> None:
+        """These take no new replicas (K25): the controller hears of it at once, or with the next heartbeat."""
+        self._cordoned_dirs = directory_ids
+        if self._registration is not None and not self._is_fenced:
+            self._beat_soon(0.0)
+
     async def tell_failed(self, directory_id: UUID) -> None:
         """A log directory has failed: until the controller has heard of it, by a heartbeat (KIP-858)."""
         self._failed_dirs = (*self._failed_dirs, directory_id)
@@ -349,5 +356,5 @@ class BrokerLifecycle:
             want_fence=want_fence,
             want_shut_down=want_shut_down,
             offline_log_dirs=self._failed_dirs,
-            cordoned_log_dirs=(),
+            cordoned_log_dirs=self._cordoned_dirs,
         )

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fenceline.config.broker import ALL_CONFIGS
+from fenceline.config.cordoned import CORDONED, cordoned_dirs
 from fenceline.config.definitions import ConfigType, InvalidConfig
 from fenceline.config.dynamic import check_broker_update
 from fenceline.config.group import validate_client_metrics, validate_group_configs
@@ -166,7 +168,7 @@ def _is_done_here(context: RequestContext, change: _Change, *, validate_only: bo
         case ConfigResourceType.BROKER:
             if change.name:
                 _check_broker_id(context.broker.node_id, change.name)
-            _check_list_changes(change)
+            _check_list_changes(change, context.broker.config.log_dirs)
             check_broker_update(context.broker.config, merged, cluster_default=not change.name)
         case ConfigResourceType.GROUP:
             if not change.name:
@@ -197,13 +199,15 @@ def _check_broker_id(node_id: int, name: str) -> None:
         raise PeerError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {node_id}, but received {name}")
 
 
-def _check_list_changes(change: _Change) -> None:
+def _check_list_changes(change: _Change, log_dirs: Sequence[Path]) -> None:
     for each in change.changes:
         if each.operation in (ConfigOperation.APPEND, ConfigOperation.SUBTRACT):
             key = ALL_CONFIGS.get(each.name)
             if key is None or key.type is not ConfigType.LIST:
                 word = each.operation.name.lower()
                 raise InvalidConfig(f"Config value {word} is not allowed for config key: {each.name}")
+        if each.name == CORDONED and each.operation is ConfigOperation.APPEND:
+            cordoned_dirs(each.value, log_dirs)
 
 
 def _merged(context: RequestContext, change: _Change, *, replaces: bool) -> Mapping[str, str]:

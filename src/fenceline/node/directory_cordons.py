@@ -1,0 +1,56 @@
+"""Directories that take no new replicas, as the operator wants it now (`cordoned.log.dirs`, KIP-1066).
+
+Owns the step from the setting to those who act upon it: new replicas are placed elsewhere, moves there are refused, and
+the controller hears of it with a heartbeat at once. Replicas that lie there stay, and grow.
+
+A value that came to the metadata past this broker's checks and names none of its directories is left out, and told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fenceline.config.cordoned import CORDONED, cordoned_dirs
+from fenceline.config.effective import effective_broker_config
+from fenceline.errors import PeerError
+from fenceline.metadata.features import MV_CORDONED_LOG_DIRS
+from fenceline.metadata.image import ConfigResourceType
+from fenceline.node.logs import Logger
+
+if TYPE_CHECKING:
+    from fenceline.metadata.changes import Delta
+    from fenceline.node.broker import Broker
+
+log = Logger("directories")
+
+
+class DirectoryCordons:
+    """One broker's. Everything belongs to the loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._taken: str | None = ""
+
+    def on_image(self, delta: Delta) -> None:
+        if any(kind is ConfigResourceType.BROKER for kind, _ in delta.changed_configs) or delta.changed_features:
+            self.take()
+
+    def take(self) -> None:
+        """What the setting says now; nothing below metadata.version 4.3-IV0, whose controllers can not be told."""
+        broker = self._broker
+        text = effective_broker_config(broker.image.configs, broker.config, CORDONED)
+        if broker.image.metadata_version < MV_CORDONED_LOG_DIRS:
+            text = ""
+        if text == self._taken:
+            return
+        self._taken = text
+        try:
+            paths = {str(path) for path in cordoned_dirs(text, broker.config.log_dirs)}
+        except PeerError as error:
+            log.error("cordoned.log.dirs not taken", value=text, reason=error.message)
+            return
+        log_dirs = broker.log_dirs
+        log_dirs.cordoned = frozenset(each.path for each in log_dirs.opened if each.path in paths)
+        ids = (each.directory_id for each in log_dirs.opened if each.path in paths)
+        broker.lifecycle.tell_cordoned(tuple(each for each in ids if each is not None))
+        log.info("cordoned log directories", paths=sorted(log_dirs.cordoned))
