@@ -18,10 +18,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fenceline.cli.app import app
+from fenceline.client.producer import Producer
 from fenceline.node.metadata_log import DIRECTORY_NAME
 from fenceline.testing.mixed_cluster import CLUSTER_ID, COMBINED, MixedCluster
 from fenceline.testing.waiting import eventually
 from tests.scheduling import CLUSTERS
+from tests.support.partition_files import log_bytes
 
 from .side_by_side import LATE, Both, Side, both_clusters
 
@@ -444,6 +446,56 @@ def test_partitions_are_reassigned(both: Both) -> None:
     both.run(*reassign("--cancel", *same))
     both.run(*reassign("--list"))
     both.run("configs", *BROKERS, "--describe", "--broker", "1")
+
+
+def test_a_reassignment_is_throttled_let_go_and_verified(both: Both) -> None:
+    """More than one fetch has to move, at a rate that lets one pass and then nothing for a quarter of an hour; the tool
+    raises it while the replicas move, and takes all settings away when they have.
+    """
+    create(both, "t1", "1")
+    create(both, "t2", "1")
+    for side in both.sides:
+        with Producer(side.words["@broker1"]) as producer:
+            for number in range(40):
+                producer.send("t1", bytes([number]) * 100_000, partition=0)
+            producer.flush()
+    partitions = [{"topic": topic, "partition": 0, "replicas": [2, 3]} for topic in ("t1", "t2")]
+    both.write("t.json", json.dumps({"version": 1, "partitions": partitions}))
+    plan = ("--reassignment-json-file", "@root/t.json")
+
+    def reassign(*arguments: str) -> tuple[str, ...]:
+        return ("reassign-partitions", *BROKERS, *arguments)
+
+    def show() -> list[str]:
+        whose = [("--topic", topic) for topic in ("t1", "t2")] + [("--broker", f"{number}") for number in (1, 2, 3)]
+        return [both.run("configs", *BROKERS, "--describe", *each) for each in whose]
+
+    both.run(*reassign("--execute", *plan, "--throttle", "1000"))
+    before = "".join(show())
+    assert "leader.replication.throttled.rate=1000" in before
+    assert "leader.replication.throttled.replicas=0:1" in before
+    eventually(
+        lambda: all("t2-0 is completed" in side.run(*reassign("--verify", *plan)).printed for side in both.sides)
+    )
+    assert "t1-0 is still in progress" in both.run(*reassign("--verify", *plan))
+    both.run(*reassign("--list"))
+    assert "leader.replication.throttled.rate=1000" in "".join(show()), "as long as anything moves"
+    both.refuse(*reassign("--execute", *plan, "--throttle", "100000000"))
+    both.run(*reassign("--execute", "--additional", *plan, "--throttle", "100000000"))
+    assert "follower.replication.throttled.rate=100000000" in "".join(show())
+
+    def has_moved(side: Side) -> bool:
+        return "t1-0 is completed" in side.run(*reassign("--verify", *plan)).printed
+
+    eventually(lambda: all(has_moved(side) for side in both.sides), "both have moved", wait_s=120)
+    both.run(*reassign("--verify", *plan))
+    assert "throttled" not in "".join(show())
+    both.run("topics", *BROKERS, "--describe", "--topic", "t1", leave_out=PLACES)
+    for side in both.sides:
+        moved = [log_bytes(node.log_dir, "t1") for node in side.cluster.nodes[1:3]]
+        assert moved[0] == moved[1]
+        assert len(moved[0]) > 4_000_000
+        eventually(lambda side=side: not log_bytes(side.cluster.nodes[0].log_dir, "t1"))  # type: ignore[misc]
 
 
 def test_offsets_records_and_directories(both: Both) -> None:
