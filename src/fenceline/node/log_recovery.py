@@ -1,22 +1,28 @@
 """What a broker does with its data directories between registration and service.
 
 Owns the order: finish deletions that were interrupted, find what lies where and what was on its way elsewhere, check
-what a crash left. One directory's trouble is its own. Directories are checked side by side, one thread each.
+what a crash left. One directory's trouble is its own. Directories are checked side by side, each by as many
+threads as `num.recovery.threads.per.data.dir` says.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from fenceline.config.effective import effective_broker_config
 from fenceline.ids import TopicPartition
 
 if TYPE_CHECKING:
     from fenceline.log.log_dir import ExistingPartition, LogDir
     from fenceline.node.broker import Broker
+
+THREADS: Final = "num.recovery.threads.per.data.dir"
 
 
 async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]:
@@ -38,11 +44,40 @@ async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]
         with _suspecting(broker, log_dir):
             settled = await broker.loop.run_in_executor(broker.disk_threads, places.settle_copies, log_dir)
             copies += [(log_dir, copy) for copy in settled]
-    recover = broker.partitions.recover
-    await asyncio.gather(
-        *(broker.loop.run_in_executor(broker.disk_threads, recover, found.get(each, ())) for each in unclean)
-    )
+    await _check(broker, [found.get(log_dir, []) for log_dir in unclean])
     return copies
+
+
+async def _check(broker: Broker, by_directory: Sequence[Sequence[TopicPartition]]) -> None:
+    """Each directory has its threads (`num.recovery.threads.per.data.dir`), which take one log after the other."""
+    threads = int(effective_broker_config(broker.image.configs, broker.config, THREADS) or 1)
+    executor: Executor = broker.disk_threads
+    with ExitStack() as stack:
+        # What was given instead of threads is a simulation's, and runs one thing at a time.
+        if isinstance(executor, ThreadPoolExecutor) and by_directory:
+            pool = ThreadPoolExecutor(threads * len(by_directory), thread_name_prefix="recovery")
+            executor = stack.enter_context(pool)
+        shared = [_Shared(held) for held in by_directory]
+        await asyncio.gather(
+            *(
+                broker.loop.run_in_executor(executor, broker.partitions.recover, logs)
+                for logs in shared
+                for _ in range(threads)
+            )
+        )
+
+
+class _Shared(Iterator[TopicPartition]):
+    """Each element for one of the threads that ask."""
+
+    def __init__(self, held: Iterable[TopicPartition]) -> None:
+        self._left = deque(held)
+
+    def __next__(self) -> TopicPartition:
+        try:
+            return self._left.popleft()
+        except IndexError:
+            raise StopIteration from None
 
 
 @contextmanager
