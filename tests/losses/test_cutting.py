@@ -120,6 +120,37 @@ def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: b
             return
 
 
+def test_evidence_whose_content_power_took_does_not_make_a_loss_smaller() -> None:
+    """The machine stops in the middle of a cut, and a segment that it had set aside was never flushed."""
+    damaged = step = 0
+    while True:
+        step += 1
+        disk = a_disk(step)
+        log = open_log(disk)
+        write(log, 0, 12, Random(3))
+        log.close()
+        life = a_life(disk, 1, step)
+        log = open_log(life, clean=True)
+        end = log.log_end_offset
+        try:
+            cut_log(life, log, cut(1))
+            assert damaged > len(ReceiptFolder(disk, DIRECTORY).evidence()), "most were damaged in their turn"
+            return
+        except ProcessEnded:
+            life.forget()
+        evidence = [name for name in ReceiptFolder(disk, DIRECTORY).evidence() if "from-" not in name]
+        again = open_log(disk, recovery_point=1)
+        if len(evidence) < 2 or not 1 < again.log_end_offset < end:
+            continue
+        for name in evidence[:-1]:
+            fd = disk.open_append(f"{DIRECTORY}/lost+found/{name}")
+            disk.truncate(fd, 0)
+            disk.close(fd)
+            damaged += 1
+        [receipt] = settled(disk, again)
+        assert (receipt.end_offset_exclusive, receipt.records) == (end, end - again.log_end_offset)
+
+
 def test_nothing_lost_is_no_receipt() -> None:
     disk = a_disk()
     log = open_log(disk)

@@ -17,7 +17,7 @@ from uuid import UUID
 from fenceline.ids import TopicPartition
 from fenceline.log.disk import Disk
 from fenceline.log.errors import NotSettled, StorageError, passes
-from fenceline.log.lost_batches import Piece, count_lost
+from fenceline.log.lost_batches import LostBatches, Piece, count_lost
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.recovery_note import RecoveryNote, read_note
 from fenceline.losses.classes import of_cut, of_recovery
@@ -269,8 +269,8 @@ def _what_happened(folder: ReceiptFolder, log: Ends, intent: Intent, told_up_to:
         folder.disk, [Piece(path, 0, _size(folder.disk, path)) for path in evidence], start_offset=gone_from
     )
     loss_class, known_by = of_cut(replace(lost, start_offset=gone_from), intent.high_watermark)
-    if lost.end_offset_exclusive != planned.end_offset_exclusive:
-        # The machine stopped before evidence was kept; what is known is what was planned.
+    if lost.end_offset_exclusive != planned.end_offset_exclusive or _lacks(lost, planned, gone_from):
+        # The machine stopped before evidence was kept or on the disk; what is known is what was planned.
         return replace(
             planned,
             start_offset=gone_from,
@@ -291,6 +291,12 @@ def _what_happened(folder: ReceiptFolder, log: Ends, intent: Intent, told_up_to:
         evidence=evidence,
         evidence_note=_STOPPED,
     )
+
+
+def _lacks(lost: LostBatches, planned: Receipt, gone_from: int) -> bool:
+    """Whether evidence from `gone_from` on has fewer records than were there: of a log that has all its offsets."""
+    has_all = planned.records == planned.end_offset_exclusive - planned.start_offset
+    return has_all and lost.records < planned.end_offset_exclusive - gone_from
 
 
 def _receipt_of_note(
