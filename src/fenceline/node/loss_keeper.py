@@ -14,10 +14,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.ids import TopicPartition
-from fenceline.log.errors import StorageError
+from fenceline.log.errors import StorageError, passes
 from fenceline.log.log_dir import LogDir
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.partition_dir import RemovedPartition, parse_partition_name
+from fenceline.log.partition_log import PartitionLog
 from fenceline.losses import put_away, quarantine
 from fenceline.losses.cutting import Cut, cut_log, settle
 from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
@@ -53,6 +54,8 @@ class LossKeeper:
         """Since this node started."""
         self.evidence_bytes = 0
         """As of the last look."""
+        self._unsettled: dict[TopicPartition, tuple[LogDir, ReceiptFolder]] = {}
+        """Out of service until there is room for the receipts of what a crash took."""
         self._relieving: asyncio.Future[bool] | None = None
         self._relief_pauses_until_ms = 0
 
@@ -171,21 +174,56 @@ class LossKeeper:
             self._owes(outbox, receipt)
 
     def _settle(self, log_dir: LogDir, folder: ReceiptFolder, topic_partition: TopicPartition) -> None:
-        high_watermark = log_dir.checkpointed_high_watermark(topic_partition)
         partition_log = self._broker.partitions.log_of(topic_partition)
         if partition_log is None:
             return  # offline or not known: its papers stay as they are
         try:
-            receipts = settle(log_dir.disk, partition_log, replica=self._broker.node_id, high_watermark=high_watermark)
+            self._write_receipts(log_dir, folder, partition_log)
         except OSError as error:
+            advice = "Check the disk, then restart the node. The other partitions are served."
+            if passes(error.errno):
+                self._unsettled[topic_partition] = (log_dir, folder)
+                advice = "Make room on the disk: the partition is served then. The others are, no restart is needed."
             self._broker.partitions.set_offline(
-                topic_partition,
-                f"the receipt of what the crash took can not be written: {error.strerror}",
-                "Make room on the disk or check it, then restart the node. The other partitions are served.",
+                topic_partition, f"the receipt of what the crash took can not be written: {error.strerror}", advice
             )
-            return
+
+    def _write_receipts(self, log_dir: LogDir, folder: ReceiptFolder, partition_log: PartitionLog) -> None:
+        """Of what a crash took, and where that is all known. Raises OSError."""
+        high_watermark = log_dir.checkpointed_high_watermark(partition_log.topic_partition)
+        while True:
+            try:
+                receipts = settle(
+                    log_dir.disk, partition_log, replica=self._broker.node_id, high_watermark=high_watermark
+                )
+                break
+            except OSError as error:
+                if error.errno not in quarantine.FULL or not self._make_room(folder.path):
+                    raise
         for receipt in receipts:
             self._lost(folder, receipt)
+
+    async def settle_again(self) -> None:
+        """On the loop: what had no room for its receipts at the start is served as soon as it has."""
+        broker = self._broker
+        for topic_partition, (log_dir, folder) in list(self._unsettled.items()):
+            partition_log = log_dir.open_logs.get(topic_partition)
+            if partition_log is None or not broker.partitions.hold(topic_partition):
+                del self._unsettled[topic_partition]  # deleted meanwhile, or its directory has failed
+                continue
+            is_settled = False
+            try:
+                await broker.loop.run_in_executor(
+                    broker.disk_threads, self._write_receipts, log_dir, folder, partition_log
+                )
+                is_settled = True
+                del self._unsettled[topic_partition]
+            except OSError as error:
+                if not passes(error.errno):
+                    del self._unsettled[topic_partition]
+                    log.error("receipts not written", partition=str(topic_partition), reason=str(error))
+            finally:
+                broker.partitions.let_go(topic_partition, is_back=is_settled)
 
     # -- what is deleted, in a thread ------------------------------------------------------------------------------
 

@@ -95,8 +95,10 @@ class Replicas:
         self.offline: dict[TopicPartition, str] = {}
         self.on_gone: Callable[[TopicPartition, bool], None] = lambda *_: None
         """Hears of a replica that is not served any more, and whether that is as it is none of this node's."""
-        self._leaving: dict[TopicPartition, Replica] = {}
-        """Removed while a thread cuts their logs; their files go when it ends, and what comes after them waits."""
+        self._leaving: dict[TopicPartition, Replica | None] = {}
+        """Removed while a thread is at their logs; their files go when it ends, and what comes after them waits. None
+        for one that was held."""
+        self._held: set[TopicPartition] = set()
 
     def __len__(self) -> int:
         return len(self.open_by_name)
@@ -233,17 +235,41 @@ class Replicas:
         """A thread worked on the log; what the image said meanwhile counts now."""
         topic_partition = replica.topic_partition
         if self._leaving.get(topic_partition) is replica:
-            del self._leaving[topic_partition]
-            self._put_away(topic_partition)
-            topic = self._image().topics_by_name.get(topic_partition.topic)
-            if topic is not None and topic_partition.partition < len(topic.partitions):
-                self._take_role(topic, topic_partition.partition)
+            self._left(topic_partition)
             return
         if not self.holds(replica):
             return
         topic = self._image().topics_by_id.get(replica.topic_id)
         if topic is not None:
             self._role_of.take(replica, topic.partitions[replica.topic_partition.partition])
+
+    def _left(self, topic_partition: TopicPartition) -> None:
+        """The thread that was at the log of a removed replica has ended."""
+        del self._leaving[topic_partition]
+        self._put_away(topic_partition)
+        self._take_up(topic_partition)
+
+    def _take_up(self, topic_partition: TopicPartition) -> None:
+        topic = self._image().topics_by_name.get(topic_partition.topic)
+        if topic is not None and topic_partition.partition < len(topic.partitions):
+            self._take_role(topic, topic_partition.partition)
+
+    def hold(self, topic_partition: TopicPartition) -> bool:
+        """A thread works on the files of a partition that is offline; False where it is not, or not any more. To be
+        followed by `let_go`."""
+        if topic_partition not in self.offline or topic_partition in self._leaving:
+            return False
+        self._held.add(topic_partition)
+        return True
+
+    def let_go(self, topic_partition: TopicPartition, *, is_back: bool) -> None:
+        """That thread has ended. `is_back`: what kept the partition out of service has passed."""
+        self._held.discard(topic_partition)
+        if topic_partition in self._leaving:
+            self._left(topic_partition)
+        elif is_back and self.offline.pop(topic_partition, None) is not None:
+            log.warning("partition in service again", partition=str(topic_partition))
+            self._take_up(topic_partition)
 
     def log_replaced(self, replica: Replica) -> None:
         """Its log lies in another directory now: who follows goes on from there."""
@@ -364,6 +390,8 @@ class Replicas:
         self.offline.pop(topic_partition, None)
         replica = self.open_by_name.pop(topic_partition, None)
         self.on_gone(topic_partition, True)
+        if topic_partition in self._held:
+            self._leaving[topic_partition] = None
         if replica is not None:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.left(replica)
