@@ -262,6 +262,13 @@ def test_no_question_makes_an_empty_replica_of_one_that_could_lead(directories: 
         desk.replica(1)
         await turns()
         assert list(assigned(desk)) == [1]
+        desk.tell(leader=-1, leader_epoch=2)
+        with pytest.raises(PeerError):
+            desk.replica()
+        desk.tell(leader=3, leader_epoch=3, isr=(3,), elr=(), last_known_elr=())
+        assert not desk.replica().is_leader, "another was elected uncleanly, it is followed"
+        await turns()
+        assert sorted(assigned(desk)) == [0, 1]
 
     told_of(2, story, directories=directories)
 

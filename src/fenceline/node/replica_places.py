@@ -128,8 +128,8 @@ class ReplicaPlaces:
             raise OfflinePlace(
                 f"it lay in directory {encode_uuid(recorded)}, which is none of log.dirs",
                 "Put that directory back into log.dirs and restart the node. Where it is gone for good, so are the"
-                " records that no other replica has: elect another leader (unclean) and restart the node, or delete the"
-                " topic.",
+                " records that no other replica has: elect another leader (unclean), whom this replica then follows, or"
+                " delete the topic.",
                 is_told=False,
             )
 

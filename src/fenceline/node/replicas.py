@@ -93,6 +93,8 @@ class Replicas:
         """The same ones by the 16 bytes of the topic id and partition."""
         self._configs: dict[str, LogConfig] = {}
         self.offline: dict[TopicPartition, str] = {}
+        self._without_place: set[TopicPartition] = set()
+        """Of those, the ones that no directory may have as the metadata is: each change of it is looked at."""
         self.on_gone: Callable[[TopicPartition, bool], None] = lambda *_: None
         """Hears of a replica that is not served any more, and whether that is as it is none of this node's."""
         self._leaving: dict[TopicPartition, Replica | None] = {}
@@ -212,6 +214,23 @@ class Replicas:
         if (topic.name, index) not in self.offline and (topic.name, index) not in self._leaving:
             self.places.see(topic, index)
 
+    def _look_for_place(self, topic: TopicImage, index: int) -> None:
+        """Who could have been elected without its records had no place. It has one when others lead without it."""
+        topic_partition = TopicPartition(topic.name, index)
+        if topic_partition not in self._without_place:
+            return
+        try:
+            self.places.of(topic, index)
+        except OfflinePlace:
+            return
+        self._back(topic_partition)
+
+    def _back(self, topic_partition: TopicPartition) -> None:
+        """What kept it out of service has passed."""
+        self._without_place.discard(topic_partition)
+        if self.offline.pop(topic_partition, None) is not None:
+            log.warning("partition in service again", partition=str(topic_partition))
+
     def _has_work(self, partition: PartitionImage) -> bool:
         """Whether a replica here has something to do without being asked."""
         if partition.leader == self._node_id:
@@ -225,6 +244,7 @@ class Replicas:
                 self._remove(TopicPartition(changed.topic, changed.index))
             return
         if (topic := self._image().topics_by_name.get(changed.topic)) is not None:
+            self._look_for_place(topic, changed.index)
             self._see(topic, changed.index)
         if replica is not None:
             self._role_of.take(replica, changed.after)
@@ -267,8 +287,8 @@ class Replicas:
         self._held.discard(topic_partition)
         if topic_partition in self._leaving:
             self._left(topic_partition)
-        elif is_back and self.offline.pop(topic_partition, None) is not None:
-            log.warning("partition in service again", partition=str(topic_partition))
+        elif is_back:
+            self._back(topic_partition)
             self._take_up(topic_partition)
 
     def log_replaced(self, replica: Replica) -> None:
@@ -330,6 +350,7 @@ class Replicas:
                     "partition offline", partition=str(topic_partition), reason=error.message, advice=error.advice
                 )
             self._stop(topic_partition, error.message)
+            self._without_place.add(topic_partition)
             return None
         try:
             return log_dir.partition(topic_partition, topic.id, config, now_ms=self._clock.now_ms())
@@ -388,6 +409,7 @@ class Replicas:
     def _remove(self, topic_partition: TopicPartition) -> None:
         """The partition is not this node's any more: its topic was deleted, or its replica moved away."""
         self.offline.pop(topic_partition, None)
+        self._without_place.discard(topic_partition)
         replica = self.open_by_name.pop(topic_partition, None)
         self.on_gone(topic_partition, True)
         if topic_partition in self._held:
