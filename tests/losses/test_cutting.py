@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fenceline.log.config import LogConfig
 from fenceline.log.disk import OsDisk
 from fenceline.log.errors import NotSettled, StorageError
 from fenceline.log.file_names import EPOCH_FILE
@@ -19,6 +20,8 @@ from fenceline.losses.cutting import Cut, cut_log, settle
 from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.records.batch import assign_in_place
+from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.scheduler import ProcessEnded
@@ -149,6 +152,56 @@ def test_evidence_whose_content_power_took_does_not_make_a_loss_smaller() -> Non
             damaged += 1
         [receipt] = settled(disk, again)
         assert (receipt.end_offset_exclusive, receipt.records) == (end, end - again.log_end_offset)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_loss_of_power_in_a_cut_takes_nothing_without_a_receipt(seed: int, anew: bool) -> None:
+    """Brokers, seeds 3308 and 3313: nothing of the log was on the disk yet, and what was to stay went as well. Recovery
+    told of the batch that was torn, the cut's receipt of what it was about, and of what lay between them nobody."""
+    step = found = 0
+    while True:
+        step += 1
+        rng = Random(seed)
+        disk = a_disk(seed * 1_000 + step)
+        life = a_life(disk, seed, -1)
+        log = open_log(life)
+        for epoch in range(4):
+            write(log, epoch, 4, rng)
+        before = stored_batches(log)
+        offset = log.log_end_offset + 3 if anew else rng.choice(before).next_offset - 1
+        life.crash_after(step)
+        try:
+            cut_log(life, log, cut(offset, begins_anew=anew))
+            break
+        except ProcessEnded:
+            life.forget()
+        has_begun = any(ReceiptFolder(disk, DIRECTORY).intents())
+        again = open_log(disk)
+        told = [
+            offset
+            for receipt in settled(disk, again)
+            for offset in range(receipt.start_offset, receipt.end_offset_exclusive)
+        ]
+        there = [offset for batch in stored_batches(again) for offset in range(batch.base_offset, batch.next_offset)]
+        assert not set(told) & set(there)
+        if has_begun:
+            found += 1
+            assert sorted(told + there) == list(range(before[-1].next_offset)), f"step {step}"
+            assert settled(disk, again) == receipts_of(disk), "to settle twice changes nothing"
+    assert found > 10, "the cut has more steps than this"
+
+
+def test_what_compaction_has_taken_is_not_lost() -> None:
+    disk = a_disk()
+    log = open_log(disk, config=LogConfig(cleanup_policy=frozenset(("compact",))))
+    write(log, 1, 2)
+    kept = log.log_end_offset
+    batch = bytearray(build_batch([(1_000, b"key", b"late", ())]))
+    assign_in_place(batch, 0, kept + 20, 2)
+    log.append_as_follower(memoryview(batch))
+    (receipt,) = cut_log(disk, log, cut(kept + 10))
+    assert (receipt.start_offset, receipt.records, log.log_end_offset) == (kept + 20, 1, kept)
 
 
 def test_nothing_lost_is_no_receipt() -> None:

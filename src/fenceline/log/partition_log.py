@@ -425,6 +425,10 @@ class PartitionLog(ReadableLog):
         """Where the bytes lie that `truncate_to(offset)` cuts. For a thread. Raises OSError."""
         return truncation.pieces_from(self, offset)
 
+    def end_after(self, offset: int) -> int:
+        """Where the log ends after `truncate_to(offset)`; 0 where nothing stays. For a thread. Raises OSError."""
+        return truncation.end_after(self, offset)
+
     def close(self, clean: bool = True) -> None:
         """Flush everything if `clean`, let go of all files. For a thread. Raises StorageError when it can not."""
         saving.close(self, clean)

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from fenceline.errors import PeerError
 from fenceline.log import producer_snapshots, saving
 from fenceline.log.checkpoints import encode_epochs
 from fenceline.log.disk import Disk, replace_file
@@ -23,7 +24,7 @@ from fenceline.log.errors import CorruptLog, StorageError, passes
 from fenceline.log.file_names import EPOCH_FILE
 from fenceline.log.lost_and_found import copy_range, is_same, keep_file, keep_link
 from fenceline.log.lost_batches import Piece
-from fenceline.log.positions import extent_of, find
+from fenceline.log.positions import extent_of, find, headers_from
 from fenceline.log.recovery import load
 from fenceline.log.segment import Segment
 
@@ -111,6 +112,31 @@ def pieces_from(log: PartitionLog, offset: int) -> list[Piece]:
     pieces = [Piece(log.segments[number].path, position, log.segments[number].size_bytes)]
     pieces += [Piece(segment.path, 0, segment.size_bytes) for segment in log.segments[number + 1 :]]
     return [piece for piece in pieces if piece.end > piece.start]
+
+
+def end_after(log: PartitionLog, offset: int) -> int:
+    """Where the log ends when it has been truncated to `offset`: before it, where compaction took what lay there. 0
+    where nothing stays, or where that can not be read. For a thread. Raises OSError."""
+    if offset >= log.log_end_offset:
+        return log.log_end_offset
+    if not log.segments or offset <= log.segments[0].base_offset:
+        return 0
+    number, position = _place_of(log, offset)
+    segment = log.segments[number]
+    if position == segment.size_bytes:
+        return segment.next_offset
+    end = segment.base_offset
+    index, _ = segment.indexes()
+    fd = log._disk.open_read(segment.path)
+    try:
+        start = index.boundary_at_or_before(max(0, position - 1))
+        for _, header in headers_from(lambda at, size: log._disk.pread(fd, size, at), start, position):
+            end = header.next_offset
+    except PeerError:
+        return 0
+    finally:
+        log._disk.close(fd)
+    return end
 
 
 def _place_of(log: PartitionLog, offset: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ Blocks on the disk: for a thread, or at start. Used by simulations as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -28,7 +28,14 @@ from fenceline.losses.receipt import NOBODY, Cause, Receipt, identified
 _NO_EVIDENCE: Final = "The disk was full, or the node stopped before the cut bytes were kept."
 _TORN: Final = "The torn end of one write is not kept."
 _STOPPED: Final = "The node stopped in the middle of the cut."
+_NOT_SYNCED: Final = "What the disk had not kept yet when the machine lost its power is nowhere."
+_LOST_POWER: Final = "the machine lost its power in the middle of a cut, and the disk had not kept them yet"
+_BY_OFFSETS: Final = "records are counted by their offsets"
 _NOBODY_KNOWS: Final = "the log can not be opened any more, and may have had some of them still"
+
+
+Range = tuple[int, int]
+"""Offsets [start, end)."""
 
 
 class Ends(NamedTuple):
@@ -121,8 +128,8 @@ def settle_papers(folder: ReceiptFolder, papers: Papers, *, replica: int, high_w
     disk = folder.disk
     notes = [(path, note) for path in folder.notes() if (note := read_note(disk, path)) is not None]
     # What recovery cut is the notes' to tell, also where it lay in the range of an interrupted cut.
-    told_up_to = max((note.lost.end_offset_exclusive for _, note in notes), default=0)
-    receipts = _settle_intents(folder, papers.ends, told_up_to)
+    noted = sorted((note.lost.start_offset, note.lost.end_offset_exclusive) for _, note in notes)
+    receipts = _settle_intents(folder, papers.ends, noted)
     for path, note in notes:
         receipt = _receipt_of_note(folder, note, papers.topic_partition, papers.topic_id, replica, high_watermark)
         if not folder.is_known(receipt.id):
@@ -208,6 +215,7 @@ def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | N
         leader_epoch=cut.leader_epoch,
         time_ms=cut.time_ms,
     )
+    kept_end = 0 if cut.begins_anew else min(log.end_after(cut.offset), lost.start_offset)
     return Intent(
         identified(receipt),
         log.log_start_offset,
@@ -215,6 +223,7 @@ def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | N
         log.high_watermark,
         cut.begins_anew,
         tuple(folder.evidence()),
+        kept_end,
     )
 
 
@@ -233,17 +242,62 @@ def _settle_now(folder: ReceiptFolder, log: PartitionLog, make_room: Callable[[]
             raise log.offline from error
 
 
-def _settle_intents(folder: ReceiptFolder, ends: Ends | None, told_up_to: int = 0) -> list[Receipt]:
-    """Raises OSError."""
+def _settle_intents(folder: ReceiptFolder, ends: Ends | None, noted: Sequence[Range] = ()) -> list[Receipt]:
+    """`noted`: ranges that recovery tells, ascending. Raises OSError."""
+    told_up_to = max((end for _, end in noted), default=0)
     receipts = []
     for intent in list(folder.intents()):
+        told = [_lost_with_power(intent, each) for each in _untold(ends, intent, noted)] if ends else []
         if not folder.is_known(intent.receipt.id):
-            receipt = _what_happened(folder, ends, intent, told_up_to) if ends else _what_was_planned(folder, intent)
-            if receipt is not None:
+            cut = _what_happened(folder, ends, intent, told_up_to) if ends else _what_was_planned(folder, intent)
+            told += [cut] if cut is not None else []
+        for receipt in told:
+            if not folder.is_known(receipt.id):
                 folder.owe(receipt)
                 receipts.append(receipt)
         folder.drop_intent(intent.receipt.id)
     return receipts
+
+
+def _untold(log: Ends, intent: Intent, noted: Sequence[Range]) -> Iterator[Range]:
+    """What the log had before the cut, and has not now, and neither recovery nor the cut tells: it has gone with the
+    machine's power, also of what was to stay."""
+    told_up_to = max((end for _, end in noted), default=0)
+    for start, end in (0, intent.kept_end_offset), (intent.receipt.start_offset, _gone_from(log, intent, told_up_to)):
+        at = max(start, log.log_end_offset, intent.log_start_offset)
+        for note_start, note_end in noted:
+            if at < min(note_start, end):
+                yield at, min(note_start, end)
+            at = max(at, note_end)
+        if at < end:
+            yield at, end
+
+
+def _lost_with_power(intent: Intent, lost: Range) -> Receipt:
+    start, end = lost
+    loss_class, known_by = of_cut(LostBatches(start, end, end - start, 0, ()), intent.high_watermark)
+    receipt = replace(
+        intent.receipt,
+        start_offset=start,
+        end_offset_exclusive=end,
+        leader_epochs=(),
+        records=end - start,
+        size_bytes=0,
+        loss_class=loss_class,
+        known_by=f"{known_by}; {_BY_OFFSETS}, their bytes and epochs are not known",
+        cause=Cause.RECOVERY,
+        reason=_LOST_POWER,
+        leader=NOBODY,
+        leader_epoch=NOBODY,
+        evidence_note=_NOT_SYNCED,
+    )
+    return identified(receipt)
+
+
+def _gone_from(log: Ends, intent: Intent, told_up_to: int) -> int:
+    """From where on a cut has been carried out, and is to be told."""
+    is_anew = intent.begins_anew and log.log_start_offset >= intent.log_end_offset
+    return max(intent.receipt.start_offset if is_anew else log.log_end_offset, told_up_to)
 
 
 def _what_was_planned(folder: ReceiptFolder, intent: Intent) -> Receipt:
@@ -256,8 +310,7 @@ def _what_happened(folder: ReceiptFolder, log: Ends, intent: Intent, told_up_to:
     """The receipt of as much of a cut as was carried out; None where nothing was."""
     planned = intent.receipt
     new = [name for name in folder.evidence() if name not in intent.others]
-    is_anew = intent.begins_anew and log.log_start_offset >= intent.log_end_offset
-    gone_from = max(planned.start_offset if is_anew else log.log_end_offset, told_up_to)
+    gone_from = _gone_from(log, intent, told_up_to)
     if gone_from <= planned.start_offset:
         evidence = tuple(f"{folder.path}/{name}" for name in new)
         return replace(planned, evidence=evidence, evidence_note="" if evidence else _NO_EVIDENCE)
@@ -276,7 +329,7 @@ def _what_happened(folder: ReceiptFolder, log: Ends, intent: Intent, told_up_to:
             start_offset=gone_from,
             records=min(planned.records, planned.end_offset_exclusive - gone_from),
             loss_class=loss_class,
-            known_by=f"{known_by}; records are counted by their offsets, bytes are those of the whole cut",
+            known_by=f"{known_by}; {_BY_OFFSETS}, bytes are those of the whole cut",
             evidence=evidence,
             evidence_note=_STOPPED,
         )

@@ -41,6 +41,8 @@ class Intent:
     begins_anew: bool
     others: tuple[str, ...]
     """What lay in `lost+found` before."""
+    kept_end_offset: int = 0
+    """Where the log ends when all of it has happened; 0: nothing stays, or that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ class ReceiptFolder(Receipts):
             "high_watermark": intent.high_watermark,
             "begins_anew": intent.begins_anew,
             "others": list(intent.others),
+            "kept_end_offset": intent.kept_end_offset,
         }
         replace_file(self.disk, self._file(intent.receipt.id, INTENDED), json.dumps(fields).encode())
 
@@ -173,6 +176,7 @@ class ReceiptFolder(Receipts):
                     int(fields["high_watermark"]),
                     bool(fields["begins_anew"]),
                     tuple(fields["others"]),
+                    int(fields.get("kept_end_offset", 0)),
                 )
 
     def drop_intent(self, receipt_id: str) -> None:
