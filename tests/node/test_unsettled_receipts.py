@@ -63,6 +63,7 @@ def test_a_broken_disk_is_left_to_the_operator() -> None:
     async def story(desk: Desk) -> None:
         keeper = _started(desk, errno.EIO)
         desk.disk.heal()
+        assert not keeper.has_unsettled
         await keeper.settle_again()
         assert where() in desk.partitions.offline
 

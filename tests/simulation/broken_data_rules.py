@@ -21,7 +21,7 @@ from fenceline.node.fetch_reads import FetchReads
 from fenceline.node.handlers import offsets
 from fenceline.node.leader_link import LeaderLink
 from fenceline.node.replica import Replica
-from fenceline.node.replicas import Replicas
+from fenceline.node.replica_roles import ReplicaRoles
 from fenceline.node.replication import Replication
 from fenceline.replica.fencing import NO_EPOCH
 from fenceline.replica.fetcher import Fetcher
@@ -261,7 +261,7 @@ def _e36_who_is_fenced_does_not_join(patch: pytest.MonkeyPatch) -> None:
 @breaks(111, "WeakIsr", "2026-11-21")
 def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.MonkeyPatch) -> None:
     """A leader that comes back goes on with what its followers had fetched from it the last time."""
-    lead, heard_before, end = Replicas._lead, LeaderState.heard_before, Replica.end_leadership
+    lead, heard_before, end = ReplicaRoles._lead, LeaderState.heard_before, Replica.end_leadership
     led: dict[Replica, LeaderState] = {}
     begins: list[Replica] = []
 
@@ -270,7 +270,7 @@ def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.Monke
             led[self] = self.leader
         end(self, code)
 
-    def begin(self: Replicas, replica: Replica, partition: Any) -> None:
+    def begin(self: ReplicaRoles, replica: Replica, partition: Any) -> None:
         begins[:] = [replica]
         lead(self, replica, partition)
 
@@ -280,7 +280,7 @@ def _g53_what_is_known_of_followers_ends_with_the_leadership(patch: pytest.Monke
         if known is not None:
             self.followers.update({each: known.followers[each] for each in self.followers if each in known.followers})
 
-    patch.setattr(Replicas, "_lead", begin)
+    patch.setattr(ReplicaRoles, "_lead", begin)
     patch.setattr(Replica, "end_leadership", remember)
     patch.setattr(LeaderState, "heard_before", reuse)
 

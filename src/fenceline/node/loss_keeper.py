@@ -203,6 +203,11 @@ class LossKeeper:
         for receipt in receipts:
             self._lost(folder, receipt)
 
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether `settle_again` has something to do; once it has nothing, it will not have until the next start."""
+        return bool(self._unsettled)
+
     async def settle_again(self) -> None:
         """On the loop: what had no room for its receipts at the start is served as soon as it has."""
         broker = self._broker

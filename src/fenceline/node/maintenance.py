@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = Logger("maintenance")
 
 _FLUSH_CHECK_MS: Final = 1000
+_SETTLE_MS: Final = 1000
 _TELL_AGAIN_S: Final = 60.0
 _SLICE: Final = 50
 """Replicas looked at before the loop gets its turn."""
@@ -40,7 +41,8 @@ class Maintenance:
         self._every(config.get_int("replica.lag.time.max.ms") // 2, self._let_go_of_laggards)
         self._every(config.get_int("log.retention.check.interval.ms"), self._enforce_retention)
         self._every(config.get_int("log.retention.check.interval.ms"), self._broker.losses.sweep)
-        self._every(_FLUSH_CHECK_MS, self._broker.losses.settle_again)
+        if self._broker.losses.has_unsettled:
+            self._every(_SETTLE_MS, self._broker.losses.settle_again)
         # High watermarks in particular: what a killed leader loses is classed by the one that it wrote down last.
         checkpoint_ms = config.get_int("replica.high.watermark.checkpoint.interval.ms")
         self._every(min(config.get_int("log.flush.offset.checkpoint.interval.ms"), checkpoint_ms), self._checkpoint)
