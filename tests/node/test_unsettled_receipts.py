@@ -59,6 +59,50 @@ def test_it_is_served_as_soon_as_there_is_room() -> None:
     told(story)
 
 
+def test_what_an_attempt_has_written_is_told_when_all_of_it_is() -> None:
+    """The disk gets full between two receipts: the first one is not forgotten until the next start."""
+
+    async def story(desk: Desk) -> None:
+        keeper = _started(desk, errno.ENOSPC)
+        note = RecoveryNote(LostBatches(7, 9, 2, 100, (1,)), "a test", True, 5_000, ())
+        write_note(desk.disk, f"/data/{TOPIC}-0", note)
+        desk.disk.heal()
+        real_rename = desk.disk.rename
+
+        def rename(source: str, target: str) -> None:
+            real_rename(source, target)
+            desk.disk.fail("write", ".due.tmp", errno.ENOSPC)
+
+        desk.disk.rename = rename  # type: ignore[method-assign]
+        await keeper.settle_again()
+        assert where() in desk.partitions.offline
+        assert len(_receipts(desk)) == 1
+        desk.disk.rename = real_rename  # type: ignore[method-assign]
+        desk.disk.heal()
+        await keeper.settle_again()
+        assert desk.replica().is_leader
+        assert len(keeper.next_due(9)) == len(_receipts(desk)) == 2
+
+    told(story)
+
+
+def test_evidence_of_before_makes_the_room() -> None:
+    async def story(desk: Desk) -> None:
+        log = desk.partitions.log_of(where())
+        assert log is not None
+        write_note(desk.disk, log.directory, RecoveryNote(LostBatches(2, 4, 2, 100, (1,)), "a test", True, 5_000, ()))
+        fd = desk.disk.open_append(f"{_folder(desk).path}/00000000000000000000.log.0")
+        desk.disk.write(fd, bytes(4_000))
+        desk.disk.close(fd)
+        desk.disk.capacity_bytes = desk.disk.used_bytes
+        keeper = LossKeeper(cast(Broker, desk))
+        keeper.take_up()
+        assert where() not in desk.partitions.offline
+        assert len(_receipts(desk)) == 1
+
+    told(story)
+
+
 def test_a_broken_disk_is_left_to_the_operator() -> None:
     async def story(desk: Desk) -> None:
         keeper = _started(desk, errno.EIO)

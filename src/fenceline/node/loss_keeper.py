@@ -202,6 +202,9 @@ class LossKeeper:
                     raise
         for receipt in receipts:
             self._lost(folder, receipt)
+        # Also of an attempt that wrote some of them.
+        for receipt in folder.due():
+            self._owes(folder, receipt)
 
     @property
     def has_unsettled(self) -> bool:
