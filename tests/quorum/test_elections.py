@@ -296,3 +296,17 @@ def test_a_shutdown_hands_over_and_takes_part_in_nothing_more() -> None:
     follower = _follower()
     follower.do(follower.quorum.shutdown(0, 5000))
     assert follower.quorum.has_closed
+
+
+def test_a_candidate_that_shuts_down_and_is_elected_hands_over() -> None:
+    """Q23; brokers, seed 4012: it led on, and its node waited for ever to be no leader."""
+    machine = Machine()
+    machine.to_candidate()
+    asked = machine.request_id(2, VoteRequest)
+    machine.do(machine.quorum.shutdown(machine.now_ms, 5000))
+    machine.reply(asked, VoteResponse(leader_epoch=1, vote_granted=True))
+    machine.pass_time(50)
+    assert machine.quorum.role == Resigned(1, 1)
+    assert not machine.quorum.has_closed, "the others do not know yet"
+    machine.pass_time(5000)
+    assert machine.quorum.has_closed

@@ -139,6 +139,10 @@ class Quorum(Standing):
         self._changes.tick()
         if core.timeout_at_ms is not None and core.timeout_at_ms <= core.now_ms:
             self._time_is_up()
+        if self._closes_at_ms is not None and self.is_leader:
+            # The votes of a candidacy came when it was closing already.
+            self._leading.resign()
+            core.timeout_at_ms = None
         return self._end()
 
     def resign(self, now_ms: int) -> list[Duty]:
