@@ -27,6 +27,7 @@ from tests.support.replicated_chaos import (
     PARTITIONS,
     TOPIC,
     ReplicaTrouble,
+    batches_of,
     create,
     ends,
     finish,
@@ -131,7 +132,9 @@ def play(
         exit_codes = cluster.stop()
     look_at_files(cluster, history, verdict)
     print(*(f"{count:6} {line}" for line, count in verdict.lines.most_common()), sep="\n")
-    found = summary(check(history))
+    anomalies = list(check(history))
+    print(*batches_of(cluster, anomalies), *verdict.complaints, *verdict.given_up, sep="\n")
+    found = summary(anomalies)
     progress.say(f"seed {seed}: {found or 'no anomaly'}; {sums}")
     assert found == ""
     assert ledger.complaints(reached) == []

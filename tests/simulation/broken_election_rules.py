@@ -131,7 +131,7 @@ def _a_metadata_snapshot_stands_for_what_is_safe(patch: pytest.MonkeyPatch) -> N
     patch.setattr(MetadataLog, "unflushed_before", lambda self, end_offset: [])
 
 
-@breaks(581, "rest", "2026-11-21")
+@breaks(512, "rest", "2026-11-22")
 def _a_cut_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
     """What was appended after a cut, and torn by a power cut, lay below the old recovery point: the partition stayed
     offline."""

@@ -9,8 +9,9 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
@@ -20,7 +21,8 @@ from fenceline.client.offsets import LATEST
 from fenceline.ids import TopicPartition
 from fenceline.records.batch import iter_headers
 from fenceline.records.decode import decode_batch
-from fenceline.testing.history import History
+from fenceline.testing.history import History, Partition
+from fenceline.testing.history_checks import Anomaly
 from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from tests.cli.chaos import KINDS, Trouble
@@ -183,6 +185,24 @@ def look_at_files(
         verdict.lines[f"{told['level']}: {told['event']}"] += 1
         if told["level"] not in ("debug", "info", "warning") and not is_of_a_full_disk(line):
             verdict.complaints.append(f"{node_id}: {line}")
+
+
+def batches_of(cluster: LocalCluster, anomalies: Iterable[Anomaly], *, most: int = 40) -> Iterator[str]:
+    """Who wrote what is wrong, and where those values are besides. The cluster has stopped."""
+    values: dict[Partition, set[int]] = {}
+    for each in anomalies:
+        values.setdefault(each.partition, set()).add(each.value)
+    for (topic, index), wrong in values.items():
+        place = next(each for each in cluster.layout.nodes if (each.data_dir / f"{topic}-{index}").exists())
+        content = log_bytes(place.data_dir, topic, index)
+        holders = (
+            f"{topic}-{index} offsets {header.base_offset} to {header.last_offset}: producer {header.producer_id} epoch"
+            f" {header.producer_epoch} sequences {header.base_sequence} to {header.last_sequence}, leader epoch"
+            f" {header.leader_epoch}, at {header.max_timestamp}"
+            for header in iter_headers(content)
+            if any(int(bytes(record.value or b"0")) in wrong for record in decode_batch(content, header))
+        )
+        yield from islice(holders, most)
 
 
 def _records(content: bytes) -> tuple[list[int], list[int]]:
