@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from fenceline.client.admin import Admin
+from fenceline.ids import TopicPartition as Where
 from fenceline.testing.node import NodeFailed
 from fenceline.testing.waiting import eventually
 from tests.scenarios.faults import STORAGE_ERROR, connection_to, create, fetch, listed, produce, values
@@ -81,13 +83,17 @@ def test_librdkafka_delivers_everything_once_the_disk_has_room(node: FaultyNode)
     node.set("full")
     for number in range(1, 200):
         producer.produce("t", str(number).encode(), on_delivery=on_delivery)
-        producer.poll(0)
+        producer.poll(0.005)  # so that several batches are on their way when the first is refused
     eventually(lambda: producer.poll(0.02) >= 0 and "records refused" in node.errors)
     assert len(delivered) == 1
     node.heal("full")
     assert producer.flush(60) == 0
     assert sorted(delivered) == list(range(200))
     assert values(node, "t") == [str(number).encode() for number in range(200)]
+    with Admin(node.bootstrap) as admin:
+        found = admin.describe_producers([Where("t", 0)])
+    epochs = [each.producer_epoch for states in found.values() for each in states]
+    assert epochs == [0], "it had no reason to begin a new epoch, under which it may write again what it wrote"
 
 
 def test_full_disk_and_the_metadata_log(node: FaultyNode) -> None:

@@ -34,6 +34,7 @@ from fenceline.log.open_files import OpenFiles
 from fenceline.log.producer_state import Origin
 from fenceline.log.readable_log import ReadableLog
 from fenceline.log.recovery import RecoveryReport, load
+from fenceline.log.refused_batches import RefusedBatches
 from fenceline.log.replay import apply_to_producers, read_end_marker
 from fenceline.log.retention import RemovedSegment
 from fenceline.log.scan import Found
@@ -63,7 +64,15 @@ class AppendInfo(NamedTuple):
 class PartitionLog(ReadableLog):
     """One thread of control. Methods that may wait for the disk say "for a thread"; only one of them at a time."""
 
-    __slots__ = ("__weakref__", "_high_watermark", "last_flush_ms", "recovery", "recovery_point", "unfinished")
+    __slots__ = (
+        "__weakref__",
+        "_high_watermark",
+        "last_flush_ms",
+        "recovery",
+        "recovery_point",
+        "refused",
+        "unfinished",
+    )
 
     def __init__(
         self,
@@ -91,6 +100,8 @@ class PartitionLog(ReadableLog):
         self.recovery: RecoveryReport | None = None
         """What opening did; None for a log that was never written."""
         self.last_flush_ms = 0
+        self.refused = RefusedBatches()
+        """To be told by who asks for appends as a leader."""
         self.unfinished: Unfinished | None = None
         """A truncation that the disk refused in the middle, for a reason that passes: the log is nobody's until
         `resume` and another one to there."""
@@ -241,6 +252,8 @@ class PartitionLog(ReadableLog):
         if size > config.segment_bytes:
             raise _too_large(size, config.segment_bytes)
         if header.producer_id >= 0:
+            if self.refused:
+                self.refused.check(header, self.producers, now_ms)
             seen = self._seen_before(header, base)
             if seen is not None:
                 return AppendInfo(

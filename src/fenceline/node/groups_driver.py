@@ -23,6 +23,7 @@ from fenceline.groups.records import transaction_end
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
+from fenceline.log.errors import StorageError
 from fenceline.node.clock import Clock
 from fenceline.node.logs import Logger
 from fenceline.node.replies import Reply
@@ -191,7 +192,8 @@ class GroupsDriver:
             raise error
 
     def _refused(self, duty: Append, error: PeerError) -> list[Duty]:
-        log.warning("write refused", partition=duty.partition, records=len(duty.records), error=str(error))
+        if not isinstance(error, StorageError):  # which is told once a minute, not with each attempt of each group
+            log.warning("write refused", partition=duty.partition, records=len(duty.records), error=str(error))
         return self.coordinator.append_failed(duty.partition, duty.write_id, error.code, self._now())
 
     # --- loading ----------------------------------------

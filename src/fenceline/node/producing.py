@@ -23,6 +23,7 @@ from fenceline.node.handlers.registry import RequestContext
 from fenceline.node.leader_hints import with_leaders
 from fenceline.node.logs import Logger
 from fenceline.node.server import Buffer, frame_of
+from fenceline.records.batch import peek_header
 from fenceline.records.errors import RecordsError
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.produce import (
@@ -194,6 +195,8 @@ class Producing:
     def refused(self, partition: PartitionRecords, replica: Replica, error: StorageError) -> PartitionResult:
         """The disk did not take the records."""
         self._broker.storage_trouble.refused(replica.topic_partition, replica.log.log_end_offset, error)
+        if partition.records is not None:
+            replica.log.refused.refused(peek_header(partition.records), error, self.clock.now_ms())
         self.metrics.failed_produce_partitions += 1
         return _failed(partition, error.code, error.message)
 
