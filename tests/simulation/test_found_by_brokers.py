@@ -23,9 +23,10 @@ from .test_brokers_story import NO_FAULTS
     [
         1073,  # a cut that a full disk refused was the only thing to do for a leader's link, which slept on
         1449,  # a node that started with a full disk left a partition offline for good
+        3171,  # a leader that heard at once of a smaller in-sync set and of the next leader commits in between
         3308,  # power goes in a cut, and takes of what was to stay more than recovery can read
         4012,  # a controller that was elected when it had begun to stop led on, and never stopped
-        3171,  # a leader that heard at once of a smaller in-sync set and of the next leader commits in between
+        4178,  # power was lost between a cut and the checkpoint that follows it, and again after the next appends
     ],
 )
 def test_seeds_that_found_something(seed: int) -> None:

@@ -353,6 +353,11 @@ class LogDir:
 
     # -- checkpoints and close ----------------------------------------------------------------------------------
 
+    def has_gone_back(self) -> bool:
+        """Whether a log ends before its recovery point on the disk: a cut was the last that happened to it."""
+        safe = self.offsets.recovery_points
+        return any(log.recovery_point < safe.get(where, 0) for where, log in self.open_logs.items())
+
     def checkpoint_work(self) -> Callable[[], None]:
         """Work for a thread that writes the checkpoints that have changed. It raises StorageError."""
         return self.offsets.checkpoint_work([*self.open_logs.items(), *self.future_logs.items()])

@@ -11,12 +11,13 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from fenceline.config.effective import effective_broker_config
 from fenceline.ids import TopicPartition
+from fenceline.log.errors import StorageError
 
 if TYPE_CHECKING:
     from fenceline.log.log_dir import ExistingPartition, LogDir
@@ -45,6 +46,10 @@ async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]
             settled = await broker.loop.run_in_executor(broker.disk_threads, places.settle_copies, log_dir)
             copies += [(log_dir, copy) for copy in settled]
     await _check(broker, [found.get(log_dir, []) for log_dir in unclean])
+    if any(log_dir.has_gone_back() for log_dir in unclean):
+        # What is appended now is not safe up to there. Where there is no room, the next checkpoint says so.
+        with suppress(StorageError):
+            await broker.checkpoint()
     return copies
 
 
