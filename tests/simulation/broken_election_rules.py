@@ -6,7 +6,7 @@ What replication itself must do is in `broken_data_rules`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -24,6 +24,24 @@ from fenceline.replica.leader import LeaderState
 from .broken_data_rules import NO_SEED, RULES, breaks
 
 __all__ = ("NO_SEED", "RULES")
+
+_CUT_AND_TORN: Final = {
+    "replicas": "3",
+    "controllers": "1",
+    "topics": "1",
+    "partitions": "2",
+    "down_s": "0.05",
+    "power_chance": "1",
+    "swap_s": "0.3",
+    "lag_s": "0.3",
+    "crash_s": "0.6",
+    "segment_ms": "100",
+    **dict.fromkeys(
+        ("full_s", "partition_s", "drop_s", "stop_s", "pause_s", "jump_s", "crash_calls", "churn_s", "unclean"), "0"
+    ),
+    "deletes": "0",
+}
+"""Leaders that move and lose their power all the time, and nothing else."""
 
 # -- who is elected ----------------------------------------------------------------------------------------------------
 
@@ -131,7 +149,7 @@ def _a_metadata_snapshot_stands_for_what_is_safe(patch: pytest.MonkeyPatch) -> N
     patch.setattr(MetadataLog, "unflushed_before", lambda self, end_offset: [])
 
 
-@breaks(512, "rest", "2026-11-22")
+@breaks(17, "rest", "2026-11-22", **_CUT_AND_TORN)
 def _a_cut_lowers_the_recovery_point(patch: pytest.MonkeyPatch) -> None:
     """What was appended after a cut, and torn by a power cut, lay below the old recovery point: the partition stayed
     offline."""
