@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -203,18 +205,29 @@ def test_what_is_kept_is_json_that_a_person_can_read(tmp_path: Path) -> None:
 def test_free_ports_are_in_a_row_and_not_those_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     first = free_ports(5)
     assert all(is_free(first + index) for index in range(5))
-    drawn = []
-    tries = iter([25_000, 25_001, 25_002, 25_003])
+    assert all(20_000 <= free_ports(200) <= 32_768 - 200 for _ in range(20)), "more than one block has"
+    taken = free_ports(1) + 2
+    monkeypatch.setattr(local_cluster_ports, "is_free", lambda port: port != taken)
+    found = [free_ports(2, apart_from=range(taken + 3, taken + 5)) for _ in range(3)]
+    assert not {taken, taken + 3, taken + 4} & {port for first in found for port in (first, first + 1)}
 
-    def draw(low: int, high: int) -> int:
-        drawn.append((low, high))
-        return next(tries)
 
-    monkeypatch.setattr(local_cluster_ports.random, "randint", draw)
-    monkeypatch.setattr(local_cluster_ports, "is_free", lambda port: port != 25_003)
-    monkeypatch.setattr(local_cluster_ports, "_first_outgoing_port", lambda: 32_768)
-    with pytest.raises(StopIteration):
-        free_ports(2, apart_from=range(24_990, 25_002))
-    assert drawn[0] == (20_000, 32_766)
-    tries = iter([25_001, 25_004])
-    assert free_ports(2, apart_from=range(24_990, 25_002)) == 25_004
+def test_ports_are_given_once_and_not_by_two_processes() -> None:
+    """Some time goes by until a node opens the port that was free."""
+    others = subprocess.Popen(
+        [sys.executable, "-c", f"{_GIVE}; sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with others:
+        assert others.stdin is not None
+        assert others.stdout is not None
+        theirs = set(json.loads(others.stdout.readline()))
+        ours = {free_ports(1) for _ in range(500)}
+        others.stdin.close()
+    assert len(theirs) == len(ours) == 500
+    assert not theirs & ours
+
+
+_GIVE = (
+    "import json, sys; from fenceline.testing.local_cluster_ports import free_ports;"
+    " print(json.dumps([free_ports(1) for _ in range(500)]), flush=True)"
+)

@@ -1,12 +1,15 @@
 """Ports of a local cluster: which are free, and which may be given away.
 
-Owns no port: one that was free may be taken by the time a node opens it, which the node then says.
+Owns no port: one that was free may be taken by the time a node opens it, which the node then says. But processes that
+ask here do not get in each other's way: each gives away ports of blocks that are its own as long as it lives, and none
+twice as long as it has others.
 """
 
 from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +18,7 @@ from fenceline.testing.local_cluster_cuts import MAX_NODES
 
 HOST: Final = "127.0.0.1"
 _LOWEST_PORT: Final = 20_000
+_BLOCK: Final = 128
 
 
 def check_ports(nodes: int, port: int) -> None:
@@ -35,13 +39,50 @@ def is_free(port: int) -> bool:
 
 def free_ports(count: int, *, apart_from: range = range(0)) -> int:
     """The first of `count` free ports in a row, below those that the system gives to outgoing connections."""
-    above = _first_outgoing_port() - count
-    for _ in range(1000):
-        first = random.randint(_LOWEST_PORT, above)
+    for first in _candidates(count):
         wanted = range(first, first + count)
         if not set(wanted).intersection(apart_from) and all(is_free(port) for port in wanted):
+            _given.update(wanted)
             return first
     raise OperatorError(f"There are no {count} free ports in a row", "End some of what runs on this machine.")
+
+
+_claimed: Final[list[int]] = []
+"""First ports of the blocks that are this process's."""
+_given: Final[set[int]] = set()
+
+
+def _candidates(count: int) -> Iterator[int]:
+    """First ports to look at: in the own blocks what was not given yet, then in new ones, then anything."""
+    yield from (first for block in list(_claimed) for first in _fresh(block, count))
+    above = _first_outgoing_port()
+    blocks = list(range(_LOWEST_PORT, above - _BLOCK, _BLOCK)) if count <= _BLOCK else []
+    random.SystemRandom().shuffle(blocks)
+    for block in blocks:
+        if block not in _claimed and _claim(block):
+            _claimed.append(block)
+            yield from _fresh(block, count)
+    _given.clear()
+    for _ in range(1000):
+        yield random.SystemRandom().randint(_LOWEST_PORT, above - count)
+
+
+def _fresh(block: int, count: int) -> Iterator[int]:
+    for first in range(block, block + _BLOCK - count + 1):
+        if _given.isdisjoint(range(first, first + count)):
+            yield first
+
+
+def _claim(block: int) -> bool:
+    """Until this process ends. A name without a file is nothing that could stay behind."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0fenceline-ports-{block}")
+    except OSError:
+        claim.close()
+        return False
+    claim.detach()
+    return True
 
 
 def _first_outgoing_port() -> int:
