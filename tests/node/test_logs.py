@@ -70,6 +70,23 @@ def test_an_exception_is_told_with_its_traceback(capsys: pytest.CaptureFixture[s
     assert "exc_info" not in line
 
 
+def test_an_exception_of_something_else_is_told_with_its_own_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a task that nobody awaited: nothing is being handled when it is told."""
+    logs.configure(log_format="json")
+    failed: list[Exception] = []
+    try:
+        raise ValueError("wet")
+    except ValueError as error:
+        failed.append(error)
+    log.error("unhandled", exc_info=failed[0])
+    log.error("nothing was raised", exc_info=None)
+    first, second = lines(capsys)
+    told = first["exception"].splitlines()
+    assert (told[0], told[-1]) == ("Traceback (most recent call last):", "ValueError: wet")
+    assert "exception" not in second
+    assert "exc_info" not in second
+
+
 def test_text_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(log_format="console")
     log.warning("it rains", broker=1)

@@ -89,8 +89,10 @@ class Logger:
 def _write_json(level: str, room: str, event: str, fields: dict[str, Any]) -> None:
     timestamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     line = {"room": room, **fields, "event": event, "level": level, "timestamp": timestamp}
-    if line.pop("exc_info", None):
-        line["exception"] = traceback.format_exc().rstrip("\n")
+    failure = line.pop("exc_info", None)
+    if failure is not None:
+        told = traceback.format_exception(failure) if isinstance(failure, BaseException) else [traceback.format_exc()]
+        line["exception"] = "".join(told).rstrip("\n")
     text = json.dumps(line, default=repr) + "\n"
     with _writing:
         sys.stderr.write(text)
