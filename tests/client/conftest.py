@@ -10,6 +10,7 @@ import pytest
 from fenceline.client.admin import Admin, NewTopic
 from fenceline.testing.apache_kafka import small_kafka
 from fenceline.testing.node import EmbeddedNode
+from fenceline.testing.waiting import eventually
 
 _SETTINGS = {
     "offsets.topic.num.partitions": "4",
@@ -63,6 +64,8 @@ def make_topic(admin: Admin, unique: Callable[[str], str]) -> Iterator[Callable[
         name = unique(stem)
         admin.create_topics([NewTopic(name, partitions, 1, {k.replace("_", "."): v for k, v in configs.items()})])
         made.append(name)
+        # Kafka's controller has answered by then, its broker may not have heard of the topic yet.
+        eventually(lambda: admin.describe_configs([("topic", name)]), f"{name} described")
         return name
 
     yield make

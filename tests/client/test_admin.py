@@ -13,6 +13,7 @@ from fenceline.client.producer import Producer
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.testing.apache_kafka import free_port
+from fenceline.testing.waiting import eventually
 
 MakeTopic = Callable[..., str]
 
@@ -102,9 +103,13 @@ def test_configurations_are_set_and_unset_one_by_one(admin: Admin, make_topic: M
     entry = admin.describe_configs([resource])[resource]["retention.ms"]
     assert (entry.value, entry.source, entry.is_sensitive) == ("5000", "DYNAMIC_TOPIC_CONFIG", False)
     admin.alter_configs({resource: {"retention.ms": None, "segment.bytes": "2000000"}})
-    found = admin.describe_configs([resource])[resource]
-    assert found["retention.ms"].source != "DYNAMIC_TOPIC_CONFIG"
-    assert found["segment.bytes"].value == "2000000"
+
+    def look() -> bool:
+        found = admin.describe_configs([resource])[resource]
+        assert found["retention.ms"].source != "DYNAMIC_TOPIC_CONFIG"
+        return found["segment.bytes"].value == "2000000"
+
+    assert eventually(look)
     with pytest.raises(PeerError) as refused:
         admin.alter_configs({resource: {"segment.bytes": "many"}})
     assert refused.value.code is ErrorCode.INVALID_CONFIG
