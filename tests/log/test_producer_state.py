@@ -9,8 +9,9 @@ import pytest
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.partition_log import AppendInfo, PartitionLog
-from fenceline.log.producer_state import MAX_SEQUENCE, BadSnapshot, Origin, ProducerStates
+from fenceline.log.producer_state import BadSnapshot, Origin, ProducerStates
 from fenceline.records.build import build_batch
+from fenceline.records.sequences import MAX_SEQUENCE
 from fenceline.testing.sim_disk import SimDisk
 
 from .helpers import DIRECTORY, batch, open_log

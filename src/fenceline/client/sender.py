@@ -33,6 +33,7 @@ from fenceline.client.errors import (
 from fenceline.client.metadata import BrokerEndpoint
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition
+from fenceline.records.sequences import MAX_SEQUENCE, is_after
 from fenceline.wire import produce
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.primitives import Buffer
@@ -206,7 +207,7 @@ class Sender:
         if not batch.has_sequence:
             assert batch.encoded is not None
             batch.base_sequence, batch.epoch = queue.next_sequence, queue.epoch
-            queue.next_sequence = (queue.next_sequence + batch.record_count) & 0x7FFFFFFF
+            queue.next_sequence = (queue.next_sequence + batch.record_count) & MAX_SEQUENCE
             stamp(batch.encoded, queue.producer_id, queue.epoch, batch.base_sequence)
         return True
 
@@ -415,7 +416,7 @@ class Sender:
 
 
 def _precedes(one: Batch, other: Batch) -> bool:
-    """Whether `one` has the earlier sequence (they wrap), or without sequences was made earlier."""
+    """Whether `one` has the earlier sequence, or without sequences was made earlier."""
     if one.has_sequence and other.has_sequence:
-        return 0 < ((other.base_sequence - one.base_sequence) & 0x7FFFFFFF) < 2**30
+        return is_after(other.base_sequence, one.base_sequence)
     return one.created_s <= other.created_s

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.log.tail import BATCHES_KEPT, BatchSeen
 from fenceline.records.batch import iter_headers
+from fenceline.records.sequences import is_after
 
 if TYPE_CHECKING:
     from fenceline.log.partition_log import PartitionLog
@@ -23,7 +24,6 @@ MOST_BYTES: Final = 16 << 20
 _STEPS: Final = (1_000, 10_000, 100_000)
 """So many offsets before the oldest batch that is known."""
 _READ_BYTES: Final = 1 << 20
-_HALF: Final = 1 << 30
 
 
 def find_earlier(log: PartitionLog, header: BatchHeader) -> BatchSeen | None:
@@ -35,7 +35,7 @@ def find_earlier(log: PartitionLog, header: BatchHeader) -> BatchSeen | None:
     known = producer.batches
     if not 0 < len(known) < BATCHES_KEPT or producer.producer_id in log.producers.without_earlier:
         return None
-    if not 0 < (known[0].first_sequence - header.base_sequence) & (2 * _HALF - 1) < _HALF:
+    if not is_after(known[0].first_sequence, header.base_sequence):
         return None
     end, left_bytes = known[0].first_offset, MOST_BYTES
     for step in _STEPS:

@@ -26,8 +26,8 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.tail import BatchSeen, Producer
 from fenceline.records.batch import BatchHeader
 from fenceline.records.crc import crc32c
+from fenceline.records.sequences import MAX_SEQUENCE
 
-MAX_SEQUENCE: Final = (1 << 31) - 1
 SNAPSHOT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">hI")
 _COUNT: Final = struct.Struct(">i")

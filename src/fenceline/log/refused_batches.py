@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.records.sequences import is_after
 
 if TYPE_CHECKING:
     from fenceline.log.errors import StorageError
@@ -24,7 +25,6 @@ KEPT_MS: Final = 10_000
 """Who has not sent the refused batch again by then has given it up, and shall hear that one is missing."""
 MOST: Final = 10_000
 """Producers of one partition; the one refused first is forgotten for the next."""
-_SEQUENCES: Final = 1 << 31
 
 
 class _Refused(NamedTuple):
@@ -52,7 +52,7 @@ class RefusedBatches:
             return
         known = self._refused.pop(header.producer_id, None)
         sequence = header.base_sequence
-        if known is not None and known.epoch == header.producer_epoch and _is_behind(sequence, known.sequence):
+        if known is not None and known.epoch == header.producer_epoch and is_after(sequence, known.sequence):
             sequence = known.sequence
         elif len(self._refused) >= MOST:
             del self._refused[next(iter(self._refused))]
@@ -68,14 +68,9 @@ class RefusedBatches:
             producer is not None
             and producer.epoch == known.epoch
             and producer.last_sequence >= 0
-            and not _is_behind(known.sequence, producer.last_sequence)
+            and not is_after(known.sequence, producer.last_sequence)
         )
         if is_written or header.producer_epoch != known.epoch or not 0 <= now_ms - known.at_ms < KEPT_MS:
             del self._refused[header.producer_id]
-        elif _is_behind(header.base_sequence, known.sequence):
+        elif is_after(header.base_sequence, known.sequence):
             raise PeerError(ErrorCode.KAFKA_STORAGE_ERROR, f"sent behind a batch that was refused: {known.reason}")
-
-
-def _is_behind(one: int, other: int) -> bool:
-    """Whether the sequence `one` comes after `other`; they wrap."""
-    return 0 < (one - other) % _SEQUENCES < _SEQUENCES // 2
