@@ -257,16 +257,15 @@ class LogDir:
 
     def existing(self) -> Iterator[ExistingPartition]:
         """Every partition that has a directory here. Raises OSError."""
-        for name in sorted(self.disk.listdir(self.path)):
-            found = parse_partition_name(name)
-            if found is not None:
-                path = f"{self.path}/{name}"
-                yield ExistingPartition(found, self.topic_id_of(path), path)
+        return self._found(parse_partition_name)
 
     def existing_futures(self) -> Iterator[ExistingPartition]:
         """Every copy here of a partition that is on its way from another directory. Raises OSError."""
+        return self._found(parse_future_name)
+
+    def _found(self, parse: Callable[[str], TopicPartition | None]) -> Iterator[ExistingPartition]:
         for name in sorted(self.disk.listdir(self.path)):
-            found = parse_future_name(name)
+            found = parse(name)
             if found is not None:
                 path = f"{self.path}/{name}"
                 yield ExistingPartition(found, self.topic_id_of(path), path)
