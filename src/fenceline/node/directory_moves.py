@@ -120,17 +120,10 @@ class DirectoryMoves:
         self._take_rate()
         for target, copy in found:
             where = copy.topic_partition
-            topic = broker.image.topics_by_name.get(where.topic)
-            holder = broker.log_dirs.holder(where)
-            is_wanted = (
-                topic is not None
-                and copy.topic_id == topic.id
-                and where.partition < len(topic.partitions)
-                and broker.node_id in topic.partitions[where.partition].replicas
-            )
-            if not is_wanted or holder is target or where in self._moves:
+            holder, places = broker.log_dirs.holder(where), broker.partitions.places
+            if not places.has_replica_of(copy) or holder is target or where in self._moves:
                 if where not in self._moves:
-                    broker.partitions.places.moving.pop(where, None)
+                    places.moving.pop(where, None)
                 log.info("copy of a replica deleted", partition=str(where), path=copy.path)
                 with contextlib.suppress(StorageError):
                     self._new(where, target).delete_copy(copy.path)

@@ -293,13 +293,22 @@ class ReplicaPlaces:
         return copies
 
     def _has_taken_over(self, log_dir: LogDir, copy: ExistingPartition) -> bool:
-        where = copy.topic_partition
-        topic = self._image().topics_by_name.get(where.topic)
-        if topic is None or topic.id != copy.topic_id or not self._is_assigned(topic, where.partition):
+        if not self.has_replica_of(copy):
             return False
-        if self._image().metadata_version < MV_DIRECTORIES:
+        image, where = self._image(), copy.topic_partition
+        if image.metadata_version < MV_DIRECTORIES:
             return not self._log_dirs.offline
-        return topic.partitions[where.partition].directory_of(self._node_id) == log_dir.directory_id
+        recorded = image.topics_by_name[where.topic].partitions[where.partition].directory_of(self._node_id)
+        return recorded == log_dir.directory_id
+
+    def has_replica_of(self, found: ExistingPartition) -> bool:
+        """Whether this node has a replica of the partition that `found` was copied from, by name and topic id."""
+        topic = self._image().topics_by_name.get(found.topic_partition.topic)
+        return (
+            topic is not None
+            and topic.id == found.topic_id
+            and self._is_assigned(topic, found.topic_partition.partition)
+        )
 
     def _is_assigned(self, topic: TopicImage, index: int) -> bool:
         return index < len(topic.partitions) and self._node_id in topic.partitions[index].replicas
