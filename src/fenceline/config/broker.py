@@ -175,9 +175,14 @@ def broker_synonyms(name: str) -> tuple[str, ...]:
     return _SYNONYMS.get(name, (name,))
 
 
+def broker_key(name: str) -> ConfigKey | None:
+    """The key of a broker config, in a file or in the metadata log only; None for what nobody knows."""
+    return ALL_CONFIGS.get(name) or DYNAMIC_ONLY_CONFIGS.get(name)
+
+
 def update_mode(name: str) -> UpdateMode:
     """How a running broker takes a new value of the key."""
-    key = ALL_CONFIGS.get(name) or DYNAMIC_ONLY_CONFIGS.get(name)
+    key = broker_key(name)
     return key.update_mode if key is not None else UpdateMode.READ_ONLY
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS, PER_LISTENER_CONFIGS, is_dynamic, update_mode
+from fenceline.config.broker import ALL_CONFIGS, PER_LISTENER_CONFIGS, broker_key, is_dynamic, update_mode
 from fenceline.config.cordoned import CORDONED, cordoned_dirs
 from fenceline.config.definitions import InvalidConfig, UpdateMode
 from fenceline.config.node import NodeConfig, check_relations
@@ -59,7 +59,7 @@ def _refuse(names: Iterable[str], reason: str) -> None:
 
 
 def _check_value(name: str, text: str) -> None:
-    key = ALL_CONFIGS.get(name) or DYNAMIC_ONLY_CONFIGS.get(name)
+    key = broker_key(name)
     if key is None:
         return
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
-from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS, is_dynamic
+from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS, broker_key, is_dynamic
 from fenceline.config.definitions import ConfigKey, InvalidConfig, render
 from fenceline.config.effective import (
     ConfigSource,
@@ -201,7 +201,7 @@ def _check_broker_id(node_id: int, name: str, *, or_empty: bool) -> None:
 
 
 def _broker_row(name: str, found: Effective) -> dict[str, Any]:
-    row = _row(name, ALL_CONFIGS.get(name) or DYNAMIC_ONLY_CONFIGS.get(name), found, read_only=not is_dynamic(name))
+    row = _row(name, broker_key(name), found, read_only=not is_dynamic(name))
     return row | {"documentation": None} if name in DYNAMIC_ONLY_CONFIGS else row
 
 
