@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-UNDEFINED = -1
+from fenceline.log.epoch_cache import UNDEFINED
 
 
 class EpochsOfLog(Protocol):

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from typing import Final
 
-UNDEFINED = (-1, -1)
+UNDEFINED: Final = -1
+"""For an epoch that is not there, and for its end (E13)."""
 
 
 class EpochCache:
@@ -66,15 +68,13 @@ class EpochCache:
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(epoch, end offset) for an OffsetForLeaderEpoch look-up (E13); (-1, -1) when undefined."""
         epochs = self._epochs
-        if epoch == -1:
-            return UNDEFINED
-        if not epochs:
-            return UNDEFINED
+        if epoch == UNDEFINED or not epochs:
+            return (UNDEFINED, UNDEFINED)
         if epoch == epochs[-1]:
             return (epoch, log_end_offset)
         above = bisect_right(epochs, epoch)
         if above == len(epochs):
-            return UNDEFINED
+            return (UNDEFINED, UNDEFINED)
         if above == 0:
             return (epoch, self._starts[0])
         return (epochs[above - 1], self._starts[above])

@@ -26,25 +26,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
+from fenceline.log.agreement import EpochsOfLog
+from fenceline.log.epoch_cache import UNDEFINED
 from fenceline.replica.fencing import NO_EPOCH
 
-_UNDEFINED: Final = -1
 
+class FollowedLog(EpochsOfLog, Protocol):
+    """What a follower reads of its own log."""
 
-class FollowedLog(Protocol):
-    """What a follower reads of its own log. Offsets are exclusive ends; epochs are -1 where there is none."""
-
-    @property
-    def log_start_offset(self) -> int: ...
-    @property
-    def log_end_offset(self) -> int: ...
-    @property
-    def latest_epoch(self) -> int: ...
     @property
     def latest_epoch_start(self) -> int: ...
-    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]: ...
 
 
 class Phase(Enum):
@@ -114,9 +107,9 @@ class FollowerState:
         """
         log_end = self.log.log_end_offset
         own_epoch, own_end = self.log.end_offset_for_epoch(leader_epoch)
-        if leader_end == _UNDEFINED:
+        if leader_end == UNDEFINED:
             end = self.initial_offset
-        elif leader_epoch == NO_EPOCH or own_end == _UNDEFINED:
+        elif leader_epoch == NO_EPOCH or own_end == UNDEFINED:
             end = leader_end
         elif own_epoch == leader_epoch:
             end = min(own_end, leader_end)
