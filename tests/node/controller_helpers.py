@@ -25,6 +25,8 @@ ENDPOINTS = (Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),)
 
 
 class StillClock:
+    """Stands where it is put; both clocks are one."""
+
     def __init__(self) -> None:
         self.ms = 1_000_000
 

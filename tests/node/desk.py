@@ -56,7 +56,7 @@ from fenceline.wire.fetch import (
 )
 from fenceline.wire.frame import parse_response_header
 
-from .controller_helpers import CLUSTER
+from .controller_helpers import CLUSTER, StillClock
 from .handlers.fakes import DIRECTORY, broker_image, image_of, partition, topic_image
 
 TOPIC: Final = "rain"
@@ -65,19 +65,6 @@ OTHERS: Final = (2, 3)
 RECOVERING: Final = LeaderRecoveryState.RECOVERING
 _DATA: Final = "/data"
 _HANDLERS: Final = {api.key: api.handler for module in (log_dirs, offsets, producers) for api in module.APIS}
-
-
-class SetClock:
-    """Stands where it is put; both clocks are one."""
-
-    def __init__(self) -> None:
-        self.ms = 1_000_000
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic_ms(self) -> int:
-        return self.ms
 
 
 class _Controller:
@@ -151,7 +138,7 @@ class Desk:
         self.node_id = ME
         self.broker_epoch = 101
         self.config = NodeConfig.load(None, {"broker.rack": "a", **(settings or {})}, {})
-        self.clock = SetClock()
+        self.clock = StillClock()
         self.metrics = NodeMetrics()
         self.disk_threads = ThreadPoolExecutor(2)
         self.controller = _Controller()

@@ -1,14 +1,29 @@
-"""A leader on a real socket that says which versions of Fetch it speaks; what becomes of the fetches is the test's."""
+"""A leader on a real socket that says which versions of Fetch it speaks, and a broker that follows it.
+
+What becomes of the fetches is the test's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, Final
 
+from fenceline.metadata.image import Endpoint
+from fenceline.node.absent_brokers import AbsentBrokers
+from fenceline.node.clock import SystemClock
+from fenceline.node.replica_fetchers import ReplicaFetchers
+from fenceline.replica.fetcher import FetchLimits
 from fenceline.wire import entities
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.frame import parse_request_header
+
+LEADER: Final = 2
+WAIT_S: Final = 60
+NEVER_MS: Final = 10 * WAIT_S * 1000
+LIMITS: Final = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=1 << 20, partition_max_bytes=1 << 20, backoff_ms=20)
 
 
 class SocketLeader:
@@ -19,11 +34,21 @@ class SocketLeader:
         self.port = 0
         self.open: set[int] = set()
         self._connections = 0
+        self._server: asyncio.Server | None = None
 
-    async def serve(self) -> asyncio.Server:
-        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        return server
+    async def serve(self) -> None:
+        """Take connections, on another port each time."""
+        self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def refuse(self) -> None:
+        """Take no more connections; those that are open stay."""
+        if self._server is not None:
+            self._server.close()
+
+    async def fetched(self) -> Any:
+        """The next of `fetches`."""
+        return await asyncio.wait_for(self.fetches.get(), WAIT_S)
 
     def heard(self, number: int, header: Any, frame: memoryview, writer: asyncio.StreamWriter) -> Any:
         """What a test sees of a fetch on connection `number`."""
@@ -49,3 +74,24 @@ class SocketLeader:
                 writer.write(len(answer).to_bytes(4, "big") + answer)
         self.open.discard(number)
         writer.close()
+
+
+@contextlib.asynccontextmanager
+async def following(
+    leader: SocketLeader, *, answer_timeout_ms: int = NEVER_MS, absent: AbsentBrokers | None = None
+) -> AsyncIterator[ReplicaFetchers]:
+    """The fetchers of broker 1, for which `leader` is broker `LEADER`, while it serves."""
+    await leader.serve()
+    host: Any = SimpleNamespace(
+        node_id=1,
+        broker_epoch=5,
+        replication_endpoint=lambda node_id: Endpoint("PLAINTEXT", "127.0.0.1", leader.port, 0),
+    )
+    fetchers = ReplicaFetchers(
+        host, SystemClock(), lambda: None, LIMITS, answer_timeout_ms=answer_timeout_ms, absent=absent
+    )
+    try:
+        yield fetchers
+    finally:
+        await fetchers.close()
+        leader.refuse()

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
-from fenceline.metadata.image import Endpoint, MetadataImage
+from fenceline.metadata.image import MetadataImage
 from fenceline.node.absent_brokers import NOBODY, STILL_NAMED_MS, Absent, AbsentBrokers
 from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
+from tests.node.controller_helpers import StillClock
 from tests.node.handlers.fakes import broker_image, image_of
-from tests.node.test_silent_leaders import LEADER, LIMITS, WAIT_S, SilentLeader, replica
+from tests.node.socket_leader import LEADER, NEVER_MS, WAIT_S, following
+from tests.node.test_silent_leaders import SilentLeader, replica
 
 SESSION_MS = 9_000
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.ms = 1_000_000
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic_ms(self) -> int:
-        return self.ms
 
 
 def brokers(*fenced: int) -> MetadataImage:
@@ -33,8 +24,8 @@ def brokers(*fenced: int) -> MetadataImage:
     return image_of((), [broker_image(each, fenced=each in fenced) for each in (1, 2, 3)])
 
 
-def absent_brokers() -> tuple[AbsentBrokers, Clock]:
-    clock = Clock()
+def absent_brokers() -> tuple[AbsentBrokers, StillClock]:
+    clock = StillClock()
     absent = AbsentBrokers(clock, session_ms=SESSION_MS)
     absent.follow(brokers(), (1, 2, 3))
     return absent, clock
@@ -92,7 +83,7 @@ def test_who_is_fenced_is_named_for_a_while() -> None:
 
 
 def test_who_was_fenced_before_this_node_looked_is_not_named() -> None:
-    absent = AbsentBrokers(Clock(), session_ms=SESSION_MS)
+    absent = AbsentBrokers(StillClock(), session_ms=SESSION_MS)
     absent.follow(brokers(3), (1, 2, 3))
     absent.follow(brokers(3), (3,))
     assert absent.now() is NOBODY
@@ -126,7 +117,7 @@ class Told(AbsentBrokers):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
-        super().__init__(SystemClock(), session_ms=10 * WAIT_S * 1000)
+        super().__init__(SystemClock(), session_ms=NEVER_MS)
         self.all: list[str] = []
 
     def left(self, broker_id: int) -> None:
@@ -138,18 +129,16 @@ class Told(AbsentBrokers):
         super().came(broker_id)
 
 
-def follow(leader: SilentLeader, answer_timeout_ms: int = 10 * WAIT_S * 1000) -> tuple[ReplicaFetchers, Told]:
-    host: Any = SimpleNamespace(
-        node_id=1,
-        broker_epoch=5,
-        replication_endpoint=lambda node_id: Endpoint("PLAINTEXT", "127.0.0.1", leader.port, 0),
-    )
+@asynccontextmanager
+async def followed(
+    leader: SilentLeader, *, answer_timeout_ms: int = NEVER_MS
+) -> AsyncIterator[tuple[ReplicaFetchers, Told]]:
+    """One replica follows it, and the first fetch is asked."""
     told = Told()
-    fetchers = ReplicaFetchers(
-        host, SystemClock(), lambda: None, LIMITS, answer_timeout_ms=answer_timeout_ms, absent=told
-    )
-    fetchers.follow(replica(0), LEADER, 3)
-    return fetchers, told
+    async with following(leader, answer_timeout_ms=answer_timeout_ms, absent=told) as fetchers:
+        fetchers.follow(replica(0), LEADER, 3)
+        await leader.fetched()
+        yield fetchers, told
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -161,15 +150,11 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_a_leader_that_closes_its_connection_has_left_until_it_takes_another() -> None:
     async def story() -> None:
         leader = LeavingLeader()
-        server = await leader.serve()
-        fetchers, told = follow(leader)
-        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
-        assert told.all == ["came"]
-        leader.leave()
-        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
-        assert told.all == ["came", "left", "came"]
-        await fetchers.close()
-        server.close()
+        async with followed(leader) as (_, told):
+            assert told.all == ["came"]
+            leader.leave()
+            await leader.fetched()
+            assert told.all == ["came", "left", "came"]
 
     asyncio.run(story())
 
@@ -179,22 +164,18 @@ def test_a_closed_connection_is_seen_before_it_is_heard() -> None:
 
     async def story() -> None:
         leader = LeavingLeader()
-        server = await leader.serve()
-        fetchers, told = follow(leader)
-        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
-        fetchers.look_at_leaders()
-        assert told.now() is NOBODY
-        connection = fetchers._links[LEADER]._connection
-        assert connection is not None
-        assert connection._transport is not None
-        connection._transport.abort()
-        assert told.now() is NOBODY
-        fetchers.look_at_leaders()
-        assert told.now().left == {LEADER}
-        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
-        assert told.now() is NOBODY
-        await fetchers.close()
-        server.close()
+        async with followed(leader) as (fetchers, told):
+            fetchers.look_at_leaders()
+            assert told.now() is NOBODY
+            connection = fetchers._links[LEADER]._connection
+            assert connection is not None
+            assert connection._transport is not None
+            connection._transport.abort()
+            assert told.now() is NOBODY
+            fetchers.look_at_leaders()
+            assert told.now().left == {LEADER}
+            await leader.fetched()
+            assert told.now() is NOBODY
 
     asyncio.run(story())
 
@@ -204,17 +185,13 @@ def test_a_leader_that_refuses_has_left() -> None:
 
     async def story() -> None:
         leader = LeavingLeader()
-        server = await leader.serve()
-        fetchers, told = follow(leader)
-        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
-        server.close()
-        fetchers.follow(replica(1), LEADER, 3)
-        await until(lambda: told.now().left == {LEADER})
-        server = await leader.serve()
-        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
-        assert told.now() is NOBODY
-        await fetchers.close()
-        server.close()
+        async with followed(leader) as (fetchers, told):
+            leader.refuse()
+            fetchers.follow(replica(1), LEADER, 3)
+            await until(lambda: told.now().left == {LEADER})
+            await leader.serve()
+            await leader.fetched()
+            assert told.now() is NOBODY
 
     asyncio.run(story())
 
@@ -222,15 +199,12 @@ def test_a_leader_that_refuses_has_left() -> None:
 def test_who_is_not_followed_any_more_is_not_away() -> None:
     async def story() -> None:
         leader = LeavingLeader()
-        server = await leader.serve()
-        fetchers, told = follow(leader)
-        await asyncio.wait_for(leader.fetches.get(), WAIT_S)
-        server.close()
-        leader.leave()
-        await until(lambda: told.now().left == {LEADER})
-        fetchers.leave(replica(0))
-        assert told.now() is NOBODY
-        await fetchers.close()
+        async with followed(leader) as (fetchers, told):
+            leader.refuse()
+            leader.leave()
+            await until(lambda: told.now().left == {LEADER})
+            fetchers.leave(replica(0))
+            assert told.now() is NOBODY
 
     asyncio.run(story())
 
@@ -240,13 +214,11 @@ def test_a_leader_that_gives_no_answer_has_not_left() -> None:
 
     async def story() -> None:
         leader = SilentLeader()
-        server = await leader.serve()
-        fetchers, told = follow(leader, answer_timeout_ms=50)
-        for _ in range(3):
-            await asyncio.wait_for(leader.fetches.get(), WAIT_S)
+        async with followed(leader, answer_timeout_ms=50) as (fetchers, told):
+            for _ in range(2):
+                fetchers.look_at_leaders()
+                await leader.fetched()
             fetchers.look_at_leaders()
-        assert set(told.all) == {"came"}
-        await fetchers.close()
-        server.close()
+            assert set(told.all) == {"came"}
 
     asyncio.run(story())

@@ -14,18 +14,13 @@ import pytest
 from fenceline.ids import TopicPartition
 from fenceline.log import write_behind
 from fenceline.log.partition_log import AppendInfo
-from fenceline.metadata.image import Endpoint
-from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
-from fenceline.replica.fetcher import FetchLimits
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse, encode_response, parse_request
 from fenceline.wire.frame import encode_response_frame
-from tests.node.socket_leader import SocketLeader
+from tests.node.socket_leader import LEADER, WAIT_S, SocketLeader, following
 
-LEADER, TOPIC_ID, EPOCH = 2, UUID(int=7), 3
-LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=1 << 20, partition_max_bytes=1 << 20, backoff_ms=20)
-WAIT_S = 60
+TOPIC_ID, EPOCH = UUID(int=7), 3
 
 
 class Asked(NamedTuple):
@@ -65,7 +60,7 @@ class ScriptedLeader(SocketLeader):
         return Asked(number, parse_request(version, frame[header.body_position :]), reply)
 
     async def asked(self) -> Asked:
-        asked: Asked = await asyncio.wait_for(self.fetches.get(), WAIT_S)
+        asked: Asked = await self.fetched()
         return asked
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -114,24 +109,14 @@ def story(tell: Callable[[ScriptedLeader, ReplicaFetchers, list[Any]], Awaitable
 
     async def run() -> None:
         leader = ScriptedLeader()
-        server = await leader.serve()
-        host: Any = SimpleNamespace(
-            node_id=1,
-            broker_epoch=5,
-            replication_endpoint=lambda node_id: Endpoint("PLAINTEXT", "127.0.0.1", leader.port, 0),
-        )
-        fetchers = ReplicaFetchers(host, SystemClock(), lambda: None, LIMITS, answer_timeout_ms=10 * WAIT_S * 1000)
-        replicas = [replica(0), replica(1)]
-        for each in replicas:
-            fetchers.follow(each, LEADER, EPOCH)
-        first = await leader.asked()
-        assert (first.link, first.offsets) == (1, {0: 0, 1: 0})
-        first.answer(p0=(4, 4), p1=(10, 100))
-        try:
+        async with following(leader) as fetchers:
+            replicas = [replica(0), replica(1)]
+            for each in replicas:
+                fetchers.follow(each, LEADER, EPOCH)
+            first = await leader.asked()
+            assert (first.link, first.offsets) == (1, {0: 0, 1: 0})
+            first.answer(p0=(4, 4), p1=(10, 100))
             await tell(leader, fetchers, replicas)
-        finally:
-            await fetchers.close()
-            server.close()
 
     asyncio.run(run())
 

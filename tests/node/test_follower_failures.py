@@ -29,7 +29,7 @@ from fenceline.replica.follower import AskEnd, CutTo, FollowerState, Phase
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.fetch import FetchedPartition, FetchResponse
 from tests.log.helpers import batch
-from tests.node.desk import SetClock
+from tests.node.controller_helpers import StillClock
 
 TOPIC_ID: Final = UUID(int=7)
 LEADER, EPOCH = 2, 5
@@ -80,7 +80,7 @@ class Stage:
     """Two partitions of one leader; each log has three records of epoch 3 and two of epoch 4."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
-        self.host, self.clock, self.disk = Host(), SetClock(), SimDisk(0)
+        self.host, self.clock, self.disk = Host(), StillClock(), SimDisk(0)
         self.fetchers = ReplicaFetchers(self.host, self.clock, lambda: threads, LIMITS, answer_timeout_ms=1000)
         self.replicas = [self._replica(index) for index in (0, 1)]
         for replica in self.replicas:

@@ -8,16 +8,10 @@ from typing import Any
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
-from fenceline.metadata.image import Endpoint
-from fenceline.node.clock import SystemClock
-from fenceline.node.replica_fetchers import ReplicaFetchers
-from fenceline.replica.fetcher import FetchLimits
 from fenceline.wire.fetch import FetchRequest, parse_request
-from tests.node.socket_leader import SocketLeader
+from tests.node.socket_leader import LEADER, SocketLeader, following
 
-LEADER, TOPIC_ID = 2, UUID(int=7)
-LIMITS = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=1 << 20, partition_max_bytes=1 << 20, backoff_ms=20)
-WAIT_S = 60
+TOPIC_ID = UUID(int=7)
 
 
 class SilentLeader(SocketLeader):
@@ -27,15 +21,6 @@ class SilentLeader(SocketLeader):
         self, number: int, header: Any, frame: memoryview, writer: asyncio.StreamWriter
     ) -> tuple[int, FetchRequest]:
         return number, parse_request(header.api_version, frame[header.body_position :])
-
-
-def follower(leader: SilentLeader, answer_timeout_ms: int) -> ReplicaFetchers:
-    host: Any = SimpleNamespace(
-        node_id=1,
-        broker_epoch=5,
-        replication_endpoint=lambda node_id: Endpoint("PLAINTEXT", "127.0.0.1", leader.port, 0),
-    )
-    return ReplicaFetchers(host, SystemClock(), lambda: None, LIMITS, answer_timeout_ms=answer_timeout_ms)
 
 
 def replica(index: int) -> Any:
@@ -48,14 +33,11 @@ def replica(index: int) -> Any:
 def test_a_leader_that_does_not_answer_in_time_is_asked_again_on_a_new_connection() -> None:
     async def story() -> None:
         leader = SilentLeader()
-        server = await leader.serve()
-        fetchers = follower(leader, answer_timeout_ms=50)
-        fetchers.follow(replica(0), LEADER, 3)
-        for number in range(1, 4):
-            heard, request = await asyncio.wait_for(leader.fetches.get(), WAIT_S)
-            assert (heard, request.session_epoch, len(request.partitions)) == (number, 0, 1)
-        await fetchers.close()
-        server.close()
+        async with following(leader, answer_timeout_ms=50) as fetchers:
+            fetchers.follow(replica(0), LEADER, 3)
+            for number in range(1, 4):
+                heard, request = await leader.fetched()
+                assert (heard, request.session_epoch, len(request.partitions)) == (number, 0, 1)
 
     asyncio.run(story())
 
@@ -63,14 +45,11 @@ def test_a_leader_that_does_not_answer_in_time_is_asked_again_on_a_new_connectio
 def test_a_new_partition_does_not_wait_for_the_fetch_that_is_out() -> None:
     async def story() -> None:
         leader = SilentLeader()
-        server = await leader.serve()
-        fetchers = follower(leader, answer_timeout_ms=10 * WAIT_S * 1000)
-        fetchers.follow(replica(0), LEADER, 3)
-        assert (await asyncio.wait_for(leader.fetches.get(), WAIT_S))[0] == 1
-        fetchers.follow(replica(1), LEADER, 3)
-        heard, request = await asyncio.wait_for(leader.fetches.get(), WAIT_S)
-        assert (heard, sorted(each.index for each in request.partitions)) == (2, [0, 1])
-        await fetchers.close()
-        server.close()
+        async with following(leader) as fetchers:
+            fetchers.follow(replica(0), LEADER, 3)
+            assert (await leader.fetched())[0] == 1
+            fetchers.follow(replica(1), LEADER, 3)
+            heard, request = await leader.fetched()
+            assert (heard, sorted(each.index for each in request.partitions)) == (2, [0, 1])
 
     asyncio.run(story())
