@@ -113,6 +113,19 @@ async def moved(desk: Desk, count: int = 1) -> None:
     await until(lambda: desk.moves.moved == count and not desk.moves._tasks)
 
 
+async def copied(desk: Desk, controller: Controller) -> None:
+    """The replica is copied to the second directory, and the controller does not take it up."""
+    controller.is_deaf = True
+    await alter(desk, SECOND)
+    await until(lambda: assigned(desk) == {0: mine(desk, 1)})
+
+
+async def agreed(desk: Desk) -> None:
+    """The controller does, and the copy takes over."""
+    desk.tell(directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
+    await moved(desk)
+
+
 def test_a_leader_moves_with_all_it_has_and_goes_on() -> None:
     async def story(desk: Desk, _: Controller) -> None:
         lead(desk, 0, mine(desk, 0), isr=(1,))
@@ -144,17 +157,14 @@ def test_a_leader_moves_with_all_it_has_and_goes_on() -> None:
 
 def test_what_is_written_meanwhile_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(desk: Desk, controller: Controller) -> None:
-        controller.is_deaf = True
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
-        await alter(desk, SECOND)
-        await until(lambda: assigned(desk))
+        await copied(desk, controller)
         assert desk.replica().log.directory.startswith(FIRST + "/"), "the controller has not said yes"
         desk.append(20)
         assert (await described(desk))[SECOND] == [(0, True, 20)]
         controller.is_deaf = False
-        desk.tell(directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
-        await moved(desk)
+        await agreed(desk)
         assert desk.replica().log.log_end_offset == 50
         assert await described(desk) == {FIRST: [], SECOND: [(0, False, 0)]}
         assert assigned(desk) == {0: mine(desk, 1)}, "never told back"
@@ -164,11 +174,9 @@ def test_what_is_written_meanwhile_comes_along(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_follower_that_is_cut_meanwhile_is_not_what_its_copy_was() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
-        controller.is_deaf = True
         desk.follow(1, directories=(mine(desk, 0), ELSEWHERE, ELSEWHERE))
         desk.copied(30, epoch=1)
-        await alter(desk, SECOND)
-        await until(lambda: assigned(desk))
+        await copied(desk, controller)
         replica = desk.replica()
         replica.is_being_cut = True
         replica.log.truncate_to(12)
@@ -176,8 +184,7 @@ def test_a_follower_that_is_cut_meanwhile_is_not_what_its_copy_was() -> None:
         desk.follow(2, leader=3)
         desk.copied(25, epoch=2)
         expected = values(desk)
-        desk.tell(directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
-        await moved(desk)
+        await agreed(desk)
         assert values(desk) == expected
         assert replica.log.epochs.entries == ((1, 0), (2, 12))
         assert replica.leader_epoch == 2
@@ -187,14 +194,11 @@ def test_a_follower_that_is_cut_meanwhile_is_not_what_its_copy_was() -> None:
 
 def test_a_log_that_begins_anew_meanwhile() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
-        controller.is_deaf = True
         desk.follow(1, directories=(mine(desk, 0), ELSEWHERE, ELSEWHERE))
         desk.copied(30, epoch=1)
-        await alter(desk, SECOND)
-        await until(lambda: assigned(desk))
+        await copied(desk, controller)
         desk.replica().log.truncate_fully_and_start_at(100)
-        desk.tell(directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
-        await moved(desk)
+        await agreed(desk)
         log = desk.replica().log
         assert (log.log_start_offset, log.log_end_offset) == (100, 100)
         assert log.directory == f"{SECOND}/{TOPIC}-0"
@@ -281,11 +285,9 @@ def test_a_replica_that_is_not_here_yet_is_made_where_it_was_wanted() -> None:
 
 def test_another_target_ends_the_move_before() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
-        controller.is_deaf = True
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
-        await alter(desk, SECOND)
-        await until(lambda: assigned(desk) == {0: mine(desk, 1)})
+        await copied(desk, controller)
         controller.is_deaf = False
         assert await alter(desk, "/data3") == [0]
         await moved(desk)
@@ -298,11 +300,9 @@ def test_another_target_ends_the_move_before() -> None:
 
 def test_who_takes_it_back_has_it_where_it_was() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
-        controller.is_deaf = True
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
-        await alter(desk, SECOND)
-        await until(lambda: assigned(desk))
+        await copied(desk, controller)
         assert await alter(desk, FIRST) == [0]
         await until(lambda: not desk.moves._tasks)
         await turns()
@@ -315,11 +315,9 @@ def test_who_takes_it_back_has_it_where_it_was() -> None:
 
 def test_a_topic_that_is_deleted_takes_the_copy_with_it() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
-        controller.is_deaf = True
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
-        await alter(desk, SECOND)
-        await until(lambda: assigned(desk))
+        await copied(desk, controller)
         desk.delete_topic()
         await until(lambda: not desk.moves._tasks)
         assert names(desk, SECOND) == [f"{TOPIC}-0-delete"]
@@ -329,11 +327,9 @@ def test_a_topic_that_is_deleted_takes_the_copy_with_it() -> None:
 
 def test_the_target_fails_and_the_replica_stays() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
-        controller.is_deaf = True
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
-        await alter(desk, SECOND)
-        await until(lambda: assigned(desk))
+        await copied(desk, controller)
         break_second(desk)
         desk.append(30)
         await until(lambda: desk.lifecycle.failed)
@@ -348,12 +344,10 @@ def test_the_target_fails_and_the_replica_stays() -> None:
 
 def test_the_source_fails_and_the_copy_stays_for_later() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
-        controller.is_deaf = True
         desk.log_dirs.metadata = None
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
-        await alter(desk, SECOND)
-        await until(lambda: assigned(desk))
+        await copied(desk, controller)
         for call in ("write", "fsync", "open", "read"):
             desk.disk.fail(call, under=f"{FIRST}/")
         assert produced(desk, 0) == ErrorCode.KAFKA_STORAGE_ERROR
@@ -399,11 +393,9 @@ def test_a_batch_that_is_read_wrong_ends_the_move_and_not_the_partition() -> Non
 
 def test_flushes_wait_for_the_step_and_are_answered_by_the_new_log() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
-        controller.is_deaf = True
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(10)
-        await alter(desk, SECOND)
-        await until(lambda: assigned(desk))
+        await copied(desk, controller)
         desk.tell(directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
         replica = desk.replica()
         while not desk.moves.moved:
@@ -442,19 +434,16 @@ def test_a_flush_that_is_held_waits_and_is_not_forgotten() -> None:
 
 def test_evidence_and_receipts_go_along_and_say_where_they_are() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
-        controller.is_deaf = True
         desk.follow(1, directories=(mine(desk, 0), ELSEWHERE, ELSEWHERE))
         desk.copied(30, epoch=1)
         replica = desk.replica()
         (first,) = cut_log(desk.disk, replica.log, cut(20))
-        await alter(desk, SECOND)
-        await until(lambda: assigned(desk))
+        await copied(desk, controller)
         (second,) = cut_log(desk.disk, replica.log, cut(10, time_ms=8_000))
         ReceiptFolder(desk.disk, replica.log.directory).told(first)
         evidence = {path.rpartition("/")[2]: desk.disk.peek(path) for path in (*first.evidence, *second.evidence)}
         old = replica.log.directory
-        desk.tell(directories=(mine(desk, 1), ELSEWHERE, ELSEWHERE))
-        await moved(desk)
+        await agreed(desk)
         assert replica.log.log_end_offset == 10
         new = f"{SECOND}/{TOPIC}-0/lost+found"
         assert {path.rpartition("/")[2]: desk.disk.peek(path) for path in _evidence(desk, new)} == evidence
@@ -485,11 +474,9 @@ def _evidence(desk: Desk, folder: str) -> list[str]:
 
 def test_a_copy_that_is_found_at_the_start_goes_on() -> None:
     async def story(desk: Desk, controller: Controller) -> None:
-        controller.is_deaf = True
         lead(desk, 0, mine(desk, 0), isr=(1,))
         desk.append(30)
-        await alter(desk, SECOND)
-        await until(lambda: assigned(desk))
+        await copied(desk, controller)
         await desk.moves.close()
         target: LogDir = desk.log_dirs.opened[1]
         (copy,) = target.existing_futures()
