@@ -1,4 +1,4 @@
-"""A controller driver on any disk, with a clock that stands still and flushes that run at once."""
+"""A controller on any disk: its driver, with a clock that stands still and flushes that run at once; what a start finds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from fenceline.log.meta_properties import read_meta
 from fenceline.metadata.features import SUPPORTED
 from fenceline.metadata.image import Endpoint
 from fenceline.node.controller_driver import ControllerDriver
+from fenceline.node.controller_opening import OpenedController, open_controller
 from fenceline.node.format import format_directory
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.quorum.control_records import VoterEndpoint
 
+ALONE = {"controller.quorum.bootstrap.servers": "localhost:9093"}
+"""What the configuration of a controller knows of others."""
+WITH_OTHERS = {"controller.quorum.bootstrap.servers": "localhost:9093,other:9093"}
 CLUSTER = "AAAAAAAAQACAAAAAAAAAAA"
 ENDPOINTS = (Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),)
 
@@ -111,6 +115,34 @@ def driver(
         rng=Random(seed),
         trouble=StorageTrouble(StillClock()) if trouble is None else trouble,
         executor=executor or AtOnce(),
+    )
+
+
+def open_voter(
+    disk: Disk, directory: str, node_id: int, settings: Mapping[str, str], *, directory_id: int = 900
+) -> OpenedController:
+    """What a start of a node with the role of a controller alone finds in its formatted directory."""
+    config = NodeConfig.load(
+        None,
+        {
+            "node.id": str(node_id),
+            "process.roles": "controller",
+            "log.dirs": directory,
+            "listeners": "CONTROLLER://localhost:9093",
+            "controller.listener.names": "CONTROLLER",
+            **settings,
+        },
+        {},
+    )
+    return open_controller(
+        config,
+        disk,
+        directory,
+        cluster_id="c",
+        node_id=node_id,
+        directory_id=UUID(int=directory_id),
+        now_ms=0,
+        rng=Random(1),
     )
 
 

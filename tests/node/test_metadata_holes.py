@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
-from random import Random
 from uuid import UUID
 
 import pytest
 
-from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
 from fenceline.log.errors import CorruptLog
-from fenceline.node.controller_opening import OpenedController, open_controller
+from fenceline.node.controller_opening import OpenedController
 from fenceline.node.metadata_batches import control_batch
 from fenceline.node.metadata_hole import promise_what_follows, what_is_whole
 from fenceline.node.metadata_log import MetadataLog
@@ -22,8 +20,8 @@ from fenceline.quorum.log_view import NOTHING, LogEnd
 from fenceline.quorum.messages import VoteRequest
 from fenceline.testing.sim_disk import SimDisk
 from tests.kip.snapshot_directory import DATA, DIRECTORY, EPOCH, VOTER, History
+from tests.node.controller_helpers import ALONE, WITH_OTHERS, open_voter
 
-OTHERS = {"controller.quorum.bootstrap.servers": "localhost:9093,other:9093"}
 STATIC = {"controller.quorum.voters": "7@localhost:9093,8@other:9093,9@third:9093"}
 
 
@@ -60,32 +58,11 @@ def _tear(history: History, offset: int) -> int:
     return position
 
 
-def _open(history: History, node_id: int, settings: dict[str, str], directory: int = 900) -> OpenedController:
-    config = NodeConfig.load(
-        None,
-        {
-            "node.id": str(node_id),
-            "process.roles": "controller",
-            "log.dirs": DATA,
-            "listeners": "CONTROLLER://localhost:9093",
-            "controller.listener.names": "CONTROLLER",
-            **settings,
-        },
-        {},
-    )
-    return open_controller(
-        config,
-        history.disk,
-        DATA,
-        cluster_id="c",
-        node_id=node_id,
-        directory_id=UUID(int=directory),
-        now_ms=0,
-        rng=Random(1),
-    )
+def _open(history: History, node_id: int, settings: dict[str, str], directory_id: int = 900) -> OpenedController:
+    return open_voter(history.disk, DATA, node_id, settings, directory_id=directory_id)
 
 
-@pytest.mark.parametrize("settings", [pytest.param(OTHERS, id="dynamic"), pytest.param(STATIC, id="static")])
+@pytest.mark.parametrize("settings", [pytest.param(WITH_OTHERS, id="dynamic"), pytest.param(STATIC, id="static")])
 @pytest.mark.parametrize("segment_bytes", [1 << 20, 300])
 def test_a_voter_starts_before_the_hole_and_owes_what_lay_behind_it(
     segment_bytes: int, settings: dict[str, str]
@@ -112,7 +89,7 @@ def test_a_hole_in_the_first_flush_after_a_snapshot_was_fetched() -> None:
     history.grow(3)
     end = log.end
     _tear(history, snapshot.end_offset)
-    opened = _open(history, 7, OTHERS)
+    opened = _open(history, 7, WITH_OTHERS)
     assert opened.log.end == (snapshot.epoch, snapshot.end_offset)
     assert (opened.log.start_offset, opened.log.promised) == (snapshot.end_offset, end)
     assert opened.replayed.image.offset == snapshot.end_offset - 1
@@ -125,7 +102,7 @@ def test_what_lay_behind_is_kept_as_it_was() -> None:
     position = _tear(history, 9)
     path = history.log.partition_log.segments[0].path
     tail = disk.peek(path, position)
-    _open(history, 7, OTHERS)
+    _open(history, 7, WITH_OTHERS)
     folder = f"{DIRECTORY}/lost+found"
     assert [disk.peek(f"{folder}/{name}") for name in disk.listdir(folder)] == [tail]
 
@@ -141,35 +118,35 @@ def test_the_promise_is_durable_before_anything_is_cut() -> None:
     before = disk.peek(path)
     disk.fail("fsync", "promised-end.tmp", errno.EIO)
     with pytest.raises(OperatorError, match="promised-end can not be written"):
-        _open(history, 7, OTHERS)
+        _open(history, 7, WITH_OTHERS)
     assert disk.peek(path) == before
     disk.heal()
     disk.fail("write", under=f"{DIRECTORY}/lost+found", number=errno.ENOSPC)
     with pytest.raises(OperatorError, match="so it is not cut") as refused:
-        _open(history, 7, OTHERS)
+        _open(history, 7, WITH_OTHERS)
     assert "Make room" in refused.value.advice
     assert disk.peek(path) == before
     disk.heal()
-    assert _open(history, 7, OTHERS).log.promised == end
+    assert _open(history, 7, WITH_OTHERS).log.promised == end
 
 
 def test_a_promise_that_is_there_already_is_not_lowered() -> None:
     """Power is lost again after what lay behind has moved away: nothing behind the next hole tells of it."""
     history = _history()
     _tear(history, 13)
-    first = _open(history, 7, OTHERS).log
+    first = _open(history, 7, WITH_OTHERS).log
     end = first.promised
     _tear(history, 5)
-    again = _open(history, 7, OTHERS).log
+    again = _open(history, 7, WITH_OTHERS).log
     assert (again.end.offset, again.promised) == (5, end)
 
 
 @pytest.mark.parametrize(
     ("node_id", "settings", "voters"),
     [
-        pytest.param(7, {"controller.quorum.bootstrap.servers": "localhost:9093"}, (), id="nobody else is known"),
-        pytest.param(VOTER.voter_id, OTHERS, (), id="it votes alone by what lies before"),
-        pytest.param(7, OTHERS, (7,), id="it votes alone by what lies behind"),
+        pytest.param(7, ALONE, (), id="nobody else is known"),
+        pytest.param(VOTER.voter_id, WITH_OTHERS, (), id="it votes alone by what lies before"),
+        pytest.param(7, WITH_OTHERS, (7,), id="it votes alone by what lies behind"),
     ],
 )
 def test_a_start_is_refused_where_nobody_else_has_it(
@@ -192,7 +169,7 @@ def test_voters_behind_the_hole_count() -> None:
     history = _history(voters=(1, 2, 3))
     end = history.log.end
     _tear(history, 9)
-    opened = _open(history, VOTER.voter_id, OTHERS, VOTER.voter_directory_id.int)
+    opened = _open(history, VOTER.voter_id, WITH_OTHERS, VOTER.voter_directory_id.int)
     assert opened.log.promised == end == LogEnd(EPOCH + 1, end.offset)
     assert not opened.is_alone
     duties = opened.quorum.start(0, opened.log.read_election())
@@ -205,7 +182,7 @@ def test_zeros_at_the_end_owe_nothing() -> None:
     history = _history()
     _tear(history, 17)
     assert history.log.end.offset == 21
-    opened = _open(history, 7, OTHERS)
+    opened = _open(history, 7, WITH_OTHERS)
     assert (opened.log.end.offset, opened.log.promised) == (17, NOTHING)
 
 

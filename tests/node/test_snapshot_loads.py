@@ -7,9 +7,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
-from random import Random
 from typing import Any
-from uuid import UUID
 
 import pytest
 
@@ -18,7 +16,6 @@ from fenceline.controller.requests import CreateTopics, DeleteTopics, NewTopic, 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.broker import Broker
-from fenceline.node.controller_opening import OpenedController, open_controller
 from fenceline.node.metadata_loader import MetadataLoader
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.snapshot_files import SnapshotDamaged
@@ -27,7 +24,7 @@ from fenceline.quorum.log_view import NOTHING, SnapshotId
 from fenceline.testing.sim_disk import SimDisk
 from tests.kip.snapshot_directory import DATA, DIRECTORY, EPOCH, History, image_after
 from tests.log.helpers import append
-from tests.node.controller_helpers import AtOnce
+from tests.node.controller_helpers import ALONE, WITH_OTHERS, AtOnce, open_voter
 
 CLUSTER = {"listeners": "PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:0", "controller.listener.names": "CONTROLLER"}
 
@@ -176,43 +173,25 @@ def _kept(disk: SimDisk) -> list[str]:
     return sorted(name for name in disk.listdir(DIRECTORY) if name.endswith((".log", ".checkpoint")))
 
 
-def _open(disk: SimDisk, node_id: int, **settings: str) -> OpenedController:
-    config = NodeConfig.load(
-        None,
-        {
-            "node.id": str(node_id),
-            "process.roles": "controller",
-            "log.dirs": DATA,
-            "listeners": "CONTROLLER://localhost:9093",
-            "controller.listener.names": "CONTROLLER",
-            **settings,
-        },
-        {},
-    )
-    return open_controller(
-        config, disk, DATA, cluster_id="c", node_id=node_id, directory_id=UUID(int=900), now_ms=0, rng=Random(1)
-    )
-
-
 def test_a_start_without_its_only_snapshot_begins_anew_where_others_vote() -> None:
     """G24: it owes what it had acknowledged, asks for nobody's vote, and finds the leader by its configuration."""
     disk = _damaged()
     end = MetadataLog.open(disk, DATA, now_ms=0, segment_bytes=300).end
-    opened = _open(disk, 7, **{"controller.quorum.bootstrap.servers": "localhost:9093,other:9093"})
+    opened = open_voter(disk, DATA, 7, WITH_OTHERS)
     assert (opened.log.start_offset, opened.log.end, opened.log.promised) == (0, NOTHING, end)
     assert not opened.is_alone
     duties = opened.quorum.start(0, None)
     asked = {duty.destination.host for duty in duties if isinstance(duty, Send)}
     assert asked == {"other"}
-    again = _open(disk, 7, **{"controller.quorum.bootstrap.servers": "localhost:9093,other:9093"})
+    again = open_voter(disk, DATA, 7, WITH_OTHERS)
     assert again.log.promised == end, "also after another start"
 
 
 @pytest.mark.parametrize(
     ("node_id", "settings"),
     [
-        pytest.param(7, {"controller.quorum.bootstrap.servers": "localhost:9093"}, id="nobody else is known"),
-        pytest.param(1, {"controller.quorum.bootstrap.servers": "localhost:9093,other:9093"}, id="it voted alone"),
+        pytest.param(7, ALONE, id="nobody else is known"),
+        pytest.param(1, WITH_OTHERS, id="it voted alone"),
     ],
 )
 def test_a_start_without_its_only_snapshot_is_refused_where_nobody_else_has_it(
@@ -222,5 +201,5 @@ def test_a_start_without_its_only_snapshot_is_refused_where_nobody_else_has_it(
     disk = _damaged()
     before = _kept(disk)
     with pytest.raises(SnapshotDamaged):
-        _open(disk, node_id, **settings)
+        open_voter(disk, DATA, node_id, settings)
     assert _kept(disk) == before
