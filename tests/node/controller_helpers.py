@@ -1,4 +1,4 @@
-"""A controller on any disk: its driver, with a clock that stands still and flushes that run at once; what a start finds."""
+"""A controller on any disk: what its start finds; its driver, with a still clock and flushes that run at once."""
 
 from __future__ import annotations
 
