@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from random import Random
 from uuid import UUID
 
 from fenceline.metadata.delta import MetadataDelta
@@ -25,6 +24,7 @@ from fenceline.quorum.log_view import SnapshotId
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.scheduler import ProcessEnded
+from tests.support.lives import a_life
 
 DATA = "/data"
 DIRECTORY = f"{DATA}/__cluster_metadata-0"
@@ -122,14 +122,7 @@ def crash_at_every_call(
         for seed in range(seeds):
             disk = SimDisk(seed * 10_007 + changes)
             disk.mkdir(DATA)
-            life: LifeDisk
-
-            def die(disk: SimDisk = disk) -> None:
-                life.forget()  # noqa: B023 - called in this round only
-                disk.crash()
-
-            life = LifeDisk(disk, Random(seed), tell=lambda text: None, die=die)
-            life.crash_after(changes)
+            life = a_life(disk, seed, changes)
             try:
                 story(life)
             except ProcessEnded:
@@ -150,14 +143,7 @@ def crash_at_every_call_of(
     """A loss of power at each change that `boot` makes of the disk as it was found."""
     for changes in range(1000):
         disk = deepcopy(found)
-        life: LifeDisk
-
-        def die(disk: SimDisk = disk) -> None:
-            life.forget()  # noqa: B023 - called in this round only
-            disk.crash()
-
-        life = LifeDisk(disk, Random(changes), tell=lambda text: None, die=die)
-        life.crash_after(changes)
+        life = a_life(disk, changes, changes)
         try:
             boot(life)
         except ProcessEnded:

@@ -30,6 +30,7 @@ from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.scheduler import ProcessEnded
 from tests.node.handlers.fakes import broker_image, image_of, partition, topic_image
+from tests.support.lives import a_life
 
 TOPIC: Final = "rain"
 WHERE: Final = TopicPartition(TOPIC, 0)
@@ -130,11 +131,7 @@ def test_a_crash_at_any_step(seed: int) -> None:
     disk = formatted(seed)
     topic_id = image(UUID(int=5)).topics_by_name[TOPIC].id
 
-    def die() -> None:
-        life.forget()
-        disk.crash()
-
-    life = LifeDisk(disk, Random(seed), tell=lambda _: None, die=die)
+    life = a_life(disk, seed)
     directories = opened(life)
     current = directories[0].partition(WHERE, topic_id, CONFIG)
     write(current, 40)

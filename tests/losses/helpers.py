@@ -10,15 +10,23 @@ from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk
 from fenceline.log.partition_log import PartitionLog
+from fenceline.losses.check import Stored, stored_batches
 from fenceline.losses.cutting import Cut
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import Cause, Receipt
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
+from fenceline.testing.sim_disk import SimDisk
 
 TOPIC_ID = UUID("6f2d1c58-3c8e-4b52-9a0f-0123456789ab")
 DIRECTORY = "/data/rain-3"
 REPLICA, LEADER = 2, 5
+
+
+def a_disk(seed: int = 0) -> SimDisk:
+    disk = SimDisk(seed)
+    disk.mkdir("/data")
+    return disk
 
 
 def open_log(
@@ -47,6 +55,16 @@ def write(log: PartitionLog, epoch: int, batches: int, rng: Random | None = None
     for _ in range(batches):
         rows = [(1_000, b"key", b"v" * rng.randint(1, 40), ()) for _ in range(rng.randint(1, 4))]
         log.append_as_leader(memoryview(build_batch(rows)), leader_epoch=epoch, now_ms=1_000)
+
+
+def a_safe_history(disk: SimDisk, rng: Random) -> tuple[list[Stored], int]:
+    """The batches and the high watermark of a log that is safe on the disk: what is gone afterwards was cut."""
+    log = open_log(disk)
+    for epoch in range(4):
+        write(log, epoch, 4, rng)
+    log.close()
+    log = open_log(disk, clean=True)
+    return stored_batches(log), log.advance_high_watermark(rng.randint(0, log.log_end_offset))
 
 
 def cut(offset: int, *, begins_anew: bool = False, time_ms: int = 7_000, **fields: Any) -> Cut:

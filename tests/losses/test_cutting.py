@@ -25,26 +25,20 @@ from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.scheduler import ProcessEnded
+from tests.support.lives import a_life
 
-from .helpers import DIRECTORY, LEADER, REPLICA, TOPIC_ID, cut, open_log, receipts_of, write
-
-
-def a_disk(seed: int = 0) -> SimDisk:
-    disk = SimDisk(seed)
-    disk.mkdir("/data")
-    return disk
-
-
-def a_life(disk: SimDisk, seed: int, changes: int) -> LifeDisk:
-    """The disk of a machine that loses its power at this many changes from now."""
-
-    def die() -> None:
-        life.forget()
-        disk.crash()
-
-    life = LifeDisk(disk, Random(seed), tell=lambda _: None, die=die)
-    life.crash_after(changes)
-    return life
+from .helpers import (
+    DIRECTORY,
+    LEADER,
+    REPLICA,
+    TOPIC_ID,
+    a_disk,
+    a_safe_history,
+    cut,
+    open_log,
+    receipts_of,
+    write,
+)
 
 
 def a_history(disk: SimDisk | LifeDisk, rng: Random) -> PartitionLog:
@@ -96,13 +90,7 @@ def test_a_crash_at_any_step_leaves_no_loss_without_a_receipt(seed: int, anew: b
         step += 1
         rng = Random(seed)
         disk = a_disk(seed * 1_000 + step)
-        log = open_log(disk)
-        for epoch in range(4):
-            write(log, epoch, 4, rng)
-        log.close()  # all of it is safe: what is gone afterwards was cut
-        log = open_log(disk, clean=True)
-        before = stored_batches(log)
-        high_watermark = log.advance_high_watermark(rng.randint(0, log.log_end_offset))
+        before, high_watermark = a_safe_history(disk, rng)
         life = a_life(disk, seed, step)
         log = open_log(life, clean=True, high_watermark=high_watermark)
         offset = log.log_end_offset + 3 if anew else rng.randint(0, log.log_end_offset - 1)
@@ -164,7 +152,7 @@ def test_a_loss_of_power_in_a_cut_takes_nothing_without_a_receipt(seed: int, ane
         step += 1
         rng = Random(seed)
         disk = a_disk(seed * 1_000 + step)
-        life = a_life(disk, seed, -1)
+        life = a_life(disk, seed)
         log = open_log(life)
         for epoch in range(4):
             write(log, epoch, 4, rng)

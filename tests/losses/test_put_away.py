@@ -20,17 +20,12 @@ from fenceline.losses.receipt import Receipt
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.scheduler import ProcessEnded
+from tests.support.lives import a_life
 
-from .helpers import DIRECTORY, REPLICA, cut, open_log, write
+from .helpers import DIRECTORY, REPLICA, a_disk, a_safe_history, cut, open_log, write
 from .test_quarantine import three_losses
 
 ASIDE = "/data/rain-3.0123456789abcdef-stray"
-
-
-def a_disk(seed: int = 0) -> SimDisk:
-    disk = SimDisk(seed)
-    disk.mkdir("/data")
-    return disk
 
 
 def removed(disk: SimDisk | LifeDisk, path: str = ASIDE, *, high_watermark: int = 0) -> RemovedPartition:
@@ -103,16 +98,10 @@ def test_a_cut_that_was_interrupted_is_told_whenever_the_machine_stops(seed: int
         step += 1
         rng = Random(seed)
         disk = a_disk(seed)
-        log = open_log(disk)
-        for epoch in range(4):
-            write(log, epoch, 4, rng)
-        log.close()
-        log = open_log(disk, clean=True)
-        before = stored_batches(log)
-        high_watermark = log.advance_high_watermark(rng.randint(0, log.log_end_offset))
+        before, high_watermark = a_safe_history(disk, rng)
         life = a_life(disk, seed, rng.randint(8, 20))
         with contextlib.suppress(ProcessEnded):
-            cut_log(life, open_log(life, clean=True), cut(rng.randint(0, log.log_end_offset - 1)))
+            cut_log(life, open_log(life, clean=True), cut(rng.randint(0, before[-1].next_offset - 1)))
         life.forget()
         put_aside(disk)
         disk.fsync_dir("/data")
@@ -135,16 +124,6 @@ def test_a_cut_that_was_interrupted_is_told_whenever_the_machine_stops(seed: int
         assert not ReceiptFolder(disk, ASIDE).contents().receipts
         if survived:
             return
-
-
-def a_life(disk: SimDisk, seed: int, changes: int) -> LifeDisk:
-    def die() -> None:
-        life.forget()
-        disk.crash()
-
-    life = LifeDisk(disk, Random(seed), tell=lambda _: None, die=die)
-    life.crash_after(changes)
-    return life
 
 
 def an_open_cut(disk: SimDisk) -> None:
