@@ -94,6 +94,22 @@ class History:
         return snapshot
 
 
+def with_snapshots(disk: SimDisk, count: int, segment_bytes: int = 300) -> History:
+    """A history of `count` snapshots, with two batches before each."""
+    history = History(disk, segment_bytes=segment_bytes)
+    history.begin()
+    for _ in range(count):
+        history.grow(2)
+        history.snapshot()
+    return history
+
+
+def content_of(history: History, snapshot: SnapshotId) -> bytes:
+    """The bytes of its file."""
+    found = history.disk.pread(history.disk.open_read(history.log.path_of(snapshot)), 1 << 30, 0)
+    return bytes(found)
+
+
 def snapshot_of(image: MetadataImage, timestamp_ms: int = 0) -> SnapshotBatches:
     return SnapshotBatches(image, now_ms=5000, last_log_timestamp_ms=timestamp_ms, kraft_version=1, voters=VOTERS)
 

@@ -1,8 +1,8 @@
-"""KIP-630, sentence by sentence, on one directory: what a snapshot is, when there is one, what may go, what is loaded.
+"""KIP-630, sentence by sentence, on one directory: what a snapshot is, when there is one, what may go.
 
 `§` names the section of the KIP and the sentence in it; the rule is the one in our own words (snapshots.md N1-N53).
-Where Kafka as released differs from the KIP, the test says which of the two holds. The transfer between nodes is
-`test_kip630_transfer.py`'s.
+Where Kafka as released differs from the KIP, the test says which of the two holds. What is loaded is
+`test_kip630_loading.py`'s, the transfer between nodes `test_kip630_transfer.py`'s.
 """
 
 from __future__ import annotations
@@ -11,24 +11,19 @@ import asyncio
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Literal
-from uuid import UUID
 
 import pytest
 
 from fenceline.config.broker import ALL_CONFIGS
 from fenceline.config.node import NodeConfig
-from fenceline.errors import OperatorError
-from fenceline.metadata.changes import difference
 from fenceline.metadata.features import METADATA_VERSION
-from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
-from fenceline.metadata.records import FeatureLevelRecord, MetadataRecord, decode_record
-from fenceline.metadata.snapshot import image_of, image_records
+from fenceline.metadata.records import FeatureLevelRecord, decode_record
+from fenceline.metadata.snapshot import image_of
 from fenceline.node import snapshot_files
-from fenceline.node.metadata_batches import control_batch, record_batch
+from fenceline.node.metadata_batches import record_batch
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_snapshots import Snapshots
 from fenceline.node.quorum_log import QuorumLog
-from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.control_records import (
     KRaftVersion,
     KRaftVoters,
@@ -44,27 +39,16 @@ from fenceline.records.decode import decode_batch
 from fenceline.testing.sim_disk import SimDisk
 from tests.node.controller_helpers import AtOnce, Held, StillClock
 
-from .snapshot_directory import DATA, DIRECTORY, EPOCH, VOTERS, History, image_after, snapshot_of
-
-
-@pytest.fixture
-def disk() -> SimDisk:
-    disk = SimDisk()
-    disk.mkdir(DATA)
-    return disk
-
-
-@pytest.fixture
-def history(disk: SimDisk) -> History:
-    made = History(disk)
-    made.begin()
-    made.grow(3)
-    return made
-
-
-def _content(history: History, snapshot: SnapshotId) -> bytes:
-    found = history.disk.pread(history.disk.open_read(history.log.path_of(snapshot)), 1 << 30, 0)
-    return bytes(found)
+from .snapshot_directory import (
+    DATA,
+    DIRECTORY,
+    EPOCH,
+    VOTERS,
+    History,
+    content_of,
+    snapshot_of,
+    with_snapshots,
+)
 
 
 def _batches(content: bytes) -> list[Any]:
@@ -143,8 +127,8 @@ def test_a_file_that_could_not_be_written_leaves_nothing(disk: SimDisk, history:
 
 def test_the_form_is_that_of_the_log(history: History) -> None:
     """§ Snapshot Format 1; N6: batches of magic 2, uncompressed, offsets from 0, the snapshot's epoch in each."""
-    batches = _batches(_content(history, history.snapshot()))
-    content = _content(history, history.log.snapshots[-1])
+    batches = _batches(content_of(history, history.snapshot()))
+    content = content_of(history, history.log.snapshots[-1])
     assert all(header.codec is Codec.NONE and crc_is_valid(content, header) for header, _ in batches)
     assert {header.leader_epoch for header, _ in batches} == {EPOCH}
     offsets = [one.offset for _, records in batches for one in records]
@@ -153,7 +137,7 @@ def test_the_form_is_that_of_the_log(history: History) -> None:
 
 def test_the_first_batch_is_a_control_batch_with_the_header(history: History) -> None:
     """§ Snapshot Format, header; N7: version 0 and the append time of the last batch that it stands for."""
-    (header, records), *_ = _batches(_content(history, history.snapshot()))
+    (header, records), *_ = _batches(content_of(history, history.snapshot()))
     assert header.is_control
     controls = [decode_control(one.key, one.value) for one in records]
     last_batch_ms = 1000 + history.log.end_offset - 4
@@ -162,7 +146,7 @@ def test_the_first_batch_is_a_control_batch_with_the_header(history: History) ->
 
 def test_the_last_batch_is_a_control_batch_with_the_footer(history: History) -> None:
     """§ Snapshot Format, footer; N8."""
-    *_, (header, records) = _batches(_content(history, history.snapshot()))
+    *_, (header, records) = _batches(content_of(history, history.snapshot()))
     assert header.is_control
     assert [decode_control(one.key, one.value) for one in records] == [SnapshotFooter()]
 
@@ -171,7 +155,7 @@ def test_between_them_is_the_whole_state_and_nothing_else(history: History) -> N
     """§ Snapshot Format 2-4; N10: complete, no deletion, metadata.version first."""
     values = [
         one.value
-        for header, records in _batches(_content(history, history.snapshot()))
+        for header, records in _batches(content_of(history, history.snapshot()))
         if not header.is_control
         for one in records
     ]
@@ -382,18 +366,9 @@ def test_the_same_snapshot_is_not_written_twice(history: History) -> None:
 # -- § When to Increase the Log Begin Offset, § When to Delete Snapshots ----------------------------------------------
 
 
-def _with_snapshots(disk: SimDisk, count: int, segment_bytes: int = 300) -> History:
-    history = History(disk, segment_bytes=segment_bytes)
-    history.begin()
-    for _ in range(count):
-        history.grow(2)
-        history.snapshot()
-    return history
-
-
 def test_the_log_starts_at_0_or_at_a_snapshot(disk: SimDisk) -> None:
     """§ When to Increase the Log Begin Offset 1-2; N19, N48."""
-    history = _with_snapshots(disk, 4)
+    history = with_snapshots(disk, 4)
     log = history.log
     assert log.start_offset == 0
     ends = [each.end_offset for each in log.snapshots]
@@ -409,7 +384,7 @@ def test_the_log_starts_at_0_or_at_a_snapshot(disk: SimDisk) -> None:
 
 def test_the_newest_snapshot_always_stays(disk: SimDisk) -> None:
     """§ When to Delete Snapshots; N19, N20: so both limits are soft."""
-    log = _with_snapshots(disk, 3).log
+    log = with_snapshots(disk, 3).log
     newest = log.newest_snapshot
     log.forget_oldest({}, 0, 10**12, timestamps=dict.fromkeys(log.snapshots, 0), max_age_ms=0)
     assert log.snapshots == [newest]
@@ -417,7 +392,7 @@ def test_the_newest_snapshot_always_stays(disk: SimDisk) -> None:
 
 def test_the_oldest_go_while_they_are_too_old(disk: SimDisk) -> None:
     """§ When to Delete Snapshots; N18: by the time in the header, the oldest first, until one is young enough."""
-    log = _with_snapshots(disk, 4).log
+    log = with_snapshots(disk, 4).log
     snapshots = list(log.snapshots)
     timestamps = log.snapshot_timestamps(snapshots)
     assert timestamps == {each: 1000 + each.end_offset - 4 for each in snapshots[1:]} | {
@@ -436,7 +411,7 @@ def test_a_leader_keeps_what_a_live_replica_still_fetches(disk: SimDisk) -> None
     N22: what a leader's answers say of its log's start is not followed)."""
 
     async def story() -> None:
-        history = _with_snapshots(disk, 3)
+        history = with_snapshots(disk, 3)
         quorum = Quorum()
         node = Node(history, {"metadata.max.retention.ms": "1000", "metadata.log.max.snapshot.interval.ms": "1"})
         node.clock.ms = 10_000_000
@@ -465,7 +440,7 @@ def test_a_leader_keeps_what_a_live_replica_still_fetches(disk: SimDisk) -> None
 
 def test_twice_the_bytes_are_not_kept_for_anybody(disk: SimDisk) -> None:
     """G30."""
-    history = _with_snapshots(disk, 3)
+    history = with_snapshots(disk, 3)
     log = history.log
     sizes = log.snapshot_sizes(log.snapshots)
     everything = log.size_bytes + sum(sizes.values())
@@ -478,7 +453,7 @@ def test_twice_the_bytes_are_not_kept_for_anybody(disk: SimDisk) -> None:
 
 def test_a_start_forgets_where_the_log_began_and_serves_as_before(disk: SimDisk) -> None:
     """G31, N43: it begins again with its first segment; the oldest snapshot lies at or behind that."""
-    history = _with_snapshots(disk, 3)
+    history = with_snapshots(disk, 3)
     sizes = history.log.snapshot_sizes(history.log.snapshots)
     history.log.forget_oldest(sizes, 0, 0)
     (kept,) = history.log.snapshots
@@ -501,7 +476,7 @@ def test_nobody_writes_into_a_frozen_snapshot(disk: SimDisk, monkeypatch: pytest
         return open_append(path)
 
     monkeypatch.setattr(disk, "open_append", watch)
-    history = _with_snapshots(disk, 3)
+    history = with_snapshots(disk, 3)
     for delete in history.log.forget_oldest(history.log.snapshot_sizes(history.log.snapshots), 0, 0):
         delete()
     MetadataLog.open(disk, DATA, now_ms=0).replay()
@@ -511,7 +486,7 @@ def test_nobody_writes_into_a_frozen_snapshot(disk: SimDisk, monkeypatch: pytest
 
 def test_segments_go_only_whole_and_below_the_start(disk: SimDisk) -> None:
     """§ When to Increase the Log Begin Offset; N18, N20: no retention of its own takes a segment."""
-    log = _with_snapshots(disk, 4).log
+    log = with_snapshots(disk, 4).log
     before = len(log.partition_log.segments)
     log.partition_log.enforce_retention(10**13)
     assert len(log.partition_log.segments) == before
@@ -527,7 +502,7 @@ def test_segments_go_only_whole_and_below_the_start(disk: SimDisk) -> None:
 
 def test_who_reads_a_snapshot_that_goes_reads_it_to_its_end(disk: SimDisk) -> None:
     """§ When to Delete Snapshots; N21: another name at once, deleted later."""
-    log = _with_snapshots(disk, 2).log
+    log = with_snapshots(disk, 2).log
     oldest = log.snapshots[0]
     fd = disk.open_read(log.path_of(oldest))
     deletions = log.forget_oldest({}, 0, 0)
@@ -544,7 +519,7 @@ def test_cleaning_comes_with_time(disk: SimDisk, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("fenceline.node.metadata_snapshots._CLEANING_S", 0.001)
 
     async def story() -> None:
-        history = _with_snapshots(disk, 3)
+        history = with_snapshots(disk, 3)
         node = Node(history, {"metadata.max.retention.ms": "1000", "internal.metadata.delete.delay.millis": "0"})
         node.clock.ms = 10_000_000
         node.snapshots.replayed(0, lambda: history.image, Quorum())  # type: ignore[arg-type]
@@ -554,208 +529,3 @@ def test_cleaning_comes_with_time(disk: SimDisk, monkeypatch: pytest.MonkeyPatch
         assert not [name for name in disk.listdir(DIRECTORY) if name.endswith(".deleted")]
 
     _run(story())
-
-
-# -- § Loading Snapshots, § Interaction with the Finalized Feature ----------------------------------------------------
-
-
-def test_the_state_is_the_newest_snapshot_and_the_log_behind_it(disk: SimDisk, history: History) -> None:
-    """§ When to Load Snapshots 1, at boot; N40."""
-    snapshot = history.snapshot()
-    history.grow(2)
-    replayed = MetadataLog.open(disk, DATA, now_ms=0).replay()
-    assert (replayed.snapshot, replayed.image) == (snapshot, history.image)
-    assert replayed.log_record_count == history.log.end_offset - snapshot.end_offset
-    assert replayed.voters == VOTERS
-
-
-@pytest.mark.parametrize(
-    "break_it",
-    [
-        lambda content: content[:-1],
-        lambda content: content[: len(content) // 2],
-        lambda content: b"",
-        lambda content: content[:100] + bytes((content[100] ^ 1,)) + content[101:],
-        lambda content: content + bytes(control_batch([SnapshotFooter()], 1, base_offset=99, epoch=EPOCH)),
-        lambda content: content[list(iter_headers(content))[1].position :],
-        lambda content: content[: list(iter_headers(content))[-1].position],
-        lambda content: b"".join(snapshot_of(image_after(4, 17, EPOCH + 1))),
-        lambda content: bytes(record_batch([FeatureLevelRecord("metadata.version", 30)], 30, 1, epoch=EPOCH)),
-    ],
-    ids=["cut", "half", "empty", "bit", "longer", "headless", "footless", "another epoch", "no snapshot"],
-)
-def test_what_is_not_whole_is_never_loaded(disk: SimDisk, history: History, break_it: Callable[[bytes], bytes]) -> None:
-    """§ Loading; N9, G24: it is set aside, and the older one with the log behind it leads to the same state."""
-    older = history.snapshot()
-    history.grow(2)
-    broken = history.snapshot()
-    history.grow(1)
-    path = history.log.path_of(broken)
-    content = break_it(_content(history, broken))
-    disk.unlink(path)
-    disk.write(disk.open_append(path), content)
-    with pytest.raises(SnapshotDamaged):
-        snapshot_files.verify_snapshot(disk, path, broken)
-    log = MetadataLog.open(disk, DATA, now_ms=0)
-    replayed = log.replay()
-    assert (replayed.snapshot, replayed.image) == (older, history.image)
-    assert log.snapshots == [older]
-    assert disk.stat(path) is None
-    assert disk.stat(path + ".damaged") is not None
-    assert MetadataLog.open(disk, DATA, now_ms=0).replay().image == history.image
-
-
-def test_without_any_whole_snapshot_the_log_from_0_is_enough(disk: SimDisk, history: History) -> None:
-    """G24."""
-    path = history.log.path_of(history.snapshot())
-    disk.truncate(disk.open_append(path), 10)
-    assert MetadataLog.open(disk, DATA, now_ms=0).replay().image == history.image
-
-
-def test_where_nothing_else_holds_it_the_operator_is_asked(disk: SimDisk) -> None:
-    """G24: the file stays where it is."""
-    log = _with_snapshots(disk, 2).log
-    for delete in log.forget_oldest({}, 0, 0):
-        delete()
-    path = log.path_of(log.newest_snapshot)
-    disk.truncate(disk.open_append(path), 10)
-    with pytest.raises(SnapshotDamaged, match="damaged"):
-        MetadataLog.open(disk, DATA, now_ms=0).replay()
-    assert disk.stat(path) is not None
-
-
-def test_a_damaged_snapshot_never_costs_the_log(disk: SimDisk, history: History) -> None:
-    """G24, N45: one that is beyond the log's end is looked through before the log is cut for it."""
-    ahead = SnapshotId(500, EPOCH + 1)
-    content = b"".join(snapshot_of(image_after(9, 500, EPOCH + 1)))
-    disk.write(disk.open_append(f"{DIRECTORY}/{ahead.file_name}"), content[:-75])
-    log = MetadataLog.open(disk, DATA, now_ms=0)
-    assert log.end_offset == history.log.end_offset
-    assert log.replay().image == history.image
-
-
-def test_a_log_of_an_older_epoch_is_cut_for_a_snapshot(disk: SimDisk, history: History) -> None:
-    """N35, N45: a snapshot is beyond the log by its epoch, even where the log is longer."""
-    ahead = SnapshotId(5, EPOCH + 1)
-    image = image_after(1, 5, EPOCH + 1)
-    disk.write(disk.open_append(f"{DIRECTORY}/{ahead.file_name}"), b"".join(snapshot_of(image)))
-    log = MetadataLog.open(disk, DATA, now_ms=0)
-    assert (log.start_offset, log.end_offset, log.end.epoch) == (5, 5, EPOCH + 1)
-    assert log.replay().image == image
-
-
-def test_without_the_snapshot_that_the_log_begins_with_there_is_no_start(disk: SimDisk) -> None:
-    """N44: nothing is deleted before that is said."""
-    log = _with_snapshots(disk, 3).log
-    for delete in log.forget_oldest({}, 0, 0):
-        delete()
-    disk.unlink(log.path_of(log.newest_snapshot))
-    disk.open_append(f"{DIRECTORY}/x.checkpoint.part")
-    with pytest.raises(OperatorError, match="no snapshot stands for what was before"):
-        MetadataLog.open(disk, DATA, now_ms=0)
-    assert "x.checkpoint.part" in disk.listdir(DIRECTORY)
-
-
-def test_leftovers_are_removed_at_boot(disk: SimDisk, history: History) -> None:
-    """N43; G29: but for a download that can go on."""
-    kept = snapshot_files.download_name(SnapshotId(900, 9), 2)
-    names = [
-        "00000000000000000005-0000000003.checkpoint.part",
-        "00000000000000000005-0000000003-8237498723.checkpoint.part",
-        "00000000000000000005-0000000003.checkpoint.deleted",
-        snapshot_files.download_name(SnapshotId(1, 1), 2),
-        snapshot_files.download_name(SnapshotId(800, 9), 3),
-        kept,
-    ]
-    history.snapshot()
-    for name in names:
-        disk.open_append(f"{DIRECTORY}/{name}")
-    MetadataLog.open(disk, DATA, now_ms=0)
-    assert [name for name in disk.listdir(DIRECTORY) if name in names] == [kept]
-
-
-def test_snapshots_below_the_start_are_removed_at_boot(disk: SimDisk) -> None:
-    """N43."""
-    history = _with_snapshots(disk, 3)
-    oldest = history.log.snapshots[0]
-    content = _content(history, oldest)
-    for delete in history.log.forget_oldest({}, 0, 0):
-        delete()
-    disk.write(disk.open_append(history.log.path_of(oldest)), content)
-    log = MetadataLog.open(disk, DATA, now_ms=0)
-    assert (oldest in log.snapshots) == (oldest.end_offset >= log.start_offset)
-    assert all(each.end_offset >= log.start_offset for each in log.snapshots)
-
-
-def _everything(seed: int) -> MetadataImage:
-    from fenceline.metadata.delta import apply
-    from fenceline.metadata.node_records import RegisterBrokerRecord, RegisterControllerRecord
-    from fenceline.metadata.records import ConfigRecord, ProducerIdsRecord
-    from fenceline.metadata.security_records import (
-        AccessControlEntryRecord,
-        ClientQuotaRecord,
-        DelegationTokenRecord,
-        EntityData,
-        UserScramCredentialRecord,
-    )
-
-    image = image_after(4, 50, EPOCH)
-    records: list[MetadataRecord] = [
-        FeatureLevelRecord("group.version", 1),
-        RegisterBrokerRecord(broker_id=seed, broker_epoch=seed),
-        RegisterControllerRecord(controller_id=seed),
-        ConfigRecord(4, str(seed), "log.cleaner.threads", "2"),
-        ProducerIdsRecord(1, 4, 1_000_000 + seed),
-        ClientQuotaRecord((EntityData("user", str(seed)),), "producer_byte_rate", 1.0),
-        AccessControlEntryRecord(id=UUID(int=seed)),
-        UserScramCredentialRecord(str(seed), 1),
-        DelegationTokenRecord(token_id=str(seed)),
-    ]
-    return apply(image, records, 60, EPOCH)[0]
-
-
-def test_loading_replaces_everything_as_one_change() -> None:
-    """§ When to Load Snapshots, at run time; N41: what is not in the snapshot disappears, of every kind."""
-    before, after = _everything(10), image_after(2, 100, EPOCH + 1)
-    loaded = image_of(image_records(after), 99, EPOCH + 1)
-    delta = difference(before, loaded)
-    assert {topic.name for topic in delta.deleted_topics} == {"topic-2", "topic-3"}
-    assert 10 in delta.changed_brokers
-    assert delta.changed_controllers == (10,)
-    assert delta.changed_features == ("group.version",)
-    assert {resource.name for resource in delta.changed_configs} == {"topic-2", "topic-3", "10"}
-    assert delta.producer_ids_changed
-    assert delta.security_changed
-    assert delta.partitions_gained == -2
-    kinds = ("client_quotas", "acls", "scram", "delegation_tokens")
-    assert all(getattr(before, kind) and not getattr(loaded, kind) for kind in kinds)
-
-
-@pytest.mark.parametrize("kind", ["client_quotas", "acls", "scram", "delegation_tokens"])
-def test_each_kind_of_security_is_noticed(kind: str) -> None:
-    """N41."""
-    from dataclasses import replace
-
-    before = _everything(10)
-    assert difference(before, replace(before, **{kind: getattr(EMPTY_IMAGE, kind)})).security_changed
-    assert difference(before, before).is_empty
-
-
-def test_two_snapshots_of_one_state_hold_the_same(history: History) -> None:
-    """N50, G33: whoever writes them, in whatever order things came."""
-    from fenceline.metadata.delta import MetadataDelta
-
-    other = MetadataDelta(EMPTY_IMAGE)
-    for record in reversed(list(image_records(image_after(1, 17, EPOCH)))):
-        other.replay(record)
-    first = image_after(1, 17, EPOCH)
-    second, _ = other.build(16, EPOCH)
-    assert b"".join(snapshot_of(first)) == b"".join(snapshot_of(second))
-
-
-def test_an_empty_log_behind_a_snapshot_ends_in_its_epoch(disk: SimDisk, history: History) -> None:
-    """§ Fetch, LastFetchedEpoch; N36, N47."""
-    snapshot = history.snapshot()
-    history.log.partition_log.truncate_fully_and_start_at(snapshot.end_offset)
-    for log in (history.log, MetadataLog.open(disk, DATA, now_ms=0)):
-        assert log.end == (EPOCH, snapshot.end_offset)

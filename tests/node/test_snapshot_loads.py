@@ -22,7 +22,7 @@ from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.duties import Send
 from fenceline.quorum.log_view import NOTHING, SnapshotId
 from fenceline.testing.sim_disk import SimDisk
-from tests.kip.snapshot_directory import DATA, DIRECTORY, EPOCH, History, image_after
+from tests.kip.snapshot_directory import DATA, DIRECTORY, EPOCH, History, image_after, with_snapshots
 from tests.log.helpers import append
 from tests.node.controller_helpers import ALONE, WITH_OTHERS, AtOnce, open_voter
 
@@ -153,12 +153,7 @@ def _damaged() -> SimDisk:
     """A directory whose log starts at a snapshot without its end."""
     disk = SimDisk()
     disk.mkdir(DATA)
-    history = History(disk, segment_bytes=300)
-    history.begin()
-    for _ in range(2):
-        history.grow(2)
-        history.snapshot()
-    log = history.log
+    log = with_snapshots(disk, 2).log
     for delete in log.forget_oldest(log.snapshot_sizes(log.snapshots), 0, 0):
         delete()
     assert log.start_offset > 0
