@@ -3,15 +3,15 @@
 Owns what this node has seen by itself of brokers that ended, and when they were fenced. Never decides who leads or who
 is fenced, opens no connection and sets no timer: followers' connections tell it, and it is asked for what holds now.
 
-| | what clients are told that ask about their topics |
-|---|---|
-| a leader that closed its connection to this follower, or refuses one, until it takes one again, the metadata has
-  something new of it, or a session is over | LEADER_NOT_AVAILABLE, which it is; they ask again soon |
-| a broker that was fenced lately | it is still among the brokers, and leads nothing |
+| broker                                                    | what clients are told that ask about its topics        |
+|-----------------------------------------------------------|--------------------------------------------------------|
+| leads; closed its connection to this node, or refuses one | LEADER_NOT_AVAILABLE, which it is; they ask again soon |
+| was fenced lately                                         | it is still among the brokers, and leads nothing       |
 
-The first is for clients that ask before another leads. Who is told of the dead leader once more believes it until its
-next look: librdkafka then looks every second only. It ends with a session at the latest: whoever still leads then is
-heard by the controller, and it is this node that does not reach it.
+The first holds until it takes a connection again, the metadata has something new of it, or a session is over. It is for
+clients that ask before another leads. Who is told of the dead leader once more believes it until its next look:
+librdkafka then looks every second only. It ends with a session at the latest: whoever still leads then is heard by the
+controller, and it is this node that does not reach it.
 
 The second is for clients that ask afterwards. librdkafka (2.10 and later) gives up the broker that is not named
 any more and the partition together, also where the same answer names a new leader: it looks again a second later.
