@@ -1,8 +1,9 @@
 """One partition's log: append, epochs, end offsets. The face of this room towards replicas and coordinators.
 
 Owns the offsets of one log and what an append does to them. Below it lie the look-ups (`readable_log.py`), the segments
-and the write (`segmented_log.py`) and what every append moves (`tail.py`); beside it, on its private parts, flush and
-close (`saving.py`), `retention.py` and `truncation.py`; before it stands `recovery.py`.
+and the write (`segmented_log.py`) and what every append moves (`tail.py`); beside it are the checks of what a leader
+sent (`replicated.py`) and, on its private parts, flush and close (`saving.py`), `retention.py` and `truncation.py`;
+before it stands `recovery.py`.
 
 Never knows who leads or who follows, and never waits for a disk on the loop but for the one write of an append and for
 opening a file: flushes, loads of what is not in the page cache, look-ups by time, deletion and truncation are for
@@ -21,10 +22,10 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from fenceline.errors import ErrorCode, InternalError, PeerError
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.log import retention, saving, truncation
-from fenceline.log.config import MAX_INT64, LogConfig
+from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk
 from fenceline.log.earlier_batches import find_earlier
 from fenceline.log.errors import CorruptLog
@@ -36,12 +37,12 @@ from fenceline.log.readable_log import ReadableLog
 from fenceline.log.recovery import RecoveryReport, load
 from fenceline.log.refused_batches import RefusedBatches
 from fenceline.log.replay import apply_to_producers, read_end_marker
+from fenceline.log.replicated import whole_batches
 from fenceline.log.retention import RemovedSegment
 from fenceline.log.scan import Found
-from fenceline.log.segment import MAX_RELATIVE_OFFSET
 from fenceline.log.tail import NOT_PLAIN, BatchSeen
 from fenceline.log.truncation import Truncated, Unfinished
-from fenceline.records.batch import BatchHeader, assign_in_place, check_crc, iter_headers, read_header
+from fenceline.records.batch import BatchHeader, assign_in_place, iter_headers, read_header
 from fenceline.records.validate import ZSTD_SINCE_VERSION, validate_produced
 
 NEWEST_PRODUCE_VERSION: Final = 13
@@ -322,48 +323,17 @@ class PartitionLog(ReadableLog):
         if plain_bytes != NOT_PLAIN:
             base = int.from_bytes(records[:8], "big")
             return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, plain_bytes)
-        found: list[Found] = []
-        next_offset = self.log_end_offset
-        epoch = self.epochs.latest_epoch
-        taken = 0
-        for header in iter_headers(records, allow_partial_tail=True):
-            check_crc(records, header)
-            if found and (
-                header.end_position > self.config.segment_bytes
-                or header.last_offset - found[0].header.base_offset > MAX_RELATIVE_OFFSET
-            ):
-                break  # no segment takes all of them; the rest is fetched again
-            goes_on = 0 <= header.last_offset_delta < MAX_INT64 - header.base_offset
-            if not goes_on or header.base_offset < next_offset:
-                # An empty log may start inside of the leader's first batch (DeleteRecords there).
-                is_empty = not found and self.log_start_offset == self.log_end_offset
-                if not is_empty or not 0 <= header.base_offset < next_offset <= header.last_offset:
-                    raise InternalError(
-                        f"{self.topic_partition}: batch at offset {header.base_offset} does not continue the log "
-                        f"at {next_offset}"
-                    )
-            if header.leader_epoch >= 0:
-                if not epoch <= header.leader_epoch <= leader_epoch:
-                    raise InternalError(
-                        f"{self.topic_partition}: batch at offset {header.base_offset} has leader epoch "
-                        f"{header.leader_epoch}, after {epoch} and from a leader in epoch {leader_epoch}"
-                    )
-                epoch = header.leader_epoch
-            content = records[header.position : header.position + header.size_bytes]
-            if header.is_control and header.producer_id >= 0:
-                read_end_marker(header, content)  # what can not be read must not be found out after the write
-            found.append(Found(header.position, header, content))
-            next_offset = header.next_offset
-            taken = header.position + header.size_bytes
+        found = whole_batches(self, records, leader_epoch)
         if not found:
             return AppendInfo(-1, -1, -1, self.log_start_offset, False, 0)
-        if found[0].header.base_offset < self.log_end_offset:
-            self.truncate_fully_and_start_at(found[0].header.base_offset)
+        base, taken = found[0].header.base_offset, found[-1].header.end_position
+        if base < self.log_end_offset:
+            self.truncate_fully_and_start_at(base)
         self._append_batches(records[:taken], found, now_ms)
         for batch in found:
             if batch.header.leader_epoch >= 0:
                 self.epochs.assign(batch.header.leader_epoch, batch.header.base_offset)
-        return AppendInfo(found[0].header.base_offset, next_offset - 1, -1, self.log_start_offset, False, taken)
+        return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, taken)
 
     def _append_batches(self, records: memoryview, found: list[Found], now_ms: int) -> None:
         config = self.config

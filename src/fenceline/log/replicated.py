@@ -1,0 +1,61 @@
+"""What a follower takes of the batches that its leader sent, found out before any of them is written.
+
+Owns the checks of whole batches: their checksums, that they go on where the log ends, that epochs never go back. Writes
+nothing. Plain batches do not come here (`tail.append_fetched`).
+
+Rules: `epochs.md E26`, `gaps.md G11`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fenceline.errors import InternalError
+from fenceline.log.config import MAX_INT64
+from fenceline.log.replay import read_end_marker
+from fenceline.log.scan import Found
+from fenceline.log.segment import MAX_RELATIVE_OFFSET
+from fenceline.records.batch import check_crc, iter_headers
+
+if TYPE_CHECKING:
+    from fenceline.log.partition_log import PartitionLog
+
+
+def whole_batches(log: PartitionLog, records: memoryview, leader_epoch: int) -> list[Found]:
+    """The batches to be appended, from the first of `records` on: not the one that is cut short at the end, and no more
+    than one segment takes. The first may begin before the end of a log that is empty.
+
+    Raises RecordsError(2) on damage, InternalError where they do not continue the log or its epochs.
+    """
+    found: list[Found] = []
+    next_offset = log.log_end_offset
+    epoch = log.epochs.latest_epoch
+    for header in iter_headers(records, allow_partial_tail=True):
+        check_crc(records, header)
+        if found and (
+            header.end_position > log.config.segment_bytes
+            or header.last_offset - found[0].header.base_offset > MAX_RELATIVE_OFFSET
+        ):
+            break  # the rest is fetched again
+        goes_on = 0 <= header.last_offset_delta < MAX_INT64 - header.base_offset
+        if not goes_on or header.base_offset < next_offset:
+            # An empty log may start inside of the leader's first batch (DeleteRecords there).
+            is_empty = not found and log.log_start_offset == log.log_end_offset
+            if not is_empty or not 0 <= header.base_offset < next_offset <= header.last_offset:
+                raise InternalError(
+                    f"{log.topic_partition}: batch at offset {header.base_offset} does not continue the log "
+                    f"at {next_offset}"
+                )
+        if header.leader_epoch >= 0:
+            if not epoch <= header.leader_epoch <= leader_epoch:
+                raise InternalError(
+                    f"{log.topic_partition}: batch at offset {header.base_offset} has leader epoch "
+                    f"{header.leader_epoch}, after {epoch} and from a leader in epoch {leader_epoch}"
+                )
+            epoch = header.leader_epoch
+        content = records[header.position : header.end_position]
+        if header.is_control and header.producer_id >= 0:
+            read_end_marker(header, content)  # what can not be read must not be found out after the write
+        found.append(Found(header.position, header, content))
+        next_offset = header.next_offset
+    return found
