@@ -81,6 +81,20 @@ def test_a_follower_takes_the_leaders_batches(disk: SimDisk) -> None:
     assert log.log_end_offset == 5
 
 
+@pytest.mark.parametrize("is_transactional", [False, True], ids=["plain", "transactional"])
+def test_a_follower_takes_what_one_segment_holds(disk: SimDisk, is_transactional: bool) -> None:
+    """More of them came than any segment takes; what is left is fetched again."""
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    fields = producer if is_transactional else {}
+    batches = [batch(base_offset=each, leader_epoch=1, **fields) for each in range(5)]
+    size = len(batches[0])
+    log = open_log(disk, config=LogConfig(segment_bytes=2 * size + size // 2))
+    for first, taken in ((0, 2), (2, 2), (4, 1)):
+        info = log.append_as_follower(memoryview(b"".join(batches[first:])))
+        assert (info.base_offset, info.last_offset, info.size_bytes) == (first, first + taken - 1, taken * size)
+    assert [segment.base_offset for segment in log.segments] == [0, 2, 4]
+
+
 def test_an_empty_follower_starts_inside_of_the_leaders_first_batch(disk: SimDisk) -> None:
     log = open_log(disk, log_start_offset=7)
     log.append_as_follower(batch(5, base_offset=5))

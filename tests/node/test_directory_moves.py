@@ -20,6 +20,8 @@ from immutables import Map
 from fenceline.controller.partition_requests import AssignReplicasToDirs
 from fenceline.errors import ErrorCode
 from fenceline.log import future_log
+from fenceline.log.checkpoints import encode_partition_metadata
+from fenceline.log.disk import replace_file
 from fenceline.log.log_dir import LogDir
 from fenceline.losses.cutting import cut_log
 from fenceline.losses.folder import ReceiptFolder, is_paper
@@ -502,6 +504,33 @@ def test_a_copy_of_what_is_not_here_is_deleted() -> None:
         (copy,) = desk.partitions.places.settle_copies(target)
         desk.moves.take_up([(target, copy)])
         assert names(desk, SECOND) == [f"{TOPIC}-0-delete"]
+
+    moves_of(1, story)
+
+
+@pytest.mark.parametrize("is_of", ["it", "another topic", "no topic", "no partition", "what is not here"])
+@pytest.mark.parametrize("recorded", [0, 1])
+def test_a_copy_whose_log_is_gone_is_the_log_where_the_metadata_says_so(is_of: str, recorded: int) -> None:
+    """The node was killed between the two renames of a move. A copy of what this node does not have goes."""
+
+    async def story(desk: Desk, _: Controller) -> None:
+        name = f"{TOPIC}-{7 if is_of == 'no partition' else 0}"
+        target, path = desk.log_dirs.opened[1], f"{SECOND}/{name}.abc-future"
+        desk.disk.mkdir(path)
+        topic_id = UUID(int=99) if is_of == "another topic" else desk.topic_id
+        replace_file(desk.disk, f"{path}/partition.metadata", encode_partition_metadata(topic_id))
+        if is_of == "no topic":
+            desk.delete_topic()
+        else:
+            replicas = (4, *OTHERS) if is_of == "what is not here" else (1, *OTHERS)
+            desk.tell(replicas=replicas, directories=(mine(desk, recorded), ELSEWHERE, ELSEWHERE))
+        desk.log_dirs.forget(where())
+        is_the_log = is_of == "it" and recorded == 1
+        copies = desk.partitions.places.settle_copies(target)
+        assert names(desk, SECOND) == [name if is_the_log else f"{name}-future"]
+        assert [copy.path for copy in copies] == ([] if is_the_log else [path])
+        desk.moves.take_up([(target, copy) for copy in copies])
+        assert names(desk, SECOND) == [name if is_the_log else f"{name}-future" if is_of == "it" else f"{name}-delete"]
 
     moves_of(1, story)
 

@@ -80,6 +80,7 @@ def test_a_controller_that_is_gone_fails_what_it_was_asked() -> None:
         ("listeners", "PLAINTEXT://:1", "can not be changed"),
         ("log.retention.ms", "0", "at least 1"),
         ("fenceline.metrics.port", "9100", "Cannot update these configs dynamically"),
+        ("leader.replication.throttled.rate", "-1", "at least 0"),
         ("fenceline.validate.compressed.records", "perhaps", "Expected value to be either true or false"),
     ],
 )
@@ -97,6 +98,14 @@ def test_a_running_node_takes_the_check_of_compressed_records() -> None:
     assert not describe(broker, BROKER, "1")[VALIDATE_COMPRESSED].read_only
     broker.controller.answer = AlterConfigsAnswer((AlteredResource(ConfigResource(BROKER, "1"), SUCCESS),))
     assert alter(broker, resource(BROKER, "1", (VALIDATE_COMPRESSED, "false"))) == [(0, None)]
+
+
+def test_what_is_in_the_metadata_log_only_is_told_where_it_is_set() -> None:
+    name = "leader.replication.throttled.rate"
+    broker = FakeBroker(image_of(configs={(BROKER, "1"): {name: "1000"}}))
+    row = describe(broker, BROKER, "1", include_documentation=True)[name]
+    assert (row.value, row.is_sensitive, row.read_only, row.documentation) == ("1000", False, False, None)
+    assert name not in describe(FakeBroker(image_of()), BROKER, "1")
 
 
 def test_secrets_and_strangers_are_never_told() -> None:
