@@ -10,7 +10,7 @@ import pytest
 
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import OsDisk
-from fenceline.log.errors import NotSettled, StorageError
+from fenceline.log.errors import CorruptLog, NotSettled, StorageError
 from fenceline.log.file_names import EPOCH_FILE
 from fenceline.log.lost_batches import LostBatches
 from fenceline.log.partition_log import PartitionLog
@@ -438,6 +438,114 @@ def test_what_recovery_cuts_has_a_receipt(seed: int) -> None:
     named = {path for receipt in receipts for path in receipt.evidence}
     kept = {path for path in ReceiptFolder(disk, DIRECTORY).contents().evidence if disk.peek(path)}
     assert named == kept, "what is kept is named"
+
+
+def a_torn_segment(disk: SimDisk) -> list[Stored]:
+    """A log with a middle segment that ends in garbage: what is to be recovered. What it held before."""
+    log = open_log(disk)
+    write(log, 1, 16)
+    before = stored_batches(log)
+    log.close()
+    assert len(log.segments) > 3
+    fd = disk.open_append(log.segments[1].path)
+    disk.truncate(fd, log.segments[1].size_bytes - 7)
+    disk.write(fd, bytes([255] * 7))
+    disk.fsync(fd)
+    disk.close(fd)
+    return before
+
+
+def segment_files(disk: SimDisk) -> dict[str, bytes | None]:
+    return {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.folder(DIRECTORY) or () if name.endswith(".log")}
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+@pytest.mark.parametrize(("number", "may_pass"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)])
+def test_recovery_cuts_nothing_before_its_note_is_durable(call: Any, number: int, may_pass: bool) -> None:
+    """Seed 915 of the story `brokers`: a log was cut on a disk without room for the note, and nobody was ever told."""
+    disk = a_disk()
+    before = a_torn_segment(disk)
+    files = segment_files(disk)
+    disk.fail(call, ".note.tmp", number)
+    for _ in range(2):
+        with pytest.raises(CorruptLog) as refused:
+            open_log(disk)
+        assert (refused.value.refusal is not None) == may_pass
+        assert "no restart" not in refused.value.advice
+        assert segment_files(disk) == files
+    disk.heal()
+    log = open_log(disk)
+    assert complaints(settled(disk, log), lost_between(before, stored_batches(log))) == []
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_recovery_on_a_disk_that_gets_full_at_any_step_hides_nothing(seed: int, power: bool) -> None:
+    """It ends there and begins again, in the same life or after a crash, as often as it takes."""
+    step = 0
+    while True:
+        step += 1
+        disk = FullDisk(seed)
+        disk.mkdir("/data")
+        before = a_torn_segment(disk)
+        disk.full_from, disk.changes = step, 0
+        refused = None
+        for _ in range(2):
+            try:
+                open_log(disk)
+            except CorruptLog as error:
+                refused = error
+                assert refused.refusal is not None
+            if power:
+                disk.crash()
+        disk.heal()
+        again = open_log(disk)
+        receipts = settled(disk, again)
+        assert complaints(receipts, lost_between(before, stored_batches(again))) == []
+        assert all(disk.peek(path) for receipt in receipts for path in receipt.evidence)
+        if refused is None:
+            assert step > 5, "recovery has more steps than this"
+            return
+
+
+def test_a_note_that_a_kill_left_without_its_name_on_the_disk_is_made_durable_before_the_cut() -> None:
+    """Its rename was in memory only; then power goes with the cut on the disk."""
+    for seed in range(20):
+        disk = a_disk(seed)
+        log = open_log(disk)
+        write(log, 1, 3)
+        end = log.log_end_offset
+        log.close()
+        fd = disk.open_append(log.segments[-1].path)
+        disk.truncate(fd, log.segments[-1].size_bytes - 7)
+        disk.fsync(fd)
+        disk.fail("fsync", "lost+found")
+        with pytest.raises(CorruptLog):
+            open_log(disk)
+        disk.heal()
+        assert open_log(disk).log_end_offset < end
+        disk.crash()
+        again = open_log(disk)
+        (receipt,) = settled(disk, again)
+        assert (receipt.start_offset, receipt.end_offset_exclusive) == (again.log_end_offset, end)
+
+
+def test_evidence_that_goes_between_two_attempts_of_recovery_gives_its_name_to_new_evidence() -> None:
+    disk = a_disk()
+    before = a_torn_segment(disk)
+    folder = ReceiptFolder(disk, DIRECTORY)
+    disk.mkdir(folder.path)
+    older = f"{folder.path}/{sorted(segment_files(disk))[2]}.0"
+    disk.close(disk.open_append(older))
+    disk.fail("rename", ".log", errno.ENOSPC)
+    with pytest.raises(CorruptLog):
+        open_log(disk)
+    disk.heal()
+    disk.unlink(older)
+    again = open_log(disk)
+    (receipt,) = settled(disk, again)
+    assert older in receipt.evidence
+    assert complaints([receipt], lost_between(before, stored_batches(again))) == []
 
 
 def test_recovery_of_whole_batches_behind_a_gap_counts_them(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -13,6 +13,7 @@ from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.errors import StorageError
+from fenceline.log.partition_dir import RemovedPartition
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.loss_keeper import LossKeeper
 from fenceline.node.replica import Replica
@@ -165,3 +166,30 @@ def test_evidence_gives_way_to_records_on_a_full_disk() -> None:
         assert await refused(full) == 1
 
     asyncio.run(story())
+
+
+def test_a_deletion_takes_as_much_evidence_as_its_receipts_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(waiting=0)
+    removed = RemovedPartition("/data/rain-3", stage.disk, TopicPartition("rain", 3), 0)
+    full = OSError(errno.ENOSPC, "full")
+    attempts: list[OSError | None] = [full, full, None]
+    evidence = [True, True, False]
+
+    def take_along(*_: Any, **__: Any) -> None:
+        error = attempts.pop(0)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(stage.keeper, "_take_along", take_along)
+    monkeypatch.setattr(stage.keeper, "_make_room", lambda _: evidence.pop(0))
+    stage.keeper.delete_partition(removed)
+    assert stage.disk.folder("/data/rain-3") is None
+    assert evidence == [False]
+
+    stage = Stage(waiting=0)
+    monkeypatch.setattr(stage.keeper, "_take_along", take_along)
+    monkeypatch.setattr(stage.keeper, "_make_room", lambda _: evidence.pop(0))
+    attempts += [full, full]
+    with pytest.raises(OSError, match="full"):
+        stage.keeper.delete_partition(RemovedPartition("/data/rain-3", stage.disk, TopicPartition("rain", 3), 0))
+    assert not [name for name in stage.disk.listdir("/data/rain-3") if name.endswith(".log")], "they gave way first"

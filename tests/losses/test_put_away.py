@@ -149,6 +149,18 @@ def test_where_the_log_can_not_be_opened_all_that_was_planned_counts() -> None:
     assert receipt.evidence
 
 
+def test_a_log_that_can_not_be_opened_now_is_waited_for() -> None:
+    disk = a_disk()
+    an_open_cut(disk)
+    gone = put_aside(disk)
+    disk.fail("open", ".log", errno.EMFILE)
+    with pytest.raises(OSError, match="Too many open files"):
+        put_away.settle(gone, replica=REPLICA, now_ms=1)
+    disk.heal()
+    (receipt,) = put_away.settle(gone, replica=REPLICA, now_ms=1)
+    assert "can not be opened" not in receipt.known_by
+
+
 def test_a_deletion_on_a_full_disk_makes_the_room_for_its_own_receipts() -> None:
     disk = a_disk()
     an_open_cut(disk)

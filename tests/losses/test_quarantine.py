@@ -84,11 +84,13 @@ def test_what_is_being_cut_right_now_is_left_alone() -> None:
     three_losses(disk)
     stranger = f"{DIRECTORY}/lost+found/00000000000000000000.log.77"
     disk.close(disk.open_append(stranger))
-    intent = f"{DIRECTORY}/lost+found/receipt-abc.intended"
-    disk.close(disk.open_append(intent))
-    sweep(disk, now_ms=10**15, max_age_ms=0)
-    assert disk.peek(stranger) is not None
-    disk.unlink(intent)
+    for name in "receipt-abc.intended", "recovery-7.note":
+        paper = f"{DIRECTORY}/lost+found/{name}"
+        disk.close(disk.open_append(paper))
+        sweep(disk, now_ms=10**15, max_age_ms=0)
+        assert disk.peek(stranger) is not None
+        disk.unlink(paper)
+    disk.close(disk.open_append(f"{DIRECTORY}/lost+found/receipt-abc.intended.tmp"))  # a crash came first
     sweep(disk, now_ms=10**15, max_age_ms=0)
     assert disk.peek(stranger) is None, "nobody's evidence goes by age too"
 
@@ -111,6 +113,19 @@ def test_a_full_disk_takes_the_oldest_evidence() -> None:
     disk.heal()
     sweep(disk)
     assert all(receipt.evidence == () for receipt in receipts_of(disk)), "what was unsaid is said later"
+
+
+def test_a_full_disk_takes_nothing_that_no_receipt_names_yet() -> None:
+    disk = SimDisk()
+    three_losses(disk)
+    unnamed = f"{DIRECTORY}/lost+found/00000000000000000000.log.77"
+    fd = disk.open_append(unnamed)
+    disk.write(fd, bytes(1_000))
+    disk.close(fd)
+    for _ in range(3):
+        assert quarantine.make_room(disk, [ReceiptFolder(disk, DIRECTORY)]).freed
+    assert not quarantine.make_room(disk, [ReceiptFolder(disk, DIRECTORY)]).freed
+    assert disk.peek(unnamed)
 
 
 def test_evidence_that_somebody_deleted_is_not_named_any_more() -> None:

@@ -1,4 +1,4 @@
-"""Partitions that wait for room for the receipts of what a crash took (seed 1449 of the story `brokers`)."""
+"""Partitions that wait for room for the papers of what a crash took (seeds 915 and 1449 of the story `brokers`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import pytest
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.lost_batches import LostBatches
 from fenceline.log.recovery_note import RecoveryNote, write_note
+from fenceline.losses.check import Stored, complaints, lost_between, stored_batches
+from fenceline.losses.cutting import cut_log
 from fenceline.losses.folder import ReceiptFolder
-from fenceline.losses.receipt import Receipt
+from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.broker import Broker
 from fenceline.node.loss_keeper import LossKeeper
+from tests.losses.helpers import cut, open_log, write
 
 from .desk import TOPIC, Desk, told, turns, where
 
@@ -86,21 +89,36 @@ def test_what_an_attempt_has_written_is_told_when_all_of_it_is() -> None:
     told(story)
 
 
-def test_evidence_of_before_makes_the_room() -> None:
+def _older_loss(desk: Desk) -> Receipt:
+    """Of another partition of that disk; its evidence may go."""
+    log = desk.partitions.log_of(where(1))
+    assert log is not None
+    write(log, 1, 99)
+    (receipt,) = cut_log(desk.disk, log, cut(2))
+    assert receipt.evidence
+    return receipt
+
+
+def test_evidence_of_before_makes_the_room_and_what_is_not_told_yet_stays() -> None:
     async def story(desk: Desk) -> None:
+        older = _older_loss(desk)
         log = desk.partitions.log_of(where())
         assert log is not None
         write_note(desk.disk, log.directory, RecoveryNote(LostBatches(2, 4, 2, 100, (1,)), "a test", True, 5_000, ()))
-        fd = desk.disk.open_append(f"{_folder(desk).path}/00000000000000000000.log.0")
+        untold = f"{_folder(desk).path}/00000000000000000000.log.0"
+        fd = desk.disk.open_append(untold)
         desk.disk.write(fd, bytes(4_000))
         desk.disk.close(fd)
         desk.disk.capacity_bytes = desk.disk.used_bytes
         keeper = LossKeeper(cast(Broker, desk))
         keeper.take_up()
         assert where() not in desk.partitions.offline
-        assert len(_receipts(desk)) == 1
+        (receipt,) = _receipts(desk)
+        assert receipt.evidence == (untold,)
+        assert desk.disk.peek(untold)
+        assert desk.disk.peek(older.evidence[0]) is None
 
-    told(story)
+    told(story, partitions=2)
 
 
 def test_a_broken_disk_is_left_to_the_operator() -> None:
@@ -133,5 +151,172 @@ def test_a_topic_that_is_deleted_meanwhile_waits_for_the_thread() -> None:
         assert where() not in desk.partitions.offline
         assert desk.disk.folder(f"/data/{TOPIC}-0") is None
         await keeper.settle_again()
+
+    told(story)
+
+
+# --- logs that recovery could not open -------------------------------------------------------------------------------
+
+
+def _torn(desk: Desk) -> list[Stored]:
+    """A log whose last batch a crash has left as garbage, on a node that has not looked yet. What it held before."""
+    log = open_log(desk.disk, f"/data/{TOPIC}-0", partition=0, topic_id=desk.topic_id)
+    write(log, 1, 9)
+    before = stored_batches(log)
+    log.close()
+    fd = desk.disk.open_append(log.segments[-1].path)
+    desk.disk.truncate(fd, log.segments[-1].size_bytes - 7)
+    desk.disk.write(fd, bytes([255] * 7))
+    desk.disk.close(fd)
+    return before
+
+
+def _files(desk: Desk) -> dict[str, bytes | None]:
+    directory = f"/data/{TOPIC}-0"
+    return {name: desk.disk.peek(f"{directory}/{name}") for name in desk.disk.folder(directory) or ()}
+
+
+def _recovered(desk: Desk) -> LossKeeper:
+    """The node has started, as far as it could."""
+    files = _files(desk)
+    desk.partitions.recover([where()])
+    keeper = LossKeeper(cast(Broker, desk))
+    keeper.take_up()
+    with pytest.raises(PeerError) as refused:
+        desk.lead(3)
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert _files(desk) == files
+    return keeper
+
+
+def test_a_log_that_recovery_must_cut_waits_for_room_for_its_note() -> None:
+    """Seed 915 of the story `brokers`: it was cut, and nobody was ever told."""
+
+    async def story(desk: Desk) -> None:
+        before = _torn(desk)
+        log_dir = desk.log_dirs.first
+        log_dir.offsets.high_watermarks[where()] = before[-1].next_offset
+        desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
+        keeper = _recovered(desk)
+        files = _files(desk)
+        assert keeper.has_unsettled
+        await keeper.settle_again()
+        await desk.checkpoint()
+        assert _files(desk) == files
+        assert where() in desk.partitions.offline
+        desk.disk.heal()
+        await keeper.settle_again()
+        log = desk.replica().log
+        assert desk.replica().is_leader, "as the metadata says by now"
+        assert complaints(_receipts(desk), lost_between(before, stored_batches(log))) == []
+        assert [each.loss_class for each in keeper.next_due(9)] == [LossClass.COMMITTED]
+        assert not keeper.has_unsettled
+        desk.append()
+        assert log_dir.open_logs[where()] is log
+        assert log_dir.offline == {}
+
+    told(story)
+
+
+def test_the_receipt_may_lack_room_as_well() -> None:
+    """The log is cut by then, and open; it is not opened again, nor served, until the receipt is there."""
+
+    async def story(desk: Desk) -> None:
+        before = _torn(desk)
+        log_dir = desk.log_dirs.first
+        log_dir.offsets.high_watermarks[where()] = before[-1].next_offset
+        desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
+        keeper = _recovered(desk)
+        desk.disk.heal()
+        desk.disk.fail("write", ".due.tmp", errno.ENOSPC)
+        await keeper.settle_again()
+        assert where() in desk.partitions.offline
+        log = log_dir.open_logs[where()]
+        await desk.checkpoint()  # of the log as it is now
+        desk.disk.heal()
+        await keeper.settle_again()
+        assert desk.replica().log is log
+        (receipt,) = _receipts(desk)
+        assert receipt.loss_class is LossClass.COMMITTED, "by what was known before it was cut"
+        assert complaints([receipt], lost_between(before, stored_batches(log))) == []
+
+    told(story)
+
+
+def test_evidence_of_before_makes_the_room_for_the_note() -> None:
+    async def story(desk: Desk) -> None:
+        older = _older_loss(desk)
+        before = _torn(desk)
+        desk.disk.capacity_bytes = desk.disk.used_bytes
+        keeper = _recovered(desk)
+        await keeper.settle_again()
+        assert desk.disk.peek(older.evidence[0]) is None
+        assert complaints(_receipts(desk), lost_between(before, stored_batches(desk.replica().log))) == []
+
+    told(story, partitions=2)
+
+
+def test_a_note_that_a_broken_disk_refuses_is_left_to_the_operator() -> None:
+    async def story(desk: Desk) -> None:
+        _torn(desk)
+        desk.disk.fail("write", ".note.tmp", errno.EIO)
+        keeper = _recovered(desk)
+        desk.disk.heal()
+        assert not keeper.has_unsettled
+
+    told(story)
+
+
+def test_damage_that_is_found_while_a_log_waits_is_left_to_the_operator() -> None:
+    async def story(desk: Desk) -> None:
+        _torn(desk)
+        desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
+        keeper = _recovered(desk)
+        desk.disk.heal()
+        desk.disk.fail("open", ".log", errno.EIO)
+        await keeper.settle_again()
+        assert not keeper.has_unsettled
+        assert where() in desk.partitions.offline
+
+    told(story)
+
+
+def test_a_recovery_point_past_the_end_is_taken_back_before_it_is_served() -> None:
+    """A cut was the last that happened to the log: what is appended now is not safe up to there."""
+
+    async def story(desk: Desk) -> None:
+        before = _torn(desk)
+        desk.log_dirs.first.offsets.recovery_points[where()] = before[-1].next_offset + 100
+        desk.disk.fail("open", ".log", errno.EMFILE)
+        keeper = _recovered(desk)
+        desk.disk.heal()
+        await keeper.settle_again()
+        end = desk.replica().log.log_end_offset
+        checkpoint = desk.disk.peek("/data/recovery-point-offset-checkpoint") or b""
+        assert f"{TOPIC} 0 {end}\n".encode() in checkpoint
+
+    told(story)
+
+
+def test_a_topic_that_is_deleted_while_its_log_is_opened_goes_with_it() -> None:
+    async def story(desk: Desk) -> None:
+        _torn(desk)
+        desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
+        keeper = _recovered(desk)
+        desk.disk.heal()
+        go_on = Event()
+        for _ in range(2):
+            desk.disk_threads.submit(go_on.wait)
+        settling = asyncio.ensure_future(keeper.settle_again())
+        await turns()
+        desk.delete_topic()
+        assert desk.disk.folder(f"/data/{TOPIC}-0") is not None, "a thread is at it"
+        go_on.set()
+        await settling
+        assert desk.disk.folder(f"/data/{TOPIC}-0") is None
+        assert where() not in desk.log_dirs.first.open_logs
+        assert where() not in desk.partitions.offline
+        await keeper.settle_again()
+        assert not keeper.has_unsettled
 
     told(story)

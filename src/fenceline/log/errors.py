@@ -50,3 +50,10 @@ class CorruptLog(OperatorError):
         self.path = path
         self.position = position
         self.reason = reason
+
+    @property
+    def refusal(self) -> OSError | None:
+        """Set where nothing is known to be damaged and the system refused something that it may allow later: the log
+        can be opened again then."""
+        cause = self.__cause__
+        return cause if isinstance(cause, OSError) and passes(cause.errno) else None

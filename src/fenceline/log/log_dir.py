@@ -187,21 +187,27 @@ class LogDir:
         if failed is not None:
             raise failed
         try:
-            log = self._open_log(topic_partition, topic_id, config, now_ms)
+            log = self.open_apart(topic_partition, topic_id, config, now_ms)
         except CorruptLog as error:
             self.offline[topic_partition] = error
             raise
         self.open_logs[topic_partition] = log
         return log
 
-    def _open_log(
+    def open_apart(
         self, topic_partition: TopicPartition, topic_id: UUID | None, config: LogConfig, now_ms: int
     ) -> PartitionLog:
+        """Open a log that could not be opened before, in a thread of its own; `take_in` follows. Raises CorruptLog."""
         directory = self.partition_path(topic_partition)
         self._check_id(directory, topic_id)
         log = self.open_at(directory, topic_partition, topic_id, config, now_ms, self.files)
         log.jitter_ms = self.jitter_ms
         return log
+
+    def take_in(self, log: PartitionLog) -> None:
+        """A log that was opened apart is one of the open ones from now on."""
+        self.offline.pop(log.topic_partition, None)
+        self.open_logs[log.topic_partition] = log
 
     def _check_id(self, directory: str, topic_id: UUID | None) -> None:
         if self.disk.stat(directory) is not None:

@@ -5,7 +5,8 @@ of them after a clean stop) had been safe on the disk, so damage there is `Corru
 Past the recovery point every CRC is checked, and the log ends before the first batch that is not whole: what is cut
 there goes into the partition's `lost+found` unless it is the torn end of one write, with nothing whole behind it. A log
 that is fsynced before it counts (`only_torn`) is not cut before a whole batch, which may have been acknowledged, unless
-`before_cut` has seen to that. Before anything of another log is cut a note says what goes (`recovery_note.py`).
+`before_cut` has seen to that. Before anything of another log is cut a note says what goes (`recovery_note.py`); where
+the disk has no room for it the log stays as it is, and can be opened when there is some (`CorruptLog.refusal`).
 
 - Trusted: sealed segments that end at or below the recovery point. Their indexes are read when they are needed.
 - Scanned: from the newest producer snapshot that can be trusted or the recovery point, whichever is lower; headers
@@ -29,7 +30,7 @@ from fenceline.log.checkpoints import BadCheckpoint, read_epochs
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
-from fenceline.log.errors import CorruptLog
+from fenceline.log.errors import CorruptLog, passes
 from fenceline.log.file_names import DELETED_SUFFIX, EPOCH_FILE, INDEX_SUFFIXES, LOG_SUFFIX, OFFSET_DIGITS, offset_in
 from fenceline.log.index import OffsetIndex, TimeIndex
 from fenceline.log.lost_and_found import EVIDENCE_DIR, evidence_in, keep_file, keep_tail
@@ -42,6 +43,13 @@ from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
 from fenceline.records.batch import BATCH_OVERHEAD, peek_header
 
 _LOOK_BEHIND_BYTES: Final = 16 << 20
+_DISK_ADVICE: Final = (
+    "Check the disk and the file's permissions, then restart the node. Other partitions are not affected."
+)
+_WAIT_ADVICE: Final = (
+    "Make room on the disk, or raise the limit that the reason names. What a start could not open is opened then, else"
+    " restart the node. Other partitions are not affected."
+)
 
 
 @dataclass(slots=True)
@@ -97,12 +105,9 @@ def load(
         loader = _Loader(disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut)
         return loader.load(log_start_offset)
     except OSError as error:
-        raise CorruptLog(
-            error.filename or directory,
-            0,
-            f"can not be read: {error.strerror or error}",
-            "Check the disk and the file's permissions, then restart the node. Other partitions are not affected.",
-        ) from error
+        what, advice = ("opened", _WAIT_ADVICE) if passes(error.errno) else ("read", _DISK_ADVICE)
+        reason = f"can not be {what}: {error.strerror or error}"
+        raise CorruptLog(error.filename or directory, 0, reason, advice) from error
 
 
 class _Loader:

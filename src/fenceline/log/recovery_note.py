@@ -1,15 +1,13 @@
 """A note beside the evidence, written before recovery cuts a log: what is lost by that, and why.
 
 Owns the note's name and form. It is there before the first byte goes, so that no crash on the way hides a loss; who
-makes a receipt of it removes it. Never stands in the way of recovery: a disk that takes no note is told by the log
-alone.
+makes a receipt of it removes it. Where the disk takes no note nothing is cut.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from fenceline.log.disk import Disk, read_file, replace_file
@@ -32,14 +30,23 @@ class RecoveryNote:
 
 
 def write_note(disk: Disk, directory: str, note: RecoveryNote) -> None:
-    """Durable when it returns. The note of a recovery that a crash interrupted stays as it is."""
+    """Durable when it returns. Raises OSError: nothing may be cut then.
+
+    The note of a recovery that was interrupted stays, as it tells more; what has been deleted since is not among its
+    `others` any more, since its name is free for what the next attempt keeps.
+    """
     folder = f"{directory}/{EVIDENCE_DIR}"
     path = f"{folder}/{NOTE_PREFIX}{note.lost.start_offset}{NOTE_SUFFIX}"
-    with contextlib.suppress(OSError):
-        if disk.stat(path) is None:
-            disk.mkdir(folder)
-            disk.fsync_dir(directory)
-            replace_file(disk, path, json.dumps(asdict(note)).encode())
+    disk.mkdir(folder)
+    disk.fsync_dir(directory)
+    before = read_note(disk, path) if disk.stat(path) is not None else None
+    if before is not None:
+        note = replace(before, others=tuple(name for name in before.others if name in note.others))
+    if before != note:
+        replace_file(disk, path, json.dumps(asdict(note)).encode())
+    else:
+        # It may have its name in memory only, where a kill came between the two.
+        disk.fsync_dir(folder)
 
 
 def read_note(disk: Disk, path: str) -> RecoveryNote | None:

@@ -58,7 +58,7 @@ def is_complete(carried: Carried, disk: Disk, directory: str) -> bool:
         return False
     contents = folder.contents()
     known = {each.id for each in carried.receipts}
-    return not contents.is_being_cut and not folder.notes() and all(each.id in known for each in contents.receipts)
+    return not contents.is_unsettled and all(each.id in known for each in contents.receipts)
 
 
 def _at(receipt: Receipt, before: str, after: str) -> Receipt:

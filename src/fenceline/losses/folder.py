@@ -51,7 +51,8 @@ class Contents:
 
     receipts: tuple[Receipt, ...]
     evidence: tuple[str, ...]
-    is_being_cut: bool
+    is_unsettled: bool
+    """As `ReceiptFolder.is_unsettled`."""
 
 
 class Receipts:
@@ -88,7 +89,7 @@ class Receipts:
     def contents(self) -> Contents:
         """All of it, as of one look."""
         names = self._names()
-        return Contents((*self._receipts(names, DUE), *self._receipts(names, TOLD)), (), is_being_cut=False)
+        return Contents((*self._receipts(names, DUE), *self._receipts(names, TOLD)), (), is_unsettled=False)
 
     def drop(self, receipt_id: str) -> None:
         """It is kept elsewhere."""
@@ -141,12 +142,11 @@ class ReceiptFolder(Receipts):
     @property
     def is_unsettled(self) -> bool:
         """Whether there is a cut of which it is not known yet what it took."""
-        return any(is_paper(name) and not name.endswith((DUE, TOLD)) for name in self._names())
+        return _is_unsettled(self._names())
 
     def notes(self) -> list[str]:
         """Paths of what recovery left."""
-        names = self._names()
-        return [f"{self.path}/{name}" for name in names if name.startswith(NOTE_PREFIX) and name.endswith(NOTE_SUFFIX)]
+        return [f"{self.path}/{name}" for name in self._names() if _is_note(name)]
 
     def intend(self, intent: Intent) -> None:
         """Durable when it returns."""
@@ -190,7 +190,7 @@ class ReceiptFolder(Receipts):
         return Contents(
             (*self._receipts(names, DUE), *self._receipts(names, TOLD)),
             tuple(f"{self.path}/{name}" for name in names if not is_paper(name)),
-            any(name.endswith(INTENDED) for name in names),
+            _is_unsettled(names),
         )
 
 
@@ -200,6 +200,15 @@ def read_if_there(disk: Disk, path: str) -> bytes | None:
         return read_file(disk, path)
     except FileNotFoundError:
         return None
+
+
+def _is_note(name: str) -> bool:
+    return name.startswith(NOTE_PREFIX) and name.endswith(NOTE_SUFFIX)
+
+
+def _is_unsettled(names: Sequence[str]) -> bool:
+    """What was being written when a crash came (`.tmp`) stands for nothing."""
+    return any(_is_note(name) or (name.startswith(PREFIX) and name.endswith(INTENDED)) for name in names)
 
 
 def is_paper(name: str) -> bool:

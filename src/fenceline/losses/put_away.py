@@ -96,7 +96,9 @@ def _ends(removed: RemovedPartition, now_ms: int) -> Ends | None:
             config=LogConfig(),
             now_ms=now_ms,
         )
-    except CorruptLog:
+    except CorruptLog as error:
+        if error.refusal is not None:
+            raise error.refusal from error
         return None
     except OSError as error:
         if passes(error.errno):

@@ -56,7 +56,8 @@ class _Kept:
 def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: int, max_bytes: int) -> Swept:
     """Delete what is too old, then the oldest until what is left is not too much; limits below 0 are none.
 
-    `folders`: all of one log directory. One whose log is being cut right now keeps what no receipt names yet.
+    `folders`: all of one log directory. One whose log is being cut, or was by recovery, keeps what no
+    receipt names yet.
     """
     kept = _collect(disk, folders)
     total = sum(each.size_bytes for each in kept)
@@ -79,23 +80,25 @@ def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: i
 
 
 def make_room(disk: Disk, folders: Iterable[Receipts]) -> Room:
-    """Delete the oldest evidence of a disk that is full, and as much more as it takes to say so."""
+    """Delete the oldest evidence of a disk that is full, and as much more as it takes to say so.
+
+    What no receipt names stays: of a loss that nobody has been told of it is all there is.
+    """
     changed: list[tuple[Receipts, Receipt]] = []
-    unsaid: list[_Kept] = []
+    unsaid: list[tuple[Receipts, Receipt]] = []
     freed = False
     for each in _collect(disk, folders):
-        if not each.size_bytes:
+        if each.receipt is None or not each.size_bytes:
             continue
         # There may be no room for the word before the deed; what stays unsaid is said by the next sweep.
         _unlink(disk, each.paths)
         freed = True
-        unsaid.append(each)
+        unsaid.append((each.folder, without_evidence(each.receipt, BY_FULL_DISK)))
         try:
             while unsaid:
-                if unsaid[0].receipt is not None:
-                    receipt = without_evidence(unsaid[0].receipt, BY_FULL_DISK)
-                    unsaid[0].folder.owe(receipt)
-                    changed.append((unsaid[0].folder, receipt))
+                folder, receipt = unsaid[0]
+                folder.owe(receipt)
+                changed.append((folder, receipt))
                 del unsaid[0]
         except OSError as error:
             if error.errno not in FULL:
@@ -130,7 +133,7 @@ def _collect(disk: Disk, folders: Iterable[Receipts]) -> list[_Kept]:
                 is_gone = all(stat == _NOT_THERE for stat in stats)
                 found.append(_Kept(folder, receipt, receipt.evidence, receipt.time_ms, size, is_gone))
     for folder, contents in looked_at:
-        if not contents.is_being_cut:
+        if not contents.is_unsettled:
             for path in contents.evidence:
                 if path not in named:
                     size, modified_ms = _stat(disk, path)

@@ -14,17 +14,17 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.ids import TopicPartition
-from fenceline.log.errors import StorageError, passes
+from fenceline.log.errors import StorageError
 from fenceline.log.log_dir import LogDir
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.partition_dir import RemovedPartition, parse_partition_name
-from fenceline.log.partition_log import PartitionLog
 from fenceline.losses import put_away, quarantine
-from fenceline.losses.cutting import Cut, cut_log, settle
+from fenceline.losses.cutting import Cut, cut_log
 from fenceline.losses.folder import Outbox, ReceiptFolder, Receipts
 from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.node.logs import Logger
 from fenceline.node.metric_families import counter_by, gauges
+from fenceline.node.unsettled import UnsettledPartitions
 from fenceline.replica.follower import BeginAnew, CutTo
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ class LossKeeper:
         """Since this node started."""
         self.evidence_bytes = 0
         """As of the last look."""
-        self._unsettled: dict[TopicPartition, tuple[LogDir, ReceiptFolder]] = {}
-        """Out of service until there is room for the receipts of what a crash took."""
+        self._unsettled = UnsettledPartitions(broker, self._make_room, self._lost, self._owes)
         self._relieving: asyncio.Future[bool] | None = None
         self._relief_pauses_until_ms = 0
 
@@ -128,6 +127,7 @@ class LossKeeper:
     def take_up(self) -> None:
         """Before any log is served: settle what a crash interrupted, and find what the ledger does not have yet."""
         for log_dir in self._broker.log_dirs:
+            self._unsettled.take_up(log_dir)
             try:
                 self._take_up(log_dir)
             except OSError as error:
@@ -141,8 +141,8 @@ class LossKeeper:
     def _take_up(self, log_dir: LogDir) -> None:
         for topic_partition, path in _with_evidence(log_dir):
             folder = ReceiptFolder(log_dir.disk, path)
-            if list(folder.intents()) or folder.notes():
-                self._settle(log_dir, folder, topic_partition)
+            if folder.is_unsettled:
+                self._unsettled.settle(log_dir, topic_partition)
             for receipt in folder.due():
                 self._owes(folder, receipt)
         self._take_up_strays(log_dir)
@@ -173,79 +173,30 @@ class LossKeeper:
         for receipt in rescued:
             self._owes(outbox, receipt)
 
-    def _settle(self, log_dir: LogDir, folder: ReceiptFolder, topic_partition: TopicPartition) -> None:
-        partition_log = self._broker.partitions.log_of(topic_partition)
-        if partition_log is None:
-            return  # offline or not known: its papers stay as they are
-        try:
-            self._write_receipts(log_dir, folder, partition_log)
-        except OSError as error:
-            advice = "Check the disk, then restart the node. The other partitions are served."
-            if passes(error.errno):
-                self._unsettled[topic_partition] = (log_dir, folder)
-                advice = "Make room on the disk: the partition is served then. The others are, no restart is needed."
-            self._broker.partitions.set_offline(
-                topic_partition, f"the receipt of what the crash took can not be written: {error.strerror}", advice
-            )
-
-    def _write_receipts(self, log_dir: LogDir, folder: ReceiptFolder, partition_log: PartitionLog) -> None:
-        """Of what a crash took, and where that is all known. Raises OSError."""
-        high_watermark = log_dir.checkpointed_high_watermark(partition_log.topic_partition)
-        while True:
-            try:
-                receipts = settle(
-                    log_dir.disk, partition_log, replica=self._broker.node_id, high_watermark=high_watermark
-                )
-                break
-            except OSError as error:
-                if error.errno not in quarantine.FULL or not self._make_room(folder.path):
-                    raise
-        for receipt in receipts:
-            self._lost(folder, receipt)
-        # Also of an attempt that wrote some of them.
-        for receipt in folder.due():
-            self._owes(folder, receipt)
-
     @property
     def has_unsettled(self) -> bool:
         """Whether `settle_again` has something to do; once it has nothing, it will not have until the next start."""
         return bool(self._unsettled)
 
     async def settle_again(self) -> None:
-        """On the loop: what had no room for its receipts at the start is served as soon as it has."""
-        broker = self._broker
-        for topic_partition, (log_dir, folder) in list(self._unsettled.items()):
-            partition_log = log_dir.open_logs.get(topic_partition)
-            if partition_log is None or not broker.partitions.hold(topic_partition):
-                del self._unsettled[topic_partition]  # deleted meanwhile, or its directory has failed
-                continue
-            is_settled = False
-            try:
-                await broker.loop.run_in_executor(
-                    broker.disk_threads, self._write_receipts, log_dir, folder, partition_log
-                )
-                is_settled = True
-                del self._unsettled[topic_partition]
-            except OSError as error:
-                if not passes(error.errno):
-                    del self._unsettled[topic_partition]
-                    log.error("receipts not written", partition=str(topic_partition), reason=str(error))
-            finally:
-                broker.partitions.let_go(topic_partition, is_back=is_settled)
+        """On the loop: what had no room for its papers at the start is served as soon as it has."""
+        await self._unsettled.try_again()
 
     # -- what is deleted, in a thread ------------------------------------------------------------------------------
 
     def delete_partition(self, removed: RemovedPartition) -> None:
         """Delete its files; its receipts stay, and say that the evidence is gone. Raises OSError."""
-        log_dir = self._log_dir_of(removed.path)
-        try:
-            self._take_along(log_dir, removed, with_evidence=False)
-        except OSError as error:
-            if error.errno not in quarantine.FULL:
-                raise
-            if not self._make_room(removed.path):
-                put_away.drop_records(removed)
-            self._take_along(log_dir, removed, with_evidence=False)
+        log_dir, has_records = self._log_dir_of(removed.path), True
+        while True:
+            try:
+                self._take_along(log_dir, removed, with_evidence=False)
+                break
+            except OSError as error:
+                if error.errno not in quarantine.FULL or not has_records:
+                    raise
+                if not self._make_room(removed.path):
+                    put_away.drop_records(removed)
+                    has_records = False
         removed.delete()
 
     def _is_kept(self, receipt: Receipt) -> bool:

@@ -282,6 +282,14 @@ class Replicas:
         self._held.add(topic_partition)
         return True
 
+    def opener(self, topic_partition: TopicPartition, log_dir: LogDir) -> Callable[[], PartitionLog] | None:
+        """Opens the log of a partition that is held, in a thread; it raises CorruptLog. None: the topic has gone."""
+        topic = self._image().topics_by_name.get(topic_partition.topic)
+        if topic is None:
+            return None
+        config = self._config_of(topic.name)
+        return partial(log_dir.open_apart, topic_partition, topic.id, config, self._clock.now_ms())
+
     def let_go(self, topic_partition: TopicPartition, *, is_back: bool) -> None:
         """That thread has ended. `is_back`: what kept the partition out of service has passed."""
         self._held.discard(topic_partition)

@@ -1,0 +1,168 @@
+"""Partitions whose losses are not on paper yet: out of service until they are.
+
+Owns which ones wait, and the attempts: a log that recovery could not open, as there was no room for the note that comes
+before a cut, is opened again; what a crash took gets its receipts. A partition is served when all of it is durable.
+What is lost is said by the `LossKeeper`.
+
+Threads: `settle` is for the start, in a thread, before any log is served; `try_again` is for the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from fenceline.ids import TopicPartition
+from fenceline.log.errors import CorruptLog, StorageError, passes
+from fenceline.log.log_dir import LogDir
+from fenceline.log.partition_log import PartitionLog
+from fenceline.losses.cutting import settle
+from fenceline.losses.folder import ReceiptFolder
+from fenceline.losses.quarantine import FULL
+from fenceline.losses.receipt import Receipt
+from fenceline.node.logs import Logger
+from fenceline.node.replicas import tell_recovery
+
+if TYPE_CHECKING:
+    from fenceline.node.broker import Broker
+
+log = Logger("losses")
+
+
+class _Waiting(NamedTuple):
+    log_dir: LogDir
+    folder: ReceiptFolder
+    high_watermark: int
+    """Of the checkpoint that the start found; the next one has that of a log which was cut."""
+
+
+class UnsettledPartitions:
+    """One broker's. `make_room`: deletes evidence of the disk that a path lies on, False where there is none."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        make_room: Callable[[str], bool],
+        lost: Callable[[ReceiptFolder, Receipt], None],
+        owes: Callable[[ReceiptFolder, Receipt], None],
+    ) -> None:
+        self._broker = broker
+        self._make_room = make_room
+        self._lost = lost
+        self._owes = owes
+        self._waiting: dict[TopicPartition, _Waiting] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take_up(self, log_dir: LogDir) -> None:
+        """After recovery: what it could not open waits for room."""
+        for topic_partition, error in log_dir.offline.items():
+            if error.refusal is not None:
+                self._wait(log_dir, topic_partition)
+
+    def settle(self, log_dir: LogDir, topic_partition: TopicPartition) -> None:
+        """Receipts of what a crash took. Where they can not be written the partition goes offline."""
+        partition_log = self._broker.partitions.log_of(topic_partition)
+        if partition_log is None:
+            return  # offline or not known: its papers stay as they are
+        try:
+            self._write_receipts(_waiting(log_dir, topic_partition), partition_log)
+        except OSError as error:
+            advice = "Check the disk, then restart the node. The other partitions are served."
+            if passes(error.errno):
+                self._wait(log_dir, topic_partition)
+                advice = "Make room on the disk: the partition is served then. The others are, no restart is needed."
+            self._broker.partitions.set_offline(
+                topic_partition, f"the receipt of what the crash took can not be written: {error.strerror}", advice
+            )
+
+    def _wait(self, log_dir: LogDir, topic_partition: TopicPartition) -> None:
+        self._waiting[topic_partition] = _waiting(log_dir, topic_partition)
+
+    async def try_again(self) -> None:
+        """What had no room at the start is served as soon as it has."""
+        partitions = self._broker.partitions
+        for topic_partition, waiting in list(self._waiting.items()):
+            log_dir = waiting.log_dir
+            is_there = topic_partition in log_dir.open_logs or topic_partition in log_dir.offline
+            if not is_there or not partitions.hold(topic_partition):
+                del self._waiting[topic_partition]  # deleted meanwhile, or its directory has failed
+                continue
+            is_settled = False
+            try:
+                is_settled = await self._try(topic_partition, waiting)
+                if is_settled:
+                    del self._waiting[topic_partition]
+            except CorruptLog as error:
+                self._give_up(topic_partition, error.message, error.advice)
+            except OSError as error:
+                if not passes(error.errno):
+                    self._give_up(topic_partition, str(error), "Check the disk, then restart the node.")
+            finally:
+                partitions.let_go(topic_partition, is_back=is_settled)
+
+    def _give_up(self, topic_partition: TopicPartition, reason: str, advice: str) -> None:
+        del self._waiting[topic_partition]
+        log.error("partition stays offline", partition=str(topic_partition), reason=reason, advice=advice)
+
+    async def _try(self, topic_partition: TopicPartition, waiting: _Waiting) -> bool:
+        """Raises OSError, and CorruptLog for what does not pass."""
+        broker, log_dir = self._broker, waiting.log_dir
+        partition_log = log_dir.open_logs.get(topic_partition)
+        if partition_log is None:
+            opened = broker.partitions.opener(topic_partition, log_dir)
+            if opened is None:
+                return False  # the topic has gone, and this goes with it
+            partition_log = await broker.loop.run_in_executor(broker.disk_threads, self._open, waiting, opened)
+            log_dir.take_in(partition_log)
+            tell_recovery(partition_log)
+        await broker.loop.run_in_executor(broker.disk_threads, self._settle_late, waiting, partition_log)
+        if log_dir.has_gone_back():
+            # As at the start: what is appended now is not safe up to there.
+            with suppress(StorageError):
+                await broker.checkpoint()
+        return True
+
+    # -- in a thread -----------------------------------------------------------------------------------------------
+
+    def _open(self, waiting: _Waiting, opened: Callable[[], PartitionLog]) -> PartitionLog:
+        while True:
+            try:
+                waiting.log_dir.probe()  # a log is not read through each second where not even this finds room
+                return opened()
+            except CorruptLog as error:
+                if error.refusal is None:
+                    raise
+                refusal = error.refusal
+            except OSError as error:
+                refusal = error
+            if refusal.errno not in FULL or not self._make_room(waiting.folder.path):
+                raise refusal
+
+    def _settle_late(self, waiting: _Waiting, partition_log: PartitionLog) -> None:
+        self._write_receipts(waiting, partition_log)
+        # Also of an attempt that wrote some of them.
+        for receipt in waiting.folder.due():
+            self._owes(waiting.folder, receipt)
+
+    def _write_receipts(self, waiting: _Waiting, partition_log: PartitionLog) -> None:
+        """Of what a crash took, and where that is all known. Raises OSError."""
+        log_dir, folder, high_watermark = waiting
+        while True:
+            try:
+                receipts = settle(
+                    log_dir.disk, partition_log, replica=self._broker.node_id, high_watermark=high_watermark
+                )
+                break
+            except OSError as error:
+                if error.errno not in FULL or not self._make_room(folder.path):
+                    raise
+        for receipt in receipts:
+            self._lost(folder, receipt)
+
+
+def _waiting(log_dir: LogDir, topic_partition: TopicPartition) -> _Waiting:
+    folder = ReceiptFolder(log_dir.disk, log_dir.partition_path(topic_partition))
+    return _Waiting(log_dir, folder, log_dir.checkpointed_high_watermark(topic_partition))
