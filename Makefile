@@ -54,8 +54,8 @@ test: setup java  ## all tests (those against real Kafka need Maven)
 	@$(BIN)/python -m pytest -n 3
 	@echo "2,000 seeds of simulated quorums and controllers ..."
 	@$(SIMULATION) --seeds 0..2000 --workers 2 --progress 500
-	@echo "900 seeds of simulated clusters with data ..."
-	@$(CLUSTERS) --seeds 0..900 --workers 2 --progress 500
+	@echo "1,000 seeds of simulated clusters with data ..."
+	@$(CLUSTERS) --seeds 0..1000 --workers 2 --progress 500
 	@echo "The same logs and data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
 
