@@ -37,6 +37,21 @@ def test_read_gives_whole_batches_within_its_limits(disk: SimDisk) -> None:
             assert headers, f"offset {offset}, end {end}, limit {limit}"
 
 
+def test_the_newest_batch_is_read_within_the_same_limits(disk: SimDisk) -> None:
+    log = open_log(disk, config=SMALL)
+    append(log, 3)
+    newest = append(log, 3)
+    end = log.log_end_offset
+    whole = log.read(newest, 5000, end_offset_exclusive=end)
+    assert [header.base_offset for header in iter_headers(whole.records)] == [newest]
+    assert not len(log.read(newest, 5000, end_offset_exclusive=end - 1).records), "its last record is past the end"
+    assert not len(log.read(newest, 1, end_offset_exclusive=end, at_least_one=False).records)
+    assert log.read(newest, 1, end_offset_exclusive=end).records == whole.records
+    following = append(log, 2)
+    both = log.read(newest, 5000, end_offset_exclusive=log.log_end_offset)
+    assert [header.base_offset for header in iter_headers(both.records)] == [newest, following]
+
+
 def test_read_outside_is_out_of_range_e11(disk: SimDisk) -> None:
     log = open_log(disk)
     append(log, 5)

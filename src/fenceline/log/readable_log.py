@@ -45,6 +45,10 @@ class ReadableLog(SegmentedLog):
         if offset >= segment.next_offset and number + 1 < len(self.segments):
             number += 1  # the batches between were compacted away
             segment = self.segments[number]
+        if offset == segment.last_batch_offset and end == segment.next_offset:
+            newest = self._read_newest(segment, max_bytes)
+            if newest is not None:
+                return newest
         hint = self._hints.get(offset)
         position = hint[1] if hint is not None and hint[0] is segment else -1
         request = Request(offset, end, max_bytes, at_least_one, position)
@@ -56,11 +60,27 @@ class ReadableLog(SegmentedLog):
         except OSError as error:
             raise StorageError.of(f"reading {segment.path}", error) from error
         if whole and end == segment.next_offset and segment is self.segments[-1]:
-            hints = self._hints
-            if len(hints) >= HINTS_KEPT and end not in hints:
-                del hints[next(iter(hints))]
-            hints[end] = (segment, position + len(records))
+            self._hint(end, segment, position + len(records))
         return LogRead(offset, records, position=position, segment_base_offset=segment.base_offset, payload=stored)
+
+    def _read_newest(self, segment: Segment, max_bytes: int) -> LogRead | None:
+        """The last batch, which is what a reader asks for that keeps up; None: it has to be looked up as any other."""
+        try:
+            records = reading.read_newest(self._files, segment, max_bytes)
+        except OSError as error:
+            raise StorageError.of(f"reading {segment.path}", error) from error
+        if records is None:
+            return None
+        if segment is self.segments[-1]:
+            self._hint(segment.next_offset, segment, segment.size_bytes)
+        position = segment.last_batch_position
+        return LogRead(segment.last_batch_offset, records, position=position, segment_base_offset=segment.base_offset)
+
+    def _hint(self, offset: int, segment: Segment, position: int) -> None:
+        hints = self._hints
+        if len(hints) >= HINTS_KEPT and offset not in hints:
+            del hints[next(iter(hints))]
+        hints[offset] = (segment, position)
 
     def readable_bytes(self, offset: int, end_offset_exclusive: int) -> int:
         """About how many bytes a read between two offsets would find; exact at the log's end, never a disk access."""

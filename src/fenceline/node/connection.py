@@ -259,7 +259,8 @@ class Connection(asyncio.BufferedProtocol):
             waiting.popleft()
             if outcome:
                 self.send(outcome)
-        self._take_requests()
+        if self._start != self._end or self._paused_reading or self._server.wants_room:
+            self._take_requests()
 
     def fail_pending(self, pending: PendingAnswer, reason: str) -> None:
         """No answer can be given; those before it are."""
@@ -333,7 +334,7 @@ class Connection(asyncio.BufferedProtocol):
         return behind <= self._end and int.from_bytes(self._view[key_at:behind], "big") == ApiKey.PRODUCE
 
     def _take_requests(self) -> None:
-        while not self._paused_writing and not self._is_sending_files:
+        while not self._paused_writing and (self._sender is None or not self._sender.is_busy):
             transport = self._transport
             if transport is None or transport.is_closing():
                 return
@@ -380,7 +381,8 @@ class Connection(asyncio.BufferedProtocol):
             self._start = self._end = 0
             if self._server.wants_room and (freed := self.shrink_idle_buffer()):
                 self._server.give_back(freed)
-        self._read_or_pause()
+        if self._paused_reading or self._end == len(self._buffer):
+            self._read_or_pause()
 
     def _make_room(self, frame_bytes: int) -> bool:
         """Let more of the frame at `_start` come in. False: over the budget of all connections, waiting.

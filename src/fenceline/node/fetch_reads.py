@@ -17,7 +17,7 @@ from fenceline.log.errors import StorageError
 from fenceline.node.load_pace import ANSWER_BYTES, LoadPace
 from fenceline.node.server import Buffer
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, NO_EPOCH, IsolationLevel, check_leader_epoch, read_bound
-from fenceline.replica.fetch_session import SessionAnswer, Told, Wanted
+from fenceline.replica.fetch_session import SessionAnswer, Wanted
 from fenceline.replica.read_replica import NOBODY
 from fenceline.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
 
@@ -153,11 +153,12 @@ class FetchReads:
         requested = max(partition.current_leader_epoch, NO_EPOCH)
         code = check_leader_epoch(requested, replica.leader_epoch)
         leader = replica.leader
-        if code is ErrorCode.NONE and request.replica_id >= 0 and leader is not None and not replica.is_recovering:
+        is_recovering = replica.is_recovering
+        if code is ErrorCode.NONE and request.replica_id >= 0 and leader is not None and not is_recovering:
             code = leader.check_follower(request.replica_id, request.replica_epoch, knows_epoch=requested != NO_EPOCH)
         if code is not ErrorCode.NONE:
             raise PeerError(code)
-        if replica.is_recovering or replica.is_being_cut or (leader is None and not reader.takes_any_replica):
+        if is_recovering or replica.is_being_cut or (leader is None and not reader.takes_any_replica):
             raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return replica
 
@@ -198,17 +199,24 @@ class FetchReads:
                 log_start_offset=partition.log_start_offset,
                 broker_epoch=request.replica_epoch,
             )
-        if result.is_for_replica and self._is_throttled(request.replica_id, replica):
+        is_consumer = request.replica_id == CONSUMER_REPLICA_ID
+        if (
+            result.is_for_replica
+            and self._replication.throttles.leader.is_active
+            and self._is_throttled(request.replica_id, replica)
+        ):
             # As if there were nothing: it waits, and asks again.
             result.fetched.append(self._empty(replica, partition, None))
             return
-        bound = read_bound(
-            replica_id=request.replica_id,
-            isolation=request.isolation_level,
-            log_end_offset=partition_log.log_end_offset,
-            high_watermark=partition_log.high_watermark,
-            last_stable_offset=partition_log.last_stable_offset,
-        )
+        bound = partition_log.log_end_offset
+        if is_consumer:
+            bound = read_bound(
+                replica_id=request.replica_id,
+                isolation=request.isolation_level,
+                log_end_offset=bound,
+                high_watermark=partition_log.high_watermark,
+                last_stable_offset=partition_log.last_stable_offset,
+            )
         if offset >= bound:
             empty = self._empty(replica, partition, None)
             is_committed = request.isolation_level == IsolationLevel.READ_COMMITTED
@@ -264,8 +272,7 @@ class FetchReads:
         """Whether a follower that is not in sync has to wait: enough was sent (Kafka's shouldLeaderThrottle)."""
         quota, leader = self._replication.throttles.leader, replica.leader
         return (
-            quota.is_active
-            and leader is not None
+            leader is not None
             and replica_id not in leader.isr
             and quota.covers(*replica.topic_partition)
             and quota.pause_ms(self._replication.now_ms()) > 0
@@ -287,7 +294,7 @@ class FetchReads:
     def _settle(self, request: FetchRequest, wanted: Wanted, replica: Replica, result: FetchResult) -> None:
         """There are no records for this reader: see whether it knows everything else, too."""
         partition_log, told = replica.log, wanted.told
-        if told != Told(partition_log.high_watermark, partition_log.log_start_offset):
+        if told != (partition_log.high_watermark, partition_log.log_start_offset):
             if result.is_for_replica and -1 < told.log_start_offset != partition_log.log_start_offset:
                 result.must_answer = True  # what is deleted goes on all replicas, and somebody may wait for it
             return
@@ -320,10 +327,10 @@ class FetchReads:
             partition.topic_id,
             partition.index,
             0,
-            replica.high_watermark,
+            replica.log.high_watermark,
             replica.log.last_stable_offset,
             replica.log.log_start_offset,
-            diverging_epoch=diverging,
+            diverging,
             records=b"",
         )
 

@@ -32,7 +32,7 @@ from fenceline.node.parked_fetch import ParkedFetch
 from fenceline.node.preferred_replicas import PreferredReplicas
 from fenceline.node.server import Buffer, frame_of
 from fenceline.replica.fencing import CONSUMER_REPLICA_ID, DEBUG_REPLICA_ID, NO_EPOCH
-from fenceline.replica.fetch_session import FetchSessions, SessionAnswer
+from fenceline.replica.fetch_session import INITIAL_EPOCH, NO_SESSION_ID, FetchSessions, SessionAnswer
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.fetch import FetchedPartition, FetchRequest, FetchResponse, encode_response, parse_request
 
@@ -94,7 +94,7 @@ class Fetching:
                 request,
                 uses_topic_ids=context.api_version >= _FIRST_WITH_TOPIC_IDS,
                 now_ms=self.broker.clock.monotonic_ms(),
-                fresh_id=self._rng.randrange(1, 2**31),
+                fresh_id=self._rng.randrange(1, 2**31) if request.session_epoch == INITIAL_EPOCH else NO_SESSION_ID,
                 is_outdated=request.replica_id >= 0 and self._is_outdated(request),
             )
         except PeerError as error:

@@ -56,6 +56,9 @@ _WANTED_12: Final = struct.Struct(">iiqiqi")
 _take_wanted_12: Final = _WANTED_12.unpack_from
 _WANTED_12_BYTES: Final = _WANTED_12.size
 _REPLICA_STATE: Final = struct.Struct(">iq")
+_ONLY_REPLICA_STATE: Final = struct.Struct(">BBBiqB")
+_EMPTY: Final = 1
+"""The length of an empty array or string in the flexible versions."""
 
 
 def parse_request(version: int, body: memoryview) -> FetchRequest:
@@ -87,10 +90,13 @@ def _parse_request(version: int, body: memoryview) -> FetchRequest:
         partitions, position = _take_legacy_wanted(version, body, position, end)
     forgotten: list[tuple[str | None, bytes | None, list[int]]] = []
     rack_id = ""
-    if version >= FIRST_WITH_SESSIONS:
-        forgotten, position = _take_forgotten(body, position, end, flexible, by_id)
-    if version >= FIRST_WITH_RACK:
-        rack_id, position = _take_rack(body, position, end, flexible)
+    if flexible and body[position] == _EMPTY and body[position + 1] == _EMPTY:
+        position += 2
+    else:
+        if version >= FIRST_WITH_SESSIONS:
+            forgotten, position = _take_forgotten(body, position, end, flexible, by_id)
+        if version >= FIRST_WITH_RACK:
+            rack_id, position = _take_rack(body, position, end, flexible)
     request = FetchRequest(
         None,
         replica_id,
@@ -157,6 +163,11 @@ def _with_tags(
 
 
 def _take_request_tags(version: int, request: FetchRequest, body: memoryview, position: int, end: int) -> None:
+    if end - position == _ONLY_REPLICA_STATE.size and version >= FIRST_WITH_REPLICA_STATE:
+        count, tag, size, replica_id, replica_epoch, inner = _ONLY_REPLICA_STATE.unpack_from(body, position)
+        if (count, tag, size, inner) == (1, 1, _REPLICA_STATE.size + 1, 0):
+            request.replica_id, request.replica_epoch = replica_id, replica_epoch
+            return
     count, position = take_uvarint(body, position)
     for _ in range(count):
         tag, start = take_uvarint(body, position)

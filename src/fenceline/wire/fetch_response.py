@@ -134,7 +134,7 @@ def _parse_response(version: int, body: memoryview) -> FetchResponse:
         body, position, end, flexible, by_id, _FETCHED_4.size, partial(_take_fetched, version)
     )
     endpoints: tuple[NodeEndpoint, ...] = ()
-    if flexible:
+    if flexible and body[position]:
         endpoints = take_endpoints_tag(body, position, end, version >= FIRST_WITH_ENDPOINTS)
     return FetchResponse(partitions, throttle_ms, error_code, session_id, endpoints)
 
@@ -144,19 +144,26 @@ def _take_fetched(
 ) -> tuple[FetchedPartition, int]:
     flexible = version >= FIRST_FLEXIBLE
     log_start = preferred = -1
-    if version >= FIRST_WITH_LOG_START:
-        index, code, watermark, stable, log_start = _FETCHED_5.unpack_from(body, position)
-        position += _FETCHED_5.size
+    if flexible and body[position + _FETCHED_5.size] == 0:
+        index, code, watermark, stable, log_start, _, preferred = _FETCHED_12_PLAIN.unpack_from(body, position)
+        position += _FETCHED_12_PLAIN.size
+        aborted = None
     else:
-        index, code, watermark, stable = _FETCHED_4.unpack_from(body, position)
-        position += _FETCHED_4.size
-    aborted, position = _take_aborted(body, position, end, flexible)
-    if version >= FIRST_WITH_RACK:
-        (preferred,) = _I32.unpack_from(body, position)
-        position += 4
+        if version >= FIRST_WITH_LOG_START:
+            index, code, watermark, stable, log_start = _FETCHED_5.unpack_from(body, position)
+            position += _FETCHED_5.size
+        else:
+            index, code, watermark, stable = _FETCHED_4.unpack_from(body, position)
+            position += _FETCHED_4.size
+        aborted, position = _take_aborted(body, position, end, flexible)
+        if version >= FIRST_WITH_RACK:
+            (preferred,) = _I32.unpack_from(body, position)
+            position += 4
     records, position = take_records(body, position, end, flexible)
     diverging = leader = snapshot = None
-    if flexible:
+    if flexible and body[position] == 0:
+        position += 1
+    elif flexible:
         count, position = take_uvarint(body, position)
         for _ in range(count):
             tag, start = take_uvarint(body, position)

@@ -123,7 +123,7 @@ def parse_response_header(api_key: int, version: int, buf: Buffer) -> tuple[int,
         (correlation_id,) = _CORRELATION_ID.unpack_from(buf)
         position = 4
         if response_header_version(api_key, version) == 1:
-            position = skip_tagged_fields(buf, position, len(buf))
+            position = skip_tagged_fields(buf, position, len(buf)) if buf[position] else position + 1
     except (struct.error, IndexError):
         raise MalformedRequest(f"a response of {len(buf)} bytes has no header") from None
     return correlation_id, position

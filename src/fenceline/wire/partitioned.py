@@ -216,7 +216,7 @@ def take_by_topic(
             partition, position = take(body, position, end, topic, topic_id)
             partitions.append(partition)
         if flexible:
-            position = skip_tagged_fields(body, position, end)
+            position = skip_tagged_fields(body, position, end) if body[position] else position + 1
     return partitions, position
 
 
