@@ -259,7 +259,7 @@ class Connection(asyncio.BufferedProtocol):
             waiting.popleft()
             if outcome:
                 self.send(outcome)
-        if self._start != self._end or self._paused_reading or self._server.wants_room:
+        if self._start != self._end or self._paused_reading:
             self._take_requests()
 
     def fail_pending(self, pending: PendingAnswer, reason: str) -> None:

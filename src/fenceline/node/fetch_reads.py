@@ -122,7 +122,7 @@ class FetchReads:
         for wanted in answer.to_read():
             partition = wanted.asked
             left = budget - result.size_bytes
-            if self.is_limited(result):
+            if result.from_disk_bytes and self.is_limited(result):
                 left = min(left, ANSWER_BYTES - result.from_disk_bytes)
             try:
                 replica = self._checked(request, partition, reader)

@@ -126,7 +126,7 @@ class Fetching:
 
     def must_wait(self, result: FetchResult) -> bool:
         """Whether this answer has to wait for the disk, or for its turn after others."""
-        return bool(result.cold) or self.reads.is_limited(result)
+        return bool(result.cold) or (result.from_disk_bytes > 0 and self.reads.is_limited(result))
 
     # --- answers --------------------------------------------------------------------------------------------------
 
