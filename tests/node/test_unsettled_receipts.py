@@ -17,6 +17,7 @@ from fenceline.losses.cutting import cut_log
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.node.broker import Broker
+from fenceline.node.log_recovery import recover_logs, take_back_recovery_points
 from fenceline.node.loss_keeper import LossKeeper
 from tests.losses.helpers import cut, open_log, write
 
@@ -296,6 +297,27 @@ def test_a_recovery_point_past_the_end_is_taken_back_before_it_is_served() -> No
         assert f"{TOPIC} 0 {end}\n".encode() in checkpoint
 
     told(story)
+
+
+def test_another_log_that_has_gone_back_does_not_change_how_a_loss_is_classed() -> None:
+    """The checkpoint that takes its recovery point back has the high watermarks of logs that recovery has cut."""
+
+    async def story(desk: Desk) -> None:
+        other = open_log(desk.disk, f"/data/{TOPIC}-1", partition=1, topic_id=desk.topic_id)
+        write(other, 1, 3)
+        other.close()
+        before = _torn(desk)
+        log_dir = desk.log_dirs.first
+        log_dir.offsets.high_watermarks[where()] = before[-1].next_offset
+        log_dir.offsets.recovery_points[where(1)] = other.log_end_offset + 10
+        await recover_logs(cast(Broker, desk))
+        keeper = LossKeeper(cast(Broker, desk))
+        keeper.take_up()
+        await take_back_recovery_points(cast(Broker, desk))
+        assert not log_dir.has_gone_back()
+        assert [each.loss_class for each in keeper.next_due(9)] == [LossClass.COMMITTED]
+
+    told(story, partitions=2)
 
 
 def test_a_topic_that_is_deleted_while_its_log_is_opened_goes_with_it() -> None:

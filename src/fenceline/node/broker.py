@@ -50,7 +50,7 @@ from fenceline.node.fetching import RACK_AWARE_SELECTOR, Fetching
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.groups_driver import GroupsDriver
 from fenceline.node.handlers.producers import ProducerIds
-from fenceline.node.log_recovery import recover_logs
+from fenceline.node.log_recovery import recover_logs, take_back_recovery_points
 from fenceline.node.logs import Logger
 from fenceline.node.loss_delivery import LossDelivery
 from fenceline.node.loss_expiry import LossExpiry
@@ -313,6 +313,7 @@ class Broker:
         known = self.image
         copies = await recover_logs(self)
         await self.loop.run_in_executor(self.disk_threads, self.losses.take_up)
+        await take_back_recovery_points(self)
         self.controller.subscribe(self._on_image)
         self.replication.take_up()
         # Logs were opened by what was known when that began: topics may have gone meanwhile, and come anew.

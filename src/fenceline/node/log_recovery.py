@@ -46,11 +46,18 @@ async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]
             settled = await broker.loop.run_in_executor(broker.disk_threads, places.settle_copies, log_dir)
             copies += [(log_dir, copy) for copy in settled]
     await _check(broker, [found.get(log_dir, []) for log_dir in unclean])
-    if any(log_dir.has_gone_back() for log_dir in unclean):
-        # What is appended now is not safe up to there. Where there is no room, the next checkpoint says so.
+    return copies
+
+
+async def take_back_recovery_points(broker: Broker) -> None:
+    """Before a log is served that ends before its recovery point: what is appended now is not safe up to there.
+
+    After its losses have their receipts, which are classed by the high watermark of the checkpoint that was found.
+    Where there is no room the next checkpoint says so.
+    """
+    if any(log_dir.has_gone_back() for log_dir in broker.log_dirs if not log_dir.clean):
         with suppress(StorageError):
             await broker.checkpoint()
-    return copies
 
 
 async def _check(broker: Broker, by_directory: Sequence[Sequence[TopicPartition]]) -> None:

@@ -10,17 +10,17 @@ Threads: `settle` is for the start, in a thread, before any log is served; `try_
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fenceline.ids import TopicPartition
-from fenceline.log.errors import CorruptLog, StorageError, passes
+from fenceline.log.errors import CorruptLog, passes
 from fenceline.log.log_dir import LogDir
 from fenceline.log.partition_log import PartitionLog
 from fenceline.losses.cutting import settle
 from fenceline.losses.folder import ReceiptFolder
 from fenceline.losses.quarantine import FULL
 from fenceline.losses.receipt import Receipt
+from fenceline.node.log_recovery import take_back_recovery_points
 from fenceline.node.logs import Logger
 from fenceline.node.replicas import tell_recovery
 
@@ -119,10 +119,7 @@ class UnsettledPartitions:
             log_dir.take_in(partition_log)
             tell_recovery(partition_log)
         await broker.loop.run_in_executor(broker.disk_threads, self._settle_late, waiting, partition_log)
-        if log_dir.has_gone_back():
-            # As at the start: what is appended now is not safe up to there.
-            with suppress(StorageError):
-                await broker.checkpoint()
+        await take_back_recovery_points(broker)
         return True
 
     # -- in a thread -----------------------------------------------------------------------------------------------
