@@ -19,7 +19,7 @@ from typing import Final
 from benchmarks.clusters import SIDES, ClusterUnderTest, Side
 from benchmarks.harness import Figures, cpu_seconds, resident_mb, scratch
 from benchmarks.produce import CLIENTS, SIZES, WARM_UPS
-from benchmarks.replication_probe import Load, Stream, Watch, create_replicated, in_sync_count
+from benchmarks.replication_probe import Load, Stream, Watch, create_replicated, in_sync_count, receipt_of
 from benchmarks.workloads import confluent_produce, delete_topics, percentile, synchronous_latencies_us
 from fenceline.testing.mixed_cluster import MixedNode
 from fenceline.testing.waiting import eventually
@@ -35,6 +35,7 @@ KILLS: Final[dict[Side, int]] = {
 FREEZES: Final = min(5, int(os.environ.get("BENCH_KILLS", "20")))
 SHUTDOWNS: Final = min(5, int(os.environ.get("BENCH_KILLS", "20")))
 LEADERS: Final = 1000
+UNCLEAN_RECORDS: Final = 10_000
 BEHIND_MB: Final = int(os.environ.get("BENCH_BEHIND_MB", "5000"))
 BEHIND_RECORD_BYTES: Final = 1000
 PACED_PER_S: Final = 10_000
@@ -223,6 +224,40 @@ def many_leaders(figures: Figures, root: Path, repeats: int) -> None:
                 delete_topics(_bootstrap(cluster), [topic])
 
 
+def unclean(figures: Figures, root: Path, repeats: int) -> None:
+    """A leader that was alone in sync is stopped, and goes on when the one that lacks its records leads. Kafka tells
+    of no loss."""
+    with ClusterUnderTest("fenceline", root / "unclean", settings=IMPATIENT) as cluster:
+        cluster.start_voters()
+        for number in range(repeats):
+            cluster.wait_complete()
+            cluster.wait_caught_up()
+            controller = cluster.leader()
+            ahead, behind = (node for node in cluster.nodes if node is not controller)
+            topic = f"unclean-{number}"
+            create_replicated(
+                _bootstrap(cluster),
+                topic,
+                first=ahead.node_id,
+                brokers=(ahead.node_id, behind.node_id),
+                config={"min.insync.replicas": "1", "unclean.leader.election.enable": "true"},
+            )
+            behind.kill()
+            alone = partial(lambda server, at: in_sync_count(server, at) == 1, controller.bootstrap, topic)
+            eventually(alone, "one replica is in sync", wait_s=120)
+            confluent_produce(ahead.bootstrap, topic, UNCLEAN_RECORDS, BEHIND_RECORD_BYTES)
+            ahead.send_signal(signal.SIGSTOP)
+            try:
+                behind.start()
+                elected = Watch(controller, topic).until_led_by_others(ahead.node_id)
+            finally:
+                ahead.send_signal(signal.SIGCONT)
+            lost = receipt_of(controller.bootstrap, topic).records
+            figures.add("unclean election: until the receipt is read", "fenceline", time.monotonic() - elected, "s")
+            if lost != UNCLEAN_RECORDS:
+                raise ValueError(f"the receipt tells of {lost} records, {UNCLEAN_RECORDS} were lost")
+
+
 # --- catching up, and nothing to do -----------------------------------------------------------------------------------
 
 
@@ -314,6 +349,7 @@ ROWS: Final[dict[str, Callable[[Figures, Path, int], None]]] = {
     "frozen": frozen,
     "shutdown": shutdown,
     "many-leaders": many_leaders,
+    "unclean": unclean,
     "behind": behind,
     "behind-paced": partial(behind, per_s=PACED_PER_S),
     "idle": idle,

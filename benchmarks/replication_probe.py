@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,7 +20,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from fenceline.client.config import ClientConfig
 from fenceline.client.connection import Connection, open_connection
+from fenceline.client.consumer import Consumer
 from fenceline.errors import FencelineError
+from fenceline.ids import LOSSES_TOPIC, TopicPartition
+from fenceline.losses.receipt import Receipt, decode
 from fenceline.testing.mixed_cluster import MixedNode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
@@ -30,20 +33,26 @@ PATIENCE_S: Final = 120.0
 LOOK_S: Final = 0.005
 SEND_S: Final = 0.005
 _LATEST: Final = -1
+_TWO_IN_SYNC: Final = {"min.insync.replicas": "2"}
 
 
 def create_replicated(
-    bootstrap: str, topic: str, *, partitions: int = 1, first: int | None = None, brokers: Collection[int] = (1, 2, 3)
+    bootstrap: str,
+    topic: str,
+    *,
+    partitions: int = 1,
+    first: int | None = None,
+    brokers: Collection[int] = (1, 2, 3),
+    config: Mapping[str, str] = _TWO_IN_SYNC,
 ) -> None:
     """A topic on all of `brokers`, led by `first` where that is given. Waits until every replica is in sync."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    config = {"min.insync.replicas": "2"}
     if first is None:
-        wanted = NewTopic(topic, partitions, len(brokers), config=config)
+        wanted = NewTopic(topic, partitions, len(brokers), config=dict(config))
     else:
         others = [each for each in brokers if each != first]
         assignment = [[first, *(others[(n + i) % len(others)] for i in range(len(others)))] for n in range(partitions)]
-        wanted = NewTopic(topic, partitions, replica_assignment=assignment, config=config)
+        wanted = NewTopic(topic, partitions, replica_assignment=assignment, config=dict(config))
     for future in admin.create_topics([wanted], operation_timeout=60).values():
         future.result()
 
@@ -256,6 +265,20 @@ class Watch:
                 connection.close()
 
         return asyncio.run(look())
+
+
+def receipt_of(bootstrap: str, topic: str) -> Receipt:
+    """The first receipt of that topic that a consumer of the ledger reads, once it is there."""
+    ledger = TopicPartition(LOSSES_TOPIC, 0)
+    with Consumer(bootstrap) as consumer:
+        consumer.assign([ledger])
+        consumer.seek_to_beginning([ledger])
+
+        def look() -> Receipt | None:
+            found = (decode(record.value) for record in consumer.poll(timeout_ms=100) if record.value is not None)
+            return next((receipt for receipt in found if receipt.topic == topic), None)
+
+        return eventually(look, f"a receipt of {topic}", wait_s=PATIENCE_S, step_s=LOOK_S)
 
 
 async def _connected(node: MixedNode) -> Connection:
