@@ -17,15 +17,17 @@ from fenceline.records._kernel cimport PlainBatch, accept_plain
 
 from fenceline.log._tail_py import BatchSeen
 from fenceline.log._tail_py import BATCHES_KEPT as _BATCHES_KEPT
+from fenceline.log._tail_py import NEWEST_BYTES as _NEWEST_BYTES
 from fenceline.log._tail_py import WRITE_BYTES as _WRITE_BYTES
 from fenceline.log.index import OFFSET_ENTRY_BYTES as _OFFSET_ENTRY_BYTES
 from fenceline.log.index import TIME_ENTRY_BYTES as _TIME_ENTRY_BYTES
 from fenceline.records.batch import TimestampType
 from fenceline.records.crc import crc32c
 
-ABI = 2
+ABI = 3
 
 cdef int KEPT = 5
+cdef int64_t NEWEST_BYTES = _NEWEST_BYTES
 cdef int64_t WRITE_BYTES = _WRITE_BYTES
 cdef int64_t OFFSET_ENTRY_BYTES = _OFFSET_ENTRY_BYTES
 cdef int64_t TIME_ENTRY_BYTES = _TIME_ENTRY_BYTES
@@ -342,6 +344,18 @@ cdef class LogTail:
         self.log_end_offset = next_offset
         self.size_bytes += taken
         return taken
+
+    cpdef newest_batch(self, int64_t offset, int64_t max_bytes):
+        cdef Py_ssize_t count = PyList_GET_SIZE(self.segments)
+        cdef int64_t size
+        if count == 0:
+            return None
+        segment = <SegmentTail>PyList_GET_ITEM(self.segments, count - 1)
+        size = segment.size_bytes - segment.last_batch_position
+        if segment.fd < 0 or segment.last_batch_offset != offset or size > max_bytes or size >= NEWEST_BYTES:
+            return None
+        segment.recently_used = True
+        return self._disk.pread_resident(segment.fd, size, segment.last_batch_position)
 
     cdef bint _roll_due(self, SegmentTail segment, int64_t last, int64_t newest_ms, int64_t now_ms) except -1:
         cdef int64_t waited_ms, index_entries, time_entries

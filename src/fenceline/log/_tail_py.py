@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fenceline.log.index import OffsetIndex, TimeIndex
     from fenceline.log.producer_state import ProducerStates
 
-ABI: Final = 2
+ABI: Final = 3
 """Changes with every change of `_tail.pyx` or `_tail.pxd`, so that a build of older sources is not used."""
 
 BATCHES_KEPT: Final = 5
@@ -24,6 +24,8 @@ WRITE_BYTES: Final = 64 << 10
 """Bytes in one write call: measured to cost less CPU, and to vary less, than writing a large batch at once on the
 virtual machine at hand. Why is not proven (`docs/decisions/005-what-made-the-server-fast.md`)."""
 NOT_PLAIN: Final = -1
+NEWEST_BYTES: Final = 64 << 10
+"""A batch of that size and more is not read at once."""
 
 
 class BatchSeen(NamedTuple):
@@ -205,3 +207,17 @@ class LogTail:
         Everything else is for `PartitionLog.append_as_follower`; this twin leaves all of it.
         """
         return NOT_PLAIN
+
+    def newest_batch(self, offset: int, max_bytes: int) -> bytes | bytearray | None:
+        """The log's last batch, which is what a reader asks for that keeps up, without a look-up. Raises OSError.
+
+        None where it does not begin at `offset`, is large or not in the page cache: a look-up says what is there.
+        """
+        if not self.segments:
+            return None
+        segment = self.segments[-1]
+        size = segment.size_bytes - segment.last_batch_position
+        if segment.fd < 0 or segment.last_batch_offset != offset or size > max_bytes or size >= NEWEST_BYTES:
+            return None
+        segment.recently_used = True
+        return self._disk.pread_resident(segment.fd, size, segment.last_batch_position)

@@ -40,15 +40,17 @@ class ReadableLog(SegmentedLog):
         end = min(end_offset_exclusive, log_end)
         if offset >= end:
             return LogRead(offset)
+        if end == log_end:
+            newest = self.read_newest(offset, max_bytes)
+            if newest is not None:
+                segment = self.segments[-1]
+                position, base = segment.last_batch_position, segment.base_offset
+                return LogRead(offset, memoryview(newest), position=position, segment_base_offset=base)
         number = self._segment_number(offset)
         segment = self.segments[number]
         if offset >= segment.next_offset and number + 1 < len(self.segments):
             number += 1  # the batches between were compacted away
             segment = self.segments[number]
-        if offset == segment.last_batch_offset and end == segment.next_offset:
-            newest = self._read_newest(segment, max_bytes)
-            if newest is not None:
-                return newest
         hint = self._hints.get(offset)
         position = hint[1] if hint is not None and hint[0] is segment else -1
         request = Request(offset, end, max_bytes, at_least_one, position)
@@ -63,18 +65,16 @@ class ReadableLog(SegmentedLog):
             self._hint(end, segment, position + len(records))
         return LogRead(offset, records, position=position, segment_base_offset=segment.base_offset, payload=stored)
 
-    def _read_newest(self, segment: Segment, max_bytes: int) -> LogRead | None:
-        """The last batch, which is what a reader asks for that keeps up; None: it has to be looked up as any other."""
+    def read_newest(self, offset: int, max_bytes: int) -> bytes | bytearray | None:
+        """As `newest_batch`; the next read goes on where it ends. Raises StorageError."""
         try:
-            records = reading.read_newest(self._files, segment, max_bytes)
+            found = self.newest_batch(offset, max_bytes)
         except OSError as error:
-            raise StorageError.of(f"reading {segment.path}", error) from error
-        if records is None:
-            return None
-        if segment is self.segments[-1]:
+            raise StorageError.of(f"reading {self.segments[-1].path}", error) from error
+        if found is not None:
+            segment = self.segments[-1]
             self._hint(segment.next_offset, segment, segment.size_bytes)
-        position = segment.last_batch_position
-        return LogRead(segment.last_batch_offset, records, position=position, segment_base_offset=segment.base_offset)
+        return found
 
     def _hint(self, offset: int, segment: Segment, position: int) -> None:
         hints = self._hints

@@ -128,18 +128,6 @@ def read_now(files: OpenFiles, segment: Segment, request: Request) -> Resident:
         raise NotResident from None  # the thread makes the index anew, or says what is wrong
 
 
-def read_newest(files: OpenFiles, segment: Segment, max_bytes: int) -> memoryview | None:
-    """The segment's last batch, without a look-up. None where it is large, or not in the page cache. Raises OSError."""
-    position = segment.last_batch_position
-    size = segment.size_bytes - position
-    if size > max_bytes or size >= MAP_FROM_BYTES:
-        return None
-    fd = segment.fd if segment.fd >= 0 else files.open(segment)
-    segment.recently_used = True
-    found = files.disk.pread_resident(fd, size, position)
-    return None if found is None else memoryview(found)
-
-
 def _read_resident(files: OpenFiles, segment: Segment, index: OffsetIndex, request: Request) -> Resident:
     disk = files.disk
     fd = segment.fd if segment.fd >= 0 else files.open(segment)

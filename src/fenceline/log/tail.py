@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fenceline.compiled import compiled
 from fenceline.log import _tail_py
-from fenceline.log._tail_py import BATCHES_KEPT, NOT_PLAIN, WRITE_BYTES, BatchSeen
+from fenceline.log._tail_py import BATCHES_KEPT, NEWEST_BYTES, NOT_PLAIN, WRITE_BYTES, BatchSeen
 from fenceline.records import kernel
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ else:
 __all__ = [
     "BATCHES_KEPT",
     "IS_NATIVE",
+    "NEWEST_BYTES",
     "NOT_PLAIN",
     "WRITE_BYTES",
     "BatchSeen",

@@ -89,12 +89,12 @@ class FetchReads:
         preferred: PreferredReplicas | None = None,
     ) -> None:
         """`preferred`: None where every reader stays with the leader."""
-        self._replicas = replicas
+        self.replicas = replicas
         self._replication = replication
         self._preferred = preferred
         self._metrics = metrics
         self.load_pace = load_pace
-        self._max_response_bytes = max_response_bytes
+        self.max_response_bytes = max_response_bytes
 
     def is_limited(self, result: FetchResult) -> bool:
         """Whether others come before what this answer brings from the disk."""
@@ -118,7 +118,7 @@ class FetchReads:
         """
         result = FetchResult(request.replica_id >= 0)
         missing: list[FetchedPartition] = []
-        budget = min(request.max_bytes, self._max_response_bytes)
+        budget = min(request.max_bytes, self.max_response_bytes)
         for wanted in answer.to_read():
             partition = wanted.asked
             left = budget - result.size_bytes
@@ -148,7 +148,7 @@ class FetchReads:
 
     def _checked(self, request: FetchRequest, partition: FetchPartition, reader: Reader) -> Replica:
         """The replica that may serve this reader. Raises PeerError."""
-        replica = self._replicas.hosted(partition.topic, partition.topic_id, partition.index)
+        replica = self.replicas.hosted(partition.topic, partition.topic_id, partition.index)
         # Every negative epoch is none here (ListOffsets takes -1 alone).
         requested = max(partition.current_leader_epoch, NO_EPOCH)
         code = check_leader_epoch(requested, replica.leader_epoch)
@@ -338,13 +338,13 @@ class FetchReads:
         """A read met a bad disk: the partition goes offline here."""
         replica = self.replica_of(partition)
         if replica is not None:
-            self._replicas.storage_failed(replica, error)
+            self.replicas.storage_failed(replica, error)
 
     def replica_of(self, partition: FetchPartition | FetchedPartition) -> Replica | None:
         """By its topic's id where the reader gave one, else by the name."""
         if partition.topic_id is not None:
-            return self._replicas.by_id(partition.topic_id, partition.index)
-        return self._replicas.get(partition.topic or "", partition.index)
+            return self.replicas.by_id(partition.topic_id, partition.index)
+        return self.replicas.get(partition.topic or "", partition.index)
 
 
 def aborted_of(partition_log: PartitionLog, offset: int, end_offset_exclusive: int) -> list[tuple[int, int]]:

@@ -14,12 +14,14 @@ Owns the life of a fetch from request to answer. Records leave as pieces of the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, cast
 
+from fenceline.compiled import compiled
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.log import tail
 from fenceline.log.disk import FileSlice
 from fenceline.log.errors import StorageError
 from fenceline.node.connection import PendingAnswer
@@ -50,6 +52,17 @@ _FIRST_FROM_FOLLOWERS: Final = 11
 _FIRST_WITH_TOPIC_IDS: Final = 13
 _FIRST_WITH_LEADER_HINT: Final = 16
 _ISOLATION_LEVELS: Final = (0, 1)
+_PLAIN_ABI: Final = 1
+"""Changes with every change of `_plain_fetch.pyx`, so that a build of older sources is not used."""
+
+_plain_fetch = compiled("fenceline.node._plain_fetch", _PLAIN_ABI) if tail.IS_NATIVE else None
+_park_plain: Final[Callable[[Fetching, RequestContext, memoryview], PendingAnswer | None] | None] = getattr(
+    _plain_fetch, "park_plain", None
+)
+"""The quick way for followers that keep up; None where it was not built. It gives None with nothing changed."""
+_answer_plain: Final[
+    Callable[[Fetching, RequestContext, FetchRequest, SessionAnswer], list[Buffer] | None] | None
+] = getattr(_plain_fetch, "answer_plain", None)
 _HINTED_ERRORS: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
@@ -80,17 +93,21 @@ class Fetching:
             max_response_bytes=max_response_bytes,
             preferred=PreferredReplicas(broker) if chooses_by_rack else None,
         )
-        self._sessions = FetchSessions(max_sessions=max_sessions)
+        self.sessions = FetchSessions(max_sessions=max_sessions)
         self._rng = rng
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer:
+        if _park_plain is not None:
+            parked = _park_plain(self, context, body)
+            if parked is not None:
+                return parked
         request = parse_request(context.api_version, body)
         if request.isolation_level not in _ISOLATION_LEVELS:
             return frame_of(
                 ApiKey.FETCH, context, encode_response(context.api_version, _refused(request, context.api_version))
             )
         try:
-            answer = self._sessions.begin(
+            answer = self.sessions.begin(
                 request,
                 uses_topic_ids=context.api_version >= _FIRST_WITH_TOPIC_IDS,
                 now_ms=self.broker.clock.monotonic_ms(),
@@ -116,6 +133,12 @@ class Fetching:
             self.answer_cold(context, answer, result, pending)
             return pending
         return ParkedFetch(self, context, request, answer, reader).park()
+
+    def plain_answer(
+        self, context: RequestContext, request: FetchRequest, answer: SessionAnswer
+    ) -> list[Buffer] | None:
+        """To a parked fetch that nothing is special about; None with nothing changed."""
+        return _answer_plain(self, context, request, answer) if _answer_plain is not None else None
 
     def _is_outdated(self, request: FetchRequest) -> bool:
         """Whether the broker that follows has registered anew since this process of it did (KIP-903)."""

@@ -55,13 +55,17 @@ class ParkedFetch:
         self._is_woken = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def park(self) -> PendingAnswer:
+    def park(self, replica: Replica | None = None) -> PendingAnswer:
+        """`replica`: the only one that may have news; None: whatever the session says."""
         broker = self._fetching.broker
         broker.metrics.parked_fetches += 1
         session = self._answer.session
         if session is not None:
             session.listeners.add(self._wake)
-        self._watch()
+        if replica is None:
+            self._watch()
+        else:
+            self._hang_at(replica)
         self._timer = broker.loop.call_later(self._request.max_wait_ms / 1000, self._time_out)
         self._pending.on_abandoned(self._leave)
         return self._pending
@@ -71,8 +75,11 @@ class ParkedFetch:
         for wanted in self._answer.to_read():
             replica = self._fetching.reads.replica_of(wanted.asked)
             if replica is not None:
-                self._waiters(replica).add(self._wake)
-                self._replicas.append(replica)
+                self._hang_at(replica)
+
+    def _hang_at(self, replica: Replica) -> None:
+        self._waiters(replica).add(self._wake)
+        self._replicas.append(replica)
 
     def _unwatch(self) -> None:
         for replica in self._replicas:
@@ -88,6 +95,12 @@ class ParkedFetch:
     def _look(self) -> None:
         self._is_woken = False
         if self._timer is None:
+            return
+        plain = self._fetching.plain_answer(self._context, self._request, self._answer)
+        if plain is not None:
+            self._fetching.broker.metrics.woken_fetches += 1
+            self._leave()
+            self._pending.complete(plain)
             return
         result = self._read()
         if self._fetching.is_ready(self._request, self._answer, result):

@@ -76,6 +76,13 @@ class Wanted:
         self._waiters: Waiters | None = None
         self._progress: Progress | None = None
 
+    def was_told(self, now: Told) -> None:
+        """The reader gets records with this; who got some comes last with the next answer."""
+        session = self.session
+        assert session is not None, "only a session remembers"
+        self.told, self.is_known = now, True
+        self.place = session.take_place()
+
     def settle(self, waiters: Waiters, progress: Progress | None = None) -> None:
         """There is nothing more to tell: not to be read again until one of `waiters` is called.
 
@@ -147,7 +154,7 @@ class FetchSession:
         for partition in added:
             wanted = self.partitions.get(key_of(partition))
             if wanted is None:
-                wanted = Wanted(partition, self, self._take_place())
+                wanted = Wanted(partition, self, self.take_place())
                 self.partitions[wanted.key] = wanted
             else:
                 wanted.let_go()
@@ -159,9 +166,14 @@ class FetchSession:
                 gone.let_go()
                 self.unsettled.pop(key, None)
 
-    def _take_place(self) -> int:
+    def take_place(self) -> int:
         self._next_place += 1
         return self._next_place
+
+    def went_on(self, now_ms: int) -> None:
+        """A request was taken."""
+        self.next_epoch = self.next_epoch + 1 if self.next_epoch < _LAST_EPOCH else 1
+        self.last_used_ms = now_ms
 
     def unsettle_all(self) -> None:
         for wanted in self.partitions.values():
@@ -206,7 +218,7 @@ class FetchSession:
                 elif partition.error_code != ErrorCode.UNKNOWN_TOPIC_ID:
                     wanted.told, wanted.is_known = _NOTHING_TOLD, True
                 if has_records and reorder:
-                    wanted.place = self._take_place()
+                    wanted.place = self.take_place()
         return changed
 
 
@@ -254,12 +266,13 @@ class FetchSessions:
     """All sessions of a node, bounded in number. Without room a reader gets full answers, as without a session."""
 
     def __init__(self, *, max_sessions: int = 1000, min_eviction_ms: int = 120_000) -> None:
-        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+        self.by_id: OrderedDict[int, FetchSession] = OrderedDict()
+        """The one that was used last comes last."""
         self._max_sessions = max_sessions
         self._min_eviction_ms = min_eviction_ms
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self.by_id)
 
     def begin(
         self, request: FetchRequest, *, uses_topic_ids: bool, now_ms: int, fresh_id: int, is_outdated: bool = False
@@ -271,14 +284,14 @@ class FetchSessions:
         Raises PeerError 70 (unknown session), 71 (epoch out of turn) or 106 (topic ids and names mixed).
         """
         if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
-            if request.session_id in self._sessions:
+            if request.session_id in self.by_id:
                 self._close(request.session_id)
             session = None
             if request.session_epoch == INITIAL_EPOCH:
                 session = self._open(request, uses_topic_ids, now_ms, fresh_id)
             once = _last_mentions(request.partitions) if session is None else ()
             return SessionAnswer(session, is_full=True, once=once)
-        session = self._sessions.get(request.session_id)
+        session = self.by_id.get(request.session_id)
         if session is None:
             raise PeerError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if session.next_epoch != request.session_epoch:
@@ -294,27 +307,26 @@ class FetchSessions:
         if not session.partitions:
             self._close(session.session_id)
             return SessionAnswer(None, is_full=True)
-        session.next_epoch = session.next_epoch + 1 if session.next_epoch < _LAST_EPOCH else 1
         if is_outdated or request.replica_epoch != session.replica_epoch:
             session.unsettle_all()
             session.replica_epoch = request.replica_epoch
-        session.last_used_ms = now_ms
-        self._sessions.move_to_end(session.session_id)
+        session.went_on(now_ms)
+        self.by_id.move_to_end(session.session_id)
         return SessionAnswer(session, is_full=False)
 
     def _close(self, session_id: int) -> None:
-        self._sessions.pop(session_id).close()
+        self.by_id.pop(session_id).close()
 
     def _open(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int, fresh_id: int) -> FetchSession | None:
         is_replica = request.replica_id >= 0
-        if len(self._sessions) >= self._max_sessions and not self._evict(is_replica, len(request.partitions), now_ms):
+        if len(self.by_id) >= self._max_sessions and not self._evict(is_replica, len(request.partitions), now_ms):
             return None
-        while fresh_id in self._sessions or fresh_id == NO_SESSION_ID:
+        while fresh_id in self.by_id or fresh_id == NO_SESSION_ID:
             fresh_id = fresh_id % _LAST_EPOCH + 1
         session = FetchSession(fresh_id, uses_topic_ids=uses_topic_ids, is_replica=is_replica, now_ms=now_ms)
         session.replica_epoch = request.replica_epoch
         session.update(request.partitions, ())
-        self._sessions[fresh_id] = session
+        self.by_id[fresh_id] = session
         return session
 
     def _evict(self, is_replica: bool, partition_count: int, now_ms: int) -> bool:
@@ -325,13 +337,13 @@ class FetchSessions:
         3. A session that lived for longer than the eviction time gives way to one with more partitions, of its own
            kind or of a replica.
         """
-        oldest = next(iter(self._sessions.values()))
+        oldest = next(iter(self.by_id.values()))
         if now_ms - oldest.last_used_ms > self._min_eviction_ms:
             self._close(oldest.session_id)
             return True
         candidates = [
             (session.is_replica, len(session.partitions), session.session_id)
-            for session in self._sessions.values()
+            for session in self.by_id.values()
             if (is_replica and not session.is_replica)
             or session.last_used_ms - session.opened_ms > self._min_eviction_ms
         ]

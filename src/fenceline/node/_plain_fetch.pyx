@@ -1,0 +1,214 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""Fetches of a follower that keeps up: one partition, at the log's end, and then one batch for it.
+
+Owns no rule of its own: it knows what to leave to `fetching.py` and `fetch_reads.py`, which are complete without this
+module. A request or an answer is left as a whole, with nothing changed, where anything of it is not the plain case
+(another version, another partition that may have news, an epoch that is not the same on both sides, who is not in sync,
+throttles, a disk that would be waited for, what is settled or would become so).
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from fenceline.log._tail cimport LogTail
+
+from fenceline.node.fetch_reads import Reader
+from fenceline.node.parked_fetch import ParkedFetch
+from fenceline.replica.fetch_session import SessionAnswer, Told
+from fenceline.wire.fetch import FetchPartition, FetchRequest
+
+ABI = 1
+
+cdef enum:
+    REQUEST_BYTES = 91
+    FIRST_WITH_TOPIC_IDS = 13
+    FIRST_WITH_REPLICA_STATE = 15
+    HEAD_BYTES = 72
+    MOST_COPIED_BYTES = 4096
+
+
+cdef inline int32_t _be32(const uint8_t* p) noexcept nogil:
+    return <int32_t>(<uint32_t>p[0] << 24 | <uint32_t>p[1] << 16 | <uint32_t>p[2] << 8 | p[3])
+
+
+cdef inline int64_t _be64(const uint8_t* p) noexcept nogil:
+    return <int64_t>(<uint64_t><uint32_t>_be32(p) << 32 | <uint32_t>_be32(p + 4))
+
+
+cdef inline void _put32(uint8_t* p, uint32_t value) noexcept nogil:
+    p[0], p[1], p[2], p[3] = <uint8_t>(value >> 24), <uint8_t>(value >> 16), <uint8_t>(value >> 8), <uint8_t>value
+
+
+cdef inline void _put64(uint8_t* p, uint64_t value) noexcept nogil:
+    _put32(p, <uint32_t>(value >> 32))
+    _put32(p + 4, <uint32_t>value)
+
+
+cdef bint _is_plain_request(const uint8_t* p, Py_ssize_t size) noexcept nogil:
+    """Whether a follower goes on with a session, asks for one partition of one topic and says nothing else."""
+    return (
+        size == REQUEST_BYTES
+        and _be32(p) > 0 and _be32(p + 4) > 0 and p[12] == 0 and _be32(p + 17) > 0  # waits, reads all, has a session
+        and p[21] == 2 and p[38] == 2 and p[71] == 0 and p[72] == 0  # a topic, a partition
+        and p[73] == 1 and p[74] == 1  # forgets nothing, has no rack
+        and p[75] == 1 and p[76] == 1 and p[77] == 13 and p[90] == 0 and _be32(p + 78) >= 0  # is a replica
+    )
+
+
+cdef object _served(fetching, key, asked, int32_t replica_id, int64_t replica_epoch):
+    """The replica that may serve this follower beyond doubt, with a log that its own agrees with; else None."""
+    cdef int64_t leader_epoch = asked[5], last_fetched_epoch = asked[6]
+    cdef list epochs
+    replica = fetching.reads.replicas.open_by_id.get(key)
+    if replica is None:
+        return None
+    leader = replica.leader
+    if leader is None or leader.is_recovering or replica.is_being_cut:
+        return None
+    if leader_epoch < 0 or leader_epoch != <int64_t>replica.leader_epoch or replica_id not in leader.isr:
+        return None
+    if replica_id not in leader.followers or <int64_t>leader.rules.eligible(replica_id) != replica_epoch:
+        return None
+    log = <LogTail?>replica.log
+    epochs = log.epochs._epochs
+    if not epochs or last_fetched_epoch < 0 or <int64_t>epochs[len(epochs) - 1] != last_fetched_epoch:
+        return None
+    if fetching.broker.replication.throttles.leader.is_active:
+        return None
+    return replica
+
+
+def park_plain(fetching, context, body):
+    """A follower has everything and asks for what comes next: what waits for that, None with nothing changed."""
+    cdef const uint8_t[::1] view = body
+    cdef const uint8_t* p
+    cdef int32_t replica_id
+    cdef int64_t replica_epoch, epoch
+    cdef LogTail log
+    cdef dict unsettled
+    if <int>context.api_version < FIRST_WITH_REPLICA_STATE or view.shape[0] != REQUEST_BYTES:
+        return None
+    p = &view[0]
+    if not _is_plain_request(p, REQUEST_BYTES):
+        return None
+    replica_id, replica_epoch, epoch = _be32(p + 78), _be64(p + 82), _be32(p + 17)
+    sessions = fetching.sessions.by_id
+    session_id = _be32(p + 13)
+    session = sessions.get(session_id)
+    if session is None or <int64_t>session.next_epoch != epoch or not session.uses_topic_ids:
+        return None
+    if <int64_t>session.replica_epoch != replica_epoch or replica_epoch < 0:
+        return None
+    topic_id = PyBytes_FromStringAndSize(<const char*>p + 22, 16)
+    key = (topic_id, _be32(p + 39))
+    wanted = session.partitions.get(key)
+    unsettled = session.unsettled
+    if wanted is None or len(unsettled) > 1 or (unsettled and key not in unsettled):
+        return None
+    asked = FetchPartition(
+        None, topic_id, key[1], _be64(p + 47), _be32(p + 67), _be32(p + 43), _be32(p + 55), _be64(p + 59)
+    )
+    replica = _served(fetching, key, asked, replica_id, replica_epoch)
+    if replica is None:
+        return None
+    log = replica.log
+    told = wanted.told
+    if _be64(p + 47) != log.log_end_offset or <int64_t>told[0] == log.log_end_offset:
+        return None
+    if <int64_t>told[1] != log.log_start_offset:
+        return None
+
+    wanted.let_go()
+    wanted.asked = asked
+    unsettled[key] = wanted
+    session.went_on(fetching.broker.clock.monotonic_ms())
+    sessions.move_to_end(session_id)
+    fetching.broker.replication.fetched(
+        replica,
+        replica_id,
+        fetch_offset=asked[3],
+        log_start_offset=asked[7],
+        broker_epoch=replica_epoch,
+    )
+    request = FetchRequest(
+        None, replica_id, replica_epoch, _be32(p), _be32(p + 4), _be32(p + 8), 0, session_id, epoch, [asked], [], ""
+    )
+    answer = SessionAnswer(session, is_full=False)
+    return ParkedFetch(fetching, context, request, answer, Reader(False, context.listener)).park(replica)
+
+
+def answer_plain(fetching, context, request, answer):
+    """The frame with the batch that came for a follower's parked fetch, None with nothing changed."""
+    cdef int32_t replica_id = request.replica_id
+    cdef int64_t limit, size
+    cdef LogTail log
+    cdef dict unsettled
+    session = answer.session
+    if session is None or answer.is_full or replica_id < 0 or <int>context.api_version < FIRST_WITH_TOPIC_IDS:
+        return None
+    unsettled = session.unsettled
+    if len(unsettled) != 1 or request.isolation_level:
+        return None
+    key, wanted = next(iter(unsettled.items()))
+    asked = wanted.asked
+    if asked[1] is None:
+        return None
+    replica = _served(fetching, key, asked, replica_id, request.replica_epoch)
+    if replica is None:
+        return None
+    log = replica.log
+    if <int64_t>asked[3] < log.log_start_offset or <int64_t>asked[3] >= log.log_end_offset:
+        return None
+    limit = min(<int64_t>asked[4], <int64_t>request.max_bytes, <int64_t>fetching.reads.max_response_bytes)
+    try:
+        records = log.read_newest(asked[3], limit)
+    except Exception:
+        return None
+    if records is None:
+        return None
+    size = len(records)
+    if size == 0 or size < <int64_t>request.min_bytes:
+        return None
+    metrics = fetching.broker.metrics
+    metrics.fetched_partitions += 1
+    metrics.fetched_bytes += size
+    high_watermark = log.high_watermark
+    wanted.was_told(Told(high_watermark, log.log_start_offset))
+    return _frame(context, answer.session_id, key, high_watermark, log.last_stable_offset, log.log_start_offset, records)
+
+
+cdef list _frame(
+    context, int32_t session_id, key, int64_t high_watermark, int64_t last_stable_offset, int64_t log_start_offset, records
+):
+    cdef uint8_t[HEAD_BYTES + 5] out
+    cdef Py_ssize_t size = len(records), at = HEAD_BYTES
+    cdef Py_ssize_t rest = size + 1
+    cdef bytes topic_id = key[0]
+    cdef int i
+    _put32(out + 4, <uint32_t><int32_t>context.correlation_id)
+    out[8] = 0
+    _put32(out + 9, 0)
+    out[13] = out[14] = 0
+    _put32(out + 15, <uint32_t>session_id)
+    out[19] = 2
+    for i in range(16):
+        out[20 + i] = <uint8_t>topic_id[i]
+    out[36] = 2
+    _put32(out + 37, <uint32_t><int32_t>key[1])
+    out[41] = out[42] = 0
+    _put64(out + 43, <uint64_t>high_watermark)
+    _put64(out + 51, <uint64_t>last_stable_offset)
+    _put64(out + 59, <uint64_t>log_start_offset)
+    out[67] = 0
+    _put32(out + 68, 0xFFFFFFFF)
+    while rest > 127:
+        out[at] = <uint8_t>(rest & 0x7F | 0x80)
+        rest >>= 7
+        at += 1
+    out[at] = <uint8_t>rest
+    at += 1
+    _put32(out, <uint32_t>(at - 4 + size + 3))
+    head = PyBytes_FromStringAndSize(<const char*>out, at)
+    if size < MOST_COPIED_BYTES:
+        return [b"".join((head, records, b"\0\0\0"))]
+    return [head, records, b"\0\0\0"]
