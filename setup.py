@@ -7,6 +7,7 @@ MODULES = {
     "fenceline.log._tail": "src/fenceline/log/_tail.pyx",
     "fenceline.node._plain_fetch": "src/fenceline/node/_plain_fetch.pyx",
     "fenceline.node._plain_produce": "src/fenceline/node/_plain_produce.pyx",
+    "fenceline.wire._plain_fetch": "src/fenceline/wire/_plain_fetch.pyx",
 }
 
 try:

@@ -133,7 +133,7 @@ class Story:
                 follower.begin_anew()
             return
         indexes = sorted(follower.changed)
-        if rng.random() < 0.85:
+        if rng.random() < 0.75:
             follower.ask(17, indexes)
             return
         odd = rng.choice(
@@ -156,7 +156,7 @@ class Story:
                 {"cluster_id": "x"},
             ]
         )
-        kind = rng.randrange(4)
+        kind = rng.choice([0, 1, 2, 3, 3, 3, 3])
         if kind == 0:
             follower.ask(rng.randint(13, 18), indexes)
         elif kind == 1:
@@ -191,10 +191,11 @@ class Story:
         elif kind == 2 and leader is not None:
             desk.tell(index, isr=rng.choice([(1, 2), (1, 3), (1, 2, 3), (1,)]))
         elif kind == 3:
-            desk.tell_broker(rng.choice(OTHERS), fenced=rng.random() < 0.5)
+            number = rng.choice(OTHERS)
+            desk.tell_broker(number, fenced=rng.random() < 0.3, epoch=rng.choice([100 + number, 200]))
         elif kind == 4:
             quota = desk.replication.throttles.leader
-            quota.set_rate(rng.choice([NO_RATE, 0, 100]), desk.clock.ms)
+            quota.set_rate(rng.choice([NO_RATE, 0, 100, 10_000]), desk.clock.ms)
             quota.set_partitions(TOPIC, "*", 1)
         elif kind == 5 and leader is not None:
             replica.log.advance_log_start(rng.randint(0, replica.high_watermark))
@@ -215,6 +216,7 @@ class Story:
         return [
             [follower.told for follower in self.followers],
             [(follower.is_waiting, follower.session) for follower in self.followers],
+            desk.replication.throttles.leader._level_bytes,
             [getattr(desk.metrics, name) for name in ("fetched_bytes", "fetched_partitions", "parked_fetches", "woken_fetches")],
             [
                 (
@@ -242,7 +244,7 @@ class Story:
         ]
 
 
-def _plays(seed: int, steps: int = 120) -> list[Any]:
+def _plays(seed: int, steps: int = 160) -> list[Any]:
     heard: list[Any] = []
 
     async def story(desk: Desk) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenceline.wire import entities
+from fenceline.wire import entities, fetch_request, fetch_response
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch import (
     MAX_VERSION,
@@ -304,3 +305,106 @@ HEAD_4 = "ffffffff 000001f4 00000001 00100000 00"
 def test_requests_that_can_not_be(version: int, text: str) -> None:
     with pytest.raises(MalformedRequest):
         parse_request(version, writable(bytes.fromhex(text)))
+
+
+def _wanted(draw: st.DrawFn) -> FetchPartition:
+    return FetchPartition(None, draw(ID), *(draw(each) for each in (INT32, INT64, INT32, INT32, INT32, INT64)))
+
+
+ID = st.binary(min_size=16, max_size=16)
+
+
+@st.composite
+def round_requests(draw: st.DrawFn) -> FetchRequest:
+    """What a follower asks with every record, and what is nearly that."""
+    odd = draw(st.sampled_from([None] * 6 + ["directory", "watermark", "forgotten", "rack", "cluster", "two", "none"]))
+    wanted = [_wanted(draw) for _ in range({"two": 2, "none": 0}.get(odd or "", 1))]
+    if odd == "directory":
+        wanted = [each._replace(replica_directory_id=b"d" * 16) for each in wanted]
+    if odd == "watermark":
+        wanted = [each._replace(high_watermark=5) for each in wanted]
+    return FetchRequest(
+        "c" if odd == "cluster" else None,
+        draw(st.integers(-1, 2**31 - 1)),
+        draw(INT64),
+        draw(INT32),
+        draw(INT32),
+        draw(INT32),
+        draw(INT8),
+        draw(INT32),
+        draw(INT32),
+        wanted,
+        [(None, b"f" * 16, [1])] if odd == "forgotten" else [],
+        "a" if odd == "rack" else "",
+    )
+
+
+@st.composite
+def round_responses(draw: st.DrawFn) -> FetchResponse:
+    """What a leader answers with every record, and what is nearly that."""
+    odd = draw(st.sampled_from([None] * 6 + ["aborted", "endpoint", "diverging", "null", "empty", "two", "none"]))
+    partitions = [
+        FetchedPartition(
+            None,
+            draw(ID),
+            draw(INT32),
+            draw(st.integers(-(2**15), 2**15 - 1)),
+            draw(INT64),
+            draw(INT64),
+            draw(INT64),
+            (1, 2) if odd == "diverging" else None,
+            aborted_transactions=[(1, 2)] if odd == "aborted" else None,
+            preferred_read_replica=draw(INT32),
+            records={"null": None, "empty": b""}.get(odd or "", bytes(draw(st.sampled_from([1, 126, 127, 128, 20_000])))),
+        )
+        for _ in range({"two": 2, "none": 0}.get(odd or "", 1))
+    ]
+    endpoints = [NodeEndpoint(1, "h", 2, None)] if odd == "endpoint" else []
+    return FetchResponse(partitions, draw(INT32), draw(st.integers(-9, 99)), draw(INT32), endpoints)
+
+
+@settings(max_examples=300, deadline=None)
+@given(request=round_requests(), version=st.integers(13, MAX_VERSION))
+def test_the_quick_way_writes_the_same_requests(request: FetchRequest, version: int) -> None:
+    quick = b"".join(bytes(part) for part in encode_request(version, request))
+    with mock.patch.object(fetch_request, "_encode_plain", None):
+        assert quick == b"".join(bytes(part) for part in encode_request(version, request))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    response=round_responses(),
+    version=st.integers(13, MAX_VERSION),
+    flipped=st.none() | st.tuples(st.integers(0, 90), st.integers(0, 7)),
+    cut=st.sampled_from([0] * 5 + [1, 2, 3, 30, 60]),
+)
+def test_the_quick_way_reads_the_same_answers(
+    response: FetchResponse, version: int, flipped: tuple[int, int] | None, cut: int
+) -> None:
+    body = bytearray(b"".join(bytes(part) for part in encode_response(version, response)))
+    if flipped is not None:
+        body[flipped[0] % len(body)] ^= 1 << flipped[1]
+    view = memoryview(body)[: max(len(body) - cut, 0)].toreadonly()
+
+    def read() -> Any:
+        try:
+            return parse_response(version, view)
+        except MalformedRequest as error:
+            return str(error)
+
+    quick = read()
+    with mock.patch.object(fetch_response, "_parse_plain", None):
+        assert quick == read()
+
+
+@pytest.mark.compiled
+def test_a_round_of_a_follower_goes_the_quick_way() -> None:
+    request = FetchRequest(None, 2, 102, 500, 1, 10, 0, 9, 8, [FetchPartition(None, b"t" * 16, 0, 5, 6, 1, 1, 0)], [], "")
+    response = FetchResponse([FetchedPartition(None, b"t" * 16, 0, 0, 5, 5, 0, records=b"some")], session_id=9)
+    answer = memoryview(b"".join(bytes(part) for part in encode_response(17, response)))
+    for module, slow in ((fetch_request, "put_by_topic"), (fetch_response, "take_by_topic")):
+        with mock.patch.object(module, slow, None):
+            if module is fetch_request:
+                assert len(encode_request(17, request)[0]) == 91
+            else:
+                assert parse_response(17, answer) == response

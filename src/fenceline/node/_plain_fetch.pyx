@@ -3,8 +3,8 @@
 
 Owns no rule of its own: it knows what to leave to `fetching.py` and `fetch_reads.py`, which are complete without this
 module. A request or an answer is left as a whole, with nothing changed, where anything of it is not the plain case
-(another version, another partition that may have news, an epoch that is not the same on both sides, who is not in sync,
-throttles, a disk that would be waited for, what is settled or would become so).
+(another version, another partition that may have news, an epoch that is not the same on both sides, throttles, a disk
+that would be waited for, what is settled or would become so).
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -12,6 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from fenceline.log._tail cimport LogTail
 
+from fenceline.errors import ErrorCode
 from fenceline.node.fetch_reads import Reader
 from fenceline.node.parked_fetch import ParkedFetch
 from fenceline.replica.fetch_session import SessionAnswer, Told
@@ -25,6 +26,9 @@ cdef enum:
     FIRST_WITH_REPLICA_STATE = 15
     HEAD_BYTES = 72
     MOST_COPIED_BYTES = 4096
+
+
+cdef object NONE = ErrorCode.NONE
 
 
 cdef inline int32_t _be32(const uint8_t* p) noexcept nogil:
@@ -65,9 +69,9 @@ cdef object _served(fetching, key, asked, int32_t replica_id, int64_t replica_ep
     leader = replica.leader
     if leader is None or leader.is_recovering or replica.is_being_cut:
         return None
-    if leader_epoch < 0 or leader_epoch != <int64_t>replica.leader_epoch or replica_id not in leader.isr:
+    if leader_epoch < 0 or leader_epoch != <int64_t>replica.leader_epoch:
         return None
-    if replica_id not in leader.followers or <int64_t>leader.rules.eligible(replica_id) != replica_epoch:
+    if leader.check_follower(replica_id, replica_epoch, knows_epoch=True) is not NONE:
         return None
     log = <LogTail?>replica.log
     epochs = log.epochs._epochs

@@ -7,9 +7,11 @@ for every partition of a poll (`hot_path.md H3`).
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from fenceline.compiled import compiled
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch_messages import (
     FIRST_FLEXIBLE,
@@ -24,6 +26,7 @@ from fenceline.wire.fetch_messages import (
     MAX_VERSION,
     MIN_VERSION,
     NO_IDS,
+    PLAIN_ABI,
     FetchPartition,
     FetchRequest,
 )
@@ -41,6 +44,9 @@ from fenceline.wire.partitioned import (
 )
 from fenceline.wire.primitives import Buffer, put_uvarint, skip_tagged_field, skip_tagged_fields, take_uvarint
 
+_encode_plain: Final[Callable[[FetchRequest], bytes | None] | None] = getattr(
+    compiled("fenceline.wire._plain_fetch", PLAIN_ABI), "encode_request", None
+)
 _NO_HIGH_WATERMARK: Final = 2**63 - 1
 
 _I32: Final = struct.Struct(">i")
@@ -234,6 +240,10 @@ def _take_forgotten(
 
 def encode_request(version: int, request: FetchRequest) -> list[Buffer]:
     """The body, one buffer. Fields that the version lacks are left out."""
+    if _encode_plain is not None and version >= FIRST_WITH_REPLICA_STATE:
+        plain = _encode_plain(request)
+        if plain is not None:
+            return [plain]
     flexible, by_id = version >= FIRST_FLEXIBLE, version >= FIRST_WITH_TOPIC_IDS
     out = bytearray()
     if version < FIRST_WITH_REPLICA_STATE:

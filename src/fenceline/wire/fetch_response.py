@@ -6,9 +6,11 @@ Owns the bytes around the records. Never looks into records and never copies the
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from fenceline.compiled import compiled
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch_messages import (
     FIRST_FLEXIBLE,
@@ -20,6 +22,7 @@ from fenceline.wire.fetch_messages import (
     MAX_VERSION,
     MIN_VERSION,
     NO_IDS,
+    PLAIN_ABI,
     FetchedPartition,
     FetchResponse,
 )
@@ -37,6 +40,9 @@ from fenceline.wire.partitioned import (
 )
 from fenceline.wire.primitives import Buffer, skip_tagged_field, skip_tagged_fields, take_uvarint
 
+_parse_plain: Final[Callable[[memoryview], FetchResponse | None] | None] = getattr(
+    compiled("fenceline.wire._plain_fetch", PLAIN_ABI), "parse_response", None
+)
 _I32: Final = struct.Struct(">i")
 _FETCHED_4: Final = struct.Struct(">ihqq")
 _FETCHED_5: Final = struct.Struct(">ihqqq")
@@ -115,6 +121,10 @@ def parse_response(version: int, body: memoryview) -> FetchResponse:
     """The answer in `body`; its records are views into it. Raises MalformedRequest."""
     if not MIN_VERSION <= version <= MAX_VERSION:
         raise MalformedRequest(f"Fetch has no version {version}")
+    if _parse_plain is not None and version >= FIRST_WITH_TOPIC_IDS:
+        plain = _parse_plain(body)
+        if plain is not None:
+            return plain
     try:
         return _parse_response(version, body)
     except READ_ERRORS as error:
