@@ -53,7 +53,9 @@ class Follower:
 
     def ask(self, version: int, indexes: list[int], mangle: Callable[[bytes], bytes] = bytes, **fields: Any) -> None:
         """`fields` of a partition go to all of `indexes`, others into the request."""
-        own = {name: fields.pop(name) for name in tuple(fields) if name in FetchPartition._fields and name != "max_bytes"}
+        own = {
+            name: fields.pop(name) for name in tuple(fields) if name in FetchPartition._fields and name != "max_bytes"
+        }
         given = {"replica_id": self.number, "replica_epoch": 100 + self.number, **FIELDS}
         given |= {"session_id": self.session[0], "session_epoch": self.session[1], **fields}
         request = FetchRequest(partitions=[self.wanted(index, **own) for index in indexes], **given)
@@ -136,26 +138,24 @@ class Story:
         if rng.random() < 0.75:
             follower.ask(17, indexes)
             return
-        odd = rng.choice(
-            [
-                {"session_epoch": follower.session[1] + 1},
-                {"session_id": 12345},
-                {"current_leader_epoch": self.epoch - 1},
-                {"current_leader_epoch": -1},
-                {"last_fetched_epoch": rng.choice([-1, 0, self.epoch + 1])},
-                {"fetch_offset": rng.randint(0, 30)},
-                {"log_start_offset": -1},
-                {"replica_epoch": rng.choice([-1, 100, 200])},
-                {"replica_id": rng.choice([-1, -2, 7])},
-                {"isolation_level": rng.choice([1, 2])},
-                {"min_bytes": rng.choice([-1, 0, 200])},
-                {"max_wait_ms": rng.choice([-1, 0])},
-                {"max_bytes": rng.choice([0, 10])},
-                {"rack_id": "a"},
-                {"forgotten": [(None, self.desk.topic_id.bytes, [rng.randrange(PARTITIONS)])]},
-                {"cluster_id": "x"},
-            ]
-        )
+        strange: list[dict[str, Any]] = [
+            {"session_epoch": follower.session[1] + 1},
+            {"session_id": 12345},
+            {"current_leader_epoch": self.epoch - 1},
+            {"current_leader_epoch": -1},
+            {"last_fetched_epoch": rng.choice([-1, 0, self.epoch + 1])},
+            {"fetch_offset": rng.randint(0, 30)},
+            {"log_start_offset": -1},
+            {"replica_epoch": rng.choice([-1, 100, 200])},
+            {"replica_id": rng.choice([-1, -2, 7])},
+            {"isolation_level": rng.choice([1, 2])},
+            {"min_bytes": rng.choice([-1, 0, 200])},
+            {"max_wait_ms": rng.choice([-1, 0])},
+            {"max_bytes": rng.choice([0, 10])},
+            {"rack_id": "a"},
+            {"forgotten": [(None, self.desk.topic_id.bytes, [rng.randrange(PARTITIONS)])]},
+            {"cluster_id": "x"},
+        ]
         kind = rng.choice([0, 1, 2, 3, 3, 3, 3])
         if kind == 0:
             follower.ask(rng.randint(13, 18), indexes)
@@ -163,11 +163,9 @@ class Story:
             follower.ask(17, [rng.randrange(PARTITIONS)] if rng.random() < 0.7 else [])
         elif kind == 2:
             at, bit = rng.randrange(91), 1 << rng.randrange(8)
-            follower.ask(
-                17, indexes, lambda body: bytes(byte ^ (bit if i == at else 0) for i, byte in enumerate(body))
-            )
+            follower.ask(17, indexes, lambda body: bytes(byte ^ (bit if i == at else 0) for i, byte in enumerate(body)))
         else:
-            follower.ask(17, indexes, **odd)
+            follower.ask(17, indexes, **rng.choice(strange))
 
     def step(self) -> None:
         desk, rng = self.desk, self.rng
@@ -217,7 +215,10 @@ class Story:
             [follower.told for follower in self.followers],
             [(follower.is_waiting, follower.session) for follower in self.followers],
             desk.replication.throttles.leader._level_bytes,
-            [getattr(desk.metrics, name) for name in ("fetched_bytes", "fetched_partitions", "parked_fetches", "woken_fetches")],
+            [
+                getattr(desk.metrics, name)
+                for name in ("fetched_bytes", "fetched_partitions", "parked_fetches", "woken_fetches")
+            ],
             [
                 (
                     session.session_id,

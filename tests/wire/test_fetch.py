@@ -308,7 +308,8 @@ def test_requests_that_can_not_be(version: int, text: str) -> None:
 
 
 def _wanted(draw: st.DrawFn) -> FetchPartition:
-    return FetchPartition(None, draw(ID), *(draw(each) for each in (INT32, INT64, INT32, INT32, INT32, INT64)))
+    index, offset, size = draw(INT32), draw(INT64), draw(INT32)
+    return FetchPartition(None, draw(ID), index, offset, size, draw(INT32), draw(INT32), draw(INT64))
 
 
 ID = st.binary(min_size=16, max_size=16)
@@ -355,7 +356,9 @@ def round_responses(draw: st.DrawFn) -> FetchResponse:
             (1, 2) if odd == "diverging" else None,
             aborted_transactions=[(1, 2)] if odd == "aborted" else None,
             preferred_read_replica=draw(INT32),
-            records={"null": None, "empty": b""}.get(odd or "", bytes(draw(st.sampled_from([1, 126, 127, 128, 20_000])))),
+            records={"null": None, "empty": b""}.get(
+                odd or "", bytes(draw(st.sampled_from([1, 126, 127, 128, 20_000])))
+            ),
         )
         for _ in range({"two": 2, "none": 0}.get(odd or "", 1))
     ]
@@ -399,7 +402,9 @@ def test_the_quick_way_reads_the_same_answers(
 
 @pytest.mark.compiled
 def test_a_round_of_a_follower_goes_the_quick_way() -> None:
-    request = FetchRequest(None, 2, 102, 500, 1, 10, 0, 9, 8, [FetchPartition(None, b"t" * 16, 0, 5, 6, 1, 1, 0)], [], "")
+    request = FetchRequest(
+        None, 2, 102, 500, 1, 10, 0, 9, 8, [FetchPartition(None, b"t" * 16, 0, 5, 6, 1, 1, 0)], [], ""
+    )
     response = FetchResponse([FetchedPartition(None, b"t" * 16, 0, 0, 5, 5, 0, records=b"some")], session_id=9)
     answer = memoryview(b"".join(bytes(part) for part in encode_response(17, response)))
     for module, slow in ((fetch_request, "put_by_topic"), (fetch_response, "take_by_topic")):

@@ -60,9 +60,9 @@ _park_plain: Final[Callable[[Fetching, RequestContext, memoryview], PendingAnswe
     _plain_fetch, "park_plain", None
 )
 """The quick way for followers that keep up; None where it was not built. It gives None with nothing changed."""
-_answer_plain: Final[
-    Callable[[Fetching, RequestContext, FetchRequest, SessionAnswer], list[Buffer] | None] | None
-] = getattr(_plain_fetch, "answer_plain", None)
+_answer_plain: Final[Callable[[Fetching, RequestContext, FetchRequest, SessionAnswer], list[Buffer] | None] | None] = (
+    getattr(_plain_fetch, "answer_plain", None)
+)
 _HINTED_ERRORS: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
