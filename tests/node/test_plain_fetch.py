@@ -110,6 +110,8 @@ class Story:
             desk.lead(1, isr=(1, 2, 3), index=index)
         self.followers = [Follower(desk, number) for number in OTHERS]
         self.failing = False
+        self.seen: list[Any] = []
+        """The sessions after each step."""
         read = desk.disk.pread_resident
 
         def pread_resident(fd: int, size_bytes: int, position: int) -> Any:
@@ -127,6 +129,7 @@ class Story:
                 follower.listen()
                 self.ask(follower)
             await turns()
+            self.seen.append(self.sessions())
 
     def ask(self, follower: Follower) -> None:
         rng = self.rng
@@ -209,6 +212,20 @@ class Story:
         else:
             self.followers[rng.randrange(2)].begin_anew()
 
+    def sessions(self) -> list[Any]:
+        return [
+            (
+                session.session_id,
+                session.next_epoch,
+                session.last_used_ms,
+                session.replica_epoch,
+                list(session.unsettled),
+                len(session.listeners),
+                [(w.asked, w.told, w.place, w.is_known) for w in session.partitions.values()],
+            )
+            for session in self.desk.fetching.sessions.by_id.values()
+        ]
+
     def state(self) -> list[Any]:
         desk = self.desk
         return [
@@ -219,18 +236,7 @@ class Story:
                 getattr(desk.metrics, name)
                 for name in ("fetched_bytes", "fetched_partitions", "parked_fetches", "woken_fetches")
             ],
-            [
-                (
-                    session.session_id,
-                    session.next_epoch,
-                    session.last_used_ms,
-                    session.replica_epoch,
-                    list(session.unsettled),
-                    len(session.listeners),
-                    [(w.asked, w.told, w.place, w.is_known) for w in session.partitions.values()],
-                )
-                for session in desk.fetching.sessions.by_id.values()
-            ],
+            self.seen,
             [
                 (
                     replica.log.log_end_offset,

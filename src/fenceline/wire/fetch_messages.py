@@ -22,8 +22,6 @@ FIRST_WITH_ENDPOINTS: Final = 16
 FIRST_WITH_DIRECTORY_ID: Final = 17
 FIRST_WITH_HIGH_WATERMARK: Final = 18
 
-PLAIN_ABI: Final = 1
-"""Changes with every change of `_plain_fetch.pyx`, so that a build of older sources is not used."""
 NO_IDS: Final = (-1, -1)
 """An id or offset and an epoch, where there is none."""
 

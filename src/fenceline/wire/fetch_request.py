@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from fenceline.compiled import compiled
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch_messages import (
     FIRST_FLEXIBLE,
@@ -26,7 +25,6 @@ from fenceline.wire.fetch_messages import (
     MAX_VERSION,
     MIN_VERSION,
     NO_IDS,
-    PLAIN_ABI,
     FetchPartition,
     FetchRequest,
 )
@@ -42,11 +40,10 @@ from fenceline.wire.partitioned import (
     take_string,
     take_topic,
 )
+from fenceline.wire.plain import plain_fetch
 from fenceline.wire.primitives import Buffer, put_uvarint, skip_tagged_field, skip_tagged_fields, take_uvarint
 
-_encode_plain: Final[Callable[[FetchRequest], bytes | None] | None] = getattr(
-    compiled("fenceline.wire._plain_fetch", PLAIN_ABI), "encode_request", None
-)
+_encode_plain: Final[Callable[[FetchRequest], bytes | None] | None] = getattr(plain_fetch, "encode_request", None)
 _NO_HIGH_WATERMARK: Final = 2**63 - 1
 
 _I32: Final = struct.Struct(">i")

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from fenceline.compiled import compiled
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch_messages import (
     FIRST_FLEXIBLE,
@@ -22,7 +21,6 @@ from fenceline.wire.fetch_messages import (
     MAX_VERSION,
     MIN_VERSION,
     NO_IDS,
-    PLAIN_ABI,
     FetchedPartition,
     FetchResponse,
 )
@@ -38,11 +36,10 @@ from fenceline.wire.partitioned import (
     take_endpoints_tag,
     take_records,
 )
+from fenceline.wire.plain import plain_fetch
 from fenceline.wire.primitives import Buffer, skip_tagged_field, skip_tagged_fields, take_uvarint
 
-_parse_plain: Final[Callable[[memoryview], FetchResponse | None] | None] = getattr(
-    compiled("fenceline.wire._plain_fetch", PLAIN_ABI), "parse_response", None
-)
+_parse_plain: Final[Callable[[memoryview], FetchResponse | None] | None] = getattr(plain_fetch, "parse_response", None)
 _I32: Final = struct.Struct(">i")
 _FETCHED_4: Final = struct.Struct(">ihqq")
 _FETCHED_5: Final = struct.Struct(">ihqqq")
