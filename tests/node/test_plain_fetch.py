@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from fenceline.errors import ErrorCode
 from fenceline.node import fetching
 from fenceline.node.fetch_reads import FetchReads
 from fenceline.records.batch import iter_headers
@@ -90,11 +91,13 @@ class Follower:
             return
         self.session = response.session_id, self.session[1] + 1
         for each in response.partitions:
-            if each.topic_id != self.desk.topic_id.bytes or each.error_code:
+            if each.topic_id != self.desk.topic_id.bytes or each.index not in range(PARTITIONS):
                 continue
             self.changed.add(each.index)
-            if each.diverging_epoch is not None:
-                self.ends[each.index], self.epochs[each.index] = 0, -1
+            if each.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                self.ends[each.index], self.epochs[each.index] = self.desk.replica(each.index).log.log_start_offset, -1
+            elif each.diverging_epoch is not None:
+                self.epochs[each.index], self.ends[each.index] = each.diverging_epoch
             elif each.records:
                 for header in iter_headers(memoryview(each.records)):
                     self.ends[each.index], self.epochs[each.index] = header.next_offset, header.leader_epoch
@@ -110,6 +113,7 @@ class Story:
             desk.lead(1, isr=(1, 2, 3), index=index)
         self.followers = [Follower(desk, number) for number in OTHERS]
         self.failing = False
+        self.mend: list[Callable[[], None]] = []
         self.seen: list[Any] = []
         """The sessions after each step."""
         read = desk.disk.pread_resident
@@ -122,8 +126,8 @@ class Story:
         desk.disk.pread_resident = pread_resident  # type: ignore[method-assign]
 
     async def goes_on(self, steps: int) -> None:
-        for _ in range(steps):
-            self.step()
+        for number in range(steps):
+            self.step(is_late=number > 0.8 * steps)
             await turns()
             for follower in self.followers:
                 follower.listen()
@@ -138,13 +142,13 @@ class Story:
                 follower.begin_anew()
             return
         indexes = sorted(follower.changed)
-        if rng.random() < 0.75:
+        if rng.random() < 0.85:
             follower.ask(17, indexes)
             return
         strange: list[dict[str, Any]] = [
             {"session_epoch": follower.session[1] + 1},
             {"session_id": 12345},
-            {"current_leader_epoch": self.epoch - 1},
+            {"current_leader_epoch": rng.choice([self.epoch - 1, self.epoch + 1])},
             {"current_leader_epoch": -1},
             {"last_fetched_epoch": rng.choice([-1, 0, self.epoch + 1])},
             {"fetch_offset": rng.randint(0, 30)},
@@ -170,45 +174,53 @@ class Story:
         else:
             follower.ask(17, indexes, **rng.choice(strange))
 
-    def step(self) -> None:
+    def step(self, is_late: bool) -> None:
+        """Mostly one record; what goes wrong is mended soon, but for a disk."""
         desk, rng = self.desk, self.rng
-        index = rng.randrange(PARTITIONS) if rng.random() < 0.2 else 0
+        index = rng.randrange(PARTITIONS) if rng.random() < 0.1 else 0
         desk.clock.ms += rng.choice([0, 1, 10])
         replica = desk.partitions.open_by_name.get((TOPIC, index))
         if replica is None:
             return  # its disk has failed
+        if self.mend and rng.random() < 0.5:
+            self.mend.pop()()
+            return
         leader = replica.leader
-        if leader is not None and rng.random() < 0.75:
+        if leader is not None and rng.random() < 0.9:
             if not replica.is_being_cut:
-                desk.append(rng.choice([1, 1, 1, 2, 3]), index=index)
+                desk.append(rng.choice([1, 1, 1, 1, 1, 2, 3]), index=index)
             return
         kind = rng.randrange(11)
-        if kind == 0:
+        if kind == 0 or leader is None:
             self.epoch += 1
             desk.lead(self.epoch, isr=(1, 2, 3), index=index)
         elif kind == 1:
             self.epoch += 1
             desk.follow(self.epoch, index=index)
-        elif kind == 2 and leader is not None:
+        elif kind == 2:
             desk.tell(index, isr=rng.choice([(1, 2), (1, 3), (1, 2, 3), (1,)]))
         elif kind == 3:
             number = rng.choice(OTHERS)
             desk.tell_broker(number, fenced=rng.random() < 0.3, epoch=rng.choice([100 + number, 200]))
+            self.mend.append(lambda: desk.tell_broker(number, fenced=False, epoch=100 + number))
         elif kind == 4:
             quota = desk.replication.throttles.leader
-            quota.set_rate(rng.choice([NO_RATE, 0, 100, 10_000]), desk.clock.ms)
+            quota.set_rate(rng.choice([0, 100, 10_000]), desk.clock.ms)
             quota.set_partitions(TOPIC, "*", 1)
-        elif kind == 5 and leader is not None:
+            self.mend.append(lambda: quota.set_rate(NO_RATE, desk.clock.ms))
+        elif kind == 5:
             replica.log.advance_log_start(rng.randint(0, replica.high_watermark))
             replica.wake()
         elif kind == 6:
-            replica.is_being_cut = not replica.is_being_cut
-        elif kind == 7 and leader is not None:
-            leader.is_recovering = not leader.is_recovering
+            replica.is_being_cut = True
+            self.mend.append(lambda: setattr(replica, "is_being_cut", False))
+        elif kind == 7:
+            leader.is_recovering = True
+            self.mend.append(lambda: setattr(leader, "is_recovering", False))
         elif kind == 8:
             replica.wake()
-        elif kind == 9:
-            self.failing = not self.failing and rng.random() < 0.1
+        elif kind == 9 and is_late:
+            self.failing = True
         else:
             self.followers[rng.randrange(2)].begin_anew()
 

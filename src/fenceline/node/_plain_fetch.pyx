@@ -107,7 +107,7 @@ def park_plain(fetching, context, body):
     key = (topic_id, _be32(p + 39))
     wanted = session.partitions.get(key)
     unsettled = session.unsettled
-    if wanted is None or len(unsettled) > 1 or (unsettled and key not in unsettled):
+    if wanted is None or len(unsettled) != 1 or key not in unsettled:
         return None
     asked = FetchPartition(
         None, topic_id, key[1], _be64(p + 47), _be32(p + 67), _be32(p + 43), _be32(p + 55), _be64(p + 59)
@@ -122,9 +122,7 @@ def park_plain(fetching, context, body):
     if <int64_t>told[1] != log.log_start_offset:
         return None
 
-    wanted.let_go()
     wanted.asked = asked
-    unsettled[key] = wanted
     session.went_on(fetching.broker.clock.monotonic_ms())
     sessions.move_to_end(session_id)
     fetching.broker.replication.fetched(
@@ -144,7 +142,7 @@ def park_plain(fetching, context, body):
 def answer_plain(fetching, context, request, answer):
     """The frame with the batch that came for a follower's parked fetch, None with nothing changed."""
     cdef int32_t replica_id = request.replica_id
-    cdef int64_t limit, size
+    cdef int64_t size
     cdef LogTail log
     cdef dict unsettled
     session = answer.session
@@ -163,9 +161,8 @@ def answer_plain(fetching, context, request, answer):
     log = replica.log
     if <int64_t>asked[3] < log.log_start_offset or <int64_t>asked[3] >= log.log_end_offset:
         return None
-    limit = min(<int64_t>asked[4], <int64_t>request.max_bytes, <int64_t>fetching.reads.max_response_bytes)
     try:
-        records = log.read_newest(asked[3], limit)
+        records = log.read_newest(asked[3], asked[4])
     except Exception:
         return None
     if records is None:

@@ -94,7 +94,7 @@ class FetchReads:
         self._preferred = preferred
         self._metrics = metrics
         self.load_pace = load_pace
-        self.max_response_bytes = max_response_bytes
+        self._max_response_bytes = max_response_bytes
 
     def is_limited(self, result: FetchResult) -> bool:
         """Whether others come before what this answer brings from the disk."""
@@ -118,7 +118,7 @@ class FetchReads:
         """
         result = FetchResult(request.replica_id >= 0)
         missing: list[FetchedPartition] = []
-        budget = min(request.max_bytes, self.max_response_bytes)
+        budget = min(request.max_bytes, self._max_response_bytes)
         for wanted in answer.to_read():
             partition = wanted.asked
             left = budget - result.size_bytes
