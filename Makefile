@@ -9,7 +9,7 @@ JARS := .cache/kafka-$(KAFKA_VERSION)
 LOCK_STAMP := $(VENV)/.locked
 SPARK43 := .venv-spark43
 BUILD_STAMP := $(VENV)/.built
-KERNEL_SOURCES := pyproject.toml setup.py $(wildcard src/fenceline/*/*.pyx src/fenceline/*/*.pxd)
+KERNEL_SOURCES := pyproject.toml setup.py $(wildcard src/fenceline/*.pxd src/fenceline/*/*.pyx src/fenceline/*/*.pxd)
 
 .PHONY: help setup demo test test-spark43 simulate bench lint format soak lock jars java clean
 

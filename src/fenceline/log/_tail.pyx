@@ -11,8 +11,9 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
 
+from fenceline._big_endian cimport be_int32, be_int64, be_uint32, put_int32, put_int64
 from fenceline.records._kernel cimport PlainBatch, accept_plain
 
 from fenceline.log._tail_py import BatchSeen
@@ -24,7 +25,7 @@ from fenceline.log.index import TIME_ENTRY_BYTES as _TIME_ENTRY_BYTES
 from fenceline.records.batch import TimestampType
 from fenceline.records.crc import crc32c
 
-ABI = 3
+ABI = 4
 
 cdef int KEPT = 5
 cdef int64_t NEWEST_BYTES = _NEWEST_BYTES
@@ -140,18 +141,6 @@ cdef class SegmentTail:
         self.indexes_saved = False
 
 
-cdef inline void _put32(uint8_t* p, uint32_t value) noexcept nogil:
-    p[0], p[1], p[2], p[3] = <uint8_t>(value >> 24), <uint8_t>(value >> 16), <uint8_t>(value >> 8), <uint8_t>value
-
-
-cdef inline uint32_t _be32(const uint8_t* p) noexcept nogil:
-    return <uint32_t>p[0] << 24 | <uint32_t>p[1] << 16 | <uint32_t>p[2] << 8 | p[3]
-
-
-cdef inline int64_t _be64(const uint8_t* p) noexcept nogil:
-    return <int64_t>(<uint64_t>_be32(p) << 32 | _be32(p + 4))
-
-
 cdef inline int32_t _epoch_of_producer(const uint8_t* batch) noexcept nogil:
     return <int32_t>(<int32_t>(<uint32_t>(batch[51] << 8 | batch[52]) << 16) >> 16)
 
@@ -233,9 +222,8 @@ cdef class LogTail:
                 return NOT_PLAIN
         elif batch.transactional:
             return NOT_PLAIN
-        _put32(p, <uint32_t>(<uint64_t>base >> 32))
-        _put32(p + 4, <uint32_t>base)
-        _put32(p + 12, <uint32_t>leader_epoch)
+        put_int64(p, base)
+        put_int32(p + 12, leader_epoch)
         self._write_plain(segment, records, size)
         segment.appended(base, last, batch.max_timestamp, size, self.index_interval_bytes)
         self.log_end_offset = last + 1
@@ -295,27 +283,27 @@ cdef class LogTail:
         cdef PyObject* known
         while size - at >= BATCH_OVERHEAD:
             p = start + at
-            length = <int64_t><int32_t>_be32(p + 8) + 12
+            length = <int64_t>be_int32(p + 8) + 12
             if length < BATCH_OVERHEAD or p[16] != 2:
                 return NOT_PLAIN
             if length > size - at:
                 break
-            base, delta = _be64(p), <int32_t>_be32(p + 23)
-            if base < next_offset or delta < 0 or base > INT64_MAX - delta - 1 or <int32_t>_be32(p + 12) != epoch:
+            base, delta = be_int64(p), be_int32(p + 23)
+            if base < next_offset or delta < 0 or base > INT64_MAX - delta - 1 or be_int32(p + 12) != epoch:
                 return NOT_PLAIN
             if p[21] or p[22] & ~0x0F:
                 return NOT_PLAIN
-            producer_id = _be64(p + 43)
+            producer_id = be_int64(p + 43)
             if producer_id >= 0:
                 known = PyDict_GetItem(self.producers._producers, producer_id)
-                if known is NULL or <int32_t>_be32(p + 53) < 0:
+                if known is NULL or be_int32(p + 53) < 0:
                     return NOT_PLAIN
                 producer = <Producer>known
                 if producer.transaction_first_offset >= 0 or producer.epoch != _epoch_of_producer(p):
                     return NOT_PLAIN
-            if <uint32_t>crc32c(records[at + 21 : at + length]) != _be32(p + 17):
+            if <uint32_t>crc32c(records[at + 21 : at + length]) != be_uint32(p + 17):
                 return NOT_PLAIN
-            stamp = _be64(p + 35)
+            stamp = be_int64(p + 35)
             if stamp > newest_ms:
                 newest_ms = stamp
             next_offset = base + delta + 1
@@ -329,13 +317,13 @@ cdef class LogTail:
         at = 0
         while at < taken:
             p = start + at
-            length = <int64_t><int32_t>_be32(p + 8) + 12
-            base, delta, stamp = _be64(p), <int32_t>_be32(p + 23), _be64(p + 35)
+            length = <int64_t>be_int32(p + 8) + 12
+            base, delta, stamp = be_int64(p), be_int32(p + 23), be_int64(p + 35)
             segment.appended(base, base + delta, stamp, length, self.index_interval_bytes)
-            producer_id = _be64(p + 43)
+            producer_id = be_int64(p + 43)
             if producer_id >= 0:
                 producer = <Producer>PyDict_GetItem(self.producers._producers, producer_id)
-                sequence = <int32_t>_be32(p + 53)
+                sequence = be_int32(p + 53)
                 producer.last_timestamp_ms = stamp
                 producer.remember(
                     sequence, <int32_t>((<int64_t>sequence + delta) & 0x7FFFFFFF), base, base + delta, stamp

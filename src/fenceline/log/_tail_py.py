@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fenceline.log.index import OffsetIndex, TimeIndex
     from fenceline.log.producer_state import ProducerStates
 
-ABI: Final = 3
+ABI: Final = 4
 """Changes with every change of `_tail.pyx` or `_tail.pxd`, so that a build of older sources is not used."""
 
 BATCHES_KEPT: Final = 5

@@ -8,8 +8,9 @@ that would be waited for, what is settled or would become so).
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from fenceline._big_endian cimport be_int32, be_int64, put_int32, put_int64
 from fenceline.log._tail cimport LogTail
 
 from fenceline.errors import ErrorCode
@@ -18,7 +19,7 @@ from fenceline.node.parked_fetch import ParkedFetch
 from fenceline.replica.fetch_session import SessionAnswer, Told
 from fenceline.wire.fetch import FetchPartition, FetchRequest
 
-ABI = 1
+ABI = 2
 
 cdef enum:
     REQUEST_BYTES = 91
@@ -31,31 +32,15 @@ cdef enum:
 cdef object NONE = ErrorCode.NONE
 
 
-cdef inline int32_t _be32(const uint8_t* p) noexcept nogil:
-    return <int32_t>(<uint32_t>p[0] << 24 | <uint32_t>p[1] << 16 | <uint32_t>p[2] << 8 | p[3])
-
-
-cdef inline int64_t _be64(const uint8_t* p) noexcept nogil:
-    return <int64_t>(<uint64_t><uint32_t>_be32(p) << 32 | <uint32_t>_be32(p + 4))
-
-
-cdef inline void _put32(uint8_t* p, uint32_t value) noexcept nogil:
-    p[0], p[1], p[2], p[3] = <uint8_t>(value >> 24), <uint8_t>(value >> 16), <uint8_t>(value >> 8), <uint8_t>value
-
-
-cdef inline void _put64(uint8_t* p, uint64_t value) noexcept nogil:
-    _put32(p, <uint32_t>(value >> 32))
-    _put32(p + 4, <uint32_t>value)
-
-
 cdef bint _is_plain_request(const uint8_t* p, Py_ssize_t size) noexcept nogil:
     """Whether a follower goes on with a session, asks for one partition of one topic and says nothing else."""
     return (
         size == REQUEST_BYTES
-        and _be32(p) > 0 and _be32(p + 4) > 0 and p[12] == 0 and _be32(p + 17) > 0  # waits, reads all, has a session
+        and be_int32(p) > 0 and be_int32(p + 4) > 0 and p[12] == 0  # waits, reads all
+        and be_int32(p + 17) > 0  # has a session
         and p[21] == 2 and p[38] == 2 and p[71] == 0 and p[72] == 0  # a topic, a partition
         and p[73] == 1 and p[74] == 1  # forgets nothing, has no rack
-        and p[75] == 1 and p[76] == 1 and p[77] == 13 and p[90] == 0 and _be32(p + 78) >= 0  # is a replica
+        and p[75] == 1 and p[76] == 1 and p[77] == 13 and p[90] == 0 and be_int32(p + 78) >= 0  # is a replica
     )
 
 
@@ -95,29 +80,30 @@ def park_plain(fetching, context, body):
     p = &view[0]
     if not _is_plain_request(p, REQUEST_BYTES):
         return None
-    replica_id, replica_epoch, epoch = _be32(p + 78), _be64(p + 82), _be32(p + 17)
+    replica_id, replica_epoch, epoch = be_int32(p + 78), be_int64(p + 82), be_int32(p + 17)
     sessions = fetching.sessions.by_id
-    session_id = _be32(p + 13)
+    session_id = be_int32(p + 13)
     session = sessions.get(session_id)
     if session is None or <int64_t>session.next_epoch != epoch or not session.uses_topic_ids:
         return None
     if <int64_t>session.replica_epoch != replica_epoch or replica_epoch < 0:
         return None
     topic_id = PyBytes_FromStringAndSize(<const char*>p + 22, 16)
-    key = (topic_id, _be32(p + 39))
+    key = (topic_id, be_int32(p + 39))
     wanted = session.partitions.get(key)
     unsettled = session.unsettled
     if wanted is None or len(unsettled) != 1 or key not in unsettled:
         return None
     asked = FetchPartition(
-        None, topic_id, key[1], _be64(p + 47), _be32(p + 67), _be32(p + 43), _be32(p + 55), _be64(p + 59)
+        None, topic_id, key[1], be_int64(p + 47), be_int32(p + 67), be_int32(p + 43), be_int32(p + 55),
+        be_int64(p + 59),
     )
     replica = _served(fetching, key, asked, replica_id, replica_epoch)
     if replica is None:
         return None
     log = replica.log
     told = wanted.told
-    if _be64(p + 47) != log.log_end_offset or <int64_t>told[0] == log.log_end_offset:
+    if be_int64(p + 47) != log.log_end_offset or <int64_t>told[0] == log.log_end_offset:
         return None
     if <int64_t>told[1] != log.log_start_offset:
         return None
@@ -133,7 +119,8 @@ def park_plain(fetching, context, body):
         broker_epoch=replica_epoch,
     )
     request = FetchRequest(
-        None, replica_id, replica_epoch, _be32(p), _be32(p + 4), _be32(p + 8), 0, session_id, epoch, [asked], [], ""
+        None, replica_id, replica_epoch, be_int32(p), be_int32(p + 4), be_int32(p + 8), 0, session_id, epoch,
+        [asked], [], "",
     )
     answer = SessionAnswer(session, is_full=False)
     return ParkedFetch(fetching, context, request, answer, Reader(False, context.listener)).park(replica)
@@ -186,29 +173,29 @@ cdef list _frame(
     cdef Py_ssize_t rest = size + 1
     cdef bytes topic_id = key[0]
     cdef int i
-    _put32(out + 4, <uint32_t><int32_t>context.correlation_id)
+    put_int32(out + 4, <int32_t>context.correlation_id)
     out[8] = 0
-    _put32(out + 9, 0)
+    put_int32(out + 9, 0)
     out[13] = out[14] = 0
-    _put32(out + 15, <uint32_t>session_id)
+    put_int32(out + 15, session_id)
     out[19] = 2
     for i in range(16):
         out[20 + i] = <uint8_t>topic_id[i]
     out[36] = 2
-    _put32(out + 37, <uint32_t><int32_t>key[1])
+    put_int32(out + 37, <int32_t>key[1])
     out[41] = out[42] = 0
-    _put64(out + 43, <uint64_t>high_watermark)
-    _put64(out + 51, <uint64_t>last_stable_offset)
-    _put64(out + 59, <uint64_t>log_start_offset)
+    put_int64(out + 43, high_watermark)
+    put_int64(out + 51, last_stable_offset)
+    put_int64(out + 59, log_start_offset)
     out[67] = 0
-    _put32(out + 68, 0xFFFFFFFF)
+    put_int32(out + 68, -1)
     while rest > 127:
         out[at] = <uint8_t>(rest & 0x7F | 0x80)
         rest >>= 7
         at += 1
     out[at] = <uint8_t>rest
     at += 1
-    _put32(out, <uint32_t>(at - 4 + size + 3))
+    put_int32(out, <int32_t>(at - 4 + size + 3))
     head = PyBytes_FromStringAndSize(<const char*>out, at)
     if size < MOST_COPIED_BYTES:
         return [b"".join((head, records, b"\0\0\0"))]

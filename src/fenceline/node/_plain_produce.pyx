@@ -8,8 +8,9 @@ internal topic). An answer that other replicas are waited for with is made here 
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint64_t
 
+from fenceline._big_endian cimport be_int32, put_int32, put_int64
 from fenceline.log._tail cimport LogTail
 
 from fenceline.log.config import MAX_INT64
@@ -17,7 +18,7 @@ from fenceline.log.errors import StorageError
 from fenceline.node.acknowledging import Owed, OwedBy
 from fenceline.wire.produce import PartitionRecords, put_flexible_result
 
-ABI = 3
+ABI = 4
 
 cdef enum:
     MAX_PARTITIONS = 128
@@ -51,19 +52,6 @@ cdef struct Request:
     Partition[MAX_PARTITIONS] partitions
 
 
-cdef inline int32_t _be32(const uint8_t* p) noexcept nogil:
-    return <int32_t>(<uint32_t>p[0] << 24 | <uint32_t>p[1] << 16 | <uint32_t>p[2] << 8 | p[3])
-
-
-cdef inline void _put32(uint8_t* p, uint32_t value) noexcept nogil:
-    p[0], p[1], p[2], p[3] = <uint8_t>(value >> 24), <uint8_t>(value >> 16), <uint8_t>(value >> 8), <uint8_t>value
-
-
-cdef inline void _put64(uint8_t* p, uint64_t value) noexcept nogil:
-    _put32(p, <uint32_t>(value >> 32))
-    _put32(p + 4, <uint32_t>value)
-
-
 cdef inline Py_ssize_t _length(const uint8_t* p, Py_ssize_t* at, Py_ssize_t size) noexcept nogil:
     """A compact length or count, already without its 1; -1 for null or what does not fit into the request."""
     cdef uint64_t value = 0
@@ -86,7 +74,7 @@ cdef bint _parse(const uint8_t* p, Py_ssize_t size, bint by_id, Request* out) no
     if size < 9 or p[0] != 0:
         return False
     out.acks = <int16_t>(p[1] << 8 | p[2])
-    out.timeout_ms = _be32(p + 3)
+    out.timeout_ms = be_int32(p + 3)
     out.partition_count = 0
     length = _length(p, &at, size)
     if length < 1 or length > MAX_TOPICS:
@@ -108,7 +96,7 @@ cdef bint _parse(const uint8_t* p, Py_ssize_t size, bint by_id, Request* out) no
             if size - at < 5:
                 return False
             partition = &out.partitions[out.partition_count]
-            partition.index = _be32(p + at)
+            partition.index = be_int32(p + at)
             at += 4
             length = _length(p, &at, size)
             if length < 0 or length >= size - at:
@@ -215,11 +203,11 @@ def answer_plain(producing, context, body):
                 owed.append(Owed(i, replica, end, _BY_REPLICAS))
             appended += 1
             appended_bytes += partition.end - partition.start
-            _put32(plain, <uint32_t>partition.index)
+            put_int32(plain, partition.index)
             plain[4] = plain[5] = 0
-            _put64(plain + 6, <uint64_t>base)
-            _put64(plain + 14, <uint64_t>-1)
-            _put64(plain + 22, <uint64_t>log.log_start_offset)
+            put_int64(plain + 6, base)
+            put_int64(plain + 14, -1)
+            put_int64(plain + 22, log.log_start_offset)
             plain[30], plain[31], plain[32] = 1, 0, 0
             out += PyBytes_FromStringAndSize(<const char*>plain, PLAIN_RESULT_BYTES)
         out.append(0)
@@ -227,8 +215,8 @@ def answer_plain(producing, context, body):
     metrics = producing.metrics
     metrics.produced_partitions += appended
     metrics.produced_bytes += appended_bytes
-    _put32(plain, <uint32_t>(len(out) - 4))
-    _put32(plain + 4, <uint32_t>(<int32_t>context.correlation_id))
+    put_int32(plain, <int32_t>(len(out) - 4))
+    put_int32(plain + 4, <int32_t>context.correlation_id)
     out[:8] = PyBytes_FromStringAndSize(<const char*>plain, 8)
     if owed:
         return producing.wait_for(owed, context, [out], request.timeout_ms)

@@ -6,33 +6,18 @@ None stands for whatever has another form.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, uint8_t, uint64_t
+
+from fenceline._big_endian cimport be_int32, be_int64, put_int32, put_int64
 
 from fenceline.wire.fetch_messages import FetchedPartition, FetchResponse
 
-ABI = 1
+ABI = 2
 
 cdef enum:
     REQUEST_BYTES = 91
     RECORDS_AT = 63
     BEHIND_RECORDS = 3
-
-
-cdef inline int32_t _be32(const uint8_t* p) noexcept nogil:
-    return <int32_t>(<uint32_t>p[0] << 24 | <uint32_t>p[1] << 16 | <uint32_t>p[2] << 8 | p[3])
-
-
-cdef inline int64_t _be64(const uint8_t* p) noexcept nogil:
-    return <int64_t>(<uint64_t><uint32_t>_be32(p) << 32 | <uint32_t>_be32(p + 4))
-
-
-cdef inline void _put32(uint8_t* p, int32_t value) noexcept nogil:
-    p[0], p[1], p[2], p[3] = <uint8_t>(value >> 24), <uint8_t>(value >> 16), <uint8_t>(value >> 8), <uint8_t>value
-
-
-cdef inline void _put64(uint8_t* p, int64_t value) noexcept nogil:
-    _put32(p, <int32_t>(value >> 32))
-    _put32(p + 4, <int32_t>value)
 
 
 def encode_request(request):
@@ -51,27 +36,27 @@ def encode_request(request):
     topic_id = asked[1]
     if len(topic_id) != 16:
         return None
-    _put32(p, request.max_wait_ms)
-    _put32(p + 4, request.min_bytes)
-    _put32(p + 8, request.max_bytes)
+    put_int32(p, request.max_wait_ms)
+    put_int32(p + 4, request.min_bytes)
+    put_int32(p + 8, request.max_bytes)
     p[12] = <uint8_t><signed char>request.isolation_level
-    _put32(p + 13, request.session_id)
-    _put32(p + 17, request.session_epoch)
+    put_int32(p + 13, request.session_id)
+    put_int32(p + 17, request.session_epoch)
     p[21] = 2
     for i in range(16):
         p[22 + i] = <uint8_t>topic_id[i]
     p[38] = 2
-    _put32(p + 39, asked[2])
-    _put32(p + 43, asked[5])
-    _put64(p + 47, asked[3])
-    _put32(p + 55, asked[6])
-    _put64(p + 59, asked[7])
-    _put32(p + 67, asked[4])
+    put_int32(p + 39, asked[2])
+    put_int32(p + 43, asked[5])
+    put_int64(p + 47, asked[3])
+    put_int32(p + 55, asked[6])
+    put_int64(p + 59, asked[7])
+    put_int32(p + 67, asked[4])
     p[71] = p[72] = 0
     p[73] = p[74] = p[75] = p[76] = 1
     p[77] = 13
-    _put32(p + 78, request.replica_id)
-    _put64(p + 82, request.replica_epoch)
+    put_int32(p + 78, request.replica_id)
+    put_int64(p + 82, request.replica_epoch)
     p[90] = 0
     return PyBytes_FromStringAndSize(<const char*>p, REQUEST_BYTES)
 
@@ -99,8 +84,8 @@ def parse_response(body):
     if length < 1 or length - 1 != <uint64_t>(size - at - BEHIND_RECORDS) or p[size - 3] or p[size - 2] or p[size - 1]:
         return None
     fetched = FetchedPartition(
-        None, PyBytes_FromStringAndSize(<const char*>p + 11, 16), _be32(p + 28), <int16_t>(p[32] << 8 | p[33]),
-        _be64(p + 34), _be64(p + 42), _be64(p + 50), None, None, None, None, _be32(p + 59),
+        None, PyBytes_FromStringAndSize(<const char*>p + 11, 16), be_int32(p + 28), <int16_t>(p[32] << 8 | p[33]),
+        be_int64(p + 34), be_int64(p + 42), be_int64(p + 50), None, None, None, None, be_int32(p + 59),
         body[at : size - BEHIND_RECORDS],
     )
-    return FetchResponse([fetched], _be32(p), <int16_t>(p[4] << 8 | p[5]), _be32(p + 6), ())
+    return FetchResponse([fetched], be_int32(p), <int16_t>(p[4] << 8 | p[5]), be_int32(p + 6), ())
