@@ -190,15 +190,24 @@ def _recovered(desk: Desk) -> LossKeeper:
     return keeper
 
 
+def _torn_and_committed(desk: Desk) -> list[Stored]:
+    """As the checkpoint says that the start finds."""
+    before = _torn(desk)
+    desk.log_dirs.first.offsets.high_watermarks[where()] = before[-1].next_offset
+    return before
+
+
+def _without_room_for_its_note(desk: Desk) -> LossKeeper:
+    desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
+    return _recovered(desk)
+
+
 def test_a_log_that_recovery_must_cut_waits_for_room_for_its_note() -> None:
     """Seed 915 of the story `brokers`: it was cut, and nobody was ever told."""
 
     async def story(desk: Desk) -> None:
-        before = _torn(desk)
-        log_dir = desk.log_dirs.first
-        log_dir.offsets.high_watermarks[where()] = before[-1].next_offset
-        desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
-        keeper = _recovered(desk)
+        before, log_dir = _torn_and_committed(desk), desk.log_dirs.first
+        keeper = _without_room_for_its_note(desk)
         files = _files(desk)
         assert keeper.has_unsettled
         await keeper.settle_again()
@@ -223,11 +232,8 @@ def test_the_receipt_may_lack_room_as_well() -> None:
     """The log is cut by then, and open; it is not opened again, nor served, until the receipt is there."""
 
     async def story(desk: Desk) -> None:
-        before = _torn(desk)
-        log_dir = desk.log_dirs.first
-        log_dir.offsets.high_watermarks[where()] = before[-1].next_offset
-        desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
-        keeper = _recovered(desk)
+        before, log_dir = _torn_and_committed(desk), desk.log_dirs.first
+        keeper = _without_room_for_its_note(desk)
         desk.disk.heal()
         desk.disk.fail("write", ".due.tmp", errno.ENOSPC)
         await keeper.settle_again()
@@ -271,8 +277,7 @@ def test_a_note_that_a_broken_disk_refuses_is_left_to_the_operator() -> None:
 def test_damage_that_is_found_while_a_log_waits_is_left_to_the_operator() -> None:
     async def story(desk: Desk) -> None:
         _torn(desk)
-        desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
-        keeper = _recovered(desk)
+        keeper = _without_room_for_its_note(desk)
         desk.disk.heal()
         desk.disk.fail("open", ".log", errno.EIO)
         await keeper.settle_again()
@@ -306,9 +311,8 @@ def test_another_log_that_has_gone_back_does_not_change_how_a_loss_is_classed() 
         other = open_log(desk.disk, f"/data/{TOPIC}-1", partition=1, topic_id=desk.topic_id)
         write(other, 1, 3)
         other.close()
-        before = _torn(desk)
+        _torn_and_committed(desk)
         log_dir = desk.log_dirs.first
-        log_dir.offsets.high_watermarks[where()] = before[-1].next_offset
         log_dir.offsets.recovery_points[where(1)] = other.log_end_offset + 10
         await recover_logs(cast(Broker, desk))
         keeper = LossKeeper(cast(Broker, desk))
@@ -323,8 +327,7 @@ def test_another_log_that_has_gone_back_does_not_change_how_a_loss_is_classed() 
 def test_a_topic_that_is_deleted_while_its_log_is_opened_goes_with_it() -> None:
     async def story(desk: Desk) -> None:
         _torn(desk)
-        desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
-        keeper = _recovered(desk)
+        keeper = _without_room_for_its_note(desk)
         desk.disk.heal()
         go_on = Event()
         for _ in range(2):

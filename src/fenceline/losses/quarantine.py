@@ -56,8 +56,8 @@ class _Kept:
 def sweep(disk: Disk, folders: Iterable[Receipts], *, now_ms: int, max_age_ms: int, max_bytes: int) -> Swept:
     """Delete what is too old, then the oldest until what is left is not too much; limits below 0 are none.
 
-    `folders`: all of one log directory. One whose log is being cut, or was by recovery, keeps what no
-    receipt names yet.
+    `folders`: all of one log directory. One whose log is being cut, or was by recovery, keeps what no receipt names
+    yet.
     """
     kept = _collect(disk, folders)
     total = sum(each.size_bytes for each in kept)
