@@ -30,6 +30,7 @@ from fenceline.records.build import finish_batch
 from fenceline.records.compression import DEFAULT_MAX_SIZE_BYTES
 from fenceline.records.decode import records_of
 from fenceline.records.errors import RecordsError
+from fenceline.records.sequences import MAX_SEQUENCE
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -313,7 +314,7 @@ def arrow_to_batches(
                 )
             )
             if base_sequence >= 0:
-                base_sequence = (base_sequence + row - start) & 0x7FFFFFFF
+                base_sequence = (base_sequence + row - start) & MAX_SEQUENCE
     return batches
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fenceline.errors import ErrorCode
 from fenceline.records.crc import crc32c
 from fenceline.records.errors import RecordsError, corrupt
+from fenceline.records.sequences import MAX_SEQUENCE
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -139,7 +140,7 @@ class BatchHeader(NamedTuple):
         """Sequence of the last record; wraps to 0 after 2^31 - 1. -1 when the batch has no sequence."""
         if self.base_sequence < 0:
             return NO_SEQUENCE
-        return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
+        return (self.base_sequence + self.last_offset_delta) & MAX_SEQUENCE
 
 
 def read_header(buf: Buffer, position: int = 0) -> BatchHeader:
