@@ -64,7 +64,7 @@ def start(desk: Desk) -> LogDirs:
         rules=desk.replication.rules,
         broker_epoch=lambda: desk.broker_epoch,
     )
-    desk.fetching.reads._replicas = desk.partitions
+    desk.fetching.reads.replicas = desk.partitions
     desk.producing.replicas = desk.partitions
     for log_dir in opened:
         found = desk.partitions.places.settle(log_dir)
