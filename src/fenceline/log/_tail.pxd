@@ -74,5 +74,5 @@ cdef class LogTail:
         self, SegmentTail segment, records, const uint8_t* start, Py_ssize_t size, int32_t epoch, int64_t now_ms
     ) except -2
     cdef _write_plain(self, SegmentTail segment, records, Py_ssize_t size)
-    cpdef newest_batch(self, int64_t offset, int64_t max_bytes)
+    cpdef newest(self, int64_t offset, int64_t max_bytes, int64_t position)
     cdef bint _roll_due(self, SegmentTail segment, int64_t last, int64_t newest_ms, int64_t now_ms) except -1

@@ -25,7 +25,7 @@ from fenceline.log.index import TIME_ENTRY_BYTES as _TIME_ENTRY_BYTES
 from fenceline.records.batch import TimestampType
 from fenceline.records.crc import crc32c
 
-ABI = 4
+ABI = 5
 
 cdef int KEPT = 5
 cdef int64_t NEWEST_BYTES = _NEWEST_BYTES
@@ -333,17 +333,21 @@ cdef class LogTail:
         self.size_bytes += taken
         return taken
 
-    cpdef newest_batch(self, int64_t offset, int64_t max_bytes):
+    cpdef newest(self, int64_t offset, int64_t max_bytes, int64_t position):
         cdef Py_ssize_t count = PyList_GET_SIZE(self.segments)
         cdef int64_t size
         if count == 0:
             return None
         segment = <SegmentTail>PyList_GET_ITEM(self.segments, count - 1)
-        size = segment.size_bytes - segment.last_batch_position
-        if segment.fd < 0 or segment.last_batch_offset != offset or size > max_bytes or size >= NEWEST_BYTES:
+        if position < 0:
+            if segment.last_batch_offset != offset:
+                return None
+            position = segment.last_batch_position
+        size = segment.size_bytes - position
+        if segment.fd < 0 or size <= 0 or size > max_bytes or size >= NEWEST_BYTES:
             return None
         segment.recently_used = True
-        return self._disk.pread_resident(segment.fd, size, segment.last_batch_position)
+        return self._disk.pread_resident(segment.fd, size, position)
 
     cdef bint _roll_due(self, SegmentTail segment, int64_t last, int64_t newest_ms, int64_t now_ms) except -1:
         cdef int64_t waited_ms, index_entries, time_entries

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fenceline.log.index import OffsetIndex, TimeIndex
     from fenceline.log.producer_state import ProducerStates
 
-ABI: Final = 4
+ABI: Final = 5
 """Changes with every change of `_tail.pyx` or `_tail.pxd`, so that a build of older sources is not used."""
 
 BATCHES_KEPT: Final = 5
@@ -208,16 +208,22 @@ class LogTail:
         """
         return NOT_PLAIN
 
-    def newest_batch(self, offset: int, max_bytes: int) -> bytes | bytearray | None:
-        """The log's last batch, which is what a reader asks for that keeps up, without a look-up. Raises OSError.
+    def newest(self, offset: int, max_bytes: int, position: int) -> bytes | bytearray | None:
+        """All from the batch at `offset` to the log's end, which is what a reader asks for that keeps up, without a
+        look-up. `position`: where that lies in the last segment, -1 where it is not known. Raises OSError.
 
-        None where it does not begin at `offset`, is large or not in the page cache: a look-up says what is there.
+        None where it is neither known nor the last batch, or is large or not in the page cache: a look-up says what is
+        there.
         """
         if not self.segments:
             return None
         segment = self.segments[-1]
-        size = segment.size_bytes - segment.last_batch_position
-        if segment.fd < 0 or segment.last_batch_offset != offset or size > max_bytes or size >= NEWEST_BYTES:
+        if position < 0:
+            if segment.last_batch_offset != offset:
+                return None
+            position = segment.last_batch_position
+        size = segment.size_bytes - position
+        if segment.fd < 0 or not 0 < size <= max_bytes or size >= NEWEST_BYTES:
             return None
         segment.recently_used = True
-        return self._disk.pread_resident(segment.fd, size, segment.last_batch_position)
+        return self._disk.pread_resident(segment.fd, size, position)

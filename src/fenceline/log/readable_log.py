@@ -44,8 +44,10 @@ class ReadableLog(SegmentedLog):
             newest = self.read_newest(offset, max_bytes)
             if newest is not None:
                 segment = self.segments[-1]
-                position, base = segment.last_batch_position, segment.base_offset
-                return LogRead(offset, memoryview(newest), position=position, segment_base_offset=base)
+                position = segment.size_bytes - len(newest)
+                return LogRead(
+                    offset, memoryview(newest), position=position, segment_base_offset=segment.base_offset
+                )
         number = self._segment_number(offset)
         segment = self.segments[number]
         if offset >= segment.next_offset and number + 1 < len(self.segments):
@@ -66,9 +68,11 @@ class ReadableLog(SegmentedLog):
         return LogRead(offset, records, position=position, segment_base_offset=segment.base_offset, payload=stored)
 
     def read_newest(self, offset: int, max_bytes: int) -> bytes | bytearray | None:
-        """As `newest_batch`; the next read goes on where it ends. Raises StorageError."""
+        """As `newest`, from where a read ended or the last batch begins; the next read goes on there. StorageError."""
+        hint = self._hints.get(offset)
+        position = hint[1] if hint is not None and hint[0] is self.segments[-1] else -1
         try:
-            found = self.newest_batch(offset, max_bytes)
+            found = self.newest(offset, max_bytes, position)
         except OSError as error:
             raise StorageError.of(f"reading {self.segments[-1].path}", error) from error
         if found is not None:

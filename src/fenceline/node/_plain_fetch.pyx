@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Fetches of a follower that keeps up: one partition, at the log's end, and then one batch for it.
+"""Fetches of a follower that keeps up: what is new in its partitions, at once or when it comes.
 
 Owns no rule of its own: it knows what to leave to `fetching.py` and `fetch_reads.py`, which are complete without this
 module. A request or an answer is left as a whole, with nothing changed, where anything of it is not the plain case
-(another version, another partition that may have news, an epoch that is not the same on both sides, throttles, a disk
-that would be waited for, what is settled or would become so).
+(another version, a partition that is new to the session, an epoch that is not the same on both sides, throttles, a disk
+that would be waited for, more than one answer takes). What a request tells of its follower is taken once; where what
+there is to read is not plain, `fetching.py` goes on from there.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -13,74 +14,108 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from fenceline._big_endian cimport be_int32, be_int64, put_int32, put_int64
 from fenceline.log._tail cimport LogTail
 
-from fenceline.errors import ErrorCode
+from fenceline.log.disk import FileSlice
+from fenceline.log.errors import StorageError
 from fenceline.node.fetch_reads import Reader
 from fenceline.node.parked_fetch import ParkedFetch
 from fenceline.replica.fetch_session import SessionAnswer, Told
 from fenceline.wire.fetch import FetchPartition, FetchRequest
 
-ABI = 2
+ABI = 3
 
 cdef enum:
-    REQUEST_BYTES = 91
     FIRST_WITH_TOPIC_IDS = 13
     FIRST_WITH_REPLICA_STATE = 15
-    HEAD_BYTES = 72
+    MAX_PARTITIONS = 64
+    REQUEST_HEAD_BYTES = 21
+    REQUEST_TAIL_BYTES = 18
+    WANTED_BYTES = 33
+    FRAME_HEAD_BYTES = 19
+    FETCHED_BYTES = 60  # of one partition with all that may stand before it, without its records
     MOST_COPIED_BYTES = 4096
 
 
-cdef object NONE = ErrorCode.NONE
-
-
-cdef bint _is_plain_request(const uint8_t* p, Py_ssize_t size) noexcept nogil:
-    """Whether a follower goes on with a session, asks for one partition of one topic and says nothing else."""
+cdef bint _is_plain_tail(const uint8_t* p) noexcept nogil:
+    """Whether a request forgets nothing, has no rack and is a replica's, with nothing more to say."""
     return (
-        size == REQUEST_BYTES
-        and be_int32(p) > 0 and be_int32(p + 4) > 0 and p[12] == 0  # waits, reads all
-        and be_int32(p + 17) > 0  # has a session
-        and p[21] == 2 and p[38] == 2 and p[71] == 0 and p[72] == 0  # a topic, a partition
-        and p[73] == 1 and p[74] == 1  # forgets nothing, has no rack
-        and p[75] == 1 and p[76] == 1 and p[77] == 13 and p[90] == 0 and be_int32(p + 78) >= 0  # is a replica
+        p[0] == 1 and p[1] == 1 and p[2] == 1 and p[3] == 1 and p[4] == 13 and p[17] == 0 and be_int32(p + 5) >= 0
     )
 
 
-cdef object _served(fetching, key, asked, int32_t replica_id, int64_t replica_epoch):
+cdef dict _wanted(const uint8_t* p, Py_ssize_t size):
+    """What a request asks for, by topic id and index; None where its form is another one."""
+    cdef dict wanted = {}
+    cdef Py_ssize_t at = REQUEST_HEAD_BYTES, end = size - REQUEST_TAIL_BYTES
+    cdef int topics, count, i, total = 0
+    cdef object topic_id, index
+    if p[at] < 1 or p[at] > MAX_PARTITIONS:
+        return None
+    topics = p[at] - 1
+    at += 1
+    for _ in range(topics):
+        if end - at < 17:
+            return None
+        topic_id = PyBytes_FromStringAndSize(<const char*>p + at, 16)
+        count = p[at + 16] - 1
+        at += 17
+        if count < 1 or count >= MAX_PARTITIONS or end - at < count * WANTED_BYTES + 1:
+            return None
+        for i in range(count):
+            if p[at + WANTED_BYTES - 1]:
+                return None
+            index = be_int32(p + at)
+            wanted[topic_id, index] = FetchPartition(
+                None, topic_id, index, be_int64(p + at + 8), be_int32(p + at + 28), be_int32(p + at + 4), be_int32(p + at + 16),
+                be_int64(p + at + 20),
+            )
+            at += WANTED_BYTES
+        total += count
+        if p[at]:
+            return None
+        at += 1
+    return wanted if at == end and len(wanted) == total and total <= MAX_PARTITIONS else None
+
+
+cdef object _served(dict hosted, key, wanted, int32_t replica_id):
     """The replica that may serve this follower beyond doubt, with a log that its own agrees with; else None."""
-    cdef int64_t leader_epoch = asked[5], last_fetched_epoch = asked[6]
+    cdef tuple asked = <tuple>wanted
+    cdef int64_t leader_epoch = asked[5], last_fetched_epoch = asked[6], offset = asked[3]
     cdef list epochs
-    replica = fetching.reads.replicas.open_by_id.get(key)
+    cdef LogTail log
+    replica = hosted.get(key)
     if replica is None:
         return None
     leader = replica.leader
-    if leader is None or leader.is_recovering or replica.is_being_cut:
+    if leader is None or leader.is_recovering or replica.is_being_cut or replica_id not in leader.followers:
         return None
     if leader_epoch < 0 or leader_epoch != <int64_t>replica.leader_epoch:
         return None
-    if leader.check_follower(replica_id, replica_epoch, knows_epoch=True) is not NONE:
-        return None
     log = <LogTail?>replica.log
-    epochs = log.epochs._epochs
-    if not epochs or last_fetched_epoch < 0 or <int64_t>epochs[len(epochs) - 1] != last_fetched_epoch:
-        return None
-    if fetching.broker.replication.throttles.leader.is_active:
-        return None
-    return replica
+    if last_fetched_epoch >= 0:
+        epochs = log.epochs._epochs
+        if not epochs or <int64_t>epochs[len(epochs) - 1] != last_fetched_epoch:
+            return None
+    return replica if log.log_start_offset <= offset <= log.log_end_offset else None
 
 
-def park_plain(fetching, context, body):
-    """A follower has everything and asks for what comes next: what waits for that, None with nothing changed."""
+def handle_plain(fetching, context, body):
+    """The answer to a follower's request or what waits for one; None with nothing changed: `Fetching.handle` goes on."""
     cdef const uint8_t[::1] view = body
     cdef const uint8_t* p
+    cdef const uint8_t* tail
+    cdef Py_ssize_t size = view.shape[0]
     cdef int32_t replica_id
     cdef int64_t replica_epoch, epoch
-    cdef LogTail log
-    cdef dict unsettled
-    if <int>context.api_version < FIRST_WITH_REPLICA_STATE or view.shape[0] != REQUEST_BYTES:
+    cdef dict wanted, unsettled, known, hosted
+    cdef list to_read, replicas
+    if <int>context.api_version < FIRST_WITH_REPLICA_STATE or size <= REQUEST_HEAD_BYTES + REQUEST_TAIL_BYTES:
         return None
     p = &view[0]
-    if not _is_plain_request(p, REQUEST_BYTES):
-        return None
-    replica_id, replica_epoch, epoch = be_int32(p + 78), be_int64(p + 82), be_int32(p + 17)
+    tail = p + size - REQUEST_TAIL_BYTES
+    epoch = be_int32(p + 17)
+    if be_int32(p) <= 0 or be_int32(p + 4) <= 0 or p[12] or epoch <= 0 or not _is_plain_tail(tail):
+        return None  # it does not wait, does not read all, or does not go on with a session
+    replica_id, replica_epoch = be_int32(tail + 5), be_int64(tail + 9)
     sessions = fetching.sessions.by_id
     session_id = be_int32(p + 13)
     session = sessions.get(session_id)
@@ -88,115 +123,206 @@ def park_plain(fetching, context, body):
         return None
     if <int64_t>session.replica_epoch != replica_epoch or replica_epoch < 0:
         return None
-    topic_id = PyBytes_FromStringAndSize(<const char*>p + 22, 16)
-    key = (topic_id, be_int32(p + 39))
-    wanted = session.partitions.get(key)
-    unsettled = session.unsettled
-    if wanted is None or len(unsettled) != 1 or key not in unsettled:
+    if not _may_read(fetching, replica_id, replica_epoch):
         return None
-    asked = FetchPartition(
-        None, topic_id, key[1], be_int64(p + 47), be_int32(p + 67), be_int32(p + 43), be_int32(p + 55),
-        be_int64(p + 59),
-    )
-    replica = _served(fetching, key, asked, replica_id, replica_epoch)
-    if replica is None:
+    wanted = _wanted(p, size)
+    if wanted is None:
         return None
-    log = replica.log
-    told = wanted.told
-    if be_int64(p + 47) != log.log_end_offset or <int64_t>told[0] == log.log_end_offset:
+    hosted, unsettled, known = fetching.reads.replicas.open_by_id, session.unsettled, session.partitions
+    if not known:
         return None
-    if <int64_t>told[1] != log.log_start_offset:
-        return None
+    for key, asked in wanted.items():
+        if key not in known or _served(hosted, key, asked, replica_id) is None:
+            return None
+    for key, held in unsettled.items():
+        if key not in wanted and _served(hosted, key, held.asked, replica_id) is None:
+            return None
 
-    wanted.asked = asked
+    for key, asked in wanted.items():
+        held = known[key]
+        if held._waiters is not None:
+            held.let_go()
+        held.asked = asked
+        unsettled[key] = held
     session.went_on(fetching.broker.clock.monotonic_ms())
     sessions.move_to_end(session_id)
-    fetching.broker.replication.fetched(
-        replica,
-        replica_id,
-        fetch_offset=asked[3],
-        log_start_offset=asked[7],
-        broker_epoch=replica_epoch,
-    )
+    to_read = session.to_read()
+    replicas = [hosted[held.key] for held in to_read]
+    replication = fetching.broker.replication
+    for held, replica in zip(to_read, replicas):
+        asked = held.asked
+        replication.fetched(
+            replica,
+            replica_id,
+            fetch_offset=asked[3],
+            log_start_offset=asked[7],
+            broker_epoch=replica_epoch,
+        )
     request = FetchRequest(
         None, replica_id, replica_epoch, be_int32(p), be_int32(p + 4), be_int32(p + 8), 0, session_id, epoch,
-        [asked], [], "",
+        list(wanted.values()), [], "",
     )
     answer = SessionAnswer(session, is_full=False)
-    return ParkedFetch(fetching, context, request, answer, Reader(False, context.listener)).park(replica)
+    reader = Reader(False, context.listener)
+    frame = _answer(fetching, context, request, answer, to_read, replicas)
+    if frame is None:
+        return fetching.read_or_park(context, request, answer, reader)
+    return frame or ParkedFetch(fetching, context, request, answer, reader).park([hosted[key] for key in unsettled])
 
 
 def answer_plain(fetching, context, request, answer):
-    """The frame with the batch that came for a follower's parked fetch, None with nothing changed."""
+    """The frame with what is new for a follower, empty where nothing is; None with nothing changed."""
     cdef int32_t replica_id = request.replica_id
-    cdef int64_t size
-    cdef LogTail log
-    cdef dict unsettled
+    cdef dict hosted
+    cdef list to_read, replicas
     session = answer.session
     if session is None or answer.is_full or replica_id < 0 or <int>context.api_version < FIRST_WITH_TOPIC_IDS:
         return None
-    unsettled = session.unsettled
-    if len(unsettled) != 1 or request.isolation_level:
+    if request.isolation_level or not _may_read(fetching, replica_id, request.replica_epoch):
         return None
-    key, wanted = next(iter(unsettled.items()))
-    asked = wanted.asked
-    if asked[1] is None:
+    hosted, to_read, replicas = fetching.reads.replicas.open_by_id, session.to_read(), []
+    for held in to_read:
+        replica = _served(hosted, held.key, held.asked, replica_id)
+        if replica is None:
+            return None
+        replicas.append(replica)
+    return _answer(fetching, context, request, answer, to_read, replicas)
+
+
+cdef bint _may_read(fetching, int32_t replica_id, int64_t replica_epoch) except -1:
+    """Whether no throttle is set, and the follower is the process that its registration tells of."""
+    replication = fetching.broker.replication
+    return not replication.throttles.leader.is_active and replica_epoch >= <int64_t>replication.eligible_epoch(replica_id)
+
+
+cdef object _answer(fetching, context, request, answer, list to_read, list replicas):
+    """`replicas`: of `to_read`, all of which this follower may read."""
+    cdef int64_t left = min(<int64_t>request.max_bytes, <int64_t>fetching.reads.max_response_bytes)
+    cdef int64_t total = 0, max_bytes, log_start_told
+    cdef Py_ssize_t number, count = len(to_read)
+    cdef LogTail log
+    cdef list found = []
+    cdef int with_records = 0
+    if count == 0:
+        return () if answer.has_settled else None
+    if count > MAX_PARTITIONS:
         return None
-    replica = _served(fetching, key, asked, replica_id, request.replica_epoch)
-    if replica is None:
+    for number in range(count):
+        held = to_read[number]
+        asked = held.asked
+        log = replicas[number].log
+        records = b""
+        if <int64_t>asked[3] < log.log_end_offset:
+            max_bytes = min(<int64_t>asked[4], left - total)
+            records = _read(log, asked[3], max_bytes, total == 0) if left > total else None
+            if records is None:
+                return None
+            total += len(records)
+            with_records += 1
+        else:
+            log_start_told = held.told[1]
+            if log_start_told >= 0 and log_start_told != log.log_start_offset:
+                return None
+        found.append(records)
+    if 0 < total < <int64_t>request.min_bytes:
         return None
-    log = replica.log
-    if <int64_t>asked[3] < log.log_start_offset or <int64_t>asked[3] >= log.log_end_offset:
-        return None
-    try:
-        records = log.read_newest(asked[3], asked[4])
-    except Exception:
-        return None
-    if records is None:
-        return None
-    size = len(records)
-    if size == 0 or size < <int64_t>request.min_bytes:
-        return None
+    for number in range(count):
+        log = replicas[number].log
+        if not len(found[number]) and log._high_watermark == log.log_end_offset:
+            fetching.reads.settle(request.replica_id, to_read[number], replicas[number])
+    if total == 0:
+        return ()
     metrics = fetching.broker.metrics
-    metrics.fetched_partitions += 1
-    metrics.fetched_bytes += size
-    high_watermark = log.high_watermark
-    wanted.was_told(Told(high_watermark, log.log_start_offset))
-    return _frame(context, answer.session_id, key, high_watermark, log.last_stable_offset, log.log_start_offset, records)
+    metrics.fetched_partitions += with_records
+    metrics.fetched_bytes += total
+    return _frame(context, answer.session_id, to_read, replicas, found)
 
 
-cdef list _frame(
-    context, int32_t session_id, key, int64_t high_watermark, int64_t last_stable_offset, int64_t log_start_offset, records
-):
-    cdef uint8_t[HEAD_BYTES + 5] out
-    cdef Py_ssize_t size = len(records), at = HEAD_BYTES
-    cdef Py_ssize_t rest = size + 1
-    cdef bytes topic_id = key[0]
+cdef object _read(log, offset, int64_t max_bytes, bint at_least_one):
+    """What lies between `offset` and the log's end, within `max_bytes`; None where that is not in memory, or trouble."""
+    try:
+        records = log.read_newest(offset, max_bytes)
+        if records is None:
+            read = log.read(
+                offset, max_bytes, end_offset_exclusive=log.log_end_offset, at_least_one=at_least_one
+            )
+            records = read.payload
+            if not read.resident or isinstance(records, FileSlice):
+                read.close()
+                return None
+    except StorageError:
+        return None
+    return records if len(records) else None
+
+
+cdef list _frame(context, int32_t session_id, list to_read, list replicas, list found):
+    """What the follower does not know yet of these partitions, and that it was told."""
+    cdef uint8_t[FRAME_HEAD_BYTES + MAX_PARTITIONS * FETCHED_BYTES] out
+    cdef uint8_t* topics = out + FRAME_HEAD_BYTES
+    cdef uint8_t* partitions = NULL
+    cdef Py_ssize_t number, size, rest, at = FRAME_HEAD_BYTES + 1, cut = 0, total = 0
+    cdef bytes topic_id, last_topic_id = None
+    cdef int64_t high_watermark
+    cdef LogTail log
+    cdef list parts = []
     cdef int i
-    put_int32(out + 4, <int32_t>context.correlation_id)
+    topics[0] = 1
+    for number in range(len(to_read)):
+        held, records, log = to_read[number], found[number], replicas[number].log
+        size = len(records)
+        high_watermark = log._high_watermark
+        now = Told(high_watermark, log.log_start_offset)
+        if size:
+            held.was_told(now)
+        elif held.told != now:
+            held.told, held.is_known = now, True
+        else:
+            continue
+        topic_id, index = held.key
+        if topic_id != last_topic_id:
+            if partitions is not NULL:
+                out[at] = 0
+                at += 1
+            topics[0] += 1
+            for i in range(16):
+                out[at + i] = <uint8_t>topic_id[i]
+            partitions = out + at + 16
+            partitions[0] = 1
+            at += 17
+            last_topic_id = topic_id
+        partitions[0] += 1
+        put_int32(out + at, index)
+        out[at + 4] = out[at + 5] = 0
+        put_int64(out + at + 6, high_watermark)
+        put_int64(out + at + 14, log.last_stable_offset)
+        put_int64(out + at + 22, log.log_start_offset)
+        out[at + 30] = 0
+        put_int32(out + at + 31, -1)
+        at += 35
+        rest = size + 1
+        while rest > 127:
+            out[at] = <uint8_t>(rest & 0x7F | 0x80)
+            rest >>= 7
+            at += 1
+        out[at] = <uint8_t>rest
+        at += 1
+        if size:
+            parts.append((cut, at))
+            parts.append(records)
+            cut = at
+            total += size
+        out[at] = 0
+        at += 1
+    out[at] = out[at + 1] = 0
+    at += 2
+    put_int32(out, <int32_t>(at - 4 + total))
+    put_int32(out + 4, context.correlation_id)
     out[8] = 0
     put_int32(out + 9, 0)
     out[13] = out[14] = 0
     put_int32(out + 15, session_id)
-    out[19] = 2
-    for i in range(16):
-        out[20 + i] = <uint8_t>topic_id[i]
-    out[36] = 2
-    put_int32(out + 37, <int32_t>key[1])
-    out[41] = out[42] = 0
-    put_int64(out + 43, high_watermark)
-    put_int64(out + 51, last_stable_offset)
-    put_int64(out + 59, log_start_offset)
-    out[67] = 0
-    put_int32(out + 68, -1)
-    while rest > 127:
-        out[at] = <uint8_t>(rest & 0x7F | 0x80)
-        rest >>= 7
-        at += 1
-    out[at] = <uint8_t>rest
-    at += 1
-    put_int32(out, <int32_t>(at - 4 + size + 3))
-    head = PyBytes_FromStringAndSize(<const char*>out, at)
-    if size < MOST_COPIED_BYTES:
-        return [b"".join((head, records, b"\0\0\0"))]
-    return [head, records, b"\0\0\0"]
+    for number in range(0, len(parts), 2):
+        begin, end = parts[number]
+        parts[number] = PyBytes_FromStringAndSize(<const char*>out + <Py_ssize_t>begin, <Py_ssize_t>end - <Py_ssize_t>begin)
+    parts.append(PyBytes_FromStringAndSize(<const char*>out + cut, at - cut))
+    return [b"".join(parts)] if total < MOST_COPIED_BYTES else parts

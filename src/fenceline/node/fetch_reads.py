@@ -94,7 +94,7 @@ class FetchReads:
         self._preferred = preferred
         self._metrics = metrics
         self.load_pace = load_pace
-        self._max_response_bytes = max_response_bytes
+        self.max_response_bytes = max_response_bytes
 
     def is_limited(self, result: FetchResult) -> bool:
         """Whether others come before what this answer brings from the disk."""
@@ -118,7 +118,7 @@ class FetchReads:
         """
         result = FetchResult(request.replica_id >= 0)
         missing: list[FetchedPartition] = []
-        budget = min(request.max_bytes, self._max_response_bytes)
+        budget = min(request.max_bytes, self.max_response_bytes)
         for wanted in answer.to_read():
             partition = wanted.asked
             left = budget - result.size_bytes
@@ -300,15 +300,20 @@ class FetchReads:
             return
         if request.replica_id == CONSUMER_REPLICA_ID:
             wanted.settle(replica.waiters)
-            return
-        leader = replica.leader
+        else:
+            self.settle(request.replica_id, wanted, replica)
+
+    def settle(self, replica_id: int, wanted: Wanted, replica: Replica) -> None:
+        """Of a replica at the log's end: nothing is to be told to it until the log grows, if it knows everything."""
+        partition_log, leader = replica.log, replica.leader
         if (
             leader is not None
-            and request.replica_id in leader.isr
+            and replica_id in leader.isr
             and partition_log.high_watermark == partition_log.log_end_offset
+            and wanted.told == (partition_log.high_watermark, partition_log.log_start_offset)
         ):
             # Others are looked at with each fetch: they may be what an in-sync set or a high watermark waits for.
-            wanted.settle(replica.follower_waiters, leader.followers.get(request.replica_id))
+            wanted.settle(replica.follower_waiters, leader.followers.get(replica_id))
 
     def _divergence(self, replica: Replica, partition: FetchPartition) -> tuple[int, int] | None:
         """`epochs.md E8-E10`: where the reader's log leaves ours, or None. Raises OFFSET_OUT_OF_RANGE."""

@@ -52,17 +52,17 @@ _FIRST_FROM_FOLLOWERS: Final = 11
 _FIRST_WITH_TOPIC_IDS: Final = 13
 _FIRST_WITH_LEADER_HINT: Final = 16
 _ISOLATION_LEVELS: Final = (0, 1)
-_PLAIN_ABI: Final = 2
+_PLAIN_ABI: Final = 3
 """Changes with every change of `_plain_fetch.pyx`, so that a build of older sources is not used."""
 
 _plain_fetch = compiled("fenceline.node._plain_fetch", _PLAIN_ABI) if tail.IS_NATIVE else None
-_park_plain: Final[Callable[[Fetching, RequestContext, memoryview], PendingAnswer | None] | None] = getattr(
-    _plain_fetch, "park_plain", None
+_handle_plain: Final[Callable[[Fetching, RequestContext, memoryview], list[Buffer] | PendingAnswer | None] | None] = (
+    getattr(_plain_fetch, "handle_plain", None)
 )
 """The quick way for followers that keep up; None where it was not built. It gives None with nothing changed."""
-_answer_plain: Final[Callable[[Fetching, RequestContext, FetchRequest, SessionAnswer], list[Buffer] | None] | None] = (
-    getattr(_plain_fetch, "answer_plain", None)
-)
+_answer_plain: Final[
+    Callable[[Fetching, RequestContext, FetchRequest, SessionAnswer], Sequence[Buffer] | None] | None
+] = getattr(_plain_fetch, "answer_plain", None)
 _HINTED_ERRORS: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
@@ -97,10 +97,10 @@ class Fetching:
         self._rng = rng
 
     def handle(self, context: RequestContext, body: memoryview) -> list[Buffer] | PendingAnswer:
-        if _park_plain is not None:
-            parked = _park_plain(self, context, body)
-            if parked is not None:
-                return parked
+        if _handle_plain is not None:
+            plain = _handle_plain(self, context, body)
+            if plain is not None:
+                return plain
         request = parse_request(context.api_version, body)
         if request.isolation_level not in _ISOLATION_LEVELS:
             return frame_of(
@@ -125,7 +125,20 @@ class Fetching:
             else request.replica_id <= DEBUG_REPLICA_ID
         )
         reader = Reader(takes_any_replica, context.listener)
-        result = self.reads.read(request, answer, reader, has_just_arrived=True)
+        return self.read_or_park(context, request, answer, reader, has_just_arrived=True)
+
+    def read_or_park(
+        self,
+        context: RequestContext,
+        request: FetchRequest,
+        answer: SessionAnswer,
+        reader: Reader,
+        *,
+        has_just_arrived: bool = False,
+    ) -> list[Buffer] | PendingAnswer:
+        """The answer to a request that its session has taken. `has_just_arrived`: what it tells of a follower was not
+        taken yet (`epochs.md E31`)."""
+        result = self.reads.read(request, answer, reader, has_just_arrived=has_just_arrived)
         if self.is_ready(request, answer, result):
             if not self.must_wait(result):
                 return self.frame(context, answer, result)
@@ -136,8 +149,8 @@ class Fetching:
 
     def plain_answer(
         self, context: RequestContext, request: FetchRequest, answer: SessionAnswer
-    ) -> list[Buffer] | None:
-        """To a parked fetch that nothing is special about; None with nothing changed."""
+    ) -> Sequence[Buffer] | None:
+        """To a parked fetch that nothing is special about, empty where it has to wait on; None with nothing changed."""
         return _answer_plain(self, context, request, answer) if _answer_plain is not None else None
 
     def _is_outdated(self, request: FetchRequest) -> bool:

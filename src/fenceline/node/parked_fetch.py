@@ -7,6 +7,7 @@ fetch itself hangs at the others only.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fenceline.node.connection import PendingAnswer
@@ -55,17 +56,18 @@ class ParkedFetch:
         self._is_woken = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def park(self, replica: Replica | None = None) -> PendingAnswer:
-        """`replica`: the only one that may have news; None: whatever the session says."""
+    def park(self, replicas: Sequence[Replica] | None = None) -> PendingAnswer:
+        """`replicas`: those that may have news; None: whatever the session says."""
         broker = self._fetching.broker
         broker.metrics.parked_fetches += 1
         session = self._answer.session
         if session is not None:
             session.listeners.add(self._wake)
-        if replica is None:
+        if replicas is None:
             self._watch()
         else:
-            self._hang_at(replica)
+            for replica in replicas:
+                self._hang_at(replica)
         self._timer = broker.loop.call_later(self._request.max_wait_ms / 1000, self._time_out)
         self._pending.on_abandoned(self._leave)
         return self._pending
@@ -97,10 +99,14 @@ class ParkedFetch:
         if self._timer is None:
             return
         plain = self._fetching.plain_answer(self._context, self._request, self._answer)
-        if plain is not None:
+        if plain:
             self._fetching.broker.metrics.woken_fetches += 1
             self._leave()
             self._pending.complete(plain)
+            return
+        if plain is not None:
+            self._unwatch()
+            self._watch()
             return
         result = self._read()
         if self._fetching.is_ready(self._request, self._answer, result):

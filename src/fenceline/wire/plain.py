@@ -9,7 +9,7 @@ from typing import Final
 
 from fenceline.compiled import compiled
 
-_ABI: Final = 2
+_ABI: Final = 3
 """Changes with every change of `_plain_fetch.pyx`, so that a build of older sources is not used."""
 
 plain_fetch: Final = compiled("fenceline.wire._plain_fetch", _ABI)
