@@ -289,36 +289,46 @@ def test_any_fetches_are_answered_alike(seed: int, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.compiled
-def test_who_keeps_up_goes_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [1, 2, PARTITIONS])
+def test_who_keeps_up_goes_the_quick_way(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(desk: Desk) -> None:
-        desk.lead(1, isr=(1, 2, 3))
-        desk.append()
+        for index in range(count):
+            desk.lead(1, isr=(1, 2, 3), index=index)
+            desk.append(index=index)
         followers = [Follower(desk, number) for number in OTHERS]
         for follower in followers:
+            follower.changed = set(range(count))
             while not follower.is_waiting:
                 follower.listen()
-                follower.ask(17, [0] if 0 in follower.changed else [])
-        desk.append()
-        await turns()
+                follower.ask(17, sorted(follower.changed))
 
         def refuse(*_: Any, **__: Any) -> Any:
             raise AssertionError("left to the slow way")
 
-        for follower in followers:
-            follower.listen()
-            follower.ask(17, [0])
-            assert follower.is_waiting
-        monkeypatch.setattr(FetchReads, "read", refuse)
-        for end in range(3, 10):
-            desk.append()
+        async def comes(batches: int) -> None:
+            """For all partitions, while both followers wait; then for the first one again, before they ask."""
+            for index in range(count):
+                desk.append(batches, index=index)
             await turns()
+            desk.append()
             for follower in followers:
                 follower.listen()
-                assert follower.ends[0] == end
+                follower.ask(17, sorted(follower.changed))
+                assert not follower.is_waiting, "there was something to read"
+                follower.listen()
                 follower.ask(17, sorted(follower.changed))
                 assert follower.is_waiting
-            assert desk.replica().high_watermark == end
+            assert [follower.ends for follower in followers] == [
+                [desk.replica(index).log.log_end_offset for index in range(count)] + [0] * (PARTITIONS - count)
+            ] * len(followers)
+            for index in range(count):
+                assert desk.replica(index).high_watermark == desk.replica(index).log.log_end_offset
+
+        await comes(1)
+        monkeypatch.setattr(FetchReads, "read", refuse)
+        for batches in (1, 2, 1, 3, 1):
+            await comes(batches)
         for follower in followers:
             follower.begin_anew()
 
-    told(story)
+    told(story, partitions=PARTITIONS)

@@ -45,9 +45,7 @@ class ReadableLog(SegmentedLog):
             if newest is not None:
                 segment = self.segments[-1]
                 position = segment.size_bytes - len(newest)
-                return LogRead(
-                    offset, memoryview(newest), position=position, segment_base_offset=segment.base_offset
-                )
+                return LogRead(offset, memoryview(newest), position=position, segment_base_offset=segment.base_offset)
         number = self._segment_number(offset)
         segment = self.segments[number]
         if offset >= segment.next_offset and number + 1 < len(self.segments):
