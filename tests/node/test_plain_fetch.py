@@ -115,7 +115,7 @@ class Story:
         self.failing = False
         self.mend: list[Callable[[], None]] = []
         self.seen: list[Any] = []
-        """The sessions after each step."""
+        """The sessions, and who waits for which partition, after each step."""
         read = desk.disk.pread_resident
 
         def pread_resident(fd: int, size_bytes: int, position: int) -> Any:
@@ -133,7 +133,17 @@ class Story:
                 follower.listen()
                 self.ask(follower)
             await turns()
-            self.seen.append(self.sessions())
+            self.seen.append((self.sessions(), self.followed()))
+
+    def followed(self) -> list[Any]:
+        return [
+            (
+                len(replica.waiters),
+                len(replica.follower_waiters),
+                repr(replica.leader.followers) if replica.leader is not None else None,
+            )
+            for replica in self.desk.partitions
+        ]
 
     def ask(self, follower: Follower) -> None:
         rng = self.rng
@@ -235,7 +245,7 @@ class Story:
                 session.replica_epoch,
                 list(session.unsettled),
                 len(session.listeners),
-                [(w.asked, w.told, w.place, w.is_known) for w in session.partitions.values()],
+                [(w.asked, w.told, w.place, w.is_known, w._waiters is None) for w in session.partitions.values()],
             )
             for session in self.desk.fetching.sessions.by_id.values()
         ]
