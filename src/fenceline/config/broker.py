@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fenceline.config import broker_coordinators, broker_node, broker_security
-from fenceline.config.definitions import ConfigKey, ConfigType, Importance, Range, UpdateMode, table
+from fenceline.config.definitions import ConfigKey, ConfigType, Importance, OneOf, Range, UpdateMode, table
 from fenceline.config.key_table import read_table
 from fenceline.config.topic import VALIDATE_COMPRESSED
 
@@ -23,6 +23,8 @@ BROKER_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
 """All keys of Kafka's own, internal ones too (`ConfigKey.internal`: not told by DescribeConfigs)."""
 
 FENCING_GRACE: Final = "fenceline.broker.fencing.grace.ms"
+SCHEDULING_POLICY: Final = "fenceline.scheduling.policy"
+BATCH_POLICY: Final = "batch"
 
 OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
     (
@@ -88,6 +90,14 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "",
             "Address of this machine that connections to other nodes come from; empty leaves it to the system.",
             Importance.LOW,
+        ),
+        ConfigKey(
+            SCHEDULING_POLICY,
+            ConfigType.STRING,
+            BATCH_POLICY,
+            "How the node shares cores: batch does not take the core of who wakes it, normal does as other processes.",
+            Importance.LOW,
+            OneOf((BATCH_POLICY, "normal")),
         ),
         ConfigKey(
             FENCING_GRACE,

@@ -15,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fenceline.config.broker import SCHEDULING_POLICY
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
 from fenceline.node.logs import Logger
+from fenceline.node.scheduling import take_policy
 
 log = Logger("node")
 
@@ -46,6 +48,7 @@ def run_node(config_file: Path | None, overrides: Mapping[str, str]) -> int:
     """Run a node until it is told to stop; the process's exit code. Raises OperatorError."""
     config = NodeConfig.load(config_file, overrides, os.environ)
     _raise_file_limit()
+    take_policy(config.text(SCHEDULING_POLICY))
     for warning in config.warnings:
         log.warning("configuration", detail=warning)
     if inert := config.without_effect:
