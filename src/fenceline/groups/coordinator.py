@@ -12,7 +12,7 @@ heap of deadlines, and the turning of `PeerError` into the answer of each API. S
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
@@ -59,6 +59,13 @@ class GroupCoordinator:
         shard = Shard(partition, epoch, self.settings, self._timers, self._rng, self._take_write_id)
         self._loading[partition] = shard
         return shard, duties
+
+    def restart_load(self, shard: Shard) -> Shard:
+        """The log could not be read to its end: begin anew, with a shard that knows nothing. `is_current` holds."""
+        anew = Shard(shard.partition, shard.epoch, self.settings, self._timers, self._rng, self._take_write_id)
+        anew.deleted_meanwhile(shard.take_deleted_meanwhile())
+        self._loading[shard.partition] = anew
+        return anew
 
     def is_current(self, shard: Shard) -> bool:
         """Whether a load still goes on for this shard; False once it was superseded or resigned."""
@@ -202,10 +209,25 @@ class GroupCoordinator:
             raise PeerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return [listed for shard in self._active.values() for listed in shard.list_groups(states, types)]
 
-    def committed(self) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
-        """Every offset that a group coordinated here has stored; nothing may change while they are looked at."""
+    def committed(self, topics: Collection[str] | None = None) -> Iterator[list[tuple[OffsetSlot, CommittedOffset]]]:
+        """Every offset that a group coordinated here has stored, of these topics where they are given; group by group,
+        so that others can have their turn in between. What changes meanwhile is seen as it was or as it is."""
+        for partition in list(self._active):
+            shard = self._active.get(partition)
+            for group_id in shard.offsets.group_ids if shard is not None else ():
+                if self._active.get(partition) is not shard:
+                    break
+                assert shard is not None, "it has groups"
+                found = list(shard.offsets.slots(group_id, topics))
+                if found:
+                    yield found
+
+    def committed_partitions(self) -> dict[str, set[int]]:
+        """By topic: the partitions that any group coordinated here has an offset for."""
+        found: dict[str, set[int]] = {}
         for shard in self._active.values():
-            yield from shard.offsets.all_slots()
+            shard.offsets.partitions_into(found)
+        return found
 
     def describe(self, group_id: str) -> messages.DescribedGroup:
         """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""
@@ -219,8 +241,14 @@ class GroupCoordinator:
     def append_failed(self, partition: int, write_id: int, code: ErrorCode, now: Now) -> list[Duty]:
         return self._settle(partition, lambda shard: shard.append_failed(write_id, code, now))
 
+    def append_is_late(self, partition: int, write_id: int, now: Now) -> list[Duty]:
+        """Nobody knows yet whether it will be committed: who waits for it is told so, the write stays under way."""
+        return self._settle(partition, lambda shard: shard.late(write_id, now))
+
     def on_partitions_deleted(self, partitions: Sequence[tuple[str, int]], now: Now) -> list[Duty]:
         """Topic partitions are gone: so are the offsets committed for them."""
+        for shard in self._loading.values():
+            shard.deleted_meanwhile(partitions)
         duties: list[Duty] = []
         for shard in self._active.values():
             shard.offset_requests.on_partitions_deleted(partitions, now)

@@ -269,9 +269,11 @@ KeyValue: TypeAlias = tuple[bytes, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append these records as one batch; then tell `appended` or `append_failed` with the write id."""
+    """Append these records as one batch, as the leader of this epoch and of no other; then tell `appended` or
+    `append_failed` with the write id, and `append_is_late` before that when it takes too long."""
 
     partition: int
+    leader_epoch: int
     write_id: int
     records: tuple[KeyValue, ...]
 

@@ -18,7 +18,8 @@ from uuid import UUID
 from fenceline.errors import InternalError
 from fenceline.groups.messages import KeyValue
 from fenceline.groups.model import Group
-from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets import CommittedOffset, OffsetSlot, unpacked
+from fenceline.groups.packed import is_packed
 from fenceline.ids import ZERO_UUID
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.message import codec, kafka
@@ -130,9 +131,7 @@ def decode(key: bytes | None, value: bytes | None) -> Meaning:
     try:
         (key_type,) = _INT16.unpack_from(key)
         if key_type in (LEGACY_OFFSET_KEY, OFFSET_KEY):
-            name, _ = _OFFSET_KEY.decode(0, key, 2)
-            slot = OffsetSlot(name.group, name.topic, name.partition)
-            return OffsetCommitted(slot, None if value is None else _offset_of(value))
+            return OffsetCommitted(_slot_of(key), None if value is None else _offset_of(value))
         if key_type == GROUP_KEY:
             group_key, _ = _GROUP_KEY.decode(0, key, 2)
             return GroupStored(group_key.group, None if value is None else _group_of(value))
@@ -144,7 +143,24 @@ def decode(key: bytes | None, value: bytes | None) -> Meaning:
     return Unserved(key_type)
 
 
+def _slot_of(key: bytes) -> OffsetSlot:
+    """By hand: a load reads one of these for each topic of each group."""
+    (group_size,) = _INT16.unpack_from(key, 2)
+    topic_at = 4 + group_size + 2
+    (topic_size,) = _INT16.unpack_from(key, topic_at - 2)
+    if group_size < 0 or topic_size < 0 or topic_at + topic_size + _PARTITION.size != len(key):
+        name, _ = _OFFSET_KEY.decode(0, key, 2)
+        return OffsetSlot(name.group, name.topic, name.partition)
+    group, topic = key[4 : topic_at - 2], key[topic_at : -_PARTITION.size]
+    try:
+        return OffsetSlot(group.decode(), topic.decode(), partition_of_key(key))
+    except UnicodeDecodeError as error:
+        raise MalformedRequest(str(error)) from None
+
+
 def _offset_of(value: bytes) -> CommittedOffset:
+    if is_packed(value):
+        return unpacked(value)
     (version,) = _INT16.unpack_from(value)
     stored, _ = _OFFSET_VALUE.decode(version, value, 2)
     return CommittedOffset(
@@ -155,6 +171,21 @@ def _offset_of(value: bytes) -> CommittedOffset:
         stored.expire_timestamp,
         stored.topic_id,
     )
+
+
+_OFFSET_KEY_TYPE: Final = _INT16.pack(OFFSET_KEY)
+_PARTITION: Final = struct.Struct(">i")
+
+
+def is_offset_key(key: bytes) -> bool:
+    """Whether it is a key as offsets are written today."""
+    return key[:2] == _OFFSET_KEY_TYPE
+
+
+def partition_of_key(key: bytes) -> int:
+    """Of an offset's key, which ends with it."""
+    index: int = _PARTITION.unpack_from(key, len(key) - _PARTITION.size)[0]
+    return index
 
 
 def _group_of(value: bytes) -> GroupMetadataValue:

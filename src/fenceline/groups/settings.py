@@ -24,6 +24,8 @@ class GroupSettings:
     """`offset.metadata.max.bytes`; Kafka counts UTF-16 code units."""
     offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1000
     offsets_retention_check_interval_ms: int = 600_000
+    commit_timeout_ms: int = 5_000
+    """`offsets.commit.timeout.ms`: how long who asked waits for a write to be committed."""
 
     @staticmethod
     def from_lookup(get: Callable[[str], object | None]) -> GroupSettings:
@@ -44,4 +46,5 @@ class GroupSettings:
             offsets_retention_check_interval_ms=number(
                 "offsets.retention.check.interval.ms", base.offsets_retention_check_interval_ms
             ),
+            commit_timeout_ms=number("offsets.commit.timeout.ms", base.commit_timeout_ms),
         )

@@ -4,7 +4,8 @@ Owns the order of writes and answers, timers, and groups as a whole (lists, dele
 offsets `offset_requests`'s. Never appends by itself: it asks for it with `messages.Append` and is told how it went.
 
 Invariants: a change that a client was told of is in the log; a write that the log refused leaves no trace in the
-offsets; an answer that depends on a write goes out when that write is settled, never before.
+offsets; an answer that depends on a write goes out when that write is settled, never before. Who has waited too long
+is told to try again (`late`), and the write stays under way: whether it is committed is the log's to say.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from fenceline.groups.model import Group
 from fenceline.groups.offset_requests import OffsetRequests
 from fenceline.groups.offsets import OffsetSlot, OffsetStore
 from fenceline.groups.rebalance import Rebalance
-from fenceline.groups.replay import replay_record
+from fenceline.groups.replay import Replay, replay_record
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.states import GroupState, Step
 from fenceline.groups.timers import TimerKey, TimerKind, Timers
 from fenceline.rng import Rng
 
 Settled: TypeAlias = Callable[[ErrorCode, Now], None]
-"""Called once when a write is committed (NONE) or refused."""
+"""Called once when a write is committed (NONE) or refused; for who waits for an answer also when it takes too long."""
 Quiet: TypeAlias = Callable[[ErrorCode], None]
 """Called once when no write is under way any more, or with the error when that can not be waited for."""
 
@@ -63,6 +64,9 @@ class _Write:
     """What waits for one append."""
 
     settled: list[Settled]
+    """Who waits for an answer."""
+    decided: Settled | None = None
+    """What has to follow from the log's decision, however long that takes."""
     quiet: list[Quiet] = field(default_factory=list)
 
 
@@ -94,6 +98,8 @@ class Shard:
         self._rng = rng
         self._take_write_id = take_write_id
         self._writes: dict[int, _Write] = {}
+        """Under way, oldest first."""
+        self._deleted_meanwhile: list[tuple[str, int]] = []
 
     # --- duties, timers, ids ----------------------------------------
 
@@ -117,12 +123,12 @@ class Shard:
 
     # --- writes ----------------------------------------
 
-    def write(self, batch: Sequence[KeyValue], settled: Settled) -> int:
-        """Ask for one append; `settled` hears how it went. Returns the write id."""
+    def write(self, batch: Sequence[KeyValue], settled: Settled, decided: Settled | None = None) -> int:
+        """Ask for one append; `settled` answers whoever waits for it, `decided` hears the log's word. The write id."""
         write_id = self._take_write_id()
-        self._writes[write_id] = _Write([settled])
+        self._writes[write_id] = _Write([settled], decided)
         self.write_count += 1
-        self.duties.append(Append(self.partition, write_id, tuple(batch)))
+        self.duties.append(Append(self.partition, self.epoch, write_id, tuple(batch)))
         return write_id
 
     def write_group(
@@ -141,8 +147,9 @@ class Shard:
 
     def answer_with_last_write(self, ticket: Ticket, outcome: Outcome, refusal: Callable[[ErrorCode], Outcome]) -> None:
         """Answer when the newest write is settled; with `refusal` when the log refuses it."""
-        write = self._writes[max(self._writes)]
-        write.settled.append(lambda error, now: self.answer(ticket, refusal(error) if error else outcome))
+        self._newest_write().settled.append(
+            lambda error, now: self.answer(ticket, refusal(error) if error else outcome)
+        )
 
     def appended(self, write_id: int, now: Now) -> None:
         """The write is committed. A write that this shard does not know is an old one: ignored."""
@@ -152,6 +159,22 @@ class Shard:
         """The log refused the write with this code."""
         self._settle(write_id, _ANSWER_TO_REFUSAL.get(code, code), now)
 
+    def late(self, write_id: int, now: Now) -> None:
+        """The write is in the log and not committed for too long: who waits for it may ask again."""
+        write = self._writes.get(write_id)
+        if write is None:
+            return
+        error = _ANSWER_TO_REFUSAL[ErrorCode.REQUEST_TIMED_OUT]
+        settled, write.settled = write.settled, []
+        quiet, write.quiet = write.quiet, []
+        for each in settled:
+            each(error, now)
+        for waiter in quiet:
+            waiter(error)
+
+    def _newest_write(self) -> _Write:
+        return self._writes[next(reversed(self._writes))]
+
     def _settle(self, write_id: int, error: ErrorCode, now: Now) -> None:
         write = self._writes.pop(write_id, None)
         if write is None:
@@ -160,6 +183,8 @@ class Shard:
             self.offsets.settle(write_id)
         else:
             self.offsets.undo(write_id)
+        if write.decided is not None:
+            write.decided(error, now)
         for settled in write.settled:
             settled(error, now)
         self._settle_quiet(write)
@@ -168,13 +193,13 @@ class Shard:
         """Call `quiet` when the writes under way are settled; False, and nothing is called, when there are none."""
         if not self._writes:
             return False
-        self._writes[max(self._writes)].quiet.append(quiet)
+        self._newest_write().quiet.append(quiet)
         return True
 
     def _settle_quiet(self, write: _Write) -> None:
         if self._writes and write.quiet:
             # Writes settle in the order of the log; should one before still be open, its end is what to wait for.
-            self._writes[max(self._writes)].quiet.extend(write.quiet)
+            self._newest_write().quiet.extend(write.quiet)
             return
         for quiet in write.quiet:
             quiet(ErrorCode.NONE)
@@ -184,17 +209,16 @@ class Shard:
     def write_tombstones(self, slots: Sequence[OffsetSlot], groups: Sequence[Group], settled: Settled) -> None:
         """Remove offsets and whole groups in one batch; both come back when the log refuses."""
 
-        def finished(error: ErrorCode, now: Now) -> None:
+        def decided(error: ErrorCode, now: Now) -> None:
             for group in groups:
                 if error is ErrorCode.NONE:
                     group.take(Step.REMOVED, now.wall_ms)
                 else:
                     self.groups.setdefault(group.group_id, group)
-            settled(error, now)
 
         batch = [records.offset_tombstone(slot) for slot in slots]
         batch.extend(records.group_tombstone(group.group_id) for group in groups)
-        write_id = self.write(batch, finished)
+        write_id = self.write(batch, settled, decided)
         for slot in slots:
             self.offsets.put(slot, None, write_id)
         for group in groups:
@@ -276,19 +300,33 @@ class Shard:
 
     # --- replay ----------------------------------------
 
+    def replaying(self) -> Replay:
+        """What applies the log, batch by batch."""
+        return Replay(self)
+
     def replay(self, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None = None) -> None:
         """Apply one record of the log (`replay.replay_record`). Raises InternalError on one that can not be read."""
         replay_record(self, key, value, now, transaction_of)
 
+    def deleted_meanwhile(self, partitions: Sequence[tuple[str, int]]) -> None:
+        """Topic partitions went while this is loaded: their offsets go when it is."""
+        self._deleted_meanwhile.extend(partitions)
+
     def replay_marker(self, producer_id: int, *, committed: bool) -> None:
         """Apply a transaction's end."""
         self.offsets.end_transaction(producer_id, committed=committed)
+
+    def take_deleted_meanwhile(self) -> list[tuple[str, int]]:
+        deleted, self._deleted_meanwhile = self._deleted_meanwhile, []
+        return deleted
 
     def resume(self, now: Now) -> None:
         """Replay is done: from here on time counts."""
         for group in self.groups.values():
             self.membership.resume(group, now)
         self.arm_expiry(now)
+        if deleted := self.take_deleted_meanwhile():
+            self.offset_requests.on_partitions_deleted(deleted, now)
 
     def give_up(self, now: Now) -> None:
         """Another broker coordinates this partition: everybody who waits is sent there; late writes change nothing."""

@@ -274,12 +274,12 @@ class Broker:
         self.producer_ids = ProducerIds(self)
         offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
         self.groups = GroupsDriver(
-            offsets_log.append,
-            offsets_log.read,
+            offsets_log,
             self.clock,
             settings=GroupSettings.from_lookup(config.get),
             partition_count=config.get_int("offsets.topic.num.partitions"),
             rng=self.rng,
+            threads=lambda: self.disk_threads,
         )
         self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
         self.lifecycle = BrokerLifecycle(

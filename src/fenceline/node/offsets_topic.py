@@ -14,19 +14,24 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.errors import StorageError
 from fenceline.log.producer_state import Origin
-from fenceline.metadata.image import LeaderRecoveryState
-from fenceline.node.groups_driver import Batches, GroupsDriver
+from fenceline.node.groups_driver import GroupsDriver
+from fenceline.node.groups_loading import Batches
+from fenceline.node.logs import Logger
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
 
 if TYPE_CHECKING:
     from fenceline.metadata.changes import Delta
-    from fenceline.metadata.image import MetadataImage, PartitionImage
+    from fenceline.metadata.image import MetadataImage
     from fenceline.node.clock import Clock
+    from fenceline.node.replica import Replica
     from fenceline.node.replicas import Replicas
     from fenceline.node.storage_trouble import StorageTrouble
+    from fenceline.replica.leader import LeaderState
 
 _READ_CHUNK_BYTES: Final = 1 << 20
+
+log: Final = Logger("groups")
 
 
 def new_offsets_topic(config: NodeConfig) -> NewTopic:
@@ -52,14 +57,13 @@ class OffsetsTopicLog:
         self._trouble = trouble
 
     def append(
-        self, topic_partition: TopicPartition, records: list[tuple[bytes | None, bytes | None]]
+        self, topic_partition: TopicPartition, leader_epoch: int, records: list[tuple[bytes | None, bytes | None]]
     ) -> int | asyncio.Future[int]:
         """Append one batch of (key, value); its base offset, once every replica that is waited for has it: what a group
-        was told must outlive this broker. Raises PeerError, at once or when another broker leads."""
+        was told must outlive this broker. Raises PeerError, at once or when another broker leads; nothing is written
+        in another epoch than the one that is named."""
         now_ms = self._clock.now_ms()
-        replica = self._replicas.leader(topic_partition.topic, None, topic_partition.partition)
-        leader = replica.leader
-        assert leader is not None, "it leads"
+        replica, leader = self._led(topic_partition, leader_epoch)
         if not leader.has_enough_replicas(replica.config.min_insync_replicas):
             raise PeerError(ErrorCode.NOT_ENOUGH_REPLICAS)
         batch = build_batch([(now_ms, key, value, ()) for key, value in records])
@@ -78,17 +82,59 @@ class OffsetsTopicLog:
         replica.when_committed(end_offset, commit, 0)
         return commit.told
 
-    def read(self, topic_partition: TopicPartition) -> Batches:
-        """All batches from the log's start to its end, for a coordinator that loads. Raises PeerError."""
-        replica = self._replicas.leader(topic_partition.topic, None, topic_partition.partition)
+    def read(self, topic_partition: TopicPartition, leader_epoch: int) -> Batches:
+        """All batches from the log's start to its end, for a coordinator that loads; a read that is not in the page
+        cache comes first, to be loaded in a thread. Raises PeerError."""
+        replica, _ = self._led(topic_partition, leader_epoch)
         offset = replica.log.log_start_offset
-        end = replica.log.log_end_offset
-        while offset < end:
-            read = replica.log.read(offset, _READ_CHUNK_BYTES, end_offset_exclusive=end)
-            records = read.records if read.resident else read.load()
-            for header, decoded in decode_all(records):
+        while offset < replica.log.log_end_offset:
+            read = replica.log.read(offset, _READ_CHUNK_BYTES, end_offset_exclusive=replica.log.log_end_offset)
+            if not read.resident:
+                yield read
+            for header, decoded in decode_all(read.records):
                 offset = header.next_offset
                 yield header, decoded
+            self._led(topic_partition, leader_epoch)
+
+    def settled(self, topic_partition: TopicPartition, leader_epoch: int) -> asyncio.Future[None] | None:
+        """See `groups_loading.OffsetsLog`."""
+        replica, leader = self._led(topic_partition, leader_epoch)
+        end_offset = replica.log.log_end_offset
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            if told.done():
+                replica.waiters.discard(look)
+            elif replica.leader is not leader:
+                told.set_exception(PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            elif replica.high_watermark >= end_offset:
+                told.set_result(None)
+            elif not leader.has_enough_replicas(replica.config.min_insync_replicas):
+                log.warning(
+                    "too few replicas are in sync: groups are told what was written, committed or not",
+                    partition=str(topic_partition),
+                    in_sync=sorted(leader.isr),
+                    high_watermark=replica.high_watermark,
+                    log_end_offset=end_offset,
+                )
+                told.set_result(None)
+
+        replica.waiters.add(look)
+        look()
+        if not told.done():
+            told.add_done_callback(lambda _: look())
+            return told
+        replica.waiters.discard(look)
+        return told if told.exception() is not None else None
+
+    def _led(self, topic_partition: TopicPartition, leader_epoch: int) -> tuple[Replica, LeaderState]:
+        """Raises PeerError where this broker does not lead it in this epoch, or not yet."""
+        replica = self._replicas.leader(topic_partition.topic, None, topic_partition.partition)
+        leader = replica.leader
+        assert leader is not None, "it leads"
+        if leader.leader_epoch != leader_epoch:
+            raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return replica, leader
 
 
 class _Commit:
@@ -121,7 +167,7 @@ class CoordinatorPlacement:
             return
         self._groups.set_partition_count(len(topic.partitions))
         for index, partition in enumerate(topic.partitions):
-            if self._serves(partition):
+            if partition.leader == self._node_id:
                 self._groups.on_leader(index, partition.leader_epoch)
 
     def follow(self, image: MetadataImage, delta: Delta) -> None:
@@ -134,13 +180,8 @@ class CoordinatorPlacement:
         for changed in delta.changed_partitions:
             if changed.topic != CONSUMER_OFFSETS_TOPIC:
                 continue
-            if self._serves(changed.after):
+            if changed.after.leader == self._node_id:
+                # Also while it recovers from an unclean election (V37): it is loaded as soon as that is over.
                 self._groups.on_leader(changed.index, changed.after.leader_epoch)
             else:
                 self._groups.on_resigned(changed.index)
-
-    def _serves(self, partition: PartitionImage) -> bool:
-        """Who leads and still recovers from an unclean election reads nothing yet (V37); its recovery is a change."""
-        return (
-            partition.leader == self._node_id and partition.leader_recovery_state is not LeaderRecoveryState.RECOVERING
-        )
