@@ -22,10 +22,10 @@ from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.metadata.image import Endpoint, PartitionImage, TopicImage
 from fenceline.node.clock import SystemClock
 from fenceline.node.groups_driver import GroupsDriver
+from fenceline.node.groups_loading import Batches
 from fenceline.node.handlers import find_coordinator, group_membership, group_offsets, groups
 from fenceline.node.handlers.registry import RequestContext
-from fenceline.records.batch import BatchHeader
-from fenceline.records.build import Record, build_batch
+from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, unknown_fields, write_request, write_response
@@ -96,7 +96,9 @@ class MemoryLog:
         self.batches: dict[int, bytearray] = {}
         self._ends: dict[int, int] = {}
 
-    def append(self, topic_partition: TopicPartition, records: list[tuple[bytes | None, bytes | None]]) -> int:
+    def append(
+        self, topic_partition: TopicPartition, leader_epoch: int, records: list[tuple[bytes | None, bytes | None]]
+    ) -> int:
         assert topic_partition.topic == CONSUMER_OFFSETS_TOPIC
         partition = topic_partition.partition
         base = self._ends.get(partition, 0)
@@ -105,8 +107,11 @@ class MemoryLog:
         self._ends[partition] = base + len(records)
         return base
 
-    def read(self, topic_partition: TopicPartition) -> Iterable[tuple[BatchHeader, list[Record]]]:
+    def read(self, topic_partition: TopicPartition, leader_epoch: int) -> Batches:
         return decode_all(bytes(self.batches.get(topic_partition.partition, b"")))
+
+    def settled(self, topic_partition: TopicPartition, leader_epoch: int) -> None:
+        return None
 
     def records(self) -> list[tuple[bytes | None, bytes | None]]:
         return [
@@ -129,7 +134,7 @@ class HandlerPeer:
         self.topic_ids = {name: image.id for name, image in images.items()}
         images[CONSUMER_OFFSETS_TOPIC] = offsets
         self.log = MemoryLog()
-        self.driver = GroupsDriver(self.log.append, self.log.read, SystemClock(), settings=settings, rng=Random(1))
+        self.driver = GroupsDriver(self.log, SystemClock(), settings=settings, rng=Random(1))
         for partition in range(50):
             self.driver.on_leader(partition, 0)
         self._broker: Any = SimpleNamespace(

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import ErrorCode
+from fenceline.groups.rewinds import Rewind
 from fenceline.ids import ZERO_UUID
 
 Ticket: TypeAlias = object
@@ -286,4 +287,14 @@ class Answer:
     outcome: Outcome
 
 
-Duty: TypeAlias = Append | Answer
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """A commit was taken that went back because the log was truncated: let the operator know."""
+
+    group_id: str
+    topic: str
+    partition: int
+    rewind: Rewind
+
+
+Duty: TypeAlias = Append | Answer | WentBack

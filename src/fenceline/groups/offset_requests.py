@@ -25,6 +25,7 @@ from fenceline.groups.messages import (
     FetchOffsetsRequest,
     KeyValue,
     Ticket,
+    WentBack,
 )
 from fenceline.groups.model import Group
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
@@ -62,17 +63,22 @@ class OffsetRequests:
         if not batch:
             self._shard.answer(ticket, CommitAnswer(tuple(errors)))
             return
+        went_back: list[WentBack] = []
 
         def settled(error: ErrorCode, now: Now) -> None:
             if error is ErrorCode.NONE:
                 self._shard.answer(ticket, CommitAnswer(tuple(errors)))
+                self._shard.duties.extend(went_back)
             else:
                 self._shard.answer(ticket, CommitAnswer((error,) * len(errors)))
                 self._forget_if_bare(request.group_id)
 
         write_id = self._shard.write(batch, settled)
         for slot, value in values:
-            self._shard.offsets.put(slot, value, write_id)
+            before = self._shard.offsets.latest(slot)
+            rewound = self._shard.offsets.put(slot, value, write_id)
+            if rewound is not None and (before is None or rewound is not before.rewound):
+                went_back.append(WentBack(*slot, rewound))
 
     def _group_for_commit(self, request: CommitRequest, now: Now) -> Group:
         """The group, or a new simple one. Raises PeerError in Kafka's order of checks."""

@@ -150,8 +150,8 @@ class OffsetStore:
 
     # --- writing ----------------------------------------
 
-    def put(self, slot: OffsetSlot, value: CommittedOffset | None, write_id: int | None = None) -> None:
-        """Set or (None) remove a value. With a write id it can be undone until `settle`."""
+    def put(self, slot: OffsetSlot, value: CommittedOffset | None, write_id: int | None = None) -> Rewind | None:
+        """Set or (None) remove a value. With a write id it can be undone until `settle`. Gives the mark it has then."""
         before = self.latest(slot)
         if write_id is not None:
             undo = self._undos.setdefault(write_id, {})
@@ -162,8 +162,10 @@ class OffsetStore:
             self._drop(slot)
             for pending in self._open.values():
                 pending.pop(slot, None)
-            return
-        self._store(slot, value.after(before, self._take_order()))
+            return None
+        stored = value.after(before, self._take_order())
+        self._store(slot, stored)
+        return stored.rewound
 
     def settle(self, write_id: int) -> None:
         """The write is committed."""
@@ -197,14 +199,17 @@ class OffsetStore:
 
     # --- loading ----------------------------------------
 
-    def pack(self, slot: OffsetSlot, value: bytes) -> PartitionOffsets:
-        """Keep the slot's offset, which was stored out of this record's value, packed if that says all of it. Gives
-        where it lies: the offsets of its group and topic, which stay this object until the last of them is removed."""
+    def make_room(self, slot: OffsetSlot) -> PartitionOffsets:
+        """Where the offsets of the slot's group and topic lie. It stays this object until the last of them is removed;
+        the slot's own is to be put there."""
+        return self._by_group.setdefault(slot.group_id, {}).setdefault(slot.topic, {})
+
+    def pack(self, slot: OffsetSlot, value: bytes) -> None:
+        """Keep the slot's offset, which was stored out of this record's value, packed if that says all of it."""
         partitions = self._by_group[slot.group_id][slot.topic]
         stored = partitions[slot.partition]
-        if type(stored) is CommittedOffset and stored.rewound is None and is_packed(value):
+        if isinstance(stored, CommittedOffset) and stored.rewound is None and is_packed(value):
             partitions[slot.partition] = value
-        return partitions
 
     def put_open(self, producer_id: int, slot: OffsetSlot, value: CommittedOffset) -> None:
         """An offset inside a transaction of this producer."""

@@ -144,7 +144,8 @@ def decode(key: bytes | None, value: bytes | None) -> Meaning:
 
 
 def _slot_of(key: bytes) -> OffsetSlot:
-    """By hand: a load reads one of these for each topic of each group."""
+    """Of an offset's key. Raises struct.error, MalformedRequest."""
+    # By hand: a load reads one of these for each topic of each group.
     (group_size,) = _INT16.unpack_from(key, 2)
     topic_at = 4 + group_size + 2
     (topic_size,) = _INT16.unpack_from(key, topic_at - 2)
@@ -180,6 +181,14 @@ _PARTITION: Final = struct.Struct(">i")
 def is_offset_key(key: bytes) -> bool:
     """Whether it is a key as offsets are written today."""
     return key[:2] == _OFFSET_KEY_TYPE
+
+
+def decode_slot(key: bytes) -> OffsetSlot:
+    """Of an offset's key. Raises InternalError on bytes that can not be read."""
+    try:
+        return _slot_of(key)
+    except (struct.error, MalformedRequest) as error:
+        raise InternalError(f"a record of a coordinator can not be read: {error} (key {key.hex()})") from error
 
 
 def partition_of_key(key: bytes) -> int:

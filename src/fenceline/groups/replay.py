@@ -55,20 +55,33 @@ class Replay:
         known, partition_of = self._known, records.partition_of_key
         for record in batch:
             key, value = record.key, record.value
-            if (
-                key is None
-                or value is None
-                or (partitions := known.get(key[:-_PARTITION_BYTES])) is None
-                or not is_packed(value)
-            ):
+            if key is None or value is None or not is_packed(value):
                 self._one(key, value, now, None)
                 continue
+            partitions = known.get(key[:-_PARTITION_BYTES])
+            if partitions is None:
+                if not records.is_offset_key(key):
+                    self._one(key, value, now, None)
+                    continue
+                partitions = self._meet(key, now)
             index = partition_of(key)
             before = partitions.get(index)
             if before is None or (isinstance(before, bytes) and goes_on(before, value)):
                 partitions[index] = value
             else:
                 self._one(key, value, now, None)
+
+    def _meet(self, key: bytes, now: Now) -> PartitionOffsets:
+        """A group's topic that was not met before, by one of its offsets."""
+        slot = records.decode_slot(key)
+        self._create(slot.group_id, now)
+        partitions = self._known[key[:-_PARTITION_BYTES]] = self._shard.offsets.make_room(slot)
+        return partitions
+
+    def _create(self, group_id: str, now: Now) -> None:
+        shard = self._shard
+        if group_id not in shard.groups and group_id not in shard.foreign_groups:
+            shard.groups[group_id] = Group(group_id, now.wall_ms)
 
     def _one(self, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None) -> None:
         meaning = replay_record(self._shard, key, value, now, transaction_of)
@@ -79,9 +92,8 @@ class Replay:
                     self._known.clear()  # of before Kafka 0.9: the same slots by other keys
                 elif committed is None:
                     self._known.pop(key[:-_PARTITION_BYTES], None)
-                elif not self._shard.offsets.has_open_transactions:
-                    assert value is not None, "it is no tombstone"
-                    self._known[key[:-_PARTITION_BYTES]] = self._shard.offsets.pack(slot, value)
+                elif value is not None and not self._shard.offsets.has_open_transactions:
+                    self._shard.offsets.pack(slot, value)
             case records.GroupStored(_, None) | records.ForeignGroup():
                 # The next offset of a group that is gone makes it anew.
                 self._known.clear()

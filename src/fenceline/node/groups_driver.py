@@ -20,7 +20,7 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.clock import Now
 from fenceline.groups.coordinator import GroupCoordinator
-from fenceline.groups.messages import Answer, Append, Duty
+from fenceline.groups.messages import Answer, Append, Duty, WentBack
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.errors import StorageError
@@ -63,6 +63,8 @@ class GroupsDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
         self._is_closed = False
+        self.rewinds = 0
+        """Commits that went back because the log was truncated."""
 
     # --- the life of the broker ----------------------------------------
 
@@ -157,9 +159,25 @@ class GroupsDriver:
             match duty:
                 case Answer(ticket, outcome):
                     cast("Reply[messages.Outcome]", ticket).put(outcome)
+                case WentBack():
+                    self._tell_rewind(duty)
                 case Append():
                     queue.extend(self._start_append(duty))
         self._arm_timer()
+
+    def _tell_rewind(self, duty: WentBack) -> None:
+        self.rewinds += 1
+        log.warning(
+            "group went back",
+            group=duty.group_id,
+            partition=f"{duty.topic}-{duty.partition}",
+            from_offset=duty.rewind.from_offset,
+            from_epoch=duty.rewind.from_epoch,
+            to_offset=duty.rewind.to_offset,
+            to_epoch=duty.rewind.to_epoch,
+            reason="the log was truncated below what the group had read",
+            advice="See what was lost with: fenceline losses list",
+        )
 
     def _start_append(self, duty: Append) -> list[Duty]:
         topic_partition = TopicPartition(CONSUMER_OFFSETS_TOPIC, duty.partition)

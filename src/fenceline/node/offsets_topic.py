@@ -104,7 +104,7 @@ class OffsetsTopicLog:
 
         def look() -> None:
             if told.done():
-                replica.waiters.discard(look)
+                pass  # the load was given up
             elif replica.leader is not leader:
                 told.set_exception(PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
             elif replica.high_watermark >= end_offset:
@@ -118,14 +118,16 @@ class OffsetsTopicLog:
                     log_end_offset=end_offset,
                 )
                 told.set_result(None)
+            else:
+                return
+            replica.waiters.discard(look)
 
         replica.waiters.add(look)
         look()
-        if not told.done():
-            told.add_done_callback(lambda _: look())
-            return told
-        replica.waiters.discard(look)
-        return told if told.exception() is not None else None
+        if told.done():
+            return None
+        told.add_done_callback(lambda _: replica.waiters.discard(look))
+        return told
 
     def _led(self, topic_partition: TopicPartition, leader_epoch: int) -> tuple[Replica, LeaderState]:
         """Raises PeerError where this broker does not lead it in this epoch, or not yet."""
