@@ -95,29 +95,37 @@ def _positions(
     committed = admin.list_group_offsets(group)
     owners = {tp: member.member_id for member in description.members for tp in member.assignment}
     wanted = sorted(committed.keys() | owners.keys())
-    starts = admin.list_offsets(dict.fromkeys(wanted, "earliest"))
-    ends = admin.list_offsets(dict.fromkeys(wanted, "latest"))
+    topics = admin.metadata({tp.topic for tp in wanted}).topics if wanted else {}
+    there = [tp for tp in wanted if tp.partition in topics[tp.topic].partitions]
+    starts = admin.list_offsets(dict.fromkeys(there, "earliest"))
+    ends = admin.list_offsets(dict.fromkeys(there, "latest"))
     epochs = epoch_ends(admin, committed)
     rows: list[dict[str, Any]] = []
     for tp in wanted:
-        at, start, end = committed.get(tp), starts[tp].offset, ends[tp].offset
-        marks = (
-            marks_of(at, log_start=start, log_end=end, epoch_end=epochs.get(tp), rewind=rewinds.get(tp))
-            if at is not None
-            else []
-        )
-        rows.append(
-            {
-                "topic": tp.topic,
-                "partition": tp.partition,
-                "current_offset": at.offset if at is not None else None,
-                "epoch": at.leader_epoch if at is not None and at.leader_epoch >= 0 else None,
-                "log_end": end,
-                "lag": max(end - at.offset, 0) if at is not None else None,
-                "mark": ", ".join(marks) or None,
-                "member": owners.get(tp),
-            }
-        )
+        at, end = committed.get(tp), ends[tp].offset if tp in ends else None
+        row: dict[str, Any] = {
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "current_offset": None,
+            "epoch": None,
+            "log_end": end,
+            "lag": None,
+            "mark": None,
+            "member": owners.get(tp),
+        }
+        if at is not None:
+            row |= {"current_offset": at.offset, "epoch": at.leader_epoch if at.leader_epoch >= 0 else None}
+            if end is not None:
+                row["lag"] = max(end - at.offset, 0)
+                marks = marks_of(
+                    at,
+                    log_start=starts[tp].offset,
+                    log_end=end,
+                    epoch_end=epochs.get(tp, -1),
+                    rewind=rewinds.get(tp),
+                )
+                row["mark"] = ", ".join(marks) or None
+        rows.append(row)
     return rows
 
 

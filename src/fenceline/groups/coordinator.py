@@ -27,11 +27,19 @@ from fenceline.rng import Rng
 
 
 class GroupCoordinator:
-    def __init__(self, settings: GroupSettings, rng: Rng, partition_count: int = DEFAULT_PARTITION_COUNT) -> None:
+    def __init__(
+        self,
+        settings: GroupSettings,
+        rng: Rng,
+        partition_count: int = DEFAULT_PARTITION_COUNT,
+        epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
+    ) -> None:
+        """`epoch_end`: where a topic's partition has a leader epoch end, -1 where that is not known."""
         self.settings = settings
         self.partition_count = partition_count
         """Of `__consumer_offsets`; fixed once a group exists."""
         self._rng = rng
+        self._epoch_end = epoch_end
         self._timers = Timers()
         self._active: dict[int, Shard] = {}
         self._loading: dict[int, Shard] = {}
@@ -56,16 +64,19 @@ class GroupCoordinator:
             if known is not None and known.epoch >= epoch:
                 return None, []
         duties = self.resign(partition, now)
-        shard = Shard(partition, epoch, self.settings, self._timers, self._rng, self._take_write_id)
-        self._loading[partition] = shard
-        return shard, duties
+        return self._new_shard(partition, epoch), duties
 
     def restart_load(self, shard: Shard) -> Shard:
         """The log could not be read to its end: begin anew, with a shard that knows nothing. `is_current` holds."""
-        anew = Shard(shard.partition, shard.epoch, self.settings, self._timers, self._rng, self._take_write_id)
+        anew = self._new_shard(shard.partition, shard.epoch)
         anew.deleted_meanwhile(shard.take_deleted_meanwhile())
-        self._loading[shard.partition] = anew
         return anew
+
+    def _new_shard(self, partition: int, epoch: int) -> Shard:
+        shard = self._loading[partition] = Shard(
+            partition, epoch, self.settings, self._timers, self._rng, self._take_write_id, self._epoch_end
+        )
+        return shard
 
     def is_current(self, shard: Shard) -> bool:
         """Whether a load still goes on for this shard; False once it was superseded or resigned."""

@@ -29,6 +29,7 @@ from fenceline.groups.messages import (
 )
 from fenceline.groups.model import Group
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.rewinds import is_where_the_epoch_ends
 from fenceline.groups.states import GroupState
 
 if TYPE_CHECKING:
@@ -76,9 +77,18 @@ class OffsetRequests:
         write_id = self._shard.write(batch, settled)
         for slot, value in values:
             before = self._shard.offsets.latest(slot)
-            rewound = self._shard.offsets.put(slot, value, write_id)
+            rewound = self._shard.offsets.put(slot, self._against_the_log(slot, before, value), write_id)
             if rewound is not None and (before is None or rewound is not before.rewound):
                 went_back.append(WentBack(*slot, rewound))
+
+    def _against_the_log(
+        self, slot: OffsetSlot, before: CommittedOffset | None, value: CommittedOffset
+    ) -> CommittedOffset:
+        """With its mark, where it goes back to the very place where the log was truncated."""
+        step = value.step_from(before)
+        if step is None or not is_where_the_epoch_ends(step, self._shard.epoch_end(slot, step.from_epoch)):
+            return value
+        return value._replace(rewound=step)
 
     def _group_for_commit(self, request: CommitRequest, now: Now) -> Group:
         """The group, or a new simple one. Raises PeerError in Kafka's order of checks."""

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.groups.packed import is_packed, unpack
-from fenceline.groups.rewinds import Rewind, rewind_between
+from fenceline.groups.rewinds import Rewind, shows_truncation, step_back
 from fenceline.ids import ZERO_UUID
 
 
@@ -42,16 +42,24 @@ class CommittedOffset(NamedTuple):
         """Whether it was stored for this topic, not for an older one of the same name (since_4_0.md K32)."""
         return ZERO_UUID in (topic_id, self.topic_id) or topic_id == self.topic_id
 
-    def after(self, before: CommittedOffset | None, order: int) -> CommittedOffset:
-        """As the next value of its slot."""
-        if before is None or not before.belongs_to(self.topic_id):
-            return self._replace(order=order)
-        rewound = rewind_between(
+    def step_from(self, before: CommittedOffset | None) -> Rewind | None:
+        """The step back that this is, after another commit."""
+        if before is None:
+            return None
+        return step_back(
             (before.offset, before.leader_epoch, before.topic_id),
             (self.offset, self.leader_epoch, self.topic_id),
             self.commit_timestamp_ms,
         )
-        return self._replace(order=order, rewound=rewound or before.rewound)
+
+    def after(self, before: CommittedOffset | None, order: int) -> CommittedOffset:
+        """As the next value of its slot."""
+        if before is None or not before.belongs_to(self.topic_id):
+            return self._replace(order=order)
+        step = self.step_from(before)
+        if step is not None and shows_truncation(step):
+            return self._replace(order=order, rewound=step)
+        return self._replace(order=order, rewound=self.rewound or before.rewound)
 
 
 PartitionOffsets: TypeAlias = dict[int, "CommittedOffset | bytes"]

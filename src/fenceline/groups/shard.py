@@ -79,6 +79,7 @@ class Shard:
         timers: Timers,
         rng: Rng,
         take_write_id: Callable[[], int],
+        epoch_end: Callable[[str, int, int], int],
     ) -> None:
         self.partition = partition
         self.epoch = epoch
@@ -97,6 +98,7 @@ class Shard:
         self._timers = timers
         self._rng = rng
         self._take_write_id = take_write_id
+        self._epoch_end = epoch_end
         self._writes: dict[int, _Write] = {}
         """Under way, oldest first."""
         self._deleted_meanwhile: list[tuple[str, int]] = []
@@ -114,6 +116,10 @@ class Shard:
 
     def new_member_id(self, prefix: str) -> str:
         return f"{prefix}-{UUID(int=self._rng.getrandbits(128), version=4)}"
+
+    def epoch_end(self, slot: OffsetSlot, leader_epoch: int) -> int:
+        """Where the log of the slot's partition has this epoch end now; -1 where that is not known here."""
+        return self._epoch_end(slot.topic, slot.partition, leader_epoch)
 
     def create_group(self, group_id: str, now: Now) -> Group:
         if group_id in self.foreign_groups:

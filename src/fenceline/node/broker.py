@@ -167,6 +167,13 @@ class Broker:
         expiration = effective_broker_config(configs, self.config, PRODUCER_EXPIRATION)
         return {**effective_topic_config(configs, topic, self.config), PRODUCER_EXPIRATION: expiration}
 
+    def _epoch_end(self, topic: str, index: int, leader_epoch: int) -> int:
+        """Where an open log of this node has an epoch end, led here or not; -1 where it can not say."""
+        replica = self.partitions.open_by_name.get((topic, index))
+        if replica is None or replica.is_being_cut:
+            return -1
+        return replica.log.epochs.end_offset_for(leader_epoch, replica.log.log_end_offset)[1]
+
     def leader_hint(self, topic: str | None, topic_id: bytes | None, index: int) -> tuple[int, int] | None:
         """Leader and epoch for a reader that asked the wrong node (KIP-951)."""
         image = self.image
@@ -280,6 +287,7 @@ class Broker:
             partition_count=config.get_int("offsets.topic.num.partitions"),
             rng=self.rng,
             threads=lambda: self.disk_threads,
+            epoch_end=self._epoch_end,
         )
         self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
         self.lifecycle = BrokerLifecycle(

@@ -53,11 +53,14 @@ class GroupsDriver:
         partition_count: int = DEFAULT_PARTITION_COUNT,
         rng: Random | None = None,
         threads: Callable[[], Executor | None] = lambda: None,
+        epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
     ) -> None:
-        """`threads` read from the disk; None is the loop's own."""
+        """`threads` read from the disk; None is the loop's own. `epoch_end`: see `GroupCoordinator`."""
         self._log = offsets_log
         self._clock = clock
-        self.coordinator: Final = GroupCoordinator(settings or GroupSettings(), rng or SystemRandom(), partition_count)
+        self.coordinator: Final = GroupCoordinator(
+            settings or GroupSettings(), rng or SystemRandom(), partition_count, epoch_end
+        )
         self._loading = GroupsLoading(self.coordinator, offsets_log, clock, self._carry_out, threads)
         self._tasks: set[asyncio.Future[int]] = set()
         self._timer: asyncio.TimerHandle | None = None
