@@ -10,8 +10,10 @@ from fenceline.errors import ErrorCode, InternalError
 from fenceline.groups import records
 from fenceline.groups.messages import DeleteOffsetsAnswer, FetchedOffset, OffsetToCommit, TopicToFetch
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.states import GroupState
+from fenceline.groups.timers import TimerKey, TimerKind
 from tests.groups.helpers import GROUP, START_MS, Ticket, World, subscription
 
 NONE = ErrorCode.NONE
@@ -213,7 +215,7 @@ def test_offsets_of_deleted_partitions_go() -> None:
 
 
 def _expire(world: World) -> None:
-    world.shard().expire(world.now)
+    world.shard().on_timer(TimerKey(world.shard().partition, TimerKind.EXPIRY), world.now)
     duties, world.shard().duties = world.shard().duties, []
     world.do(duties)
 
@@ -391,3 +393,30 @@ def test_subscriptions_are_read_in_every_version() -> None:
     newer = b"\x00\x03" + subscription("a", "b")[2:] + b"\x00\x00\x00\x00more"
     world.stable("x", protocols=(("range", newer),))
     assert world.group().subscribed_topics == {"a", "b"}
+
+
+def test_retention_of_many_groups_is_looked_at_a_part_at_a_time() -> None:
+    """Nobody waits for it; what a look removes goes in one batch, and the next look comes soon."""
+    groups = [name for name in (f"g-{number}" for number in range(100_000)) if partition_for(name, 50) == 7][:30]
+    world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS), partitions=[7])
+    for group in groups:
+        world.commit(group=group, offsets=tuple(OffsetToCommit("t", index, 1) for index in range(1_000)))
+    world.advance(DAY_MS - 1)
+    world.batches.clear()
+    world.advance(world.settings.offsets_retention_check_interval_ms)
+    while world.shard(groups[0]).groups:
+        world.advance(20)
+    assert 4 <= len(world.batches) <= 8
+    assert sum(len(batch) for batch in world.batches) == len(groups) * 1_001
+    assert max(len(batch) for batch in world.batches) < 7_000
+
+
+def test_a_large_group_is_deleted_in_batches_that_the_log_takes() -> None:
+    world = World()
+    for start in range(0, 12_000, 1_000):
+        world.commit(offsets=tuple(OffsetToCommit("t", start + index, 1) for index in range(1_000)))
+    world.batches.clear()
+    assert world.delete_groups(GROUP) == {GROUP: NONE}
+    assert [len(batch) for batch in world.batches] == [5_000, 5_000, 2_001]
+    world.reload()
+    assert GROUP not in world.shard().groups

@@ -125,6 +125,10 @@ class OffsetStore:
     def has_open_transactions(self) -> bool:
         return bool(self._open)
 
+    def count(self, group_id: str) -> int:
+        """How many offsets a group has stored."""
+        return sum(len(partitions) for partitions in self._by_group.get(group_id, {}).values())
+
     def has_any(self, group_id: str) -> bool:
         return group_id in self._by_group
 

@@ -58,6 +58,16 @@ _ANSWER_TO_REFUSAL: Final[Mapping[ErrorCode, ErrorCode]] = {
 }
 """Clients of coordinators do not expect a log's errors; this is what Kafka's coordinators say instead."""
 
+_MOST_TOMBSTONES: Final = 5_000
+"""In one batch, which the log would refuse were it larger than the topic's max.message.bytes."""
+_OFFSETS_A_LOOK: Final = 5_000
+_LOOK_AGAIN_MS: Final = 20
+"""Retention is looked at for so many offsets, and then others have their turn for so long."""
+
+
+def _nobody(error: ErrorCode, now: Now) -> None:
+    """Waits for a write."""
+
 
 @dataclass(slots=True)
 class _Write:
@@ -102,6 +112,8 @@ class Shard:
         self._writes: dict[int, _Write] = {}
         """Under way, oldest first."""
         self._deleted_meanwhile: list[tuple[str, int]] = []
+        self._to_look_at: list[str] = []
+        """Groups whose retention is still to be looked at in this round, the next one last."""
 
     # --- duties, timers, ids ----------------------------------------
 
@@ -141,7 +153,7 @@ class Shard:
         self,
         group: Group,
         now: Now,
-        settled: Settled = lambda error, now: None,
+        settled: Settled = _nobody,
         assignments: Mapping[str, bytes] | None = None,
     ) -> None:
         """Store a group. `assignments` are those to store when they are not the members' own yet."""
@@ -149,7 +161,7 @@ class Shard:
 
     def write_new_group(self, group: Group) -> None:
         """Store that the group exists; nobody waits for it."""
-        self.write((records.new_group_record(group),), lambda error, now: None)
+        self.write((records.new_group_record(group),), _nobody)
 
     def answer_with_last_write(self, ticket: Ticket, outcome: Outcome, refusal: Callable[[ErrorCode], Outcome]) -> None:
         """Answer when the newest write is settled; with `refusal` when the log refuses it."""
@@ -213,7 +225,8 @@ class Shard:
     # --- removal ----------------------------------------
 
     def write_tombstones(self, slots: Sequence[OffsetSlot], groups: Sequence[Group], settled: Settled) -> None:
-        """Remove offsets and whole groups in one batch; both come back when the log refuses."""
+        """Remove offsets, and then whole groups, in one batch where it is not too many; `settled` hears of the last
+        one. What the log refuses comes back."""
 
         def decided(error: ErrorCode, now: Now) -> None:
             for group in groups:
@@ -222,13 +235,18 @@ class Shard:
                 else:
                     self.groups.setdefault(group.group_id, group)
 
+        while len(slots) > _MOST_TOMBSTONES:
+            some, slots = slots[:_MOST_TOMBSTONES], slots[_MOST_TOMBSTONES:]
+            self._drop_slots(some, self.write([records.offset_tombstone(slot) for slot in some], _nobody))
         batch = [records.offset_tombstone(slot) for slot in slots]
         batch.extend(records.group_tombstone(group.group_id) for group in groups)
-        write_id = self.write(batch, settled, decided)
-        for slot in slots:
-            self.offsets.put(slot, None, write_id)
+        self._drop_slots(slots, self.write(batch, settled, decided))
         for group in groups:
             del self.groups[group.group_id]
+
+    def _drop_slots(self, slots: Sequence[OffsetSlot], write_id: int) -> None:
+        for slot in slots:
+            self.offsets.put(slot, None, write_id)
 
     # --- groups as a whole ----------------------------------------
 
@@ -291,18 +309,30 @@ class Shard:
             case TimerKind.SYNC:
                 self.rebalance.on_sync_timeout(key.group_id, now)
             case TimerKind.EXPIRY:
-                self.expire(now)
-                self.arm_expiry(now)
+                self._expire_some(now)
 
     def arm_expiry(self, now: Now) -> None:
         interval_ms = self.settings.offsets_retention_check_interval_ms
         self.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + interval_ms)
 
-    def expire(self, now: Now) -> None:
-        """Remove what is past its retention (KIP-211)."""
-        slots, doomed = expired(self.groups.values(), self.offsets, self.settings.offsets_retention_ms, now)
+    def _expire_some(self, now: Now) -> None:
+        """Remove what is past its retention (KIP-211), of so many groups that nobody has to wait for it."""
+        if not self._to_look_at:
+            self._to_look_at = list(reversed(self.groups))
+        some: list[Group] = []
+        left = _OFFSETS_A_LOOK
+        while self._to_look_at and left > 0:
+            group = self.groups.get(self._to_look_at.pop())
+            if group is not None:
+                some.append(group)
+                left -= 1 + self.offsets.count(group.group_id)
+        slots, doomed = expired(some, self.offsets, self.settings.offsets_retention_ms, now)
         if slots or doomed:
-            self.write_tombstones(slots, doomed, lambda error, now: None)
+            self.write_tombstones(slots, doomed, _nobody)
+        if self._to_look_at:
+            self.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + _LOOK_AGAIN_MS)
+        else:
+            self.arm_expiry(now)
 
     # --- replay ----------------------------------------
 

@@ -172,7 +172,7 @@ class Broker:
         replica = self.partitions.open_by_name.get((topic, index))
         if replica is None or replica.is_being_cut:
             return -1
-        return replica.log.epochs.end_offset_for(leader_epoch, replica.log.log_end_offset)[1]
+        return replica.log.end_offset_for_epoch(leader_epoch)[1]
 
     def leader_hint(self, topic: str | None, topic_id: bytes | None, index: int) -> tuple[int, int] | None:
         """Leader and epoch for a reader that asked the wrong node (KIP-951)."""
