@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from fenceline.log.disk import OsDisk
 from fenceline.log.open_files import OpenFiles
 from fenceline.log.partition_log import PartitionLog
 from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
-from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicLog
+from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicCreation, OffsetsTopicLog
 from fenceline.node.replica import Replica
 from fenceline.replica.leader import InSyncRules, LeaderState
 
@@ -198,3 +198,46 @@ def test_coordinators_follow_the_leaders_also_of_what_recovers() -> None:
     calls.clear()
     follow(2, LeaderRecoveryState.RECOVERED)
     assert calls == [("resigned", -1)]
+
+
+def test_a_new_topic_knows_nothing_of_the_groups_of_the_old_one() -> None:
+    """It begins with the epochs with which the old one began."""
+    calls: list[str] = []
+    groups: Any = SimpleNamespace(
+        on_leader=lambda index, epoch: calls.append(f"leader of {index}"),
+        on_resigned=lambda index: calls.append(f"resigned {index}"),
+        on_partitions_deleted=lambda partitions: None,
+        set_partition_count=lambda count: None,
+    )
+    topic = SimpleNamespace(name=CONSUMER_OFFSETS_TOPIC, partitions=(PartitionImage((1,), (1,), 1),) * 2)
+    delta: Any = SimpleNamespace(deleted_topics=(topic,), created_topics=(topic,), changed_partitions=())
+    image: Any = SimpleNamespace(topics_by_name={CONSUMER_OFFSETS_TOPIC: topic})
+    CoordinatorPlacement(1, groups).follow(image, delta)
+    assert calls == ["resigned 0", "resigned 1", "leader of 0", "leader of 1"]
+
+
+def test_many_who_look_for_a_coordinator_wait_for_one_creation() -> None:
+    async def inside() -> None:
+        tries = 0
+        went_on = asyncio.Event()
+
+        async def create(names: Sequence[str]) -> None:
+            nonlocal tries
+            assert names == [CONSUMER_OFFSETS_TOPIC]
+            tries += 1
+            await went_on.wait()
+            if tries == 1:
+                raise PeerError(ErrorCode.REQUEST_TIMED_OUT)
+
+        creation = OffsetsTopicCreation(create)
+        asking = [asyncio.ensure_future(creation.create()) for _ in range(5)]
+        await asyncio.sleep(0)
+        asking[0].cancel()
+        went_on.set()
+        await asyncio.wait(asking)
+        assert tries == 1
+        assert [each.exception() for each in asking[1:]] == [None] * 4, "they find no coordinator, and ask again"
+        await creation.create()
+        assert tries == 2
+
+    asyncio.run(inside())

@@ -58,7 +58,12 @@ from fenceline.node.loss_keeper import LossCollector, LossKeeper
 from fenceline.node.maintenance import Maintenance
 from fenceline.node.metadata_log import METADATA_PARTITION
 from fenceline.node.metrics import MetricsEndpoint, NodeCollector, NodeMetrics, open_endpoint
-from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicLog, new_offsets_topic
+from fenceline.node.offsets_topic import (
+    CoordinatorPlacement,
+    OffsetsTopicCreation,
+    OffsetsTopicLog,
+    new_offsets_topic,
+)
 from fenceline.node.producing import Producing
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.replica import Replica
@@ -107,6 +112,7 @@ class Broker:
         self.disk_threads: Executor = disk_threads or ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self._metadata_threads = metadata_threads
         self._checkpointing = asyncio.Lock()
+        self.offsets_topic = OffsetsTopicCreation(self.auto_create)
         self.endpoints: tuple[Listener, ...] = ()
         """What clients are told, with the ports that the listeners really got."""
         self.metrics_endpoint: MetricsEndpoint | None = None

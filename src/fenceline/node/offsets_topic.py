@@ -6,6 +6,7 @@ Owns the way between the group coordinators and their topic's log. Never looks i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from fenceline.config.node import NodeConfig
@@ -46,6 +47,28 @@ def new_offsets_topic(config: NodeConfig) -> NewTopic:
             ("segment.bytes", str(config.get_int("offsets.topic.segment.bytes"))),
         ),
     )
+
+
+class OffsetsTopicCreation:
+    """As long as there is no such topic, whoever looks for a coordinator asks for it."""
+
+    def __init__(self, create: Callable[[Sequence[str]], Awaitable[object]]) -> None:
+        self._create = create
+        self._trying: asyncio.Future[None] | None = None
+
+    async def create(self) -> None:
+        """Try it, once for all who ask meanwhile. A failure is logged: they find no coordinator, and come again."""
+        if self._trying is None:
+            self._trying = asyncio.ensure_future(self._try())
+        await asyncio.shield(self._trying)
+
+    async def _try(self) -> None:
+        try:
+            await self._create([CONSUMER_OFFSETS_TOPIC])
+        except PeerError as error:
+            log.warning("topic not created", topic=CONSUMER_OFFSETS_TOPIC, reason=str(error))
+        finally:
+            self._trying = None
 
 
 class OffsetsTopicLog:
@@ -177,6 +200,11 @@ class CoordinatorPlacement:
         deleted = [(topic.name, index) for topic in delta.deleted_topics for index in range(len(topic.partitions))]
         if deleted:
             self._groups.on_partitions_deleted(deleted)
+        for topic in delta.deleted_topics:
+            if topic.name == CONSUMER_OFFSETS_TOPIC:
+                # The one that is created next begins with the same epochs, and with nothing of what these know.
+                for index in range(len(topic.partitions)):
+                    self._groups.on_resigned(index)
         if any(topic.name == CONSUMER_OFFSETS_TOPIC for topic in delta.created_topics):
             self.load_all(image)
         for changed in delta.changed_partitions:
