@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from random import Random
@@ -423,3 +424,32 @@ def _fetch_error(driver: GroupsDriver) -> ErrorCode:
     outcome = driver.fetch_offsets(FetchOffsetsRequest(GROUP, (TopicToFetch("t", (0,)),))).outcome
     assert outcome is not None
     return outcome.error
+
+
+@on_loop
+async def test_a_log_with_a_record_that_means_nothing_leaves_the_others_their_loads() -> None:
+    """Nobody foresaw it: the traceback is told, and this partition's groups have no coordinator."""
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(str(about.get("exception"))))
+    reads = 0
+
+    def batches() -> Batches:
+        nonlocal reads
+        reads += 1
+        for number in range(3):
+            yield _batch([_pair(number)] * FIRST_SLICE_RECORDS)
+        if reads == 1:
+            yield _batch([(b"\x00\x01", b"")])
+
+    driver = _driver(lambda where, pairs: 0, batches)
+    partition = _partition(driver)
+    other = (partition + 1) % driver.coordinator.partition_count
+    driver.on_leader(partition, 0)
+    driver.on_leader(other, 0)
+    await _loaded(driver)
+    assert driver.coordinator.active_partitions == {other}
+    driver.close()
+    for _ in range(3):
+        gc.collect()
+        await asyncio.sleep(0)
+    assert any("can not be read" in each for each in told)

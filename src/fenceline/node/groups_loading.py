@@ -83,6 +83,7 @@ class GroupsLoading:
         self._reader: asyncio.Task[None] | None = None
         self._settling: set[asyncio.Future[None]] = set()
         self._waiting: dict[int, tuple[Shard, asyncio.TimerHandle]] = {}
+        self._is_closed = False
 
     def begin(self, shard: Shard) -> None:
         """Load a shard. A short log is loaded before this returns; a long one goes on in slices."""
@@ -102,6 +103,7 @@ class GroupsLoading:
             self._begin_again(waiting[0])
 
     def close(self) -> None:
+        self._is_closed = True
         for _, timer in self._waiting.values():
             timer.cancel()
         self._waiting.clear()
@@ -115,17 +117,17 @@ class GroupsLoading:
         try:
             while self._queue:
                 load = self._queue[0]
-                if load.cold is not None:
-                    await self._read_from_disk(load, load.cold)
-                if not load.is_over and self._coordinator.is_current(load.shard):
-                    self._step(load)
-                else:
-                    load.is_over = True
-                if load.is_over:
+                if load.is_over or not self._coordinator.is_current(load.shard):
                     self._queue.popleft()
-                await asyncio.sleep(0)
+                elif load.cold is not None:
+                    await self._read_from_disk(load, load.cold)
+                else:
+                    self._step(load)
+                    await asyncio.sleep(0)
         finally:
-            self._reader = None
+            # After a bug of ours the others are loaded all the same.
+            is_left = bool(self._queue) and not self._is_closed
+            self._reader = asyncio.get_running_loop().create_task(self._read()) if is_left else None
 
     async def _read_from_disk(self, load: _Load, cold: LogRead) -> None:
         try:
@@ -133,6 +135,8 @@ class GroupsLoading:
         except Exception as error:
             load.is_over = True
             self._failed(load.shard, error)
+        else:
+            load.cold = None
 
     def _step(self, load: _Load) -> None:
         """One slice."""
@@ -232,8 +236,7 @@ class _Load:
         self._steps = self._replay(offsets_log)
 
     def step(self) -> None:
-        """One slice. Raises whatever the log has to say."""
-        self.cold = None
+        """One slice, or up to a read that has to be loaded. Raises whatever the log has to say."""
         self.is_over = next(self._steps, self) is self
 
     def _replay(self, offsets_log: OffsetsLog) -> Iterator[None]:
