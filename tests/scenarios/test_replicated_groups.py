@@ -22,7 +22,14 @@ from fenceline.errors import ErrorCode
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
 from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
-from tests.support.committed_offsets import NOT_NOW, commit_many, coordinator_of, fetch
+from tests.support.committed_offsets import (
+    NOT_NOW,
+    commit_many,
+    coordinator_of,
+    fetch,
+    heartbeat,
+    join_alone,
+)
 from tests.support.leaders import UNCLEAN, elect, order_replicas
 from tests.support.raw import RawConnection
 from tests.support.replicated_chaos import all_in_sync, create
@@ -114,6 +121,33 @@ def test_a_known_group_never_has_an_unknown_position(cluster: LocalCluster) -> N
     answers = sum((asker.answers for asker in askers), Counter())
     assert answers["told"] > 0
     assert answers["COORDINATOR_LOAD_IN_PROGRESS"] > 0, answers
+
+
+def test_members_of_a_thousand_groups_stay_when_their_coordinator_goes(cluster: LocalCluster) -> None:
+    """Each goes on in its generation, at a coordinator that has read of it only."""
+    name, first = f"stay-{next(_names)}", port_of(cluster, 1)
+    groups = [f"{name}-{number}" for number in range(1_000)]
+    node = eventually(lambda: coordinator_of(first, groups[0]), "there is a coordinator")
+    eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
+    with RawConnection(port_of(cluster, node)) as connection:
+        members = {group: join_alone(connection, group, 240_000) for group in groups}
+        assert {heartbeat(connection, group, member) for group, member in members.items()} == {ErrorCode.NONE}
+    cluster.kill(node)
+    staying = port_of(cluster, 1 + node % 3)
+
+    def another() -> int | None:
+        found = coordinator_of(staying, groups[0])
+        return found if found != node else None
+
+    successor = eventually(another, "another one coordinates", wait_s=120)
+    with RawConnection(port_of(cluster, successor)) as connection:
+        eventually(
+            lambda: not isinstance(fetch(connection, groups[0], "none", [0]), ErrorCode), "it has loaded", wait_s=120
+        )
+        assert {heartbeat(connection, group, member) for group, member in members.items()} == {ErrorCode.NONE}
+        assert heartbeat(connection, groups[0], "somebody else") is ErrorCode.UNKNOWN_MEMBER_ID
+    cluster.restart(node)
+    eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
 
 
 def _await_more(askers: list[Asker]) -> None:

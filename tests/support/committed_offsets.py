@@ -1,4 +1,5 @@
-"""Many committed offsets, made and asked for by bare requests, so that every answer of a coordinator is seen.
+"""Many members and committed offsets, made and asked for by bare requests, so that every answer of a coordinator is
+seen.
 
 Owns the requests. What an answer must say is for the tests to say.
 """
@@ -79,3 +80,31 @@ def fetch(
         for found in answer.topics
         for each in found.partitions
     }
+
+
+def join_alone(connection: RawConnection, group: str, session_ms: int) -> str:
+    """A member that is a group of its own, assigned and stable; its id. Its generation is 1."""
+    joining = {
+        "group_id": group,
+        "session_timeout": session_ms,
+        "rebalance_timeout": session_ms,
+        "member_id": "",
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b"\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff"}],
+    }
+
+    def join() -> str | None:
+        joined = connection.call(ApiKey.JOIN_GROUP, 3, joining)
+        return str(joined.member_id) if not joined.error_code else None
+
+    member_id = eventually(join, f"a member joins {group}")
+    assignments = [{"member_id": member_id, "assignment": b"mine"}]
+    syncing = {"group_id": group, "generation_id": 1, "member_id": member_id, "assignments": assignments}
+    synced = connection.call(ApiKey.SYNC_GROUP, 2, syncing)
+    assert not synced.error_code, ErrorCode(synced.error_code)
+    return member_id
+
+
+def heartbeat(connection: RawConnection, group: str, member_id: str) -> ErrorCode:
+    fields = {"group_id": group, "generation_id": 1, "member_id": member_id}
+    return ErrorCode(connection.call(ApiKey.HEARTBEAT, 2, fields).error_code)
