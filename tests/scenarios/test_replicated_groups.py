@@ -31,7 +31,7 @@ from tests.support.committed_offsets import (
     join_alone,
 )
 from tests.support.leaders import UNCLEAN, elect, order_replicas
-from tests.support.raw import RawConnection
+from tests.support.raw import ConnectionClosed, RawConnection
 from tests.support.replicated_chaos import all_in_sync, create
 from tests.support.running_tool import RunningTool
 
@@ -76,7 +76,8 @@ class Asker:
                 with RawConnection(self._port, timeout_s=20) as connection:
                     while not self._stops.is_set():
                         self._ask(connection)
-            except OSError:
+                        self._stops.wait(0.002)
+            except (OSError, ConnectionClosed):
                 self.answers["not there"] += 1
                 self._stops.wait(0.05)
 

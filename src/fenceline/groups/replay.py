@@ -74,14 +74,9 @@ class Replay:
     def _meet(self, key: bytes, now: Now) -> PartitionOffsets:
         """A group's topic that was not met before, by one of its offsets."""
         slot = records.decode_slot(key)
-        self._create(slot.group_id, now)
+        _create_group(self._shard, slot.group_id, now)
         partitions = self._known[key[:-_PARTITION_BYTES]] = self._shard.offsets.make_room(slot)
         return partitions
-
-    def _create(self, group_id: str, now: Now) -> None:
-        shard = self._shard
-        if group_id not in shard.groups and group_id not in shard.foreign_groups:
-            shard.groups[group_id] = Group(group_id, now.wall_ms)
 
     def _one(self, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None) -> None:
         meaning = replay_record(self._shard, key, value, now, transaction_of)
@@ -111,8 +106,7 @@ def replay_record(
         case records.OffsetCommitted(slot, None):
             shard.offsets.put(slot, None)
         case records.OffsetCommitted(slot, committed) if committed is not None:
-            if slot.group_id not in shard.groups and slot.group_id not in shard.foreign_groups:
-                shard.groups[slot.group_id] = Group(slot.group_id, now.wall_ms)
+            _create_group(shard, slot.group_id, now)
             if transaction_of is None:
                 shard.offsets.put(slot, committed)
             else:
@@ -132,6 +126,12 @@ def replay_record(
         case records.Unserved():
             shard.skipped_record_count += 1
     return meaning
+
+
+def _create_group(shard: Shard, group_id: str, now: Now) -> None:
+    """Whoever has an offset is a group, if only a simple one."""
+    if group_id not in shard.groups and group_id not in shard.foreign_groups:
+        shard.groups[group_id] = Group(group_id, now.wall_ms)
 
 
 def _restored(group_id: str, stored: records.GroupMetadataValue) -> Group:
