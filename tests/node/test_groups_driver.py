@@ -436,9 +436,10 @@ async def test_a_log_with_a_record_that_means_nothing_leaves_the_others_their_lo
     def batches() -> Batches:
         nonlocal reads
         reads += 1
+        is_first = reads == 1
         for number in range(3):
             yield _batch([_pair(number)] * FIRST_SLICE_RECORDS)
-        if reads == 1:
+        if is_first:
             yield _batch([(b"\x00\x01", b"")])
 
     driver = _driver(lambda where, pairs: 0, batches)
