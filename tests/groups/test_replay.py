@@ -160,3 +160,17 @@ def test_a_key_that_can_not_be_read_stops_the_load(key: bytes) -> None:
     _, value = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, "", 3))
     with pytest.raises(InternalError, match="can not be read"):
         _shard().replaying().batch([_Record(key, value)], NOW)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_offsets_are_written_as_the_schema_says(seed: int) -> None:
+    """By hand, where they have the shape that nearly all have."""
+    rng = Random(seed)
+    slot = OffsetSlot("gr\u00fcn" * rng.randrange(1, 9), "t" * rng.randrange(1, 250), rng.randrange(2**31))
+    offset, epoch, at_ms = rng.randrange(2**63), rng.randrange(-1, 2**31), rng.randrange(2**63)
+    topic_id = rng.choice((ZERO_UUID, UUID(int=rng.randrange(1, 2**128))))
+    key, value = records.offset_record(slot, CommittedOffset(offset, epoch, "", at_ms, -1, topic_id))
+    assert key == b"\x00\x01" + records._OFFSET_KEY.encode(0, records.OffsetCommitKey(*slot))
+    body = records.OffsetCommitValue(offset, epoch, "", at_ms, -1, topic_id)
+    assert value == b"\x00\x04" + records._OFFSET_VALUE.encode(4, body)
+    assert records.decode(key, value) == (slot, CommittedOffset(offset, epoch, "", at_ms, -1, topic_id))

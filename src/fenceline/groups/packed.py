@@ -38,6 +38,13 @@ def is_packed(value: bytes) -> bool:
     return tags and value[_METADATA_AT] == _NO_METADATA and value[:2] == _VERSION
 
 
+def pack(offset: int, leader_epoch: int, commit_ms: int, topic_id: UUID) -> bytes:
+    """Inverse of `unpack`."""
+    if topic_id == ZERO_UUID:
+        return _HEAD.pack(4, offset, leader_epoch, _NO_METADATA, commit_ms, 0)
+    return _HEAD.pack(4, offset, leader_epoch, _NO_METADATA, commit_ms, 1) + _TOPIC_ID[1:] + topic_id.bytes
+
+
 def goes_on(before: bytes, after: bytes) -> bool:
     """Whether the second of two packed offsets is no smaller than the first."""
     # Numbers that are not negative compare as their bytes do; a negative one is never committed.

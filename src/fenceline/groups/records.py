@@ -19,7 +19,7 @@ from fenceline.errors import InternalError
 from fenceline.groups.messages import KeyValue
 from fenceline.groups.model import Group
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot, unpacked
-from fenceline.groups.packed import is_packed
+from fenceline.groups.packed import is_packed, pack
 from fenceline.ids import ZERO_UUID
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.message import codec, kafka
@@ -176,6 +176,8 @@ def _offset_of(value: bytes) -> CommittedOffset:
 
 _OFFSET_KEY_TYPE: Final = _INT16.pack(OFFSET_KEY)
 _PARTITION: Final = struct.Struct(">i")
+_KEY_HEAD: Final = struct.Struct(">hh")
+_MOST_STRING_BYTES: Final = 2**15 - 1
 
 
 def is_offset_key(key: bytes) -> bool:
@@ -215,6 +217,8 @@ def transaction_end(key: bytes | None) -> bool | None:
 
 
 def offset_record(slot: OffsetSlot, value: CommittedOffset) -> KeyValue:
+    if not value.metadata and value.expire_timestamp_ms < 0:
+        return _offset_key(slot), pack(value.offset, value.leader_epoch, value.commit_timestamp_ms, value.topic_id)
     version = OFFSET_VERSION if value.expire_timestamp_ms < 0 else OFFSET_VERSION_WITH_EXPIRY
     body = OffsetCommitValue(
         value.offset,
@@ -267,7 +271,12 @@ def group_tombstone(group_id: str) -> KeyValue:
 
 
 def _offset_key(slot: OffsetSlot) -> bytes:
-    return _INT16.pack(OFFSET_KEY) + _OFFSET_KEY.encode(0, OffsetCommitKey(*slot))
+    group, topic = slot.group_id.encode(), slot.topic.encode()
+    if max(len(group), len(topic)) > _MOST_STRING_BYTES:
+        return _OFFSET_KEY_TYPE + _OFFSET_KEY.encode(0, OffsetCommitKey(*slot))  # which says what is wrong
+    return b"".join(
+        (_KEY_HEAD.pack(OFFSET_KEY, len(group)), group, _INT16.pack(len(topic)), topic, _PARTITION.pack(slot.partition))
+    )
 
 
 def _group_key(group_id: str) -> bytes:
