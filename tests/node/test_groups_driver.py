@@ -259,6 +259,18 @@ async def test_transactions_of_the_log_are_replayed() -> None:
 
 
 @on_loop
+async def test_batches_that_compaction_has_emptied_are_stepped_over() -> None:
+    marker = ((b"\x00\x00\x00\x01", b"\x00\x00\x00\x00\x00\x00"),)
+    control, _ = _batch(marker, producer_id=9, producer_epoch=0, transactional=True, control=True)
+    data, _ = _batch([_pair(3)], producer_id=9, producer_epoch=0, base_sequence=0, transactional=True)
+    batches: list[tuple[BatchHeader, list[Record]]] = [(control, []), (data, []), _batch([_pair(7)]), (control, [])]
+    driver = _driver(lambda where, pairs: 0, lambda: batches)
+    driver.on_leader(_partition(driver), 0)
+    assert _offset(driver) == 7
+    driver.close()
+
+
+@on_loop
 async def test_one_timer_for_all_groups_fires_what_is_due() -> None:
     clock = _Clock()
     driver = _driver(lambda where, pairs: 0, clock=clock)

@@ -17,6 +17,7 @@ from fenceline.log.config import LogConfig
 from fenceline.log.disk import OsDisk
 from fenceline.log.open_files import OpenFiles
 from fenceline.log.partition_log import PartitionLog
+from fenceline.log.reading import LogRead
 from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
 from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicCreation, OffsetsTopicLog
 from fenceline.node.replica import Replica
@@ -159,6 +160,20 @@ def test_not_waited_for_where_too_few_are_in_sync(tmp_path: Path) -> None:
         assert not stage.replica.waiters
 
     asyncio.run(inside())
+
+
+def test_a_log_that_holds_nothing_up_to_its_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compaction may leave it."""
+    stage = Stage(tmp_path, {1})
+    run(lambda: _assert_equal([stage.topic.append(WHERE, 5, RECORDS) for _ in range(2)], [0, 1]))
+    real = PartitionLog.read
+
+    def read(self: PartitionLog, offset: int, max_bytes: int, *, end_offset_exclusive: int) -> LogRead:
+        return real(self, offset, max_bytes, end_offset_exclusive=1)
+
+    monkeypatch.setattr(PartitionLog, "read", read)
+    batches = [header.base_offset for header, _ in (each for each in stage.topic.read(WHERE, 5) if type(each) is tuple)]
+    assert batches == [0]
 
 
 def test_nobody_settles_it_once_another_leads(tmp_path: Path) -> None:

@@ -249,7 +249,8 @@ class _Load:
                 continue
             header, records = read
             if header.is_control:
-                committed = transaction_end(records[0].key)
+                # Compaction leaves batches without records.
+                committed = transaction_end(records[0].key) if records else None
                 if committed is not None:
                     shard.replay_marker(header.producer_id, committed=committed)
                 continue

@@ -109,8 +109,10 @@ class OffsetsTopicLog:
         """All batches from the log's start to its end, for a coordinator that loads; a read that is not in the page
         cache comes first, to be loaded in a thread. Raises PeerError."""
         replica, _ = self._led(topic_partition, leader_epoch)
-        offset = replica.log.log_start_offset
-        while offset < replica.log.log_end_offset:
+        offset, read_from = replica.log.log_start_offset, -1
+        # A compacted log may hold nothing from somewhere on to its end.
+        while read_from < offset < replica.log.log_end_offset:
+            read_from = offset
             read = replica.log.read(offset, _READ_CHUNK_BYTES, end_offset_exclusive=replica.log.log_end_offset)
             if not read.resident:
                 yield read
