@@ -2,13 +2,17 @@
 
 What a coordinator that is killed, or stopped, costs is the time until a client that asks for a position is told it. A
 coordinator that is stopped hands over before it ends: what is left then is the load. No position may be told wrong.
+
+`BENCH_ROWS` names what to run (the keys of `ROWS`, with commas), both when it is not set; `BENCH_GROUPS` (of
+`idle`), `BENCH_OFFSETS` (of `failover`, in thousands) and `BENCH_ROUNDS` shorten it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,13 +28,13 @@ from fenceline.errors import ErrorCode, FencelineError
 from fenceline.testing.mixed_cluster import MixedNode
 from fenceline.wire.apis import ApiKey
 
-GROUPS: Final = 10_000
+GROUPS: Final = int(os.environ.get("BENCH_GROUPS", "10000"))
 OFFSETS_EACH: Final = 10
 PARTITIONS: Final = 1_000
-LARGE_GROUPS: Final = 1_000
+LARGE_GROUPS: Final = int(os.environ.get("BENCH_OFFSETS", "1000"))
 """Times PARTITIONS: a million offsets."""
 CONNECTIONS: Final = 20
-ROUNDS: Final = 3
+ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", "3"))
 _ANSWER_MS: Final = 60_000
 _STEP_S: Final = 0.005
 _SESSION_MS: Final = 1_800_000
@@ -40,9 +44,8 @@ _NOT_NOW: Final = frozenset(
 
 
 def run(figures: Figures, repeats: int) -> None:
-    idle(figures)
-    with scratch() as directory:
-        failover(figures, directory)
+    for name in os.environ.get("BENCH_ROWS", ",".join(ROWS)).split(","):
+        ROWS[name](figures)
 
 
 # --- idle groups ------------------------------------------------------------------------------------------------------
@@ -102,22 +105,27 @@ async def _join(connection: Connection, group: str) -> None:
 # --- losing the coordinator -------------------------------------------------------------------------------------------
 
 
-def failover(figures: Figures, directory: Path) -> None:
+def failover(figures: Figures) -> None:
+    with scratch() as directory:
+        for side in SIDES:
+            _fail_over(figures, side, directory / side)
+
+
+def _fail_over(figures: Figures, side: str, directory: Path) -> None:
     settings = {"offsets.topic.num.partitions": "1", "offsets.topic.replication.factor": "3"}
     count = LARGE_GROUPS * PARTITIONS
-    for side in SIDES:
-        with ClusterUnderTest(side, directory / side, settings=settings) as cluster:
-            cluster.start_voters()
-            cluster.wait_complete()
-            bootstrap = cluster.nodes[0].bootstrap
-            _create(bootstrap, "many", PARTITIONS, 1)
-            coordinator = wait_for(partial(_coordinator_now, bootstrap), "there is a coordinator")
-            started = time.perf_counter()
-            asyncio.run(_commit_all(_node(cluster, coordinator).bootstrap))
-            figures.add(f"{count:,} offsets committed", side, count / (time.perf_counter() - started), "offsets/s")
-            for _ in range(ROUNDS):
-                for what in ("killed", "stopped"):
-                    _lose(figures, cluster, what, count)
+    with ClusterUnderTest(side, directory, settings=settings) as cluster:
+        cluster.start_voters()
+        cluster.wait_complete()
+        bootstrap = cluster.nodes[0].bootstrap
+        _create(bootstrap, "many", PARTITIONS, 1)
+        coordinator = wait_for(partial(_coordinator_now, bootstrap), "there is a coordinator")
+        started = time.perf_counter()
+        asyncio.run(_commit_all(_node(cluster, coordinator).bootstrap))
+        figures.add(f"{count:,} offsets committed", side, count / (time.perf_counter() - started), "offsets/s")
+        for _ in range(ROUNDS):
+            for what in ("killed", "stopped"):
+                _lose(figures, cluster, what, count)
 
 
 def _lose(figures: Figures, cluster: ClusterUnderTest, what: str, count: int) -> None:
@@ -267,3 +275,6 @@ async def _commit(
             return
         assert codes <= _NOT_NOW, codes
         await asyncio.sleep(_STEP_S)
+
+
+ROWS: Final[dict[str, Callable[[Figures], None]]] = {"idle": idle, "failover": failover}

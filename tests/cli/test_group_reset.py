@@ -9,8 +9,9 @@ import pytest
 
 from fenceline.cli.group_marks import Mark, marks_of
 from fenceline.cli.group_reset import Target, new_offsets, target_of
+from fenceline.cli.groups import _described_if_there, _summed
 from fenceline.client.offsets import CommittedOffset, OffsetAndEpoch
-from fenceline.errors import OperatorError
+from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.groups.rewinds import Rewind
 from fenceline.ids import TopicPartition
 
@@ -124,3 +125,26 @@ def test_marks(offset: int, epoch_end: int, is_rewound: bool, expected: list[Mar
     rewind = Rewind(1, 2, 3, 4, 5) if is_rewound else None
     found = marks_of(CommittedOffset(offset, 3), log_start=10, log_end=100, epoch_end=epoch_end, rewind=rewind)
     assert found == expected
+
+
+def test_a_group_without_positions_is_listed_all_the_same() -> None:
+    """It went meanwhile, or it is a share group."""
+
+    class Absent:
+        code = ErrorCode.GROUP_ID_NOT_FOUND
+
+        def describe_groups(self, groups: list[str]) -> None:
+            raise PeerError(self.code)
+
+    admin: Any = Absent()
+    assert _described_if_there(admin, "gone", {}) is None
+    assert _summed(None) == {"members": None, "lag": None, "mark": None}
+    admin.code = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    with pytest.raises(PeerError):
+        _described_if_there(admin, "secret", {})
+
+
+def test_what_the_positions_of_a_group_come_to() -> None:
+    rows = [{"lag": 3, "mark": None}, {"lag": None, "mark": "truncated, rewound"}, {"lag": 4, "mark": "rewound"}]
+    assert _summed({"members": [1, 2], "offsets": rows}) == {"members": 2, "lag": 7, "mark": "rewound, truncated"}
+    assert _summed({"members": [], "offsets": []}) == {"members": 0, "lag": None, "mark": None}

@@ -159,10 +159,14 @@ def _await_more(askers: list[Asker]) -> None:
 # --- a truncation -----------------------------------------------------------------------------------------------------
 
 
-def described(cluster: LocalCluster, group: str) -> dict[str, Any]:
-    result = CliRunner().invoke(app, ["groups", "describe", group, "--json", "--bootstrap", cluster.bootstrap])
+def groups_json(cluster: LocalCluster, *words: str) -> Any:
+    result = CliRunner().invoke(app, ["groups", *words, "--json", "--bootstrap", cluster.bootstrap])
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.output)
+    return json.loads(result.output)
+
+
+def described(cluster: LocalCluster, group: str) -> dict[str, Any]:
+    found: dict[str, Any] = groups_json(cluster, "describe", group)
     return found
 
 
@@ -248,6 +252,15 @@ def test_positions_that_a_truncation_cut_off_are_marked(cluster: LocalCluster, c
         (each["topic"], each["from_offset"], each["from_epoch"], each["to_offset"], each["to_epoch"])
         for each in found["rewinds"]
     ] == [(topic, KEPT + LOST, old_epoch, KEPT + 10, new_epoch)]
+    listed = {row["group"]: row for row in groups_json(cluster, "list", "--lag")}
+    assert [(listed[group]["lag"], listed[group]["mark"]) for group in (one, other)] == [
+        (0, "rewound"),
+        (20, "rewound"),
+    ]
+    moved = groups_json(cluster, "reset", other, topic, "--to-offset", str(KEPT + 1), "--execute")["offsets"]
+    assert [(row["current_offset"], row["new_offset"], row["epoch"]) for row in moved] == [(KEPT, KEPT + 1, new_epoch)]
+    moved = groups_json(cluster, "reset", other, topic, "--shift-by", "-1", "--execute")["offsets"]
+    assert [(row["current_offset"], row["new_offset"], row["epoch"]) for row in moved] == [(KEPT + 1, KEPT, old_epoch)]
     lines = [line for node in cluster.layout.nodes for line in node.log_file.read_text().splitlines()]
     assert len([line for line in lines if "group went back" in line and f'"{one}"' in line]) == 1
 

@@ -12,18 +12,19 @@ Owns where the facts come from. The rule that tells a rewind is the coordinator'
 
 from __future__ import annotations
 
-import struct
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Final
 
+from fenceline.cli.group_epochs import ends_of
 from fenceline.client.admin import Admin
 from fenceline.client.offsets import CommittedOffset
 from fenceline.client.reader import RangeReader
-from fenceline.errors import ErrorCode, PeerError
+from fenceline.errors import ErrorCode
 from fenceline.groups import records
 from fenceline.groups.offsets import CommittedOffset as CommittedValue
+from fenceline.groups.offsets import OffsetSlot
 from fenceline.groups.partitioning import partition_for
 from fenceline.groups.rewinds import Rewind, is_where_the_epoch_ends, shows_truncation
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
@@ -36,80 +37,79 @@ class Mark(StrEnum):
     BEYOND = "beyond"
 
 
-_KEY_HEAD: Final = struct.Struct(">hh")
 _MOST_STEPS: Final = 16
 """Steps back of one position that are looked at, newest first."""
 
 
-def rewinds_of(admin: Admin, bootstrap: str, group_id: str) -> dict[TopicPartition, Rewind]:
-    """The last time that each of the group's positions went back because its log was truncated, as far as the commits
+def rewinds_of(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[str, dict[TopicPartition, Rewind]]:
+    """By group: the last time that each of its positions went back because its log was truncated, as far as the commits
     are still in the topic.
 
-    Reads one partition of `__consumer_offsets`. Raises PeerError where that is not allowed.
+    Reads the groups' partitions of `__consumer_offsets`. Raises PeerError where that is not allowed.
     """
-    found: dict[TopicPartition, Rewind] = {}
-    steps = _steps_back(admin, bootstrap, group_id)
+    found: dict[str, dict[TopicPartition, Rewind]] = {group: {} for group in groups}
+    steps = _steps_back(admin, bootstrap, groups)
     while steps:
-        newest = {where: each.pop() for where, each in steps.items()}
-        unproven = {where: step.from_epoch for where, step in newest.items() if not shows_truncation(step)}
-        ends = _ends_of(admin, unproven)
-        found |= {
-            where: step
-            for where, step in newest.items()
-            if where not in unproven or is_where_the_epoch_ends(step, ends.get(where, -1))
+        newest = {slot: each.pop() for slot, each in steps.items()}
+        # Several groups may ask for one partition, each for an epoch of its own.
+        for group in {slot.group_id for slot in newest}:
+            mine = {TopicPartition(s.topic, s.partition): step for s, step in newest.items() if s.group_id == group}
+            unproven = {where: step.from_epoch for where, step in mine.items() if not shows_truncation(step)}
+            ends = ends_of(admin, unproven)
+            found[group] |= {
+                where: step
+                for where, step in mine.items()
+                if where not in unproven or (where in ends and is_where_the_epoch_ends(step, ends[where].end_offset))
+            }
+        steps = {
+            slot: each
+            for slot, each in steps.items()
+            if each and TopicPartition(slot.topic, slot.partition) not in found[slot.group_id]
         }
-        steps = {where: each for where, each in steps.items() if each and where not in found}
     return found
 
 
-def _steps_back(admin: Admin, bootstrap: str, group_id: str) -> dict[TopicPartition, list[Rewind]]:
-    """By partition that the group has an offset for: its steps back, oldest first."""
+def _steps_back(admin: Admin, bootstrap: str, groups: Collection[str]) -> dict[OffsetSlot, list[Rewind]]:
+    """By what a group has an offset for: its steps back, oldest first."""
     topic = admin.metadata([CONSUMER_OFFSETS_TOPIC]).topics.get(CONSUMER_OFFSETS_TOPIC)
     if topic is None or topic.error is not ErrorCode.NONE or not topic.partitions:
         return {}
-    where = TopicPartition(CONSUMER_OFFSETS_TOPIC, partition_for(group_id, len(topic.partitions)))
-    start = admin.list_offsets({where: "earliest"})[where].offset
-    end = admin.list_offsets({where: "latest"})[where].offset
-    if start >= end:
-        return {}
-    name = group_id.encode()
-    prefix = _KEY_HEAD.pack(records.OFFSET_KEY, len(name)) + name
-    last: dict[TopicPartition, CommittedValue] = {}
-    steps: dict[TopicPartition, deque[Rewind]] = {}
+    partitions = {
+        TopicPartition(CONSUMER_OFFSETS_TOPIC, partition_for(group, len(topic.partitions))) for group in groups
+    }
+    starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+    ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+    ranges = {
+        where: (starts[where].offset, ends[where].offset)
+        for where in partitions
+        if starts[where].offset < ends[where].offset
+    }
+    names = {group.encode() for group in groups}
+    last: dict[OffsetSlot, CommittedValue] = {}
+    steps: dict[OffsetSlot, deque[Rewind]] = {}
     with RangeReader({"bootstrap.servers": bootstrap}) as reader:
-        for read in reader.read({where: (start, end)}, arrow=False):
+        for read in reader.read(ranges, arrow=False) if ranges else ():
             for record in read:
-                if record.key is None or not bytes(record.key).startswith(prefix):
+                key = None if record.key is None else bytes(record.key)
+                if key is None or not records.is_offset_key(key) or records.group_of_key(key) not in names:
                     continue
-                meaning = records.decode(bytes(record.key), None if record.value is None else bytes(record.value))
+                meaning = records.decode(key, None if record.value is None else bytes(record.value))
                 if not isinstance(meaning, records.OffsetCommitted):
                     continue
-                at = TopicPartition(meaning.slot.topic, meaning.slot.partition)
                 if meaning.value is None:
-                    last.pop(at, None)
-                    steps.pop(at, None)
+                    last.pop(meaning.slot, None)
+                    steps.pop(meaning.slot, None)
                     continue
-                step = meaning.value.step_from(last.get(at))
-                last[at] = meaning.value
+                step = meaning.value.step_from(last.get(meaning.slot))
+                last[meaning.slot] = meaning.value
                 if step is not None:
-                    steps.setdefault(at, deque(maxlen=_MOST_STEPS)).append(step)
-    return {at: list(each) for at, each in steps.items()}
+                    steps.setdefault(meaning.slot, deque(maxlen=_MOST_STEPS)).append(step)
+    return {slot: list(each) for slot, each in steps.items()}
 
 
 def epoch_ends(admin: Admin, committed: Mapping[TopicPartition, CommittedOffset]) -> dict[TopicPartition, int]:
     """Where the epochs of committed positions end in the logs as they are now; empty where the brokers are too old."""
-    return _ends_of(admin, {where: at.leader_epoch for where, at in committed.items() if at.leader_epoch >= 0})
-
-
-def _ends_of(admin: Admin, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    known = admin.metadata({where.topic for where in epochs}).topics if epochs else {}
-    wanted = {where: epoch for where, epoch in epochs.items() if where.partition in known[where.topic].partitions}
-    try:
-        found = admin.offsets_for_leader_epoch(wanted) if wanted else {}
-    except PeerError as error:
-        if error.code is ErrorCode.UNSUPPORTED_VERSION:
-            return {}
-        raise
+    found = ends_of(admin, {where: at.leader_epoch for where, at in committed.items() if at.leader_epoch >= 0})
     return {where: end.end_offset for where, end in found.items()}
 
 

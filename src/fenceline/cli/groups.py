@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from fenceline.cli.group_epochs import with_epochs
 from fenceline.cli.group_marks import epoch_ends, marks_of, rewinds_of
 from fenceline.cli.group_reset import new_offsets, partitions_of, target_of
 from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, done, examples, print_json, show
 from fenceline.client.admin import Admin
 from fenceline.client.admin_groups import GroupDescription
-from fenceline.errors import OperatorError
+from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.groups.rewinds import Rewind
 from fenceline.ids import TopicPartition
 
@@ -25,15 +26,34 @@ _INACTIVE = ("Empty", "Dead")
 def list_groups(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     state: Annotated[list[str] | None, typer.Option(help="only those in this state; may be given again")] = None,
+    lag: Annotated[bool, typer.Option("--lag", help="members, lag and marks, too: asks for each group")] = False,
     as_json: AsJson = False,
 ) -> None:
     """All groups with their states."""
     with admin_of(bootstrap) as admin:
-        rows = [
+        listed = sorted(admin.list_groups(states=state or ()))
+        rows: list[dict[str, Any]] = [
             {"group": g.group_id, "state": g.state, "protocol_type": g.protocol_type, "type": g.group_type}
-            for g in sorted(admin.list_groups(states=state or ()))
+            for g in listed
         ]
+        if lag:
+            rewinds = rewinds_of(admin, bootstrap, [g.group_id for g in listed])
+            for row in rows:
+                row |= _summed(_described_if_there(admin, row["group"], rewinds[row["group"]]))
         show(rows, as_json=as_json, empty="There are no groups.")
+
+
+def _summed(document: dict[str, Any] | None) -> dict[str, Any]:
+    """What a group's positions come to: the lag of all, and every mark that one of them has."""
+    if document is None:
+        return {"members": None, "lag": None, "mark": None}
+    lags = [each["lag"] for each in document["offsets"] if each["lag"] is not None]
+    marks = {mark for each in document["offsets"] if each["mark"] for mark in each["mark"].split(", ")}
+    return {
+        "members": len(document["members"]),
+        "lag": sum(lags) if lags else None,
+        "mark": ", ".join(sorted(marks)) or None,
+    }
 
 
 @groups.command(
@@ -58,7 +78,9 @@ def describe(
         raise typer.BadParameter("name a group, or give --all")
     with admin_of(bootstrap) as admin:
         names = sorted(each.group_id for each in admin.list_groups()) if all_groups else list(group or ())
-        documents = [_described(admin, bootstrap, name, with_history=history) for name in names]
+        rewinds = rewinds_of(admin, bootstrap, names) if history else {}
+        of_one = _described_if_there if all_groups else _described
+        documents = [found for name in names if (found := of_one(admin, name, rewinds.get(name, {}))) is not None]
         if as_json:
             print_json(documents if all_groups or len(documents) != 1 else documents[0])
             return
@@ -66,9 +88,18 @@ def describe(
             _show_described(document)
 
 
-def _described(admin: Admin, bootstrap: str, group: str, *, with_history: bool) -> dict[str, Any]:
+def _described_if_there(admin: Admin, group: str, rewinds: dict[TopicPartition, Rewind]) -> dict[str, Any] | None:
+    """None for a group that has gone meanwhile, or that is of a kind without positions, as share groups are."""
+    try:
+        return _described(admin, group, rewinds)
+    except PeerError as error:
+        if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+            return None
+        raise
+
+
+def _described(admin: Admin, group: str, rewinds: dict[TopicPartition, Rewind]) -> dict[str, Any]:
     description = admin.describe_groups([group])[group]
-    rewinds = rewinds_of(admin, bootstrap, group) if with_history else {}
     return {
         "group": group,
         "state": description.state,
@@ -191,15 +222,18 @@ def reset(
                 f"Group {group} is {state}: offsets of a group with members are its members'",
                 "Stop them, and wait until the group is Empty: fenceline groups list",
             )
-        targets = new_offsets(admin, target, partitions, committed)
+        targets = with_epochs(admin, new_offsets(admin, target, partitions, committed))
         if execute and targets:
             admin.alter_group_offsets(group, targets)
+        ends = admin.list_offsets(dict.fromkeys(targets, "latest"))
         rows = [
             {
                 "topic": tp.topic,
                 "partition": tp.partition,
                 "current_offset": committed[tp].offset if tp in committed else None,
-                "new_offset": at,
+                "new_offset": at.offset,
+                "epoch": at.leader_epoch if at.leader_epoch >= 0 else None,
+                "lag": max(ends[tp].offset - at.offset, 0),
             }
             for tp, at in sorted(targets.items())
         ]

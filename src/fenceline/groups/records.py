@@ -193,6 +193,11 @@ def decode_slot(key: bytes) -> OffsetSlot:
         raise InternalError(f"a record of a coordinator can not be read: {error} (key {key.hex()})") from error
 
 
+def group_of_key(key: bytes) -> bytes:
+    """Of an offset's key: the group's name, as UTF-8."""
+    return key[4 : 4 + int.from_bytes(key[2:4])]
+
+
 def partition_of_key(key: bytes) -> int:
     """Of an offset's key, which ends with it."""
     index: int = _PARTITION.unpack_from(key, len(key) - _PARTITION.size)[0]
