@@ -24,6 +24,7 @@ from fenceline.testing.local_cluster import LocalCluster
 from fenceline.testing.waiting import eventually
 from tests.support.committed_offsets import (
     NOT_NOW,
+    commit,
     commit_many,
     coordinator_of,
     fetch,
@@ -147,6 +148,37 @@ def test_members_of_a_thousand_groups_stay_when_their_coordinator_goes(cluster: 
         )
         assert {heartbeat(connection, group, member) for group, member in members.items()} == {ErrorCode.NONE}
         assert heartbeat(connection, groups[0], "somebody else") is ErrorCode.UNKNOWN_MEMBER_ID
+    cluster.restart(node)
+    eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
+
+
+def test_a_static_member_comes_back_at_the_next_coordinator(cluster: LocalCluster) -> None:
+    """In its generation, with its assignment; whoever was there in its name before is sent away."""
+    group, first = f"static-{next(_names)}", port_of(cluster, 1)
+    node = eventually(lambda: coordinator_of(first, group), "there is a coordinator")
+    eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
+    with RawConnection(port_of(cluster, node)) as connection:
+        old = join_alone(connection, group, 240_000, instance="one")
+        assert commit(connection, group, "t", {0: 5}, 3, generation=1, member_id=old, instance="one") == {
+            ErrorCode.NONE
+        }
+    cluster.kill(node)
+    staying = port_of(cluster, 1 + node % 3)
+
+    def another() -> int | None:
+        found = coordinator_of(staying, group)
+        return found if found != node else None
+
+    successor = eventually(another, "another one coordinates", wait_s=120)
+    with RawConnection(port_of(cluster, successor)) as connection:
+        new = join_alone(connection, group, 240_000, instance="one")
+        assert new != old
+        assert fetch(connection, group, "t", [0]) == {0: (5, 3)}
+        codes = [heartbeat(connection, group, each, "one") for each in (old, new)]
+        assert codes == [ErrorCode.FENCED_INSTANCE_ID, ErrorCode.NONE]
+        for each, code in ((old, ErrorCode.FENCED_INSTANCE_ID), (new, ErrorCode.NONE)):
+            codes = commit(connection, group, "t", {0: 6}, 3, generation=1, member_id=each, instance="one")
+            assert codes == {code}
     cluster.restart(node)
     eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
 

@@ -33,9 +33,17 @@ def coordinator_of(port: int, group: str) -> int | None:
 
 
 def commit(
-    connection: RawConnection, group: str, topic: str, offsets: Mapping[int, int], leader_epoch: int = -1
+    connection: RawConnection,
+    group: str,
+    topic: str,
+    offsets: Mapping[int, int],
+    leader_epoch: int = -1,
+    *,
+    generation: int = -1,
+    member_id: str = "",
+    instance: str | None = None,
 ) -> set[ErrorCode]:
-    """The codes of an OffsetCommit from outside of the group."""
+    """The codes of an OffsetCommit, from outside of the group unless a member is named."""
     partitions = [
         {
             "partition_index": index,
@@ -47,9 +55,9 @@ def commit(
     ]
     fields = {
         "group_id": group,
-        "generation_id_or_member_epoch": -1,
-        "member_id": "",
-        "group_instance_id": None,
+        "generation_id_or_member_epoch": generation,
+        "member_id": member_id,
+        "group_instance_id": instance,
         "topics": [{"name": topic, "partitions": partitions}],
     }
     answer = connection.call(ApiKey.OFFSET_COMMIT, 8, fields)
@@ -82,29 +90,43 @@ def fetch(
     }
 
 
-def join_alone(connection: RawConnection, group: str, session_ms: int) -> str:
-    """A member that is a group of its own, assigned and stable; its id. Its generation is 1."""
+def join_alone(
+    connection: RawConnection,
+    group: str,
+    session_ms: int,
+    *,
+    assignment: bytes = b"mine",
+    instance: str | None = None,
+) -> str:
+    """A member that is a group of its own, assigned and stable; its id. Its generation is 1.
+
+    With an instance id that a member has already, it takes that one's place, and keeps its assignment."""
     joining = {
         "group_id": group,
         "session_timeout": session_ms,
         "rebalance_timeout": session_ms,
         "member_id": "",
+        "group_instance_id": instance,
         "protocol_type": "consumer",
         "protocols": [{"name": "range", "metadata": b"\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff"}],
     }
 
     def join() -> str | None:
-        joined = connection.call(ApiKey.JOIN_GROUP, 3, joining)
-        return str(joined.member_id) if not joined.error_code else None
+        joined = connection.call(ApiKey.JOIN_GROUP, 3 if instance is None else 5, joining)
+        if joined.error_code:
+            return None
+        assert joined.generation_id == 1
+        return str(joined.member_id)
 
-    member_id = eventually(join, f"a member joins {group}")
-    assignments = [{"member_id": member_id, "assignment": b"mine"}]
-    syncing = {"group_id": group, "generation_id": 1, "member_id": member_id, "assignments": assignments}
-    synced = connection.call(ApiKey.SYNC_GROUP, 2, syncing)
+    member_id = eventually(join, f"a member joins {group}", wait_s=120)
+    assignments = [{"member_id": member_id, "assignment": assignment}]
+    member = {"group_id": group, "generation_id": 1, "member_id": member_id, "group_instance_id": instance}
+    synced = connection.call(ApiKey.SYNC_GROUP, 3, {**member, "assignments": assignments})
     assert not synced.error_code, ErrorCode(synced.error_code)
+    assert bytes(synced.assignment) == assignment
     return member_id
 
 
-def heartbeat(connection: RawConnection, group: str, member_id: str) -> ErrorCode:
-    fields = {"group_id": group, "generation_id": 1, "member_id": member_id}
-    return ErrorCode(connection.call(ApiKey.HEARTBEAT, 2, fields).error_code)
+def heartbeat(connection: RawConnection, group: str, member_id: str, instance: str | None = None) -> ErrorCode:
+    fields = {"group_id": group, "generation_id": 1, "member_id": member_id, "group_instance_id": instance}
+    return ErrorCode(connection.call(ApiKey.HEARTBEAT, 3, fields).error_code)

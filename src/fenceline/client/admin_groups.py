@@ -30,6 +30,8 @@ class GroupListing(NamedTuple):
 
 
 class MemberDescription(NamedTuple):
+    """`assignment` is empty where it is not a consumer's, or can not be read."""
+
     member_id: str
     group_instance_id: str | None
     client_id: str
@@ -172,6 +174,14 @@ def _by_topic(partitions: Collection[TopicPartition]) -> list[dict[str, Any]]:
     return [{"name": name, "partition_indexes": indexes} for name, indexes in grouped.items()]
 
 
+def _assigned(content: bytes) -> tuple[TopicPartition, ...]:
+    """A member's assignment is what its group's leader made of it: nobody else has looked at it before."""
+    try:
+        return decode_assignment(content)
+    except PeerError:
+        return ()
+
+
 class GroupsAdmin(ABC):
     """Mixed into `AsyncAdmin`."""
 
@@ -236,7 +246,7 @@ class GroupsAdmin(ABC):
                     getattr(m, "group_instance_id", None),
                     m.client_id,
                     m.client_host,
-                    decode_assignment(bytes(m.member_assignment)) if group.protocol_type == "consumer" else (),
+                    _assigned(bytes(m.member_assignment)) if group.protocol_type == "consumer" else (),
                 )
                 for m in group.members
             )
