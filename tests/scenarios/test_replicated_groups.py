@@ -154,12 +154,13 @@ def test_members_of_a_thousand_groups_stay_when_their_coordinator_goes(cluster: 
 
 def test_a_static_member_comes_back_at_the_next_coordinator(cluster: LocalCluster) -> None:
     """In its generation, with its assignment; whoever was there in its name before is sent away."""
-    group, first = f"static-{next(_names)}", port_of(cluster, 1)
+    group, topic, first = f"static-{next(_names)}", f"static-topic-{next(_names)}", port_of(cluster, 1)
+    create(cluster.bootstrap, topic=topic, partitions=1)
     node = eventually(lambda: coordinator_of(first, group), "there is a coordinator")
     eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
     with RawConnection(port_of(cluster, node)) as connection:
         old = join_alone(connection, group, 240_000, instance="one")
-        assert commit(connection, group, "t", {0: 5}, 3, generation=1, member_id=old, instance="one") == {
+        assert commit(connection, group, topic, {0: 5}, 3, generation=1, member_id=old, instance="one") == {
             ErrorCode.NONE
         }
     cluster.kill(node)
@@ -173,11 +174,11 @@ def test_a_static_member_comes_back_at_the_next_coordinator(cluster: LocalCluste
     with RawConnection(port_of(cluster, successor)) as connection:
         new = join_alone(connection, group, 240_000, instance="one")
         assert new != old
-        assert fetch(connection, group, "t", [0]) == {0: (5, 3)}
+        assert fetch(connection, group, topic, [0]) == {0: (5, 3)}
         codes = [heartbeat(connection, group, each, "one") for each in (old, new)]
         assert codes == [ErrorCode.FENCED_INSTANCE_ID, ErrorCode.NONE]
         for each, code in ((old, ErrorCode.FENCED_INSTANCE_ID), (new, ErrorCode.NONE)):
-            codes = commit(connection, group, "t", {0: 6}, 3, generation=1, member_id=each, instance="one")
+            codes = commit(connection, group, topic, {0: 6}, 3, generation=1, member_id=each, instance="one")
             assert codes == {code}
     cluster.restart(node)
     eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
