@@ -124,8 +124,13 @@ def test_packed_is_no_other_version_and_no_other_tag() -> None:
     assert is_packed(with_id)
     version_3 = b"\x00\x03" + plain[2:14] + b"\x00\x00" + plain[15:23]
     assert len(version_3) == len(plain), "only a look inside tells them apart"
+    metadata = "\0" * 8 + "\x01\x00\x10" + "\0" * 7
+    _, with_metadata = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, metadata, 3))
+    assert with_metadata is not None
+    assert (len(with_metadata), with_metadata[23:26]) == (len(with_id), with_id[23:26])
     for other in (
         version_3,
+        with_metadata,
         plain[:-1] + b"\x01",
         with_id[:24] + b"\x01" + with_id[25:],
         with_id[:25] + b"\x0f" + with_id[26:],

@@ -375,6 +375,43 @@ async def test_a_log_that_is_not_ready_is_tried_again(how: str) -> None:
 
 
 @on_loop
+async def test_topics_that_are_deleted_while_a_load_is_tried_again_leave_no_offsets() -> None:
+    is_ready = False
+
+    def batches() -> Batches:
+        yield _batch([_pair(6)])
+        if not is_ready:
+            raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    driver = _driver(lambda where, pairs: 0, batches)
+    driver.on_leader(_partition(driver), 4)
+    driver.on_partitions_deleted([("t", 0)])
+    is_ready = True
+    driver.on_leader(_partition(driver), 4)
+    assert _offset(driver) == -1
+    driver.close()
+
+
+@on_loop
+async def test_told_again_that_it_leads_in_the_same_epoch_it_goes_on() -> None:
+    """Something else about the partition has changed, as its in-sync set: who waits goes on waiting."""
+    reads = 0
+
+    def batches() -> Batches:
+        nonlocal reads
+        reads += 1
+        return ()
+
+    driver = _driver(lambda where, pairs: 0, batches)
+    driver.on_leader(_partition(driver), 4)
+    reply = driver.join(_join())
+    driver.on_leader(_partition(driver), 4)
+    joined = await asyncio.wait_for(reply.wait(), 60)
+    assert (joined.error, joined.generation, reads) == (ErrorCode.NONE, 1, 1)
+    driver.close()
+
+
+@on_loop
 async def test_what_is_on_the_disk_only_is_read_in_a_thread() -> None:
     threads: list[int] = []
 
