@@ -60,6 +60,7 @@ def idle(figures: Figures) -> None:
     with both(overrides=overrides) as subjects:
         for side, subject in subjects.items():
             _create(subject.bootstrap, "idle", OFFSETS_EACH, 1)
+            wait_for(partial(_coordinator_now, subject.bootstrap), "there is a coordinator")
             asyncio.run(_join_all(subject.bootstrap, range(100)))
             time.sleep(3)
             before = resident_mb(subject.pid)
@@ -240,11 +241,14 @@ async def _coordinator_at(bootstrap: str) -> tuple[int, str] | None:
 
 
 async def _until_done(connection: Connection, api: ApiKey, version: int, fields: dict[str, Any]) -> Any:
+    deadline = time.monotonic() + _ANSWER_MS / 1000
     while True:
         answer = await connection.call(api, version, fields, timeout_ms=_ANSWER_MS)
         if not answer.error_code:
             return answer
-        assert ErrorCode(answer.error_code) in _NOT_NOW, ErrorCode(answer.error_code)
+        code = ErrorCode(answer.error_code)
+        assert code in _NOT_NOW, code
+        assert time.monotonic() < deadline, f"{api.name}: {code.name} for a minute"
         await asyncio.sleep(_STEP_S)
 
 

@@ -116,6 +116,31 @@ def test_a_commit_of_nothing_but_refused_offsets_appends_nothing() -> None:
     assert world.batches == []
 
 
+def test_what_is_settled_is_kept_packed_where_that_says_all_of_it() -> None:
+    """Of a thousand idle groups nothing else is many."""
+    world = World()
+
+    def is_packed(partition: int) -> bool:
+        return isinstance(world.shard().offsets._by_group[GROUP]["t"][partition], bytes)
+
+    world.hold_appends = True
+    world.commit(offsets=(OffsetToCommit("t", 0, 9, 3), OffsetToCommit("t", 1, 2, metadata="m")))
+    world.commit(offsets=(OffsetToCommit("t", 0, 10, 3),))
+    world.release()
+    assert not is_packed(0), "another write may still be undone"
+    world.release(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert (world.offset(), world.offset(partition=1)) == (9, 2)
+    world.hold_appends = False
+    world.commit(offsets=(OffsetToCommit("t", 0, 11, 3),))
+    assert (is_packed(0), is_packed(1)) == (True, False)
+    fetched = world.fetch(TopicToFetch("t", (0, 1))).outcome.topics[0][1]
+    assert [(each.offset, each.leader_epoch, each.metadata) for each in fetched] == [(11, 3, ""), (2, -1, "m")]
+    world.commit(offsets=(OffsetToCommit("t", 0, 5, 4),))
+    assert not is_packed(0), "it went back because of a truncation"
+    world.commit(offsets=(OffsetToCommit("t", 2, 5, 4),), retention_ms=10)
+    assert not is_packed(2), "it has an expiry of its own"
+
+
 def test_an_offset_of_another_topic_id_is_not_shown() -> None:
     world = World()
     world.commit(offsets=(OffsetToCommit("t", 0, 7, topic_id=ONE), OffsetToCommit("t", 1, 8)))

@@ -2,8 +2,8 @@
 
 A write changes the store when it is handed to the log and is undone when the log refuses it; `Undo` remembers what was
 there before. Thousands of writes may be under way: a look at one slot costs the same. What is visible to a plain
-OffsetFetch is the state without the writes that are still under way. What was loaded and not changed since is kept
-packed (`packed`). Offsets inside an open transaction wait beside the store until the transaction's marker is read
+OffsetFetch is the state without the writes that are still under way. What is settled is kept packed where that says all
+of it (`packed`). Offsets inside an open transaction wait beside the store until the transaction's marker is read
 (`formats.md F7`).
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from fenceline.groups.packed import is_packed, unpack
+from fenceline.groups.packed import is_packed, pack, unpack
 from fenceline.groups.rewinds import Rewind, shows_truncation, step_back
 from fenceline.ids import ZERO_UUID
 
@@ -182,7 +182,20 @@ class OffsetStore:
     def settle(self, write_id: int) -> None:
         """The write is committed."""
         for slot in self._undos.pop(write_id, ()):
-            self._not_under_way(slot, write_id)
+            if self._not_under_way(slot, write_id) is None and not self._open:
+                self._pack_settled(slot)
+
+    def _pack_settled(self, slot: OffsetSlot) -> None:
+        partitions = self._by_group.get(slot.group_id, {}).get(slot.topic, {})
+        value = partitions.get(slot.partition)
+        if (
+            isinstance(value, CommittedOffset)
+            and value.rewound is None
+            and not value.metadata
+            and value.expire_timestamp_ms == -1
+        ):
+            packed = pack(value.offset, value.leader_epoch, value.commit_timestamp_ms, value.topic_id)
+            partitions[slot.partition] = packed
 
     def undo(self, write_id: int) -> None:
         """The log refused the write: what it replaced is back, unless a later write replaced it again."""

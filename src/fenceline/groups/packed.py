@@ -1,4 +1,4 @@
-"""A committed offset as its record has it, for those that nobody has asked for since they were loaded.
+"""A committed offset as its record has it, for those that no write is under way for.
 
 Owns the one shape that nearly all values have: version 4, no metadata, with or without a topic id. Bytes of this shape
 can be kept as they are, a third of the memory and of the time of a decoded value, and be unpacked when they are looked
