@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import ErrorCode
+from fenceline.groups.consumer_messages import ConsumerHeartbeatAnswer
 from fenceline.groups.rewinds import Rewind
 from fenceline.ids import ZERO_UUID
 
@@ -120,6 +121,9 @@ class FetchOffsetsRequest:
     topics: tuple[TopicToFetch, ...] | None
     """None asks for every topic of the group."""
     require_stable: bool = False
+    member_id: str | None = None
+    """From OffsetFetch v9 on a member of a group of the consumer protocol says who it is, and its epoch."""
+    member_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +264,7 @@ Outcome: TypeAlias = (
     | FetchOffsetsAnswer
     | DeleteOffsetsAnswer
     | DeleteGroupsAnswer
+    | ConsumerHeartbeatAnswer
 )
 
 
