@@ -62,7 +62,7 @@ class ClassicMembers:
         """An empty group of the consumer protocol goes, for a classic one of its name."""
         group = self._groups.groups.get(group_id)
         if group is not None and group.is_empty:
-            self._groups.remove(group, (), now)
+            self._groups.remove(group, now)
 
     # --- JoinGroup ----------------------------------------
 
@@ -223,5 +223,3 @@ class ClassicMembers:
         shard = self._groups.shard
         if not shard.is_armed(TimerKind.JOIN, group.group_id, member.member_id):
             self._groups.arm(TimerKind.JOIN, group.group_id, member.member_id, now, member.rebalance_timeout_ms)
-
-

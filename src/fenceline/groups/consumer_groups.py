@@ -9,7 +9,7 @@ Invariants: a change that a client was told of is in the log; an answer goes out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -31,7 +31,7 @@ from fenceline.groups.consumer_settings import (
     ConsumerSettings,
 )
 from fenceline.groups.consumer_topics import metadata_hash
-from fenceline.groups.messages import KeyValue, ListedGroup, Outcome, Ticket
+from fenceline.groups.messages import ListedGroup, Outcome, Ticket
 from fenceline.groups.model import CONSUMER_PROTOCOL_TYPE, Group
 from fenceline.groups.offsets import OffsetSlot, is_expired
 from fenceline.groups.timers import TimerKey, TimerKind
@@ -40,6 +40,7 @@ from fenceline.metadata.image import ConfigResourceType
 if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
     from fenceline.metadata.image import MetadataImage
+
 
 @dataclass(slots=True)
 class _Undo:
@@ -130,9 +131,9 @@ class ConsumerGroups:
         if not self.shard.when_all_is_settled(quiet):
             self.shard.answer(ticket, outcome)
 
-    def remove(self, group: ConsumerGroup, change_last: Sequence[KeyValue], now: Now) -> None:
-        """An empty group goes, with records of who comes behind its tombstones."""
-        change = Change(group, last=list(change_last))
+    def remove(self, group: ConsumerGroup, now: Now) -> None:
+        """An empty group goes; its offsets are the shard's."""
+        change = Change(group)
         for meaning in tombstones(group):
             change.add(meaning)
         self.commit(change, now)
@@ -236,12 +237,14 @@ class ConsumerGroups:
             ),
         )
 
-    def expired(self, retention_ms: int, now: Now) -> tuple[list[OffsetSlot], list[ConsumerGroup]]:
+    def expired(
+        self, groups: Iterable[ConsumerGroup], retention_ms: int, now: Now
+    ) -> tuple[list[OffsetSlot], list[ConsumerGroup]]:
         """Offsets past their retention that nobody subscribes to, and empty groups that have none left."""
         slots: list[OffsetSlot] = []
         doomed: list[ConsumerGroup] = []
         offsets = self.shard.offsets
-        for group in self.groups.values():
+        for group in groups:
             keeps_some = False
             subscribed = group.subscribed_topics()
             for slot, value in offsets.slots(group.group_id):
@@ -300,7 +303,4 @@ class ConsumerGroups:
         if member is None:
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         if epoch != member.epoch:
-            raise PeerError(
-                ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH
-            )
-
+            raise PeerError(ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH)

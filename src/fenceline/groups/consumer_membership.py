@@ -1,21 +1,22 @@
 """Who is in a group of the consumer protocol: ConsumerGroupHeartbeat (KIP-848), static members, what time does.
 
-Owns the rules as Kafka 4.3.1 ships them. One request does everything: it joins, lives, subscribes, says what it uses and
-is told what to use. Steps of a heartbeat, each of which may add records to the one change that is written at the end:
+Owns the rules as Kafka 4.3.1 ships them. One request does everything: it joins, lives, subscribes, says what it uses
+and is told what to use. Steps of a heartbeat, each of which may add records to the one change that is written at the
+end:
 
     1. the member is found, made, or takes the place of a static one; its subscription is stored where it changed
     2. the group's epoch goes up when a subscription or the topics have changed
     3. a target is computed when the group's epoch is ahead of it, at most once an interval (KIP-1263)
     4. the member takes its next step towards the target (`consumer_reconcile`)
 
-| member epoch told | known member                                            | nobody                                  |
-|-------------------|---------------------------------------------------------|-----------------------------------------|
-| 0                 | joins anew, its partitions are still its own            | joins; the group is made, or upgraded   |
-| its own           | lives                                                   | UNKNOWN_MEMBER_ID                       |
-| the one before    | lives, when what it uses is part of what it has         | UNKNOWN_MEMBER_ID                       |
-| any other         | FENCED_MEMBER_EPOCH                                     | UNKNOWN_MEMBER_ID                       |
-| -1                | leaves                                                  | UNKNOWN_MEMBER_ID                       |
-| -2                | its place is kept for its session (static members only) | UNKNOWN_MEMBER_ID                       |
+| member epoch told | known member                                    | nobody                                |
+|-------------------|-------------------------------------------------|---------------------------------------|
+| 0                 | joins anew, its partitions are still its own    | joins; the group is made, or upgraded |
+| its own           | lives                                           | UNKNOWN_MEMBER_ID                     |
+| the one before    | lives, when what it uses is part of what it has | UNKNOWN_MEMBER_ID                     |
+| any other         | FENCED_MEMBER_EPOCH                             | UNKNOWN_MEMBER_ID                     |
+| -1                | leaves                                          | UNKNOWN_MEMBER_ID                     |
+| -2, static only   | its place is kept for its session               | UNKNOWN_MEMBER_ID                     |
 """
 
 from __future__ import annotations
@@ -134,9 +135,7 @@ class ConsumerMembership:
             ),
             server_assignor=request.server_assignor if request.server_assignor is not None else member.server_assignor,
             subscribed_names=(
-                frozenset(request.subscribed_names)
-                if request.subscribed_names is not None
-                else member.subscribed_names
+                frozenset(request.subscribed_names) if request.subscribed_names is not None else member.subscribed_names
             ),
             subscribed_regex=(
                 request.subscribed_regex if request.subscribed_regex is not None else member.subscribed_regex
@@ -149,9 +148,7 @@ class ConsumerMembership:
         self.refresh(change, subscribed.needs_epoch)
         self.compute_target(change, now)
         updated = self.reconcile(change, updated, request.owned, subscribed.has_changed, now)
-        groups.arm(
-            TimerKind.SESSION, request.group_id, member_id, now, groups.session_timeout_ms(request.group_id)
-        )
+        groups.arm(TimerKind.SESSION, request.group_id, member_id, now, groups.session_timeout_ms(request.group_id))
         is_told = is_joining or request.is_full or updated.assigned != member.assigned
         groups.commit(
             change,
@@ -296,9 +293,7 @@ class ConsumerMembership:
                 found = frozenset(name for name in image.topics_by_name if matches(name))
             known = group.regexes.get(regex)
             needs_epoch |= found != (frozenset() if known is None else known.topics)
-            change.add(
-                records.RegexStored(group_id, regex, ResolvedRegex(found, max(image.offset, 0), now.wall_ms))
-            )
+            change.add(records.RegexStored(group_id, regex, ResolvedRegex(found, max(image.offset, 0), now.wall_ms)))
         self._raise_epoch(change, needs_epoch)
         groups.commit(change, now)
 
@@ -338,17 +333,13 @@ class ConsumerMembership:
             )
             for member_id, member in sorted(group.members.items())
         ]
-        counts = {
-            topic_id: len(image.topics_by_id[topic_id].partitions) for wish in wishes for topic_id in wish.topics
-        }
+        counts = {topic_id: len(image.topics_by_id[topic_id].partitions) for wish in wishes for topic_id in wish.topics}
         target = assignor(wishes, counts, group.is_homogeneous())
         for wish in wishes:
             share = target.get(wish.member_id, {})
             if group.target.get(wish.member_id) != share:
                 change.add(records.TargetStored(group.group_id, wish.member_id, share))
-        change.add(
-            records.TargetEpochStored(group.group_id, records.TargetEpochValue(group.epoch, now.wall_ms))
-        )
+        change.add(records.TargetEpochStored(group.group_id, records.TargetEpochValue(group.epoch, now.wall_ms)))
 
     def reconcile(
         self,
@@ -376,9 +367,7 @@ class ConsumerMembership:
         change.add(records.current_stored(group.group_id, after))
         if not after.uses_classic:
             if after.state is MemberState.UNREVOKED_PARTITIONS:
-                groups.arm(
-                    TimerKind.REBALANCE, group.group_id, after.member_id, now, after.rebalance_timeout_ms
-                )
+                groups.arm(TimerKind.REBALANCE, group.group_id, after.member_id, now, after.rebalance_timeout_ms)
             else:
                 groups.shard.disarm(TimerKind.REBALANCE, group.group_id, after.member_id)
         return after
@@ -405,9 +394,7 @@ class ConsumerMembership:
             groups.migration.fence(group, (member,), now, ticket, answer)
             return
         change = Change(group)
-        change.add(
-            records.current_stored(group_id, replace(member, epoch=STATIC_LEAVING_EPOCH, revoking=NONE_HELD))
-        )
+        change.add(records.current_stored(group_id, replace(member, epoch=STATIC_LEAVING_EPOCH, revoking=NONE_HELD)))
         groups.commit(change, now, ticket, answer)
 
     # --- small parts ----------------------------------------

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import consumer_records as records
 from fenceline.groups.clock import Now
@@ -126,9 +125,7 @@ class Migration:
         for pending in classic.pending_joins:
             shard.disarm(TimerKind.SESSION, classic.group_id, pending)
         for member in classic.members.values():
-            shard.rebalance.end_waits(
-                classic, member, ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id
-            )
+            shard.rebalance.end_waits(classic, member, ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)
             shard.rebalance.keep_alive(classic, member, now)
 
         def refused(then: Now) -> None:
@@ -282,5 +279,3 @@ def _upgraded_member(
         classic=ClassicMember(member.session_timeout_ms, member.protocols),
         assigned=held,
     )
-
-

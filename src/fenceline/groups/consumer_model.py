@@ -22,7 +22,7 @@ be given up; every instance id belongs to a member that carries it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Final, TypeAlias
 from uuid import UUID
@@ -97,8 +97,8 @@ class ConsumerMember:
     """"" for none."""
     server_assignor: str | None = None
     classic: ClassicMember | None = None
-    assigned: Held = NONE_HELD
-    revoking: Held = NONE_HELD  # noqa: RUF009
+    assigned: Held = field(default_factory=lambda: NONE_HELD)
+    revoking: Held = field(default_factory=lambda: NONE_HELD)
 
     @property
     def uses_classic(self) -> bool:
@@ -276,15 +276,15 @@ def _handed(
 ) -> Map[tuple[UUID, int], str]:
     """Who holds what, when a member is another. In a log that was compacted an older record of who held a partition
     may stand behind the newer one of another member: only what is still the member's own is taken from it."""
-    with owners.mutate() as changed:
-        if before is not None:
-            for where in _where(before):
-                if changed.get(where) == before.member_id:
-                    del changed[where]
-        if after is not None:
-            for where in _where(after):
-                changed[where] = after.member_id
-        return changed.finish()
+    changed = owners.mutate()
+    if before is not None:
+        for where in _where(before):
+            if changed.get(where) == before.member_id:
+                del changed[where]
+    if after is not None:
+        for where in _where(after):
+            changed[where] = after.member_id
+    return changed.finish()
 
 
 def _where(member: ConsumerMember) -> Iterator[tuple[UUID, int]]:

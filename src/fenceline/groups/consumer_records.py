@@ -205,13 +205,7 @@ class RegexStored(NamedTuple):
 
 
 ConsumerMeaning: TypeAlias = (
-    EpochStored
-    | OldMetadataStored
-    | MemberStored
-    | TargetEpochStored
-    | TargetStored
-    | CurrentStored
-    | RegexStored
+    EpochStored | OldMetadataStored | MemberStored | TargetEpochStored | TargetStored | CurrentStored | RegexStored
 )
 
 

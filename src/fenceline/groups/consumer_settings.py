@@ -52,9 +52,9 @@ class Interval:
 class ConsumerSettings:
     """Kafka's broker properties `group.consumer.*`, with Kafka's defaults."""
 
-    session: Interval = Interval(45_000, 45_000, 60_000)  # noqa: RUF009
-    heartbeat: Interval = Interval(5_000, 5_000, 15_000)  # noqa: RUF009
-    assignment: Interval = Interval(1_000, 0, 15_000)  # noqa: RUF009
+    session: Interval = Interval(45_000, 45_000, 60_000)
+    heartbeat: Interval = Interval(5_000, 5_000, 15_000)
+    assignment: Interval = Interval(1_000, 0, 15_000)
     """Between two targets of a group: what changes meanwhile counts together."""
     max_size: int = 2**31 - 1
     assignors: tuple[str, ...] = ("uniform", "range")

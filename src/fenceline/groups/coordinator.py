@@ -17,12 +17,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.clock import Now
+from fenceline.groups.consumer_membership import check_request
+from fenceline.groups.consumer_messages import (
+    ConsumerHeartbeatAnswer,
+    ConsumerHeartbeatRequest,
+    DescribedConsumerGroup,
+)
 from fenceline.groups.messages import Answer, Duty
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
 from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
 from fenceline.groups.timers import Timers
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.rng import Rng
 
 
@@ -33,17 +40,21 @@ class GroupCoordinator:
         rng: Rng,
         partition_count: int = DEFAULT_PARTITION_COUNT,
         epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
+        image: Callable[[], MetadataImage] = lambda: EMPTY_IMAGE,
     ) -> None:
-        """`epoch_end`: where a topic's partition has a leader epoch end, -1 where that is not known."""
+        """`epoch_end`: where a topic's partition has a leader epoch end, -1 where that is not known. `image`: the
+        newest metadata, for groups whose members the server assigns."""
         self.settings = settings
         self.partition_count = partition_count
         """Of `__consumer_offsets`; fixed once a group exists."""
         self._rng = rng
         self._epoch_end = epoch_end
+        self._image = image
         self._timers = Timers()
         self._active: dict[int, Shard] = {}
         self._loading: dict[int, Shard] = {}
         self._last_write_id = 0
+        self._new_topics_at = -1
 
     # --- which partitions ----------------------------------------
 
@@ -74,7 +85,14 @@ class GroupCoordinator:
 
     def _new_shard(self, partition: int, epoch: int) -> Shard:
         shard = self._loading[partition] = Shard(
-            partition, epoch, self.settings, self._timers, self._rng, self._take_write_id, self._epoch_end
+            partition,
+            epoch,
+            self.settings,
+            self._timers,
+            self._rng,
+            self._take_write_id,
+            self._epoch_end,
+            self._image,
         )
         return shard
 
@@ -88,6 +106,7 @@ class GroupCoordinator:
             return []
         del self._loading[shard.partition]
         self._active[shard.partition] = shard
+        shard.consumers.membership.on_topics_created(self._new_topics_at)
         shard.resume(now)
         return _take_duties(shard)
 
@@ -166,6 +185,19 @@ class GroupCoordinator:
             shard.answer(ticket, messages.LeaveAnswer(error.code))
         return _take_duties(shard)
 
+    def consumer_heartbeat(self, ticket: messages.Ticket, request: ConsumerHeartbeatRequest, now: Now) -> list[Duty]:
+        """Of a member of the consumer protocol (KIP-848)."""
+        try:
+            check_request(request, self.settings.consumer)
+            shard = self._named_shard(request.group_id)
+        except PeerError as error:
+            return [Answer(ticket, ConsumerHeartbeatAnswer(error.code, error.message or None))]
+        try:
+            shard.consumers.membership.heartbeat(ticket, request, now)
+        except PeerError as error:
+            shard.answer(ticket, ConsumerHeartbeatAnswer(error.code, error.message or None))
+        return _take_duties(shard)
+
     def commit(self, ticket: messages.Ticket, request: messages.CommitRequest, now: Now) -> list[Duty]:
         def refuse(code: ErrorCode) -> Answer:
             return Answer(ticket, messages.CommitAnswer((code,) * len(request.offsets)))
@@ -185,7 +217,10 @@ class GroupCoordinator:
             shard = self._shard(request.group_id)
         except PeerError as error:
             return [Answer(ticket, messages.FetchOffsetsAnswer(error.code))]
-        shard.offset_requests.fetch(ticket, request)
+        try:
+            shard.offset_requests.fetch(ticket, request)
+        except PeerError as error:
+            shard.answer(ticket, messages.FetchOffsetsAnswer(error.code))
         return _take_duties(shard)
 
     def delete_offsets(self, ticket: messages.Ticket, request: messages.DeleteOffsetsRequest, now: Now) -> list[Duty]:
@@ -244,7 +279,17 @@ class GroupCoordinator:
         """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""
         return self._shard(group_id).describe(group_id)
 
+    def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
+        """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""
+        return self._shard(group_id).consumers.describe(group_id)
+
     # --- the log, the metadata, time ----------------------------------------
+
+    def on_topics_created(self, version: int) -> None:
+        """There are new topics in the metadata of this version, which regular expressions may match."""
+        self._new_topics_at = version
+        for shard in self._active.values():
+            shard.consumers.membership.on_topics_created(version)
 
     def appended(self, partition: int, write_id: int, now: Now) -> list[Duty]:
         return self._settle(partition, lambda shard: shard.appended(write_id, now))

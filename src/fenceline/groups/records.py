@@ -1,6 +1,7 @@
 """The records of `__consumer_offsets` that classic groups need: schemas, bytes, and their meaning as values.
 
-Owns `formats.md F7` for key types 0-2 and the knowledge which other key types exist. Decides nothing.
+Owns `formats.md F7` for key types 0-2 and the knowledge which other key types exist; those of the consumer protocol are
+`consumer_records`'s. Decides nothing.
 
 A key is an int16 type followed by its fields, a value an int16 version followed by its fields, no value a tombstone.
 Written as Kafka 4.3.1 does (since_4_0.md K32, checked against it in tests): offsets in version 4, or 1 when the commit
@@ -16,6 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import InternalError
+from fenceline.groups import consumer_records
 from fenceline.groups.messages import KeyValue
 from fenceline.groups.model import Group
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot, unpacked
@@ -27,8 +29,8 @@ from fenceline.wire.message import codec, kafka
 LEGACY_OFFSET_KEY: Final = 0
 OFFSET_KEY: Final = 1
 GROUP_KEY: Final = 2
-FOREIGN_GROUP_KEYS: Final = frozenset({3, 11, 17})
-"""Metadata of consumer, share and streams groups: says that a group of another kind exists."""
+FOREIGN_GROUP_KEYS: Final = frozenset({11, 17})
+"""Metadata of share and streams groups: says that a group of another kind exists."""
 OFFSET_VERSION: Final = 4
 OFFSET_VERSION_WITH_EXPIRY: Final = 1
 GROUP_VERSION: Final = 3
@@ -121,7 +123,7 @@ class Unserved(NamedTuple):
     key_type: int
 
 
-Meaning: TypeAlias = OffsetCommitted | GroupStored | ForeignGroup | Unserved
+Meaning: TypeAlias = OffsetCommitted | GroupStored | ForeignGroup | Unserved | consumer_records.ConsumerMeaning
 
 
 def decode(key: bytes | None, value: bytes | None) -> Meaning:
@@ -140,7 +142,7 @@ def decode(key: bytes | None, value: bytes | None) -> Meaning:
             return ForeignGroup(group_key.group, value is not None)
     except (struct.error, MalformedRequest) as error:
         raise InternalError(f"a record of a coordinator can not be read: {error} (key {key.hex()})") from error
-    return Unserved(key_type)
+    return consumer_records.decode(key_type, key, value) or Unserved(key_type)
 
 
 def _slot_of(key: bytes) -> OffsetSlot:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from fenceline.errors import InternalError
 from fenceline.groups import records
 from fenceline.groups.clock import Now
+from fenceline.groups.consumer_records import EpochStored
 from fenceline.groups.model import Group, Member
 from fenceline.groups.offsets import PartitionOffsets
 from fenceline.groups.packed import goes_on, is_packed
@@ -89,7 +90,7 @@ class Replay:
                     self._known.pop(key[:-_PARTITION_BYTES], None)
                 elif value is not None and not self._shard.offsets.has_open_transactions:
                     self._shard.offsets.pack(slot, value)
-            case records.GroupStored(_, None) | records.ForeignGroup():
+            case records.GroupStored(_, None) | records.ForeignGroup() | EpochStored(_, None):
                 # The next offset of a group that is gone makes it anew.
                 self._known.clear()
 
@@ -125,12 +126,16 @@ def replay_record(
                 shard.foreign_groups.discard(group_id)
         case records.Unserved():
             shard.skipped_record_count += 1
+        case records.OffsetCommitted():
+            raise AssertionError("they have their cases")
+        case _:
+            shard.consumers.replay(meaning)
     return meaning
 
 
 def _create_group(shard: Shard, group_id: str, now: Now) -> None:
     """Whoever has an offset is a group, if only a simple one."""
-    if group_id not in shard.groups and group_id not in shard.foreign_groups:
+    if not shard.has_group(group_id):
         shard.groups[group_id] = Group(group_id, now.wall_ms)
 
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import records
 from fenceline.groups.clock import Now
+from fenceline.groups.consumer_groups import ConsumerGroups
+from fenceline.groups.consumer_model import ConsumerGroup
 from fenceline.groups.expiry import expired
 from fenceline.groups.membership import Membership
 from fenceline.groups.messages import (
@@ -40,6 +43,9 @@ from fenceline.groups.settings import GroupSettings
 from fenceline.groups.states import GroupState, Step
 from fenceline.groups.timers import TimerKey, TimerKind, Timers
 from fenceline.rng import Rng
+
+if TYPE_CHECKING:
+    from fenceline.metadata.image import MetadataImage
 
 Settled: TypeAlias = Callable[[ErrorCode, Now], None]
 """Called once when a write is committed (NONE) or refused; for who waits for an answer also when it takes too long."""
@@ -90,6 +96,7 @@ class Shard:
         rng: Rng,
         take_write_id: Callable[[], int],
         epoch_end: Callable[[str, int, int], int],
+        image: Callable[[], MetadataImage],
     ) -> None:
         self.partition = partition
         self.epoch = epoch
@@ -99,12 +106,13 @@ class Shard:
         self.duties: list[Duty] = []
         self.write_count = 0
         self.skipped_record_count = 0
-        """Records of kinds that this coordinator does not serve (consumer, share and streams groups)."""
+        """Records of kinds that this coordinator does not serve (share and streams groups)."""
         self.foreign_groups: set[str] = set()
-        """Groups of the newer consumer protocol in the log: they exist, but not for the classic protocol."""
+        """Share and streams groups in the log: they exist, but not for consumers."""
         self.rebalance: Final = Rebalance(self)
         self.membership: Final = Membership(self, self.rebalance)
         self.offset_requests: Final = OffsetRequests(self)
+        self.consumers: Final = ConsumerGroups(self, image)
         self._timers = timers
         self._rng = rng
         self._take_write_id = take_write_id
@@ -125,6 +133,16 @@ class Shard:
 
     def disarm(self, kind: TimerKind, group_id: str, member_id: str = "") -> None:
         self._timers.disarm(TimerKey(self.partition, kind, group_id, member_id))
+
+    def is_armed(self, kind: TimerKind, group_id: str, member_id: str = "") -> bool:
+        return self._timers.deadline_ms(TimerKey(self.partition, kind, group_id, member_id)) is not None
+
+    def random_bits(self, count: int) -> int:
+        return self._rng.getrandbits(count)
+
+    def has_group(self, group_id: str) -> bool:
+        """Of any kind."""
+        return group_id in self.groups or group_id in self.consumers.groups or group_id in self.foreign_groups
 
     def new_member_id(self, prefix: str) -> str:
         return f"{prefix}-{UUID(int=self._rng.getrandbits(128), version=4)}"
@@ -254,7 +272,7 @@ class Shard:
         """`states` and `types` in lower case; an empty filter lets everything through."""
         return [
             listed
-            for listed in (group.listed() for group in self.groups.values())
+            for listed in chain((group.listed() for group in self.groups.values()), self.consumers.listed())
             if (not states or listed.state.lower() in states) and (not types or listed.group_type.lower() in types)
         ]
 
@@ -262,7 +280,8 @@ class Shard:
         """Raises PeerError GROUP_ID_NOT_FOUND."""
         group = self.groups.get(group_id)
         if group is None:
-            raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+            why = "is not a classic group" if self.has_group(group_id) else "not found"
+            raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")
         protocol_name = group.protocol_name if group.state is GroupState.STABLE else None
         return DescribedGroup(
             group_id,
@@ -276,24 +295,42 @@ class Shard:
         """All groups that can be deleted go in one batch, with all that they committed."""
         results: list[tuple[str, ErrorCode]] = []
         doomed: list[Group] = []
+        going: list[ConsumerGroup] = []
         for group_id in group_ids:
             group = self.groups.get(group_id)
-            if group is None or group.state is GroupState.DEAD:
+            consumer_group = self.consumers.groups.get(group_id)
+            if consumer_group is not None and not consumer_group.is_empty:
+                results.append((group_id, ErrorCode.NON_EMPTY_GROUP))
+            elif consumer_group is not None:
+                results.append((group_id, ErrorCode.NONE))
+                going.append(consumer_group)
+            elif group is None or group.state is GroupState.DEAD:
                 results.append((group_id, ErrorCode.GROUP_ID_NOT_FOUND))
             elif group.state is not GroupState.EMPTY:
                 results.append((group_id, ErrorCode.NON_EMPTY_GROUP))
             else:
                 results.append((group_id, ErrorCode.NONE))
                 doomed.append(group)
-        if not doomed:
+        if not doomed and not going:
             self.answer(ticket, DeleteGroupsAnswer(tuple(results)))
             return
 
         def settled(error: ErrorCode, now: Now) -> None:
             self.answer(ticket, DeleteGroupsAnswer(tuple((name, error or code) for name, code in results)))
 
-        slots = [slot for group in doomed for slot in self._all_slots(group.group_id)]
-        self.write_tombstones(slots, doomed, settled)
+        slots = [
+            slot
+            for name in (*(each.group_id for each in doomed), *(each.group_id for each in going))
+            for slot in self._all_slots(name)
+        ]
+        if not going:
+            self.write_tombstones(slots, doomed, settled)
+            return
+        if slots or doomed:
+            self.write_tombstones(slots, doomed, _nobody)
+        for consumer_group in going:
+            self.consumers.remove(consumer_group, now)
+        self.consumers.answer_settled(ticket, DeleteGroupsAnswer(tuple(results)))
 
     def _all_slots(self, group_id: str) -> list[OffsetSlot]:
         return sorted({slot for slot, _ in self.offsets.slots(group_id)} | self.offsets.open_slots(group_id))
@@ -301,6 +338,9 @@ class Shard:
     # --- time ----------------------------------------
 
     def on_timer(self, key: TimerKey, now: Now) -> None:
+        if key.group_id in self.consumers.groups:
+            self.consumers.on_timer(key, now)
+            return
         match key.kind:
             case TimerKind.SESSION:
                 self.membership.on_session_timeout(key.group_id, key.member_id, now)
@@ -318,17 +358,25 @@ class Shard:
     def _expire_some(self, now: Now) -> None:
         """Remove what is past its retention (KIP-211), of so many groups that nobody has to wait for it."""
         if not self._to_look_at:
-            self._to_look_at = list(reversed(self.groups))
+            self._to_look_at = [*self.consumers.groups, *reversed(self.groups)]
         some: list[Group] = []
+        consumers: list[ConsumerGroup] = []
         left = _OFFSETS_A_LOOK
         while self._to_look_at and left > 0:
-            group = self.groups.get(self._to_look_at.pop())
+            group_id = self._to_look_at.pop()
+            group, consumer_group = self.groups.get(group_id), self.consumers.groups.get(group_id)
             if group is not None:
                 some.append(group)
-                left -= 1 + self.offsets.count(group.group_id)
+            elif consumer_group is not None:
+                consumers.append(consumer_group)
+            left -= 1 + self.offsets.count(group_id)
         slots, doomed = expired(some, self.offsets, self.settings.offsets_retention_ms, now)
+        consumer_slots, going = self.consumers.expired(consumers, self.settings.offsets_retention_ms, now)
+        slots.extend(consumer_slots)
         if slots or doomed:
             self.write_tombstones(slots, doomed, _nobody)
+        for consumer_group in going:
+            self.consumers.remove(consumer_group, now)
         if self._to_look_at:
             self.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + _LOOK_AGAIN_MS)
         else:
@@ -360,6 +408,7 @@ class Shard:
         """Replay is done: from here on time counts."""
         for group in self.groups.values():
             self.membership.resume(group, now)
+        self.consumers.resume(now)
         self.arm_expiry(now)
         if deleted := self.take_deleted_meanwhile():
             self.offset_requests.on_partitions_deleted(deleted, now)
@@ -375,4 +424,5 @@ class Shard:
             for quiet in write.quiet:
                 quiet(ErrorCode.NOT_COORDINATOR)
         self.groups.clear()
+        self.consumers.give_up()
         self._timers.disarm_partition(self.partition)

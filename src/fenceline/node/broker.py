@@ -294,6 +294,7 @@ class Broker:
             rng=self.rng,
             threads=lambda: self.disk_threads,
             epoch_end=self._epoch_end,
+            image=lambda: self.image,
         )
         self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
         self.lifecycle = BrokerLifecycle(

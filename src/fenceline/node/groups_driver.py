@@ -19,11 +19,17 @@ from typing import Final, Protocol, TypeVar, cast
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.clock import Now
+from fenceline.groups.consumer_messages import (
+    ConsumerHeartbeatAnswer,
+    ConsumerHeartbeatRequest,
+    DescribedConsumerGroup,
+)
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import Answer, Append, Duty, WentBack
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.errors import StorageError
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.node.clock import Clock
 from fenceline.node.groups_loading import GroupsLoading, OffsetsLog
 from fenceline.node.logs import Logger
@@ -54,12 +60,13 @@ class GroupsDriver:
         rng: Random | None = None,
         threads: Callable[[], Executor | None] = lambda: None,
         epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
+        image: Callable[[], MetadataImage] = lambda: EMPTY_IMAGE,
     ) -> None:
-        """`threads` read from the disk; None is the loop's own. `epoch_end`: see `GroupCoordinator`."""
+        """`threads` read from the disk; None is the loop's own. `epoch_end`, `image`: see `GroupCoordinator`."""
         self._log = offsets_log
         self._clock = clock
         self.coordinator: Final = GroupCoordinator(
-            settings or GroupSettings(), rng or SystemRandom(), partition_count, epoch_end
+            settings or GroupSettings(), rng or SystemRandom(), partition_count, epoch_end, image
         )
         self._loading = GroupsLoading(self.coordinator, offsets_log, clock, self._carry_out, threads)
         self._tasks: set[asyncio.Future[int]] = set()
@@ -91,6 +98,10 @@ class GroupsDriver:
         """Topic partitions were deleted: drop the offsets committed for them."""
         self._carry_out(self.coordinator.on_partitions_deleted(partitions, self._now()))
 
+    def on_topics_created(self, version: int) -> None:
+        """There are new topics in the metadata of this version."""
+        self.coordinator.on_topics_created(version)
+
     def set_partition_count(self, count: int) -> None:
         """The number of partitions of `__consumer_offsets` as it was created."""
         self.coordinator.partition_count = count
@@ -117,6 +128,13 @@ class GroupsDriver:
 
     def heartbeat(self, request: messages.HeartbeatRequest) -> Reply[messages.HeartbeatAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.heartbeat(ticket, request, now))
+
+    def consumer_heartbeat(self, request: ConsumerHeartbeatRequest) -> Reply[ConsumerHeartbeatAnswer]:
+        return self._submit(lambda ticket, now: self.coordinator.consumer_heartbeat(ticket, request, now))
+
+    def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
+        """Raises PeerError."""
+        return self.coordinator.describe_consumer_group(group_id)
 
     def leave(self, request: messages.LeaveRequest) -> Reply[messages.LeaveAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.leave(ticket, request, now))

@@ -193,6 +193,7 @@ class CoordinatorPlacement:
         if topic is None:
             return
         self._groups.set_partition_count(len(topic.partitions))
+        self._groups.on_topics_created(image.offset)
         for index, partition in enumerate(topic.partitions):
             if partition.leader == self._node_id:
                 self._groups.on_leader(index, partition.leader_epoch)
@@ -207,6 +208,8 @@ class CoordinatorPlacement:
                 # The one that is created next begins with the same epochs, and with nothing of what these know.
                 for index in range(len(topic.partitions)):
                     self._groups.on_resigned(index)
+        if delta.created_topics:
+            self._groups.on_topics_created(image.offset)
         if any(topic.name == CONSUMER_OFFSETS_TOPIC for topic in delta.created_topics):
             self.load_all(image)
         for changed in delta.changed_partitions:
