@@ -85,7 +85,7 @@ class MemberValue:
     subscribed_topic_regex: str | None = kafka("string", versions="0+", nullable="0+", default=None)
     rebalance_timeout_ms: int = kafka("int32", versions="0+", default=-1)
     server_assignor: str | None = kafka("string", versions="0+", nullable="0+", default=None)
-    classic_member_metadata: ClassicMemberMetadata | None = kafka(
+    classic_member_metadata: ClassicMemberMetadata | None = kafka(  # noqa: RUF009
         "ClassicMemberMetadata", versions="0+", tag=0, tagged_versions="0+", nullable="0+", default=None
     )
 

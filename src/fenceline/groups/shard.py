@@ -318,11 +318,8 @@ class Shard:
         def settled(error: ErrorCode, now: Now) -> None:
             self.answer(ticket, DeleteGroupsAnswer(tuple((name, error or code) for name, code in results)))
 
-        slots = [
-            slot
-            for name in (*(each.group_id for each in doomed), *(each.group_id for each in going))
-            for slot in self._all_slots(name)
-        ]
+        names = [*(each.group_id for each in doomed), *(each.group_id for each in going)]
+        slots = [slot for name in names for slot in self._all_slots(name)]
         if not going:
             self.write_tombstones(slots, doomed, settled)
             return
