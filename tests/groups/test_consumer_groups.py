@@ -77,7 +77,8 @@ def test_the_last_one_leaves_an_empty_group() -> None:
     left = world.beat("a", -1)
     assert (left.error, left.member_epoch) == (ErrorCode.NONE, -1)
     assert world.consumers().state is ConsumerGroupState.EMPTY
-    assert not world.consumers().target and not world.consumers().owners
+    assert not world.consumers().target
+    assert not world.consumers().owners
 
 
 def test_topics_that_come_grow_and_go() -> None:
@@ -224,13 +225,15 @@ def test_a_request_that_makes_no_sense_changes_nothing(
     answer = world.beat(member_id, epoch, **asked)
     assert answer.error is error
     assert answer.message
-    assert not world.log and not any(shard.consumers.groups for shard in world.coordinator._active.values())
+    assert not world.log
+    assert not any(shard.consumers.groups for shard in world.coordinator._active.values())
 
 
 def test_an_older_client_is_given_an_id() -> None:
     world = ConsumerWorld()
     answer = world.enter("", "t", must_bring_member_id=False)
-    assert answer.member_id is not None and len(answer.member_id) == 22
+    assert answer.member_id is not None
+    assert len(answer.member_id) == 22
     assert world.beat(answer.member_id, answer.member_epoch).error is ErrorCode.NONE
 
 
@@ -466,4 +469,5 @@ def test_settings_are_read_by_their_names() -> None:
     read = ConsumerSettings.from_lookup(values.get)
     assert read.session.default_ms == 50_000
     assert (read.assignors, read.max_size, read.assignment.default_ms) == (("range",), 7, 0)
-    assert not read.migration_policy.allows_upgrade and not read.migration_policy.allows_downgrade
+    assert not read.migration_policy.allows_upgrade
+    assert not read.migration_policy.allows_downgrade

@@ -58,7 +58,8 @@ def test_a_new_member_takes_a_classic_group_along() -> None:
     old = _classic(world, "old", 0, 1, 2, 3)
     new = Client(world, "new")
     assert new.beat() is ErrorCode.NONE
-    assert world.has_consumers() and GROUP not in world.shard().groups
+    assert world.has_consumers()
+    assert GROUP not in world.shard().groups
     member = world.consumers().members[old]
     assert member.uses_classic
     assert member.assigned == {id_of("t"): dict.fromkeys(range(4), 1)}
@@ -150,7 +151,8 @@ def test_a_group_stays_classic_where_the_policy_says_so(policy: MigrationPolicy)
     old = _classic(world, "old", 0)
     answer = world.enter("new", "t")
     assert answer.error is ErrorCode.GROUP_ID_NOT_FOUND
-    assert answer.message is not None and "online upgrade is disabled" in answer.message
+    assert answer.message is not None
+    assert "online upgrade is disabled" in answer.message
     assert world.heartbeat(old, 1) is ErrorCode.NONE
 
 
@@ -170,7 +172,8 @@ def test_a_group_with_an_assignor_of_its_own_stays_classic() -> None:
     joined = world.join(client_id="old", protocols=_protocols()).outcome
     world.sync(joined.member_id, joined.generation, {joined.member_id: _assignment(0, user_data=b"mine")})
     answer = world.enter("new", "t")
-    assert answer.message is not None and "custom assignor" in answer.message
+    assert answer.message is not None
+    assert "custom assignor" in answer.message
 
 
 def test_a_group_of_another_protocol_type_stays_what_it_is() -> None:
@@ -187,9 +190,11 @@ def test_empty_groups_make_way_for_each_other() -> None:
     world.beat("a", -1)
     joined = world.join(protocols=_protocols()).outcome
     assert joined.error is ErrorCode.NONE
-    assert not world.has_consumers() and world.offset() == 7
+    assert not world.has_consumers()
+    assert world.offset() == 7
     world.reload()
-    assert not world.has_consumers() and world.offset() == 7
+    assert not world.has_consumers()
+    assert world.offset() == 7
 
 
 def test_a_static_member_changes_its_protocol_with_its_place() -> None:

@@ -82,9 +82,11 @@ def test_topics_that_kafka_4_0_stored_are_remembered_until_they_go() -> None:
     key = struct.pack(">hh", 4, 1) + b"g"
     meaning = all_records.decode(key, b"\0\0\1\0")
     group = applied(ConsumerGroup("g"), meaning)  # type: ignore[arg-type]
-    assert group is not None and group.has_old_metadata
+    assert group is not None
+    assert group.has_old_metadata
     group = applied(group, records.OldMetadataStored("g", exists=False))
-    assert group is not None and not group.has_old_metadata
+    assert group is not None
+    assert not group.has_old_metadata
 
 
 def test_tombstones_of_what_is_not_there_are_nothing() -> None:

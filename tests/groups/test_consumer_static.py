@@ -52,7 +52,8 @@ def test_an_instance_can_leave_for_good() -> None:
     _enter(world, "a")
     assert world.error("other", -1, instance_id="i") is ErrorCode.FENCED_INSTANCE_ID
     assert world.beat("a", -1, instance_id="i").error is ErrorCode.NONE
-    assert world.consumers().is_empty and not world.consumers().static_members
+    assert world.consumers().is_empty
+    assert not world.consumers().static_members
 
 
 def test_an_unknown_instance_is_told_so() -> None:

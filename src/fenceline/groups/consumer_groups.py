@@ -10,7 +10,7 @@ Invariants: a change that a client was told of is in the log; an answer goes out
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -81,7 +81,12 @@ class ConsumerGroups:
         return self.settings.heartbeat.of_group(self._configs(group_id), HEARTBEAT_INTERVAL_CONFIG)
 
     def assignment_interval_ms(self, group_id: str) -> int:
-        return self.settings.assignment.of_group(self._configs(group_id), ASSIGNMENT_INTERVAL_CONFIG)
+        """The group's own, that of all brokers as it was last set, or that of this broker's file."""
+        of_all = self.image.config(ConfigResourceType.BROKER, "").get(f"group.{ASSIGNMENT_INTERVAL_CONFIG}")
+        interval = self.settings.assignment
+        if of_all is not None:
+            interval = replace(interval, default_ms=int(of_all))
+        return interval.of_group(self._configs(group_id), ASSIGNMENT_INTERVAL_CONFIG)
 
     def _configs(self, group_id: str) -> dict[str, str]:
         return dict(self.image.config(ConfigResourceType.GROUP, group_id))
