@@ -179,6 +179,45 @@ def test_a_group_with_members(both: Both) -> None:
     told(both, "--delete", "--group", "live", leave_out=CHANCE)
 
 
+def test_a_group_of_the_consumer_protocol(both: Both) -> None:
+    """KIP-848: what the tool shows of epochs, states and types."""
+    with ExitStack() as stack:
+        stack.enter_context(client_threads.quiet_clients())
+
+        def join(side: Side) -> confluent_kafka.Consumer:
+            consumer = confluent_kafka.Consumer(
+                {
+                    "bootstrap.servers": side.words["@brokers"],
+                    "group.id": "next",
+                    "group.protocol": "consumer",
+                    "group.instance.id": "instance-1",
+                    "client.id": "reader",
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",
+                }
+            )
+            consumer.subscribe([TOPIC])
+            read = 0
+            while read < RECORDS:
+                read += sum(message.error() is None for message in consumer.consume(100, 1.0))
+            consumer.commit(asynchronous=False)
+            return consumer
+
+        consumers = list(both.threads.map(join, both.sides))
+        for consumer in consumers:
+            stack.callback(consumer.close)
+        following = ("--group", "next")
+        told(both, "--describe", *following)
+        told(both, "--describe", *following, "--verbose")
+        told(both, "--describe", *following, "--members")
+        told(both, "--describe", *following, "--members", "--verbose")
+        told(both, "--describe", *following, "--state")
+        told(both, "--describe", *following, "--state", "--verbose")
+        told(both, "--list", "--type", "consumer")
+        told(both, "--delete", *following, code=1)
+    told(both, "--list", "--type")
+
+
 # --- our own tool, on both --------------------------------------------------------------------------------------------
 
 
