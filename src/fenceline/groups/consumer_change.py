@@ -45,6 +45,8 @@ class Change:
     becomes: Group | None = None
     """The classic group that takes its place."""
     refused: Refused | None = None
+    looked_at: object | None = None
+    """The topics for which the metadata hash was looked at."""
 
     def add(self, meaning: records.ConsumerMeaning) -> None:
         """One record more."""

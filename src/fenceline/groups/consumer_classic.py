@@ -120,9 +120,7 @@ class ClassicMembers:
             if not is_behind:
                 updated = membership.reconcile(change, updated, owned, subscribed.has_changed, now)
             left = list(change.group.members.values())
-            groups.migration.downgrade(
-                change, left, {}, now, rebalances=is_behind, ticket=ticket, outcome=answer(updated)
-            )
+            groups.migration.downgrade(change, left, now, rebalances=is_behind, ticket=ticket, outcome=answer(updated))
             return
         membership.compute_target(change, now)
         updated = membership.reconcile(change, updated, owned, subscribed.has_changed, now)

@@ -95,16 +95,18 @@ class ConsumerGroups:
         """Whether the metadata has changed since the group's hash was last looked at; it may come out the same."""
         return self._looked_at.get(group_id) is not self.image.topics_by_name
 
-    def metadata_hash(self, group: ConsumerGroup) -> int:
-        """Of the group's topics as they are now."""
-        self._looked_at[group.group_id] = self.image.topics_by_name
-        return metadata_hash(group.subscribed_topics(), self.image)
+    def metadata_hash(self, change: Change) -> int:
+        """Of the topics that the group of the change subscribes to, as they are now."""
+        change.looked_at = self.image.topics_by_name
+        return metadata_hash(change.group.subscribed_topics(), self.image)
 
     # --- changes ----------------------------------------
 
     def commit(self, change: Change, now: Now, ticket: Ticket | None = None, outcome: Outcome | None = None) -> None:
         """Take the change over and write it; answer `outcome` when it is in the log, and all before it."""
         group_id = change.group.group_id
+        if change.looked_at is not None:
+            self._looked_at[group_id] = change.looked_at
         batch = change.batch
         if not batch:
             if ticket is not None and outcome is not None:
@@ -159,6 +161,7 @@ class ConsumerGroups:
                 self._undos.pop(group_id, None)
         if not error or undo.is_void:
             return
+        self._looked_at.pop(group_id, None)
         if change.becomes is not None and self.shard.groups.get(group_id) is change.becomes:
             del self.shard.groups[group_id]
         self._put(group_id, undo.group)

@@ -308,7 +308,7 @@ class ConsumerMembership:
 
     def _raise_epoch(self, change: Change, needs_epoch: bool) -> None:
         group = change.group
-        found = self._groups.metadata_hash(group)
+        found = self._groups.metadata_hash(change)
         if needs_epoch or found != group.metadata_hash:
             change.add(records.EpochStored(group.group_id, records.EpochValue(group.epoch + 1, found)))
 

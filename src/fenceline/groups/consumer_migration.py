@@ -99,13 +99,10 @@ class Migration:
                 )
             target = by_id(has.partitions, image)
             members.append((_upgraded_member(member, classic.generation, wants.topics, wants.rack_id, target), target))
-        group = ConsumerGroup(group_id)
-        for upgraded, _ in members:
-            group = group.with_member(upgraded)
-        found = self._groups.metadata_hash(group)
         change = Change(ConsumerGroup(group_id), first=[group_tombstone(group_id)], replaces=classic)
         for upgraded, _ in members:
             change.add(records.member_stored(group_id, upgraded))
+        found = self._groups.metadata_hash(change)
         change.add(records.EpochStored(group_id, records.EpochValue(classic.generation, found)))
         for upgraded, target in members:
             change.add(records.TargetStored(group_id, upgraded.member_id, target))
@@ -151,7 +148,7 @@ class Migration:
         groups, group_id = self._groups, group.group_id
         if self._may_downgrade(group, members):
             left = [member for member in group.members.values() if member not in members]
-            self.downgrade(Change(group), left, {}, now, rebalances=True, ticket=ticket, outcome=outcome)
+            self.downgrade(Change(group), left, now, rebalances=True, ticket=ticket, outcome=outcome)
             return
         change = Change(group)
         for member in members:
@@ -160,7 +157,7 @@ class Migration:
         for regex in sorted({member.subscribed_regex for member in members if member.subscribed_regex}):
             if not change.group.subscribers_of(regex):
                 change.add(records.RegexStored(group_id, regex, None))
-        found = groups.metadata_hash(change.group)
+        found = groups.metadata_hash(change)
         change.add(records.EpochStored(group_id, records.EpochValue(change.group.epoch + 1, found)))
         for member in members:
             groups.disarm_all(group_id, member.member_id)
@@ -192,18 +189,16 @@ class Migration:
         self,
         change: Change,
         left: Collection[ConsumerMember],
-        targets: dict[str, Partitions],
         now: Now,
         *,
         rebalances: bool,
         ticket: Ticket | None = None,
         outcome: Outcome | None = None,
     ) -> None:
-        """The members that are left become a classic group, at the group's epoch as its generation. `targets` are those
-        of members that are new in this change."""
+        """The members that are left become a classic group, at the group's epoch as its generation."""
         groups, group = self._groups, change.group
         shard = groups.shard
-        classic = self._classic_of(group, left, targets, now)
+        classic = self._classic_of(group, left, now)
         for meaning in tombstones(group):
             change.add(meaning)
         change.last = [group_record(classic)]
@@ -217,9 +212,7 @@ class Migration:
         if rebalances:
             shard.rebalance.prepare(classic, now)
 
-    def _classic_of(
-        self, group: ConsumerGroup, left: Collection[ConsumerMember], targets: dict[str, Partitions], now: Now
-    ) -> Group:
+    def _classic_of(self, group: ConsumerGroup, left: Collection[ConsumerMember], now: Now) -> Group:
         classic = Group(
             group.group_id,
             now.wall_ms,
@@ -244,7 +237,7 @@ class Migration:
         classic.protocol_name = classic.select_protocol()
         classic.subscribed_topics = classic.read_subscriptions()
         for member in classic.members.values():
-            target = targets.get(member.member_id) or group.target_of(member.member_id)
+            target = group.target_of(member.member_id)
             try:
                 version = read_subscription(member.metadata(classic.protocol_name)).version
             except MalformedSubscription:
