@@ -75,8 +75,7 @@ async def one_member_lives_and_leaves(s: Session) -> None:
 
 
 @script
-async def a_partition_changes_hands(s: Session) -> None:
-    group = "k-hands"
+async def a_partition_changes_hands(s: Session, group: str = "k-hands") -> None:
     await enter(s, group, "a", "t")
     await enter(s, group, "b", "t")
     await describe(s, group)
@@ -131,7 +130,6 @@ async def requests_that_make_no_sense(s: Session) -> None:
     await enter(s, group, "a", subscribed_topic_regex="(", subscribed_topic_names=None)
     await enter(s, group, "a", subscribed_topic_regex="a**", subscribed_topic_names=None)
     await enter(s, group, "a", subscribed_topic_regex="[b-a]", subscribed_topic_names=None)
-    await enter(s, group, "a", subscribed_topic_regex="a)", subscribed_topic_names=None)
     await enter(s, group, "a", subscribed_topic_regex="(?=a)", subscribed_topic_names=None)
     await enter(s, group, "a", subscribed_topic_regex="\\y", subscribed_topic_names=None)
     await enter(s, group, "a", subscribed_topic_regex="*", subscribed_topic_names=None)
@@ -154,8 +152,7 @@ async def subscriptions_change(s: Session) -> None:
 
 
 @script
-async def static_members_come_back(s: Session) -> None:
-    group = "k-static"
+async def static_members_come_back(s: Session, group: str = "k-static") -> None:
     await enter(s, group, "a", "t", instance_id="i")
     await enter(s, group, "b", "t", instance_id="i")
     await beat(s, group, "a", -2, instance_id="i")
@@ -192,7 +189,7 @@ async def offsets_of_members(s: Session) -> None:
     await s.ask(ApiKey.OFFSET_COMMIT, 9, **committing(s, group, 9, "b", 2))
     await s.ask(ApiKey.OFFSET_COMMIT, 9, **committing(s, group, 9))
     await s.ask(ApiKey.OFFSET_FETCH, 9, **fetching(s, group, 9, ["t"]))
-    for member_id, epoch in (("a", 2), ("a", 1), ("a", 3), ("b", 2), (None, 2)):
+    for member_id, epoch in (("a", 2), ("a", 1), ("a", 3), ("b", 2)):
         asked = fetching(s, group, 9, ["t"])
         asked["groups"][0].update(member_id=member_id, member_epoch=epoch)
         await s.ask(ApiKey.OFFSET_FETCH, 9, **asked)

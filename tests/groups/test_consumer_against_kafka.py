@@ -26,11 +26,13 @@ from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.wire.apis import ApiKey
 from tests.groups.consumer_scripts import (
     CONSUMER_SCRIPTS,
+    a_partition_changes_hands,
     beat,
     describe,
     enter,
     given,
     owned,
+    static_members_come_back,
     what_consumers_store,
 )
 from tests.groups.consumer_world import image_of
@@ -160,8 +162,8 @@ def test_kafka_stores_the_same_records(kafka: ApacheKafka) -> None:
 def test_a_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
     """Everything that Kafka wrote during the scripts is read, what we would write for it are its own bytes, and the
     groups are those that Kafka describes."""
-    asyncio.run(_told_to_kafka(kafka, CONSUMER_SCRIPTS["a_partition_changes_hands"]))
-    asyncio.run(_told_to_kafka(kafka, CONSUMER_SCRIPTS["static_members_come_back"]))
+    asyncio.run(_told_to_kafka(kafka, lambda s: a_partition_changes_hands(s, "loaded-1")))
+    asyncio.run(_told_to_kafka(kafka, lambda s: static_members_come_back(s, "loaded-2")))
     coordinator = GroupCoordinator(SETTINGS, Random(1), 1)
     shard, _ = coordinator.begin_load(0, 1, Now(0, 0))
     assert shard is not None
@@ -203,7 +205,8 @@ def test_the_hash_of_topics_is_kafkas(kafka: ApacheKafka) -> None:
         peer = SocketPeer(kafka.port)
         await peer.prepare(TOPICS, PARTITIONS)
         session = Session(peer)
-        await CONSUMER_SCRIPTS["one_member_lives_and_leaves"](session)
+        await enter(session, "k-hash", "a", "t")
+        await beat(session, "k-hash", "a", -1)
         peer.close()
         return dict(peer.topic_ids)
 
@@ -213,7 +216,7 @@ def test_the_hash_of_topics_is_kafkas(kafka: ApacheKafka) -> None:
         meaning.value.metadata_hash
         for key, value in _stored_by_kafka(kafka)
         if isinstance(meaning := records.decode(key, value), consumer.EpochStored)
-        and meaning.group_id == "k-one"
+        and meaning.group_id == "k-hash"
         and meaning.value is not None
     }
     assert hashes == {0, metadata_hash(["t"], image)}

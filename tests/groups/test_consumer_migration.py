@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.groups.consumer_embedded import read_assignment, read_subscription
 from fenceline.groups.consumer_settings import MigrationPolicy
-from fenceline.groups.messages import Protocols
+from fenceline.groups.messages import JoinAnswer, Protocols
 from fenceline.groups.states import GroupState
 from tests.groups.consumer_world import AT_ONCE, Client, ConsumerWorld, id_of, settle
 from tests.groups.helpers import GROUP, subscription
@@ -38,9 +39,17 @@ def _protocols(*owned: int) -> Protocols:
     return (("range", _subscription_1("t", owned=owned)),)
 
 
+def _first(world: ConsumerWorld, **fields: Any) -> JoinAnswer:
+    """The first member of a classic group, once the delay for others is over."""
+    ticket = world.join(protocols=_protocols(), **fields)
+    world.advance(0)
+    assert isinstance(ticket.outcome, JoinAnswer)
+    return ticket.outcome
+
+
 def _classic(world: ConsumerWorld, name: str, *partitions: int) -> str:
     """A stable classic group of one member, which has these partitions. Its member id."""
-    joined = world.join(client_id=name, protocols=_protocols()).outcome
+    joined = _first(world, client_id=name)
     member_id: str = joined.member_id
     world.sync(member_id, joined.generation, {member_id: _assignment(*partitions)})
     assert world.group().state is GroupState.STABLE
@@ -96,7 +105,7 @@ def test_a_classic_consumer_joins_a_group_of_the_consumer_protocol() -> None:
     joined = world.join(asked.member_id, protocols=_protocols()).outcome
     assert (joined.error, joined.protocol_name, joined.members) == (ErrorCode.NONE, "range", ())
     assert _synced(world, asked.member_id, joined.generation) == frozenset()
-    settle(world, [one])
+    settle(world, [one], rounds=3)
     assert world.heartbeat(asked.member_id, joined.generation) is ErrorCode.REBALANCE_IN_PROGRESS
     joined = world.join(asked.member_id, protocols=_protocols()).outcome
     assert len(_synced(world, asked.member_id, joined.generation)) == 2
@@ -169,7 +178,7 @@ def test_a_group_stays_new_where_the_policy_says_so(policy: MigrationPolicy) -> 
 
 def test_a_group_with_an_assignor_of_its_own_stays_classic() -> None:
     world = ConsumerWorld()
-    joined = world.join(client_id="old", protocols=_protocols()).outcome
+    joined = _first(world, client_id="old")
     world.sync(joined.member_id, joined.generation, {joined.member_id: _assignment(0, user_data=b"mine")})
     answer = world.enter("new", "t")
     assert answer.message is not None
@@ -188,7 +197,7 @@ def test_empty_groups_make_way_for_each_other() -> None:
     world.enter("a", "t")
     assert world.offset() == 7
     world.beat("a", -1)
-    joined = world.join(protocols=_protocols()).outcome
+    joined = _first(world)
     assert joined.error is ErrorCode.NONE
     assert not world.has_consumers()
     assert world.offset() == 7
@@ -199,7 +208,7 @@ def test_empty_groups_make_way_for_each_other() -> None:
 
 def test_a_static_member_changes_its_protocol_with_its_place() -> None:
     world = ConsumerWorld()
-    joined = world.join(instance="i", protocols=_protocols()).outcome
+    joined = _first(world, instance="i")
     world.sync(joined.member_id, joined.generation, {joined.member_id: _assignment(0, 1, 2, 3)}, group_instance_id="i")
     new = Client(world, "new", instance="i")
     new.beat()

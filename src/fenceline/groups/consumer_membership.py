@@ -394,7 +394,8 @@ class ConsumerMembership:
             groups.migration.fence(group, (member,), now, ticket, answer)
             return
         change = Change(group)
-        change.add(records.current_stored(group_id, replace(member, epoch=STATIC_LEAVING_EPOCH, revoking=NONE_HELD)))
+        away = replace(member, epoch=STATIC_LEAVING_EPOCH, assigned=_since_always(member.assigned), revoking=NONE_HELD)
+        change.add(records.current_stored(group_id, away))
         groups.commit(change, now, ticket, answer)
 
     # --- small parts ----------------------------------------
@@ -471,6 +472,11 @@ def _is_part(owned: Partitions | None, held: Held) -> bool:
     return all(partition in held.get(topic_id, {}) for topic_id, used in owned.items() for partition in used) and all(
         topic_id in held for topic_id in owned
     )
+
+
+def _since_always(held: Held) -> Held:
+    """The same partitions at epoch 0: whoever comes in the member's place may commit from its first epoch on."""
+    return {topic_id: dict.fromkeys(epochs, 0) for topic_id, epochs in held.items()}
 
 
 def _told(held: Held) -> tuple[tuple[UUID, tuple[int, ...]], ...]:

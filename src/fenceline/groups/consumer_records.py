@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
+from immutables import Map
+
 from fenceline.errors import InternalError
 from fenceline.groups.consumer_model import ClassicMember, ConsumerMember, Held, MemberState, Partitions, ResolvedRegex
 from fenceline.groups.messages import KeyValue
@@ -32,6 +34,8 @@ REGEX_KEY: Final = 16
 
 _INT16: Final = struct.Struct(">h")
 _VERSION: Final = _INT16.pack(0)
+_EMPTY: Final[Map[str, object]] = Map()
+"""A struct of defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,9 @@ class MemberValue:
     subscribed_topic_regex: str | None = kafka("string", versions="0+", nullable="0+", default=None)
     rebalance_timeout_ms: int = kafka("int32", versions="0+", default=-1)
     server_assignor: str | None = kafka("string", versions="0+", nullable="0+", default=None)
+    # Kafka's default is an empty struct, not null: null is written out.
     classic_member_metadata: ClassicMemberMetadata | None = kafka(  # noqa: RUF009
-        "ClassicMemberMetadata", versions="0+", tag=0, tagged_versions="0+", nullable="0+", default=None
+        "ClassicMemberMetadata", versions="0+", tag=0, tagged_versions="0+", nullable="0+", default=_EMPTY
     )
 
 
@@ -364,7 +369,8 @@ def held_of(topics: tuple[HeldTopic, ...], member_epoch: int) -> Held:
 
 
 def classic_of(value: ClassicMemberMetadata | None) -> ClassicMember | None:
-    if value is None:
+    """None also where a record has nothing of it."""
+    if not isinstance(value, ClassicMemberMetadata):
         return None
     return ClassicMember(
         value.session_timeout_ms, tuple((each.name, bytes(each.metadata)) for each in value.supported_protocols)
