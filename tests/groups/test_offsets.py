@@ -360,13 +360,13 @@ def test_records_that_can_not_be_read_stop_the_load() -> None:
 def test_records_of_other_kinds_of_groups_are_passed_over() -> None:
     world = World()
     shard = world.shard()
-    shard.replay(b"\x00\x03\x00\x01g", b"\x00\x00\x00\x00\x00\x01\x00", world.now)
-    shard.replay(b"\x00\x07\x00\x01g\x00\x01m", b"\x00\x00\x01\x00", world.now)
+    shard.replay(b"\x00\x0b\x00\x01g", b"\x00\x00\x00\x00\x00\x01\x00", world.now)
+    shard.replay(b"\x00\x0d\x00\x01g\x00\x01m", b"\x00\x00\x01\x00", world.now)
     shard.replay(b"\x00\x63whatever", b"?", world.now)
     assert shard.skipped_record_count == 3
     assert world.join().outcome.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert world.commit().outcome.errors == (ErrorCode.UNKNOWN_MEMBER_ID,)
-    shard.replay(b"\x00\x03\x00\x01g", None, world.now)
+    shard.replay(b"\x00\x0b\x00\x01g", None, world.now)
     assert world.join().outcome is None
 
 

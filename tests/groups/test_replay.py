@@ -68,13 +68,14 @@ def _group(rng: Random) -> KeyValue:
 
 def _foreign_group(rng: Random) -> KeyValue:
     key, _ = records.group_tombstone(f"g{rng.randrange(4)}")
-    return b"\x00\x03" + key[2:], rng.choice((None, b"\x00\x00\x00\x00\x00\x01\x00"))
+    return rng.choice((b"\x00\x03", b"\x00\x0b")) + key[2:], rng.choice((None, b"\x00\x00\x00\x00\x00\x01\x00"))
 
 
 def _state(shard: Shard) -> object:
     return (
         sorted(shard.groups),
         sorted(shard.foreign_groups),
+        sorted(shard.consumers.groups),
         {
             slot: value._replace(order=0)
             for group_id in shard.offsets.group_ids

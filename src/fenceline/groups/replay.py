@@ -117,6 +117,7 @@ def replay_record(
                 shard.groups.pop(group_id, None)
             else:
                 shard.groups[group_id] = _restored(group_id, stored)
+                shard.consumers.groups.pop(group_id, None)
         case records.ForeignGroup(group_id, exists):
             shard.skipped_record_count += 1
             if exists:
