@@ -75,7 +75,11 @@ async def one_member_lives_and_leaves(s: Session) -> None:
 
 
 @script
-async def a_partition_changes_hands(s: Session, group: str = "k-hands") -> None:
+async def a_partition_changes_hands(s: Session) -> None:
+    await hands_over(s, "k-hands")
+
+
+async def hands_over(s: Session, group: str) -> None:
     await enter(s, group, "a", "t")
     await enter(s, group, "b", "t")
     await describe(s, group)
@@ -152,7 +156,11 @@ async def subscriptions_change(s: Session) -> None:
 
 
 @script
-async def static_members_come_back(s: Session, group: str = "k-static") -> None:
+async def static_members_come_back(s: Session) -> None:
+    await comes_back(s, "k-static")
+
+
+async def comes_back(s: Session, group: str) -> None:
     await enter(s, group, "a", "t", instance_id="i")
     await enter(s, group, "b", "t", instance_id="i")
     await beat(s, group, "a", -2, instance_id="i")

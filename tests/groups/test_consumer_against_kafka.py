@@ -26,13 +26,13 @@ from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from fenceline.wire.apis import ApiKey
 from tests.groups.consumer_scripts import (
     CONSUMER_SCRIPTS,
-    a_partition_changes_hands,
     beat,
+    comes_back,
     describe,
     enter,
     given,
+    hands_over,
     owned,
-    static_members_come_back,
     what_consumers_store,
 )
 from tests.groups.consumer_world import image_of
@@ -130,7 +130,7 @@ def _shown(session: Session, pairs: Iterable[tuple[bytes | None, bytes | None]])
             for member in shown["value"]["members"]:
                 member["member_id"] = session.plain(member["member_id"])
         else:
-            shown["value"] = _plain(session, meaning.value)  # type: ignore[union-attr]
+            shown["value"] = _plain(session, getattr(meaning, "value", None))
         if "member_id" in shown:
             shown["member_id"] = session.plain(shown["member_id"])
         found.setdefault(group_id, []).append((type(meaning).__name__, shown))
@@ -162,8 +162,8 @@ def test_kafka_stores_the_same_records(kafka: ApacheKafka) -> None:
 def test_a_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
     """Everything that Kafka wrote during the scripts is read, what we would write for it are its own bytes, and the
     groups are those that Kafka describes."""
-    asyncio.run(_told_to_kafka(kafka, lambda s: a_partition_changes_hands(s, "loaded-1")))
-    asyncio.run(_told_to_kafka(kafka, lambda s: static_members_come_back(s, "loaded-2")))
+    asyncio.run(_told_to_kafka(kafka, lambda s: hands_over(s, "loaded-1")))
+    asyncio.run(_told_to_kafka(kafka, lambda s: comes_back(s, "loaded-2")))
     coordinator = GroupCoordinator(SETTINGS, Random(1), 1)
     shard, _ = coordinator.begin_load(0, 1, Now(0, 0))
     assert shard is not None

@@ -36,7 +36,7 @@ MEMBER = ConsumerMember(
     {id_of("t"): {0: 3, 2: 5}},
     {id_of("u"): {1: 3}},
 )
-MEANINGS = [
+MEANINGS: list[records.ConsumerMeaning] = [
     records.EpochStored("g", records.EpochValue(3, -7)),
     records.EpochStored("g", None),
     records.OldMetadataStored("g", exists=False),

@@ -69,7 +69,7 @@ class Member:
             **more,
         }
         self.consumer = confluent_kafka.Consumer(settings)
-        self.read: list[tuple[str, int, int]] = []
+        self.read: list[tuple[Any, ...]] = []
         self.is_closed = False
         self.consumer.subscribe(list(topics))
         stack.callback(self.close)
