@@ -162,7 +162,7 @@ class ConsumerMembership:
             ),
         )
         groups.migration.converted(change, now)
-        self._look_for_topics(request.group_id, subscribed.brings_new_regex, now)
+        self._look_for_topics(request.group_id, subscribed.brings_new_regex, bool(updated.subscribed_regex), now)
 
     def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> None:
         most = self._groups.settings.max_size
@@ -259,11 +259,11 @@ class ConsumerMembership:
                 f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}.",
             ) from None
 
-    def _look_for_topics(self, group_id: str, brings_new_regex: bool, now: Now) -> None:
+    def _look_for_topics(self, group_id: str, brings_new_regex: bool, uses_regex: bool, now: Now) -> None:
         """Find the topics of the group's regular expressions where that is due; they are a change of their own."""
         groups = self._groups
         group = groups.groups.get(group_id)
-        if group is None:
+        if group is None or not (brings_new_regex or uses_regex or group.regexes):
             return
         wanted = {member.subscribed_regex for member in group.members.values() if member.subscribed_regex}
         if not wanted:
