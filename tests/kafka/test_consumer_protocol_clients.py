@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import confluent_kafka
@@ -75,13 +75,16 @@ class Member:
         stack.callback(self.close)
 
     def poll(self) -> None:
+        before = len(self.read)
         for message in self.consumer.consume(500, 0.1):
             error = message.error()
             assert error is None or error.retriable(), error
             if error is None:
                 self.read.append((message.topic(), message.partition(), message.offset()))
-        if self.read:
-            self.consumer.commit(asynchronous=False)
+        if len(self.read) > before:
+            # What it has read and does not have any more by now is the next one's to read again.
+            with suppress(confluent_kafka.KafkaException):
+                self.consumer.commit(asynchronous=False)
 
     @property
     def share(self) -> set[int]:
@@ -196,4 +199,4 @@ def test_kafkas_console_consumer_reads(fenceline_node: EmbeddedNode, topic: str)
         "--command-property",
         "group.protocol=consumer",
     )
-    assert {line for line in printed.split() if line.isdigit()} == {str(number) for number in range(RECORDS)}
+    assert {str(number) for number in range(RECORDS)} <= set(printed.split())
