@@ -196,6 +196,7 @@ def test_coordinators_follow_the_leaders_also_of_what_recovers() -> None:
         on_leader=lambda index, epoch: calls.append(("leader", epoch)),
         on_resigned=lambda index: calls.append(("resigned", -1)),
         set_partition_count=lambda count: None,
+        on_topics_created=lambda version: None,
     )
     placement = CoordinatorPlacement(1, groups)
 
@@ -203,7 +204,8 @@ def test_coordinators_follow_the_leaders_also_of_what_recovers() -> None:
         after = PartitionImage((1, 2, 3), (1,), leader, leader_epoch=6, leader_recovery_state=state)
         changed = SimpleNamespace(topic=CONSUMER_OFFSETS_TOPIC, index=0, after=after)
         delta: Any = SimpleNamespace(deleted_topics=(), created_topics=(), changed_partitions=(changed,))
-        image: Any = SimpleNamespace(topics_by_name={CONSUMER_OFFSETS_TOPIC: SimpleNamespace(partitions=(after,))})
+        topic = SimpleNamespace(partitions=(after,))
+        image: Any = SimpleNamespace(offset=1, topics_by_name={CONSUMER_OFFSETS_TOPIC: topic})
         placement.follow(image, delta)
         placement.load_all(image)
 
@@ -223,10 +225,11 @@ def test_a_new_topic_knows_nothing_of_the_groups_of_the_old_one() -> None:
         on_resigned=lambda index: calls.append(f"resigned {index}"),
         on_partitions_deleted=lambda partitions: None,
         set_partition_count=lambda count: None,
+        on_topics_created=lambda version: None,
     )
     topic = SimpleNamespace(name=CONSUMER_OFFSETS_TOPIC, partitions=(PartitionImage((1,), (1,), 1),) * 2)
     delta: Any = SimpleNamespace(deleted_topics=(topic,), created_topics=(topic,), changed_partitions=())
-    image: Any = SimpleNamespace(topics_by_name={CONSUMER_OFFSETS_TOPIC: topic})
+    image: Any = SimpleNamespace(offset=1, topics_by_name={CONSUMER_OFFSETS_TOPIC: topic})
     CoordinatorPlacement(1, groups).follow(image, delta)
     assert calls == ["resigned 0", "resigned 1", "leader of 0", "leader of 1"]
 
