@@ -16,7 +16,7 @@ from fenceline.groups import consumer_records as consumer
 from fenceline.groups import records
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_settings import ConsumerSettings, Interval
-from fenceline.groups.consumer_topics import metadata_hash
+from fenceline.groups.consumer_topics import TopicHashes
 from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
@@ -120,7 +120,7 @@ def _shown(session: Session, pairs: Iterable[tuple[bytes | None, bytes | None]])
             continue
         shown: Any = meaning._asdict()
         if isinstance(meaning, consumer.EpochStored) and meaning.value is not None:
-            shown["value"] = (meaning.value.epoch, meaning.value.metadata_hash != metadata_hash([], image))
+            shown["value"] = (meaning.value.epoch, meaning.value.metadata_hash != TopicHashes().of([], image))
         elif isinstance(meaning, consumer.TargetEpochStored) and meaning.value is not None:
             shown["value"] = (meaning.value.assignment_epoch, meaning.value.assignment_timestamp > 0)
         elif isinstance(meaning, records.GroupStored) and meaning.value is not None:
@@ -219,7 +219,7 @@ def test_the_hash_of_topics_is_kafkas(kafka: ApacheKafka) -> None:
         and meaning.group_id == "k-hash"
         and meaning.value is not None
     }
-    assert hashes == {0, metadata_hash(["t"], image)}
+    assert hashes == {0, TopicHashes().of(["t"], image)}
 
 
 @pytest.mark.kafka

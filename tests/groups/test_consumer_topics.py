@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from dataclasses import replace
 
+import pytest
 from xxhash import xxh3_64_intdigest
 
-from fenceline.groups.consumer_topics import metadata_hash, topic_hash
+from fenceline.groups import consumer_topics
+from fenceline.groups.consumer_topics import TopicHashes, topic_hash
+from fenceline.metadata.image import MetadataImage, TopicImage
 from tests.groups.consumer_world import id_of, image_of
+
+
+def metadata_hash(names: Iterable[str], image: MetadataImage) -> int:
+    return TopicHashes().of(names, image)
 
 
 def _signed(value: int) -> int:
@@ -47,3 +56,32 @@ def test_whatever_matters_to_an_assignment_changes_it() -> None:
         )
     }
     assert len(seen) == 4
+
+
+def test_what_is_known_of_a_topic_counts_while_it_and_the_brokers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def counted(topic: TopicImage, image: MetadataImage) -> int:
+        hashed.append(topic.name)
+        return topic_hash(topic, image)
+
+    monkeypatch.setattr(consumer_topics, "topic_hash", counted)
+    hashes = TopicHashes()
+    racks = {1: "a"}
+    before = image_of({"t": 1, "u": 1}, racks)
+    assert hashes.of(["t", "u"], before) == hashes.of(["t", "u"], before)
+    assert hashed == ["t", "u"]
+    grown = image_of({"t": 2}).topics_by_name["t"]
+    larger = replace(before, topics_by_name=before.topics_by_name.set("t", grown))
+    assert hashes.of(["t", "u"], larger) == metadata_hash(["t", "u"], larger) != metadata_hash(["t", "u"], before)
+    elsewhere = replace(larger, brokers=image_of({}, {1: "b"}).brokers)
+    assert hashes.of(["t", "u"], elsewhere) == metadata_hash(["t", "u"], elsewhere)
+    assert hashes.of(["t", "u"], elsewhere) != hashes.of(["t", "u"], larger)
+
+
+def test_topics_that_are_gone_are_forgotten() -> None:
+    hashes = TopicHashes()
+    for number in range(20):
+        image = image_of({f"t{number}": 1, f"t{number + 1}": 1})
+        assert hashes.of(image.topics_by_name, image) == metadata_hash(image.topics_by_name, image)
+        assert len(hashes) <= 2

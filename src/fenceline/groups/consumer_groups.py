@@ -30,7 +30,7 @@ from fenceline.groups.consumer_settings import (
     SESSION_TIMEOUT_CONFIG,
     ConsumerSettings,
 )
-from fenceline.groups.consumer_topics import metadata_hash
+from fenceline.groups.consumer_topics import TopicHashes
 from fenceline.groups.messages import ListedGroup, Outcome, Ticket
 from fenceline.groups.model import CONSUMER_PROTOCOL_TYPE, Group
 from fenceline.groups.offsets import OffsetSlot, is_expired
@@ -53,13 +53,14 @@ class _Undo:
 
 
 class ConsumerGroups:
-    def __init__(self, shard: Shard, image: Callable[[], MetadataImage]) -> None:
+    def __init__(self, shard: Shard, image: Callable[[], MetadataImage], hashes: TopicHashes) -> None:
         self.shard = shard
         self.groups: dict[str, ConsumerGroup] = {}
         self.membership: Final = ConsumerMembership(self)
         self.classic: Final = ClassicMembers(self)
         self.migration: Final = Migration(self)
         self._image = image
+        self._hashes = hashes
         self._undos: dict[str, list[_Undo]] = {}
         self._looked_at: dict[str, object] = {}
         """By group: the topics for which its metadata hash was last looked at."""
@@ -98,7 +99,7 @@ class ConsumerGroups:
     def metadata_hash(self, change: Change) -> int:
         """Of the topics that the group of the change subscribes to, as they are now."""
         change.looked_at = self.image.topics_by_name
-        return metadata_hash(change.group.subscribed_topics(), self.image)
+        return self._hashes.of(change.group.subscribed_topics(), self.image)
 
     # --- changes ----------------------------------------
 

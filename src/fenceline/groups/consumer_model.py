@@ -21,6 +21,7 @@ be given up; every instance id belongs to a member that carries it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
@@ -44,6 +45,8 @@ Partitions: TypeAlias = Mapping[UUID, frozenset[int]]
 """By topic id; no topic without a partition."""
 Held: TypeAlias = Mapping[UUID, Mapping[int, int]]
 """By topic id and partition: the assignment epoch at which the member got it (KIP-1251)."""
+Wish: TypeAlias = tuple[frozenset[str], str]
+"""What a member subscribes to: names, and a regular expression or ""."""
 NONE_HELD: Final[Held] = {}
 NO_PARTITIONS: Final[Partitions] = {}
 
@@ -104,6 +107,10 @@ class ConsumerMember:
     def uses_classic(self) -> bool:
         return self.classic is not None
 
+    @property
+    def wish(self) -> Wish:
+        return self.subscribed_names, self.subscribed_regex
+
     def is_reconciled_to(self, assignment_epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.epoch == assignment_epoch
 
@@ -127,7 +134,7 @@ class ResolvedRegex:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroup:
-    """One group. `owners` and `static_members` follow from the members."""
+    """One group. `owners`, `static_members` and `wishes` follow from the members."""
 
     group_id: str
     epoch: int = INITIAL_EPOCH
@@ -142,6 +149,8 @@ class ConsumerGroup:
     """Instance id to member id."""
     owners: Map[tuple[UUID, int], str] = Map()  # noqa: RUF009
     """Who holds a partition, assigned or still to be given up."""
+    wishes: Map[Wish, int] = Map()  # noqa: RUF009
+    """How many members want the same: what all want is known without asking each of them."""
     has_old_metadata: bool = False
     """The log has a record of subscribed topics as Kafka 4.0 wrote them; it goes with the next epoch."""
 
@@ -170,34 +179,29 @@ class ConsumerGroup:
 
     def subscription_of(self, member: ConsumerMember) -> frozenset[str]:
         """The names of all topics that a member wants, whether they exist or not."""
-        resolved = self.regexes.get(member.subscribed_regex) if member.subscribed_regex else None
-        if resolved is None or not resolved.topics:
-            return member.subscribed_names
-        return member.subscribed_names | resolved.topics
+        return self._topics_of(member.wish)
+
+    def _topics_of(self, wish: Wish) -> frozenset[str]:
+        names, regex = wish
+        resolved = self.regexes.get(regex) if regex else None
+        return names if resolved is None or not resolved.topics else names | resolved.topics
 
     def subscribed_topics(self) -> frozenset[str]:
         """Of all members."""
         wanted: set[str] = set()
-        for member in self.members.values():
-            wanted |= self.subscription_of(member)
+        for wish in self.wishes:
+            wanted |= self._topics_of(wish)
         return frozenset(wanted)
 
     def is_subscribed_to(self, topic: str) -> bool:
-        return any(topic in self.subscription_of(member) for member in self.members.values())
+        return any(topic in self._topics_of(wish) for wish in self.wishes)
 
     def subscribers_of(self, regex: str) -> int:
-        return sum(member.subscribed_regex == regex for member in self.members.values()) if regex else 0
+        return sum(count for wish, count in self.wishes.items() if wish[1] == regex) if regex else 0
 
     def is_homogeneous(self) -> bool:
         """All members want the same."""
-        first: tuple[frozenset[str], str] | None = None
-        for member in self.members.values():
-            wants = (member.subscribed_names, member.subscribed_regex)
-            if first is None:
-                first = wants
-            elif wants != first:
-                return False
-        return True
+        return len(self.wishes) <= 1
 
     def preferred_assignor(self) -> str | None:
         """The one that most members name."""
@@ -236,8 +240,15 @@ class ConsumerGroup:
         static_members = self.static_members
         if member.instance_id is not None and static_members.get(member.instance_id) != member.member_id:
             static_members = static_members.set(member.instance_id, member.member_id)
+        wishes = self.wishes
+        if before is None or before.wish != member.wish:
+            wishes = _counted(wishes, before, member)
         return replace(
-            self, members=self.members.set(member.member_id, member), owners=owners, static_members=static_members
+            self,
+            members=self.members.set(member.member_id, member),
+            owners=owners,
+            static_members=static_members,
+            wishes=wishes,
         )
 
     def without_member(self, member_id: str) -> ConsumerGroup:
@@ -252,6 +263,7 @@ class ConsumerGroup:
             members=self.members.delete(member_id),
             owners=_handed(self.owners, before, None),
             static_members=static_members,
+            wishes=_counted(self.wishes, before, None),
         )
 
     def check(self) -> None:
@@ -266,9 +278,23 @@ class ConsumerGroup:
                         assert where not in held, f"{where} is held by {held[where]} and by {member.member_id}"
                         held[where] = member.member_id
         assert held == dict(self.owners), "owners follow from the members"
+        assert Counter(member.wish for member in self.members.values()) == dict(self.wishes), "so do wishes"
         assert all(
             self.members[member_id].instance_id == instance for instance, member_id in self.static_members.items()
         ), "an instance id is its member's"
+
+
+def _counted(wishes: Map[Wish, int], before: ConsumerMember | None, after: ConsumerMember | None) -> Map[Wish, int]:
+    """What the members want, when one is another."""
+    changed = wishes.mutate()
+    if before is not None:
+        if left := changed[before.wish] - 1:
+            changed[before.wish] = left
+        else:
+            del changed[before.wish]
+    if after is not None:
+        changed[after.wish] = changed.get(after.wish, 0) + 1
+    return changed.finish()
 
 
 def _handed(

@@ -2,7 +2,7 @@
 
 Owns which of a subscription exist, and the hash that a group's record keeps of them: when it changes, the group needs
 another assignment. The hash is Kafka's own, bit for bit, so that a coordinator that moves between Kafka and Fenceline
-does not see a change where there is none. Never changes anything.
+does not see a change where there is none. Never changes the metadata.
 
 The hash of a topic is the XXH3 (64 bits) of: a byte 0, the two halves of its id, its name, the number of partitions,
 and of each partition its number and the racks of its replicas, sorted. Numbers are little-endian, a string is its
@@ -31,14 +31,37 @@ def topic_ids(names: Iterable[str], image: MetadataImage) -> set[UUID]:
     return {topic.id for name in names if (topic := topics.get(name)) is not None}
 
 
-def metadata_hash(names: Iterable[str], image: MetadataImage) -> int:
-    """Of the topics that exist, as the signed number that records hold; 0 where none does."""
-    topics = image.topics_by_name
-    # Java orders strings by their UTF-16 code units; names of topics are ASCII.
-    known = [topic for name in sorted(names) if (topic := topics.get(name)) is not None]
-    if not known:
-        return _NO_HASH
-    return _signed(xxh3_64_intdigest(b"".join(_INT64.pack(topic_hash(topic, image)) for topic in known)))
+class TopicHashes:
+    """Those of one coordinator. A topic is hashed once for all groups, until it or a broker is another."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[TopicImage, object, int]] = {}
+        """By name: the topic, the brokers, the hash."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, names: Iterable[str], image: MetadataImage) -> int:
+        """Of the topics that exist, as the signed number that records hold; 0 where none does."""
+        topics = image.topics_by_name
+        # Java orders strings by their UTF-16 code units; names of topics are ASCII.
+        found = [topic for name in sorted(names) if (topic := topics.get(name)) is not None]
+        if not found:
+            return _NO_HASH
+        return _signed(xxh3_64_intdigest(b"".join(_INT64.pack(self._of_topic(topic, image)) for topic in found)))
+
+    def _of_topic(self, topic: TopicImage, image: MetadataImage) -> int:
+        known = self._known.get(topic.name)
+        if known is not None and known[0] is topic and known[1] is image.brokers:
+            return known[2]
+        if known is None and len(self._known) >= len(image.topics_by_name):
+            # Some of them are gone.
+            self._known = {name: each for name, each in self._known.items() if name in image.topics_by_name}
+        found = topic_hash(topic, image)
+        self._known[topic.name] = (topic, image.brokers, found)
+        return found
 
 
 def topic_hash(topic: TopicImage, image: MetadataImage) -> int:

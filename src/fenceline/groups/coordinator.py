@@ -23,6 +23,7 @@ from fenceline.groups.consumer_messages import (
     ConsumerHeartbeatRequest,
     DescribedConsumerGroup,
 )
+from fenceline.groups.consumer_topics import TopicHashes
 from fenceline.groups.messages import Answer, Duty
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
 from fenceline.groups.partitioning import partition_for
@@ -50,6 +51,7 @@ class GroupCoordinator:
         self._rng = rng
         self._epoch_end = epoch_end
         self._image = image
+        self._hashes = TopicHashes()
         self._timers = Timers()
         self._active: dict[int, Shard] = {}
         self._loading: dict[int, Shard] = {}
@@ -93,6 +95,7 @@ class GroupCoordinator:
             self._take_write_id,
             self._epoch_end,
             self._image,
+            self._hashes,
         )
         return shard
 

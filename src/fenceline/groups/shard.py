@@ -21,6 +21,7 @@ from fenceline.groups import records
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_groups import ConsumerGroups
 from fenceline.groups.consumer_model import ConsumerGroup
+from fenceline.groups.consumer_topics import TopicHashes
 from fenceline.groups.expiry import expired
 from fenceline.groups.membership import Membership
 from fenceline.groups.messages import (
@@ -97,6 +98,7 @@ class Shard:
         take_write_id: Callable[[], int],
         epoch_end: Callable[[str, int, int], int],
         image: Callable[[], MetadataImage],
+        hashes: TopicHashes,
     ) -> None:
         self.partition = partition
         self.epoch = epoch
@@ -112,7 +114,7 @@ class Shard:
         self.rebalance: Final = Rebalance(self)
         self.membership: Final = Membership(self, self.rebalance)
         self.offset_requests: Final = OffsetRequests(self)
-        self.consumers: Final = ConsumerGroups(self, image)
+        self.consumers: Final = ConsumerGroups(self, image, hashes)
         self._timers = timers
         self._rng = rng
         self._take_write_id = take_write_id
