@@ -15,7 +15,8 @@ from tests.groups.scripts import Script, beating, committing, fetching, joining,
 
 CONSUMER_SCRIPTS: dict[str, Script] = {}
 HEARTBEAT, DESCRIBE = ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.CONSUMER_GROUP_DESCRIBE
-SESSION_MS = 10_000
+SESSION_MS = 600_000
+"""As long as the rebalance timeout: how slow the machine is does not show."""
 
 
 def script(run: Script) -> Script:
@@ -45,7 +46,7 @@ async def beat(s: Session, group: str, member_id: str, epoch: int, *, version: i
 
 
 async def enter(s: Session, group: str, member_id: str, *topics: str, **fields: Any) -> Any:
-    asked = {"rebalance_timeout": 30_000, "subscribed_topic_names": list(topics), "topic_partitions": [], **fields}
+    asked = {"rebalance_timeout": SESSION_MS, "subscribed_topic_names": list(topics), "topic_partitions": [], **fields}
     return await beat(s, group, member_id, 0, **asked)
 
 
@@ -64,7 +65,7 @@ async def one_member_lives_and_leaves(s: Session) -> None:
     await beat(s, group, "a", 2)
     await beat(s, group, "a", 2, topic_partitions=owned(s, 0, 1, 2))
     await beat(
-        s, group, "a", 2, rebalance_timeout=30_000, subscribed_topic_names=["t"], topic_partitions=owned(s, 0, 1, 2)
+        s, group, "a", 2, rebalance_timeout=SESSION_MS, subscribed_topic_names=["t"], topic_partitions=owned(s, 0, 1, 2)
     )
     await describe(s, group, version=0)
     await describe(s, group)
@@ -253,7 +254,8 @@ def assignment(*partitions: int) -> bytes:
 
 def joining_1(s: Session, group: str, member_id: str = "", *partitions: int, **more: Any) -> dict[str, Any]:
     protocols = [{"name": "range", "metadata": subscription_1(s, *partitions)}]
-    return joining(group, member_id, protocols=protocols, session_timeout=SESSION_MS, **more)
+    times = {"session_timeout": SESSION_MS, "rebalance_timeout": SESSION_MS}
+    return joining(group, member_id, protocols=protocols, **{**times, **more})
 
 
 async def _classic_group(s: Session, group: str) -> str:
@@ -299,7 +301,7 @@ async def a_classic_consumer_among_new_ones(s: Session) -> None:
     group = "k-among"
     await enter(s, group, "n", "t")
     await s.ask(ApiKey.JOIN_GROUP, 9, **joining_1(s, group, protocol_type="connect"))
-    await s.ask(ApiKey.JOIN_GROUP, 9, **joining(group, "z"))
+    await s.ask(ApiKey.JOIN_GROUP, 9, **joining(group, "z", session_timeout=SESSION_MS))
     await s.ask(ApiKey.SYNC_GROUP, 5, **syncing(group, "z", 3))
     await s.ask(ApiKey.SYNC_GROUP, 5, **syncing(group, "z", 2))
     await s.ask(ApiKey.SYNC_GROUP, 5, **{**syncing(group, "z", 3), "protocol_name": "other"})

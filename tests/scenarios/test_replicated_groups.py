@@ -7,7 +7,6 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -302,7 +301,8 @@ def test_positions_that_a_truncation_cut_off_are_marked(cluster: LocalCluster, c
 
 
 @pytest.mark.kafka
-def test_kafkas_consumer_goes_on_when_its_coordinator_is_killed(cluster: LocalCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_kafkas_consumer_goes_on_when_its_coordinator_is_killed(cluster: LocalCluster, protocol: str) -> None:
     """In the group when it happens, and one that joins afterwards: each goes on at what was committed."""
     topic, group = f"java-{next(_names)}", f"java-group-{next(_names)}"
     create(cluster.bootstrap, topic=topic, partitions=1)
@@ -317,7 +317,7 @@ def test_kafkas_consumer_goes_on_when_its_coordinator_is_killed(cluster: LocalCl
             return RunningTool(
                 "org.apache.kafka.tools.VerifiableConsumer",
                 *("--bootstrap-server", cluster.bootstrap, "--topic", topic, "--group-id", group, "--verbose"),
-                *("--group-protocol", "classic", "--reset-policy", "earliest"),
+                *("--group-protocol", protocol, "--reset-policy", "earliest"),
             )
 
         def committed(tool: RunningTool) -> int:
