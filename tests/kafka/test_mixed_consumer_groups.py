@@ -1,5 +1,5 @@
-"""Groups of the consumer protocol whose coordinator is Kafka's broker and Fenceline's by turns: what one has written, the
-other goes on with.
+"""Groups of the consumer protocol whose coordinator is Kafka's broker and Fenceline's by turns. What one has
+written, the other goes on with.
 
 Every story of `consumer_scripts` is told to a cluster in which the coordinator moves, or is killed, after each request.
 It must be answered as if one broker had heard all of it.

@@ -1,7 +1,6 @@
 """Members of one group of the consumer protocol, by bare requests: many of them, and every answer is seen.
 
-Owns what a member has to do: give up what it is not told any more, and say so. What an answer must say is for the tests to
-say.
+Owns what a member has to do: give up what it is not told any more, and say so. Judges no answer.
 """
 
 from __future__ import annotations
