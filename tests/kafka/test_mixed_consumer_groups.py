@@ -86,6 +86,7 @@ class Readers:
                     "auto.offset.reset": "earliest",
                     "enable.auto.commit": False,
                     "max.poll.interval.ms": LONG_MS,
+                    "log_level": 0,
                     **more,
                 }
             )
@@ -169,9 +170,9 @@ class Story(MixedStage):
             )
         # Whoever looks for the first coordinator has its topic created.
         eventually(lambda: coordinator_of(self.third.port, GROUP), "groups have a coordinator", wait_s=120)
-        with Admin(self.third.bootstrap) as admin:
-            found = admin.metadata(list(TOPICS)).topics
-            return {name: found[name].topic_id for name in TOPICS}
+        with RawConnection(self.third.port) as connection:
+            asked = {"topics": [{"topic_id": None, "name": name} for name in TOPICS]}
+            return {each.name: each.topic_id for each in connection.call(ApiKey.METADATA, 12, asked).topics}
 
     def _form(self, readers: Readers) -> None:
         """Two of the consumer protocol, and a classic one that joins them."""

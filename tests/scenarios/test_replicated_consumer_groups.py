@@ -110,6 +110,7 @@ def test_librdkafka_reads_on(cluster: LocalCluster) -> None:
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "max.poll.interval.ms": LONG_MS,
+                "log_level": 0,
             }
         )
         for _ in range(3)

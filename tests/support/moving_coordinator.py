@@ -76,7 +76,7 @@ class MovingPeer:
 
     async def _until_it_can(self, client: str, api: ApiKey, version: int, fields: dict[str, Any]) -> Any:
         while True:
-            answer = await self._turns.peer.call(f"{client}-{id(self)}", api, version, fields)
+            answer = await self._turns.peer.call(client, api, version, fields)
             if NOT_NOW.isdisjoint(_codes(answer)):
                 return answer
             await asyncio.sleep(_STEP_S)
