@@ -322,6 +322,38 @@ def test_answers_wait_for_the_log_and_a_refusal_takes_everything_back() -> None:
     assert alive.outcome.error is not ErrorCode.NONE
 
 
+def test_topics_that_grew_are_looked_at_again_when_the_log_refused_what_followed() -> None:
+    world = ConsumerWorld()
+    world.enter("a", "t")
+    world.set_topics(t=5, u=2)
+    world.hold_appends = True
+    refused = world.ask("a", 2)
+    world.release(ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert refused.outcome.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.hold_appends = False
+    answer = world.beat("a", 2, owned=parts(t=range(4)))
+    assert answer.member_epoch == 3
+    assert world.consumers().members["a"].assigned.keys() == parts(t=[0]).keys()
+    assert sorted(world.consumers().members["a"].assigned[id_of("t")]) == [0, 1, 2, 3, 4]
+
+
+def test_who_was_asked_to_give_up_has_its_time_for_it_after_a_load_too() -> None:
+    world = ConsumerWorld()
+    world.enter("a", "t")
+    world.enter("b", "t")
+    world.beat("a", 2, owned=parts(t=range(4)))
+    world.advance(REBALANCE_MS - 1_000)
+    world.beat("a", 2, owned=parts(t=range(4)))
+    world.beat("b", 3)
+    world.reload()
+    world.advance(REBALANCE_MS - 1_000)
+    assert world.error("a", 2, owned=parts(t=range(4))) is ErrorCode.NONE
+    assert world.error("b", 3) is ErrorCode.NONE
+    world.advance(1_000)
+    assert world.error("a", 2, owned=parts(t=range(4))) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert world.error("b", 3) is ErrorCode.NONE
+
+
 def test_a_group_that_another_coordinator_has_is_forgotten() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")
