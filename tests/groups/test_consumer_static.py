@@ -76,3 +76,14 @@ def test_others_get_nothing_while_an_instance_is_away() -> None:
     back.beat()
     assert back.owned == held
     assert parts(t=range(4)).keys() == back.owned.keys()
+
+
+def test_a_member_that_joins_with_another_instance_id_has_only_that_one() -> None:
+    world = ConsumerWorld()
+    world.enter("a", "t", instance_id="i")
+    assert world.enter("a", "t", instance_id="j").error is ErrorCode.NONE
+    assert dict(world.consumers().static_members) == {"j": "a"}
+    before = world.consumers()
+    world.reload()
+    assert world.consumers() == before
+    assert world.enter("b", "t", instance_id="i").error is ErrorCode.NONE, "it is nobody's"
