@@ -87,6 +87,9 @@ class ConsumerWorld(World):
     def consumers(self, group: str = GROUP) -> ConsumerGroup:
         return self.shard(group).consumers.groups[group]
 
+    def partition(self, group: str = GROUP) -> int:
+        return self.coordinator.partition_of(group)
+
     def has_consumers(self, group: str = GROUP) -> bool:
         return group in self.shard(group).consumers.groups
 

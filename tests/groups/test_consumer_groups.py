@@ -322,6 +322,50 @@ def test_answers_wait_for_the_log_and_a_refusal_takes_everything_back() -> None:
     assert alive.outcome.error is not ErrorCode.NONE
 
 
+def test_an_answer_that_rests_on_what_the_log_refused_is_taken_back() -> None:
+    """Nothing was changed for it, but it tells of a change that another request made."""
+    world = ConsumerWorld()
+    world.enter("a", "t")
+    world.set_topics(t=5, u=2)
+    world.hold_appends = True
+    first = world.ask("a", 2, owned=parts(t=range(4)))
+    again = world.ask("a", 2, owned=parts(t=range(4)))
+    assert len(world.held) == 1
+    other = world.ask("z", 0, group="other", rebalance_timeout_ms=1_000, subscribed_names=(), owned={})
+    while world.held:
+        world.release(ErrorCode.NOT_ENOUGH_REPLICAS if world.held[0].partition == world.partition() else ErrorCode.NONE)
+    assert first.outcome.error is again.outcome.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert other.outcome.error is ErrorCode.NONE
+    assert world.consumers().members["a"].epoch == 2
+
+
+def test_what_was_decided_on_a_refused_change_is_refused_with_it() -> None:
+    """Even if the log takes its records."""
+    world = ConsumerWorld()
+    world.enter("a", "t")
+    before = world.consumers()
+    world.hold_appends = True
+    one = world.ask("b", 0, rebalance_timeout_ms=1_000, subscribed_names=("t",), owned={})
+    two = world.ask("c", 0, rebalance_timeout_ms=1_000, subscribed_names=("t",), owned={})
+    world.release(ErrorCode.MESSAGE_TOO_LARGE)
+    world.release()
+    assert one.outcome.error is two.outcome.error is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert world.consumers() == before
+
+
+def test_a_deletion_that_the_log_refuses_is_told() -> None:
+    world = ConsumerWorld()
+    world.enter("a", "t")
+    world.beat("a", -1)
+    world.hold_appends = True
+    ticket = Ticket("delete")
+    world.do(world.coordinator.delete_groups(ticket, [GROUP], world.now))
+    while world.held:
+        world.release(ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert ticket.outcome.errors == ((GROUP, ErrorCode.COORDINATOR_NOT_AVAILABLE),)
+    assert world.has_consumers()
+
+
 def test_topics_that_grew_are_looked_at_again_when_the_log_refused_what_followed() -> None:
     world = ConsumerWorld()
     world.enter("a", "t")

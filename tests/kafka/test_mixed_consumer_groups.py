@@ -22,7 +22,7 @@ from fenceline.client.async_admin import NewTopic
 from fenceline.errors import ErrorCode
 from fenceline.groups.consumer_settings import ConsumerSettings, Interval
 from fenceline.groups.settings import GroupSettings
-from fenceline.ids import CONSUMER_OFFSETS_TOPIC
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.testing.mixed_cluster import MixedNode
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
@@ -223,6 +223,7 @@ class Story(MixedStage):
         else:
             self._coordinate(self.theirs if before.kind == "fenceline" else self.ours)
         coordinator = self._coordinator()
+        self._await_committed()
         self.coordinated.append(coordinator.kind)
         self.described.append(described(coordinator.port, GROUP))
         return coordinator.port
@@ -238,6 +239,12 @@ class Story(MixedStage):
         order_replicas(self.third.port, CONSUMER_OFFSETS_TOPIC, {0: self._first(node)})
         self._elect(CONSUMER_OFFSETS_TOPIC, node)
         return node.port
+
+    def _await_committed(self) -> None:
+        """Kafka's coordinator tells what is below the high watermark, and that may be behind what was answered while a
+        leader is new."""
+        with Admin(self.third.bootstrap) as admin:
+            eventually(lambda: admin.list_offsets({TopicPartition(CONSUMER_OFFSETS_TOPIC, 0): "latest"}), wait_s=120)
 
     def _come_back(self) -> None:
         if self._away is not None:

@@ -152,9 +152,8 @@ class ClassicMembers:
         except MalformedSubscription:
             raise PeerError(ErrorCode.UNKNOWN_SERVER_ERROR) from None
         assignment = write_assignment(without_epochs(member.assigned), groups.image, version)
-        groups.answer_settled(
-            ticket, SyncAnswer(ErrorCode.NONE, request.protocol_type, request.protocol_name, assignment)
-        )
+        outcome = SyncAnswer(ErrorCode.NONE, request.protocol_type, request.protocol_name, assignment)
+        groups.answer_settled(ticket, outcome, (request.group_id,))
 
     # --- Heartbeat, LeaveGroup ----------------------------------------
 

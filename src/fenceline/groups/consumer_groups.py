@@ -50,6 +50,8 @@ class _Undo:
     classic: Group | None
     is_void: bool = False
     """An earlier change was taken back, and this one with it."""
+    error: ErrorCode = ErrorCode.NONE
+    """Why it was taken back."""
 
 
 class ConsumerGroups:
@@ -111,7 +113,7 @@ class ConsumerGroups:
         batch = change.batch
         if not batch:
             if ticket is not None and outcome is not None:
-                self.answer_settled(ticket, outcome)
+                self.answer_settled(ticket, outcome, (group_id,))
             return
         undo = _Undo(self.groups.get(group_id), change.replaces)
         self._undos.setdefault(group_id, []).append(undo)
@@ -123,18 +125,22 @@ class ConsumerGroups:
 
         def settled(error: ErrorCode, now: Now) -> None:
             if ticket is not None and outcome is not None:
-                self.shard.answer(ticket, refusal(outcome, error) if error else outcome)
+                why = error or undo.error
+                self.shard.answer(ticket, refusal(outcome, why) if why else outcome)
 
         def decided(error: ErrorCode, now: Now) -> None:
             self._decided(group_id, undo, change, error, now)
 
         self.shard.write(batch, settled, decided)
 
-    def answer_settled(self, ticket: Ticket, outcome: Outcome) -> None:
-        """Answer when nothing is under way any more on which the answer may rest."""
+    def answer_settled(self, ticket: Ticket, outcome: Outcome, group_ids: Iterable[str]) -> None:
+        """Answer when nothing is under way any more on which the answer may rest: changes of these groups. If one of
+        them is taken back, so is the answer."""
+        rests_on = [undo for group_id in group_ids for undo in self._undos.get(group_id, ())]
 
         def quiet(error: ErrorCode) -> None:
-            self.shard.answer(ticket, refusal(outcome, error) if error else outcome)
+            why = error or next((undo.error for undo in rests_on if undo.error), ErrorCode.NONE)
+            self.shard.answer(ticket, refusal(outcome, why) if why else outcome)
 
         if not self.shard.when_all_is_settled(quiet):
             self.shard.answer(ticket, outcome)
@@ -152,9 +158,10 @@ class ConsumerGroups:
         position = next((index for index, each in enumerate(waiting) if each is undo), None)
         if position is not None:
             if error:
+                undo.error = error
                 # What came later was decided on what this had changed: it goes with it.
                 for later in waiting[position + 1 :]:
-                    later.is_void = True
+                    later.is_void, later.error = True, error
                 del waiting[position:]
             else:
                 del waiting[position]

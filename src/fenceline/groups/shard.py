@@ -329,7 +329,7 @@ class Shard:
             self.write_tombstones(slots, doomed, _nobody)
         for consumer_group in going:
             self.consumers.remove(consumer_group, now)
-        self.consumers.answer_settled(ticket, DeleteGroupsAnswer(tuple(results)))
+        self.consumers.answer_settled(ticket, DeleteGroupsAnswer(tuple(results)), names)
 
     def _all_slots(self, group_id: str) -> list[OffsetSlot]:
         return sorted({slot for slot, _ in self.offsets.slots(group_id)} | self.offsets.open_slots(group_id))
