@@ -68,12 +68,31 @@ def test_produce_consume_and_offsets(node: EmbeddedNode) -> None:
 def test_groups(node: EmbeddedNode) -> None:
     run(node, "topics", "create", "grouped", "--partitions", "1")
     run(node, "produce", "grouped", stdin="a\nb\nc\n")
-    run(node, "groups", "reset", "readers", "grouped", "--to", "earliest")
+    run(node, "groups", "reset", "readers", "grouped", "--to-earliest", "--execute")
     described = run_json(node, "groups", "describe", "readers")
-    assert [(row["offset"], row["end"], row["lag"]) for row in described["offsets"]] == [(0, 3, 3)]
-    run(node, "groups", "reset", "readers", "grouped", "--to", "=2")
-    assert run_json(node, "groups", "describe", "readers")["offsets"][0]["lag"] == 1
+    assert described["offsets"] == [
+        {
+            "topic": "grouped",
+            "partition": 0,
+            "current_offset": 0,
+            "epoch": None,
+            "log_end": 3,
+            "lag": 3,
+            "mark": None,
+            "member": None,
+        }
+    ]
+    shown = run(node, "groups", "reset", "readers", "grouped", "--to-offset", "2")
+    assert "--execute" in shown
+    assert run_json(node, "groups", "describe", "readers")["offsets"][0]["lag"] == 3, "only shown"
+    done = run_json(node, "groups", "reset", "readers", "grouped:0", "--to-offset", "2", "--execute")
+    moved = {"topic": "grouped", "partition": 0, "current_offset": 0, "new_offset": 2, "epoch": 0, "lag": 1}
+    assert done == {"group": "readers", "executed": True, "offsets": [moved]}
+    (position,) = run_json(node, "groups", "describe", "readers")["offsets"]
+    assert (position["lag"], position["epoch"], position["mark"]) == (1, 0, None)
     assert "readers" in [row["group"] for row in run_json(node, "groups", "list")]
+    (listed,) = [row for row in run_json(node, "groups", "list", "--lag") if row["group"] == "readers"]
+    assert (listed["state"], listed["members"], listed["lag"], listed["mark"]) == ("Empty", 0, 1, None)
     run(node, "groups", "delete", "readers")
     assert "readers" not in run(node, "groups", "list")
 

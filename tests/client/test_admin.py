@@ -14,6 +14,8 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.testing.apache_kafka import free_port
 from fenceline.testing.waiting import eventually
+from tests.support.committed_offsets import join_alone
+from tests.support.raw import RawConnection
 
 MakeTopic = Callable[..., str]
 
@@ -132,6 +134,16 @@ def test_group_offsets_without_members(admin: Admin, make_topic: MakeTopic, uniq
     assert admin.list_group_offsets(group) == {}
     admin.delete_groups([group])
     assert group not in [g.group_id for g in admin.list_groups()]
+
+
+def test_a_group_whose_assignments_nobody_can_read_is_described(
+    admin: Admin, bootstrap: str, unique: Callable[[str], str]
+) -> None:
+    group, (host, _, port) = unique("odd"), bootstrap.rpartition(":")
+    with RawConnection(int(port), host=host) as connection:
+        member_id = join_alone(connection, group, 60_000, assignment=b"odd")
+        described = admin.describe_groups([group])[group]
+        assert [(each.member_id, each.assignment) for each in described.members] == [(member_id, ())]
 
 
 def test_producers_are_described(admin: Admin, bootstrap: str, make_topic: MakeTopic) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -25,6 +25,7 @@ from fenceline.groups.messages import (
     OffsetToCommit,
     SyncRequest,
     TopicToFetch,
+    WentBack,
 )
 from fenceline.groups.model import Group
 from fenceline.groups.settings import GroupSettings
@@ -56,7 +57,14 @@ class Ticket:
 class World:
     """One coordinator of every partition. With `hold_appends` writes stay under way until `release`."""
 
-    def __init__(self, settings: GroupSettings | None = None, *, partitions: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        settings: GroupSettings | None = None,
+        *,
+        partitions: Sequence[int] | None = None,
+        epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
+    ) -> None:
+        self._epoch_end = epoch_end
         self.settings = settings or GroupSettings(initial_rebalance_delay_ms=0)
         self.now = Now(START_MS, 0)
         self.rng = Random(7)
@@ -64,11 +72,12 @@ class World:
         self.held: list[Append] = []
         self.hold_appends = False
         self.batches: list[tuple[KeyValue, ...]] = []
+        self.told: list[WentBack] = []
         self.coordinator = self._new_coordinator()
         self._load(range(self.coordinator.partition_count) if partitions is None else partitions)
 
     def _new_coordinator(self) -> GroupCoordinator:
-        return GroupCoordinator(self.settings, self.rng)
+        return GroupCoordinator(self.settings, self.rng, epoch_end=self._epoch_end)
 
     def _load(self, partitions: Sequence[int] | range) -> None:
         for partition in partitions:
@@ -100,6 +109,8 @@ class World:
                     assert isinstance(ticket, Ticket)
                     assert ticket.outcome is None, f"answered twice: {ticket}, then {outcome}"
                     ticket.outcome = outcome
+                case WentBack():
+                    self.told.append(duty)
                 case Append() if self.hold_appends or self.held:
                     # A log keeps the order: what comes later is held too.
                     self.held.append(duty)
@@ -190,6 +201,10 @@ class World:
         request = CommitRequest(group, generation, member_id, instance, wanted, **more)
         self.do(self.coordinator.commit(ticket, request, self.now))
         return ticket
+
+    def commit_all(self, offsets: Mapping[tuple[str, int], tuple[int, int]]) -> Ticket:
+        """(Topic, partition) to (offset, leader epoch), in one request."""
+        return self.commit(offsets=tuple(OffsetToCommit(*where, *at) for where, at in offsets.items()))
 
     def fetch(
         self, *topics: TopicToFetch, group: str = GROUP, everything: bool = False, require_stable: bool = False

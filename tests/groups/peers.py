@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from enum import IntEnum
 from random import Random
@@ -17,15 +18,18 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 from uuid import UUID
 
+from immutables import Map
+
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
-from fenceline.metadata.image import Endpoint, PartitionImage, TopicImage
+from fenceline.metadata.features import GROUP_VERSION
+from fenceline.metadata.image import EMPTY_IMAGE, Endpoint, MetadataImage, PartitionImage, TopicImage
 from fenceline.node.clock import SystemClock
 from fenceline.node.groups_driver import GroupsDriver
-from fenceline.node.handlers import find_coordinator, group_membership, group_offsets, groups
+from fenceline.node.groups_loading import Batches
+from fenceline.node.handlers import consumer_groups, find_coordinator, group_membership, group_offsets, groups
 from fenceline.node.handlers.registry import RequestContext
-from fenceline.records.batch import BatchHeader
-from fenceline.records.build import Record, build_batch
+from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_all
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, read_response, unknown_fields, write_request, write_response
@@ -96,7 +100,9 @@ class MemoryLog:
         self.batches: dict[int, bytearray] = {}
         self._ends: dict[int, int] = {}
 
-    def append(self, topic_partition: TopicPartition, records: list[tuple[bytes | None, bytes | None]]) -> int:
+    def append(
+        self, topic_partition: TopicPartition, leader_epoch: int, records: list[tuple[bytes | None, bytes | None]]
+    ) -> int:
         assert topic_partition.topic == CONSUMER_OFFSETS_TOPIC
         partition = topic_partition.partition
         base = self._ends.get(partition, 0)
@@ -105,8 +111,11 @@ class MemoryLog:
         self._ends[partition] = base + len(records)
         return base
 
-    def read(self, topic_partition: TopicPartition) -> Iterable[tuple[BatchHeader, list[Record]]]:
+    def read(self, topic_partition: TopicPartition, leader_epoch: int) -> Batches:
         return decode_all(bytes(self.batches.get(topic_partition.partition, b"")))
+
+    def settled(self, topic_partition: TopicPartition, leader_epoch: int) -> None:
+        return None
 
     def records(self) -> list[tuple[bytes | None, bytes | None]]:
         return [
@@ -117,30 +126,44 @@ class MemoryLog:
         ]
 
 
+def peer_image(topics: Iterable[str], partitions: int, topic_ids: Mapping[str, UUID] | None = None) -> MetadataImage:
+    """Metadata of one broker with these topics, by their own ids or some."""
+    known = topic_ids or {}
+    images = {
+        name: TopicImage(known.get(name, UUID(int=10 + n)), name, (PartitionImage((1,), (1,), 1),) * partitions)
+        for n, name in enumerate(topics)
+    }
+    images[CONSUMER_OFFSETS_TOPIC] = TopicImage(
+        UUID(int=1), CONSUMER_OFFSETS_TOPIC, (PartitionImage((1,), (1,), 1),) * 50
+    )
+    return replace(
+        EMPTY_IMAGE,
+        offset=1,
+        topics_by_name=Map(images),
+        topics_by_id=Map({topic.id: topic for topic in images.values()}),
+        brokers=Map({1: broker_image(1, endpoints=(Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),))}),
+        features=Map({GROUP_VERSION: 1}),
+    )
+
+
 class HandlerPeer:
     """Our handlers on a broker that is only an image and a coordinator; bytes in, bytes out. Needs a running loop."""
 
-    def __init__(self, topics: Iterable[str], partitions: int, settings: GroupSettings) -> None:
-        images = {
-            name: TopicImage(UUID(int=10 + number), name, (PartitionImage((1,), (1,), 1),) * partitions)
-            for number, name in enumerate(topics)
-        }
-        offsets = TopicImage(UUID(int=1), CONSUMER_OFFSETS_TOPIC, (PartitionImage((1,), (1,), 1),) * 50)
-        self.topic_ids = {name: image.id for name, image in images.items()}
-        images[CONSUMER_OFFSETS_TOPIC] = offsets
+    def __init__(
+        self,
+        topics: Sequence[str],
+        partitions: int,
+        settings: GroupSettings,
+        topic_ids: Mapping[str, UUID] | None = None,
+    ) -> None:
+        image = peer_image(topics, partitions, topic_ids)
+        self.topic_ids = {name: image.topics_by_name[name].id for name in topics}
         self.log = MemoryLog()
-        self.driver = GroupsDriver(self.log.append, self.log.read, SystemClock(), settings=settings, rng=Random(1))
+        self.driver = GroupsDriver(self.log, SystemClock(), settings=settings, rng=Random(1), image=lambda: image)
         for partition in range(50):
             self.driver.on_leader(partition, 0)
-        self._broker: Any = SimpleNamespace(
-            image=SimpleNamespace(
-                topics_by_name=images,
-                topics_by_id={image.id: image for image in images.values()},
-                brokers={1: broker_image(1, endpoints=(Endpoint("PLAINTEXT", "127.0.0.1", 9092, 0),))},
-            ),
-            groups=self.driver,
-        )
-        families = (find_coordinator, group_membership, group_offsets, groups)
+        self._broker: Any = SimpleNamespace(image=image, groups=self.driver)
+        families = (find_coordinator, group_membership, group_offsets, groups, consumer_groups)
         self._apis = {api.key: api for family in families for api in family.APIS}
 
     async def call(self, client: str, api: ApiKey, version: int, fields: Seen) -> Any:

@@ -10,8 +10,10 @@ from fenceline.errors import ErrorCode, InternalError
 from fenceline.groups import records
 from fenceline.groups.messages import DeleteOffsetsAnswer, FetchedOffset, OffsetToCommit, TopicToFetch
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.states import GroupState
+from fenceline.groups.timers import TimerKey, TimerKind
 from tests.groups.helpers import GROUP, START_MS, Ticket, World, subscription
 
 NONE = ErrorCode.NONE
@@ -114,6 +116,31 @@ def test_a_commit_of_nothing_but_refused_offsets_appends_nothing() -> None:
     assert world.batches == []
 
 
+def test_what_is_settled_is_kept_packed_where_that_says_all_of_it() -> None:
+    """Of a thousand idle groups nothing else is many."""
+    world = World()
+
+    def is_packed(partition: int) -> bool:
+        return isinstance(world.shard().offsets._by_group[GROUP]["t"][partition], bytes)
+
+    world.hold_appends = True
+    world.commit(offsets=(OffsetToCommit("t", 0, 9, 3), OffsetToCommit("t", 1, 2, metadata="m")))
+    world.commit(offsets=(OffsetToCommit("t", 0, 10, 3),))
+    world.release()
+    assert not is_packed(0), "another write may still be undone"
+    world.release(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert (world.offset(), world.offset(partition=1)) == (9, 2)
+    world.hold_appends = False
+    world.commit(offsets=(OffsetToCommit("t", 0, 11, 3),))
+    assert (is_packed(0), is_packed(1)) == (True, False)
+    fetched = world.fetch(TopicToFetch("t", (0, 1))).outcome.topics[0][1]
+    assert [(each.offset, each.leader_epoch, each.metadata) for each in fetched] == [(11, 3, ""), (2, -1, "m")]
+    world.commit(offsets=(OffsetToCommit("t", 0, 5, 4),))
+    assert not is_packed(0), "it went back because of a truncation"
+    world.commit(offsets=(OffsetToCommit("t", 2, 5, 4),), retention_ms=10)
+    assert not is_packed(2), "it has an expiry of its own"
+
+
 def test_an_offset_of_another_topic_id_is_not_shown() -> None:
     world = World()
     world.commit(offsets=(OffsetToCommit("t", 0, 7, topic_id=ONE), OffsetToCommit("t", 1, 8)))
@@ -213,7 +240,7 @@ def test_offsets_of_deleted_partitions_go() -> None:
 
 
 def _expire(world: World) -> None:
-    world.shard().expire(world.now)
+    world.shard().on_timer(TimerKey(world.shard().partition, TimerKind.EXPIRY), world.now)
     duties, world.shard().duties = world.shard().duties, []
     world.do(duties)
 
@@ -333,13 +360,13 @@ def test_records_that_can_not_be_read_stop_the_load() -> None:
 def test_records_of_other_kinds_of_groups_are_passed_over() -> None:
     world = World()
     shard = world.shard()
-    shard.replay(b"\x00\x03\x00\x01g", b"\x00\x00\x00\x00\x00\x01\x00", world.now)
-    shard.replay(b"\x00\x07\x00\x01g\x00\x01m", b"\x00\x00\x01\x00", world.now)
+    shard.replay(b"\x00\x0b\x00\x01g", b"\x00\x00\x00\x00\x00\x01\x00", world.now)
+    shard.replay(b"\x00\x0d\x00\x01g\x00\x01m", b"\x00\x00\x01\x00", world.now)
     shard.replay(b"\x00\x63whatever", b"?", world.now)
     assert shard.skipped_record_count == 3
     assert world.join().outcome.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert world.commit().outcome.errors == (ErrorCode.UNKNOWN_MEMBER_ID,)
-    shard.replay(b"\x00\x03\x00\x01g", None, world.now)
+    shard.replay(b"\x00\x0b\x00\x01g", None, world.now)
     assert world.join().outcome is None
 
 
@@ -391,3 +418,30 @@ def test_subscriptions_are_read_in_every_version() -> None:
     newer = b"\x00\x03" + subscription("a", "b")[2:] + b"\x00\x00\x00\x00more"
     world.stable("x", protocols=(("range", newer),))
     assert world.group().subscribed_topics == {"a", "b"}
+
+
+def test_retention_of_many_groups_is_looked_at_a_part_at_a_time() -> None:
+    """Nobody waits for it; what a look removes goes in one batch, and the next look comes soon."""
+    groups = [name for name in (f"g-{number}" for number in range(100_000)) if partition_for(name, 50) == 7][:30]
+    world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS), partitions=[7])
+    for group in groups:
+        world.commit(group=group, offsets=tuple(OffsetToCommit("t", index, 1) for index in range(1_000)))
+    world.advance(DAY_MS - 1)
+    world.batches.clear()
+    world.advance(world.settings.offsets_retention_check_interval_ms)
+    while world.shard(groups[0]).groups:
+        world.advance(20)
+    assert 4 <= len(world.batches) <= 8
+    assert sum(len(batch) for batch in world.batches) == len(groups) * 1_001
+    assert max(len(batch) for batch in world.batches) < 7_000
+
+
+def test_a_large_group_is_deleted_in_batches_that_the_log_takes() -> None:
+    world = World()
+    for start in range(0, 12_000, 1_000):
+        world.commit(offsets=tuple(OffsetToCommit("t", start + index, 1) for index in range(1_000)))
+    world.batches.clear()
+    assert world.delete_groups(GROUP) == {GROUP: NONE}
+    assert [len(batch) for batch in world.batches] == [5_000, 5_000, 2_001]
+    world.reload()
+    assert GROUP not in world.shard().groups

@@ -39,7 +39,12 @@ class Coordinator:
 
         broker = SimpleNamespace(
             node_id=ME,
-            groups=SimpleNamespace(coordinator=SimpleNamespace(committed=lambda: iter(self.groups))),
+            groups=SimpleNamespace(
+                coordinator=SimpleNamespace(
+                    committed=lambda topics: iter([[each for each in self.groups if each[0].topic in topics]]),
+                    committed_partitions=lambda: {TOPIC: {slot.partition for slot, _ in self.groups}},
+                )
+            ),
             partitions=SimpleNamespace(open_by_name={}),
             replication=SimpleNamespace(replication_endpoint=self._endpoint, connect=dial),
             clock=SimpleNamespace(now_ms=lambda: 7_000),

@@ -69,7 +69,7 @@ def test_api_versions_lists_what_is_registered(node: EmbeddedNode, version: int)
     assert ranges[ApiKey.PRODUCE] == (0, 13)  # as Kafka tells it, for older librdkafka
     assert ranges[ApiKey.FETCH] == (4, 18)
     assert ApiKey.INIT_PRODUCER_ID in ranges
-    assert ApiKey.CONSUMER_GROUP_HEARTBEAT not in ranges
+    assert ApiKey.SHARE_GROUP_HEARTBEAT not in ranges
 
 
 def test_unknown_api_versions_version_is_answered_in_version_0(node: EmbeddedNode) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from random import Random
 
@@ -15,7 +17,9 @@ from fenceline.groups.messages import CommitRequest, FetchOffsetsRequest, JoinRe
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
 from fenceline.groups.settings import GroupSettings
 from fenceline.ids import TopicPartition
-from fenceline.node.groups_driver import LOAD_SLICE_RECORDS, Batches, GroupsDriver
+from fenceline.log.reading import LogRead
+from fenceline.node.groups_driver import GroupsDriver
+from fenceline.node.groups_loading import FIRST_SLICE_RECORDS, LOAD_SLICE_RECORDS, Batches
 from fenceline.records.batch import BatchHeader
 from fenceline.records.build import Record, build_batch
 from fenceline.records.decode import decode_all
@@ -45,16 +49,42 @@ class _Clock:
         return self.at_ms
 
 
+class _Log:
+    """What a driver writes to and reads from."""
+
+    def __init__(
+        self, append: Callable[[TopicPartition, _Pairs], Awaitable[int] | int], batches: Callable[[], Batches]
+    ) -> None:
+        self._append, self._batches = append, batches
+        self.epochs: list[int] = []
+        self.settling: asyncio.Future[None] | None = None
+
+    def append(self, topic_partition: TopicPartition, leader_epoch: int, records: _Pairs) -> Awaitable[int] | int:
+        self.epochs.append(leader_epoch)
+        return self._append(topic_partition, records)
+
+    def read(self, topic_partition: TopicPartition, leader_epoch: int) -> Batches:
+        return self._batches()
+
+    def settled(self, topic_partition: TopicPartition, leader_epoch: int) -> asyncio.Future[None] | None:
+        return self.settling
+
+
 def _driver(
     append: Callable[[TopicPartition, _Pairs], Awaitable[int] | int],
     batches: Callable[[], Batches] = lambda: (),
     clock: _Clock | None = None,
+    *,
+    commit_timeout_ms: int = 60_000,
 ) -> GroupsDriver:
+    return _driver_of(_Log(append, batches), clock, commit_timeout_ms=commit_timeout_ms)
+
+
+def _driver_of(log: _Log, clock: _Clock | None = None, *, commit_timeout_ms: int = 60_000) -> GroupsDriver:
     return GroupsDriver(
-        append,
-        lambda topic_partition: batches(),
+        log,
         clock or _Clock(),
-        settings=GroupSettings(initial_rebalance_delay_ms=0),
+        settings=GroupSettings(initial_rebalance_delay_ms=0, commit_timeout_ms=commit_timeout_ms),
         rng=Random(1),
     )
 
@@ -67,11 +97,11 @@ def _partition(driver: GroupsDriver) -> int:
     return driver.coordinator.partition_of(GROUP)
 
 
-async def _loaded(driver: GroupsDriver) -> None:
-    for _ in range(1_000):
+async def _loaded(driver: GroupsDriver, sleep_s: float = 0) -> None:
+    for _ in range(6_000):
         if not driver.coordinator.is_loading:
             return
-        await asyncio.sleep(0)
+        await asyncio.sleep(sleep_s)
     raise AssertionError("the load does not end")
 
 
@@ -189,7 +219,7 @@ async def test_a_load_that_is_overtaken_is_dropped() -> None:
     driver.on_resigned(partition)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert read == [0, 1], "nothing is read for a load that nobody waits for"
+    assert read == [0], "nothing is read for a load that nobody waits for"
     outcome = driver.commit(_commit(1)).outcome
     assert outcome is not None
     assert outcome.errors == (ErrorCode.NOT_COORDINATOR,)
@@ -229,6 +259,18 @@ async def test_transactions_of_the_log_are_replayed() -> None:
 
 
 @on_loop
+async def test_batches_that_compaction_has_emptied_are_stepped_over() -> None:
+    marker = ((b"\x00\x00\x00\x01", b"\x00\x00\x00\x00\x00\x00"),)
+    control, _ = _batch(marker, producer_id=9, producer_epoch=0, transactional=True, control=True)
+    data, _ = _batch([_pair(3)], producer_id=9, producer_epoch=0, base_sequence=0, transactional=True)
+    batches: list[tuple[BatchHeader, list[Record]]] = [(control, []), (data, []), _batch([_pair(7)]), (control, [])]
+    driver = _driver(lambda where, pairs: 0, lambda: batches)
+    driver.on_leader(_partition(driver), 0)
+    assert _offset(driver) == 7
+    driver.close()
+
+
+@on_loop
 async def test_one_timer_for_all_groups_fires_what_is_due() -> None:
     clock = _Clock()
     driver = _driver(lambda where, pairs: 0, clock=clock)
@@ -251,3 +293,213 @@ async def test_closing_answers_whoever_waits() -> None:
     reply = driver.join(_join())
     driver.close()
     assert (await reply.wait()).error is ErrorCode.NOT_COORDINATOR
+
+
+@on_loop
+async def test_appends_are_made_in_the_epoch_that_was_loaded() -> None:
+    log = _Log(lambda where, pairs: 0, lambda: ())
+    driver = _driver_of(log)
+    for epoch in (3, 5):
+        driver.on_leader(_partition(driver), epoch)
+        driver.commit(_commit(1))
+    assert log.epochs == [3, 5]
+    driver.close()
+
+
+@on_loop
+async def test_who_waits_for_replicas_that_do_not_come_is_told_to_try_again() -> None:
+    """The write stays under way: what becomes of it is the log's to say."""
+    told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    driver = _driver(lambda where, pairs: told, commit_timeout_ms=1)
+    driver.on_leader(_partition(driver), 0)
+    reply = driver.commit(_commit(5))
+    assert (await asyncio.wait_for(reply.wait(), 60)).errors == (ErrorCode.COORDINATOR_NOT_AVAILABLE,)
+    assert _offset(driver) == -1
+    told.set_result(0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert _offset(driver) == 5
+    driver.close()
+
+
+@on_loop
+async def test_groups_wait_until_what_the_log_holds_is_committed() -> None:
+    log = _Log(lambda where, pairs: 0, lambda: [_batch([_pair(7)])])
+    log.settling = asyncio.get_running_loop().create_future()
+    driver = _driver_of(log)
+    driver.on_leader(_partition(driver), 0)
+    assert _fetch_error(driver) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    log.settling.set_result(None)
+    await _loaded(driver)
+    assert _offset(driver) == 7
+    driver.close()
+
+
+@on_loop
+async def test_a_load_that_settles_too_late_is_dropped() -> None:
+    log = _Log(lambda where, pairs: 0, lambda: [_batch([_pair(7)])])
+    log.settling = asyncio.get_running_loop().create_future()
+    driver = _driver_of(log)
+    driver.on_leader(_partition(driver), 0)
+    driver.on_resigned(_partition(driver))
+    log.settling.set_result(None)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert _fetch_error(driver) is ErrorCode.NOT_COORDINATOR
+    driver.close()
+
+
+@pytest.mark.parametrize("how", ["by time", "when told"])
+@on_loop
+async def test_a_log_that_is_not_ready_is_tried_again(how: str) -> None:
+    """As while a thread cuts it, or while its leader recovers: that is no reason to leave its groups alone."""
+    is_ready = False
+
+    def batches() -> Batches:
+        yield _batch([_pair(6)])
+        if not is_ready:
+            raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        yield _batch([_pair(7)])
+
+    driver = _driver(lambda where, pairs: 0, batches)
+    partition = _partition(driver)
+    driver.on_leader(partition, 4)
+    assert _fetch_error(driver) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    is_ready = True
+    if how == "when told":
+        driver.on_leader(partition, 4)
+    else:
+        await _loaded(driver, sleep_s=0.01)
+    assert _offset(driver) == 7
+    driver.close()
+
+
+@on_loop
+async def test_topics_that_are_deleted_while_a_load_is_tried_again_leave_no_offsets() -> None:
+    is_ready = False
+
+    def batches() -> Batches:
+        yield _batch([_pair(6)])
+        if not is_ready:
+            raise PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    driver = _driver(lambda where, pairs: 0, batches)
+    driver.on_leader(_partition(driver), 4)
+    driver.on_partitions_deleted([("t", 0)])
+    is_ready = True
+    driver.on_leader(_partition(driver), 4)
+    assert _offset(driver) == -1
+    driver.close()
+
+
+@on_loop
+async def test_told_again_that_it_leads_in_the_same_epoch_it_goes_on() -> None:
+    """Something else about the partition has changed, as its in-sync set: who waits goes on waiting."""
+    reads = 0
+
+    def batches() -> Batches:
+        nonlocal reads
+        reads += 1
+        return ()
+
+    driver = _driver(lambda where, pairs: 0, batches)
+    driver.on_leader(_partition(driver), 4)
+    reply = driver.join(_join())
+    driver.on_leader(_partition(driver), 4)
+    joined = await asyncio.wait_for(reply.wait(), 60)
+    assert (joined.error, joined.generation, reads) == (ErrorCode.NONE, 1, 1)
+    driver.close()
+
+
+@on_loop
+async def test_what_is_on_the_disk_only_is_read_in_a_thread() -> None:
+    threads: list[int] = []
+
+    class Cold(LogRead):
+        def load(self) -> memoryview:
+            threads.append(threading.get_ident())
+            return memoryview(b"")
+
+    def batches() -> Batches:
+        yield _batch([_pair(6)])
+        yield Cold(0)
+        yield _batch([_pair(7)])
+
+    driver = _driver(lambda where, pairs: 0, batches)
+    driver.on_leader(_partition(driver), 4)
+    assert _fetch_error(driver) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    await _loaded(driver, sleep_s=0.01)
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+    assert _offset(driver) == 7
+    driver.close()
+
+
+@on_loop
+async def test_many_loads_leave_the_loop_its_turns() -> None:
+    """One slice a turn, however many partitions come at once."""
+    batches = [_batch([_pair(number)] * FIRST_SLICE_RECORDS) for number in range(30)]
+    driver = _driver(lambda where, pairs: 0, lambda: batches)
+    seen: list[int] = []
+    for partition in range(10):
+        driver.on_leader(partition, 0)
+    while driver.coordinator.is_loading:
+        seen.append(sum(shard.offsets.has_any(GROUP) for shard in driver.coordinator._loading.values()))
+        await asyncio.sleep(0)
+    turns_each = (30 * FIRST_SLICE_RECORDS - FIRST_SLICE_RECORDS) // LOAD_SLICE_RECORDS
+    assert len(seen) >= 10 * turns_each
+    driver.close()
+
+
+@on_loop
+async def test_topics_that_are_deleted_during_a_load_leave_no_offsets() -> None:
+    appended: list[_Pairs] = []
+
+    def append(where: TopicPartition, pairs: _Pairs) -> int:
+        appended.append(pairs)
+        return 0
+
+    batches = [_batch([_pair(number)] * FIRST_SLICE_RECORDS) for number in range(3)]
+    driver = _driver(append, lambda: batches)
+    driver.on_leader(_partition(driver), 0)
+    driver.on_partitions_deleted([("t", 0)])
+    await _loaded(driver)
+    assert _offset(driver) == -1
+    assert [pair[1] for pairs in appended for pair in pairs] == [None]
+    driver.close()
+
+
+def _fetch_error(driver: GroupsDriver) -> ErrorCode:
+    outcome = driver.fetch_offsets(FetchOffsetsRequest(GROUP, (TopicToFetch("t", (0,)),))).outcome
+    assert outcome is not None
+    return outcome.error
+
+
+@on_loop
+async def test_a_log_with_a_record_that_means_nothing_leaves_the_others_their_loads() -> None:
+    """Nobody foresaw it: the traceback is told, and this partition's groups have no coordinator."""
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(str(about.get("exception"))))
+    reads = 0
+
+    def batches() -> Batches:
+        nonlocal reads
+        reads += 1
+        is_first = reads == 1
+        for number in range(3):
+            yield _batch([_pair(number)] * FIRST_SLICE_RECORDS)
+        if is_first:
+            yield _batch([(b"\x00\x01", b"")])
+
+    driver = _driver(lambda where, pairs: 0, batches)
+    partition = _partition(driver)
+    other = (partition + 1) % driver.coordinator.partition_count
+    driver.on_leader(partition, 0)
+    driver.on_leader(other, 0)
+    await _loaded(driver)
+    assert driver.coordinator.active_partitions == {other}
+    driver.close()
+    for _ in range(3):
+        gc.collect()
+        await asyncio.sleep(0)
+    assert any("can not be read" in each for each in told)

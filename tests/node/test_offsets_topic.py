@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +17,9 @@ from fenceline.log.config import LogConfig
 from fenceline.log.disk import OsDisk
 from fenceline.log.open_files import OpenFiles
 from fenceline.log.partition_log import PartitionLog
+from fenceline.log.reading import LogRead
 from fenceline.metadata.image import LeaderRecoveryState, PartitionImage
-from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicLog
+from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicCreation, OffsetsTopicLog
 from fenceline.node.replica import Replica
 from fenceline.replica.leader import InSyncRules, LeaderState
 
@@ -71,7 +72,7 @@ def run(scenario: Callable[[], None]) -> None:
 def test_told_when_all_in_sync_have_it(tmp_path: Path) -> None:
     def scenario() -> None:
         stage = Stage(tmp_path, {1, 2, 3})
-        told = stage.topic.append(WHERE, RECORDS)
+        told = stage.topic.append(WHERE, 5, RECORDS)
         assert isinstance(told, asyncio.Future)
         stage.fetched(2, 1)
         assert not told.done()
@@ -82,7 +83,7 @@ def test_told_when_all_in_sync_have_it(tmp_path: Path) -> None:
 
 
 def test_at_once_where_nobody_is_waited_for(tmp_path: Path) -> None:
-    run(lambda: _assert_equal(Stage(tmp_path, {1}).topic.append(WHERE, RECORDS), 0))
+    run(lambda: _assert_equal(Stage(tmp_path, {1}).topic.append(WHERE, 5, RECORDS), 0))
 
 
 def _assert_equal(one: object, other: object) -> None:
@@ -92,7 +93,7 @@ def _assert_equal(one: object, other: object) -> None:
 def test_another_leader_before_it_is_committed(tmp_path: Path) -> None:
     def scenario() -> None:
         stage = Stage(tmp_path, {1, 2})
-        told = stage.topic.append(WHERE, RECORDS)
+        told = stage.topic.append(WHERE, 5, RECORDS)
         assert isinstance(told, asyncio.Future)
         stage.replica.end_leadership()
         error = told.exception()
@@ -106,33 +107,155 @@ def test_too_few_in_sync(tmp_path: Path) -> None:
     def scenario() -> None:
         stage = Stage(tmp_path, {1}, min_insync_replicas=2)
         with pytest.raises(PeerError) as caught:
-            stage.topic.append(WHERE, RECORDS)
+            stage.topic.append(WHERE, 5, RECORDS)
         assert caught.value.code is ErrorCode.NOT_ENOUGH_REPLICAS
         assert stage.replica.log.log_end_offset == 0
 
     run(scenario)
 
 
-def test_a_coordinator_waits_until_its_partition_has_recovered() -> None:
-    """KIP-704: until then it may not be read, and its groups are not broken for that."""
+def test_nothing_is_written_in_another_epoch(tmp_path: Path) -> None:
+    def scenario() -> None:
+        stage = Stage(tmp_path, {1})
+        with pytest.raises(PeerError) as caught:
+            stage.topic.append(WHERE, 4, RECORDS)
+        assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert stage.replica.log.log_end_offset == 0
+        with pytest.raises(PeerError):
+            list(stage.topic.read(WHERE, 6))
+
+    run(scenario)
+
+
+def test_settled_when_all_in_sync_have_what_is_in_the_log(tmp_path: Path) -> None:
+    async def inside() -> None:
+        stage = Stage(tmp_path, {1, 2, 3})
+        assert stage.topic.settled(WHERE, 5) is None, "nothing is in it"
+        stage.topic.append(WHERE, 5, RECORDS)
+        settled = stage.topic.settled(WHERE, 5)
+        assert settled is not None
+        stage.fetched(2, 1)
+        stage.fetched(3, 0)
+        assert not settled.done()
+        stage.fetched(3, 1)
+        await settled
+        await asyncio.sleep(0)
+        assert not stage.replica.waiters
+
+    asyncio.run(inside())
+
+
+def test_not_waited_for_where_too_few_are_in_sync(tmp_path: Path) -> None:
+    """It would take until they come back; what was acknowledged is among what is in the log in any case."""
+
+    async def inside() -> None:
+        stage = Stage(tmp_path, {1, 2}, min_insync_replicas=2)
+        stage.topic.append(WHERE, 5, RECORDS)
+        settled = stage.topic.settled(WHERE, 5)
+        assert settled is not None
+        stage.leader.isr = frozenset({1})
+        stage.replica.wake()
+        await settled
+        assert stage.topic.settled(WHERE, 5) is None
+        assert not stage.replica.waiters
+
+    asyncio.run(inside())
+
+
+def test_a_log_that_holds_nothing_up_to_its_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compaction may leave it."""
+    stage = Stage(tmp_path, {1})
+    run(lambda: _assert_equal([stage.topic.append(WHERE, 5, RECORDS) for _ in range(2)], [0, 1]))
+    real = PartitionLog.read
+
+    def read(self: PartitionLog, offset: int, max_bytes: int, *, end_offset_exclusive: int) -> LogRead:
+        return real(self, offset, max_bytes, end_offset_exclusive=1)
+
+    monkeypatch.setattr(PartitionLog, "read", read)
+    batches = [header.base_offset for header, _ in (each for each in stage.topic.read(WHERE, 5) if type(each) is tuple)]
+    assert batches == [0]
+
+
+def test_nobody_settles_it_once_another_leads(tmp_path: Path) -> None:
+    async def inside() -> None:
+        stage = Stage(tmp_path, {1, 2})
+        stage.topic.append(WHERE, 5, RECORDS)
+        settled = stage.topic.settled(WHERE, 5)
+        assert settled is not None
+        stage.replica.end_leadership()
+        with pytest.raises(PeerError):
+            await settled
+
+    asyncio.run(inside())
+
+
+def test_coordinators_follow_the_leaders_also_of_what_recovers() -> None:
+    """KIP-704: until it has recovered its log is not read; then it is told again, and so are those who wait for it."""
     calls: list[tuple[str, int]] = []
     groups: Any = SimpleNamespace(
         on_leader=lambda index, epoch: calls.append(("leader", epoch)),
         on_resigned=lambda index: calls.append(("resigned", -1)),
         set_partition_count=lambda count: None,
+        on_topics_created=lambda version: None,
     )
     placement = CoordinatorPlacement(1, groups)
 
-    def follow(state: LeaderRecoveryState) -> None:
-        after = PartitionImage((1, 2, 3), (1,), 1, leader_epoch=6, leader_recovery_state=state)
+    def follow(leader: int, state: LeaderRecoveryState) -> None:
+        after = PartitionImage((1, 2, 3), (1,), leader, leader_epoch=6, leader_recovery_state=state)
         changed = SimpleNamespace(topic=CONSUMER_OFFSETS_TOPIC, index=0, after=after)
         delta: Any = SimpleNamespace(deleted_topics=(), created_topics=(), changed_partitions=(changed,))
-        image: Any = SimpleNamespace(topics_by_name={CONSUMER_OFFSETS_TOPIC: SimpleNamespace(partitions=(after,))})
+        topic = SimpleNamespace(partitions=(after,))
+        image: Any = SimpleNamespace(offset=1, topics_by_name={CONSUMER_OFFSETS_TOPIC: topic})
         placement.follow(image, delta)
         placement.load_all(image)
 
-    follow(LeaderRecoveryState.RECOVERING)
-    assert calls == [("resigned", -1)]
+    follow(1, LeaderRecoveryState.RECOVERING)
+    follow(1, LeaderRecoveryState.RECOVERED)
+    assert calls == [("leader", 6)] * 4
     calls.clear()
-    follow(LeaderRecoveryState.RECOVERED)
-    assert calls == [("leader", 6), ("leader", 6)]
+    follow(2, LeaderRecoveryState.RECOVERED)
+    assert calls == [("resigned", -1)]
+
+
+def test_a_new_topic_knows_nothing_of_the_groups_of_the_old_one() -> None:
+    """It begins with the epochs with which the old one began."""
+    calls: list[str] = []
+    groups: Any = SimpleNamespace(
+        on_leader=lambda index, epoch: calls.append(f"leader of {index}"),
+        on_resigned=lambda index: calls.append(f"resigned {index}"),
+        on_partitions_deleted=lambda partitions: None,
+        set_partition_count=lambda count: None,
+        on_topics_created=lambda version: None,
+    )
+    topic = SimpleNamespace(name=CONSUMER_OFFSETS_TOPIC, partitions=(PartitionImage((1,), (1,), 1),) * 2)
+    delta: Any = SimpleNamespace(deleted_topics=(topic,), created_topics=(topic,), changed_partitions=())
+    image: Any = SimpleNamespace(offset=1, topics_by_name={CONSUMER_OFFSETS_TOPIC: topic})
+    CoordinatorPlacement(1, groups).follow(image, delta)
+    assert calls == ["resigned 0", "resigned 1", "leader of 0", "leader of 1"]
+
+
+def test_many_who_look_for_a_coordinator_wait_for_one_creation() -> None:
+    async def inside() -> None:
+        tries = 0
+        went_on = asyncio.Event()
+
+        async def create(names: Sequence[str]) -> None:
+            nonlocal tries
+            assert names == [CONSUMER_OFFSETS_TOPIC]
+            tries += 1
+            await went_on.wait()
+            if tries == 1:
+                raise PeerError(ErrorCode.REQUEST_TIMED_OUT)
+
+        creation = OffsetsTopicCreation(create)
+        asking = [asyncio.ensure_future(creation.create()) for _ in range(5)]
+        await asyncio.sleep(0)
+        asking[0].cancel()
+        went_on.set()
+        await asyncio.wait(asking)
+        assert tries == 1
+        assert [each.exception() for each in asking[1:]] == [None] * 4, "they find no coordinator, and ask again"
+        await creation.create()
+        assert tries == 2
+
+    asyncio.run(inside())

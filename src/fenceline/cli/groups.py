@@ -1,37 +1,109 @@
-"""`fenceline groups`."""
+"""`fenceline groups`. Works against Apache Kafka as well."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
 
-from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, done, print_json, show
+from fenceline.cli.group_epochs import with_epochs
+from fenceline.cli.group_marks import epoch_ends, marks_of, rewinds_of
+from fenceline.cli.group_reset import new_offsets, partitions_of, target_of
+from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, done, examples, print_json, show
 from fenceline.client.admin import Admin
-from fenceline.errors import OperatorError
+from fenceline.client.admin_groups import GroupDescription
+from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.groups.rewinds import Rewind
 from fenceline.ids import TopicPartition
 
 groups = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
 
+_INACTIVE = ("Empty", "Dead")
+
 
 @groups.command("list")
-def list_groups(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
+def list_groups(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    state: Annotated[list[str] | None, typer.Option(help="only those in this state; may be given again")] = None,
+    lag: Annotated[bool, typer.Option("--lag", help="members, lag and marks, too: asks for each group")] = False,
+    as_json: AsJson = False,
+) -> None:
     """All groups with their states."""
     with admin_of(bootstrap) as admin:
-        rows = [
+        listed = sorted(admin.list_groups(states=state or ()))
+        rows: list[dict[str, Any]] = [
             {"group": g.group_id, "state": g.state, "protocol_type": g.protocol_type, "type": g.group_type}
-            for g in sorted(admin.list_groups())
+            for g in listed
         ]
+        if lag:
+            rewinds = rewinds_of(admin, bootstrap, [g.group_id for g in listed])
+            for row in rows:
+                row |= _summed(_described_if_there(admin, row["group"], rewinds[row["group"]]))
         show(rows, as_json=as_json, empty="There are no groups.")
 
 
-@groups.command()
-def describe(group: str, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
-    """Members, committed offsets with their leader epochs, and lag."""
+def _summed(document: dict[str, Any] | None) -> dict[str, Any]:
+    """What a group's positions come to: the lag of all, and every mark that one of them has."""
+    if document is None:
+        return {"members": None, "lag": None, "mark": None}
+    lags = [each["lag"] for each in document["offsets"] if each["lag"] is not None]
+    marks = {mark for each in document["offsets"] if each["mark"] for mark in each["mark"].split(", ")}
+    return {
+        "members": len(document["members"]),
+        "lag": sum(lags) if lags else None,
+        "mark": ", ".join(sorted(marks)) or None,
+    }
+
+
+@groups.command(
+    epilog=examples(
+        ("fenceline groups describe readers", "positions, lag, members"),
+        ("fenceline groups describe --all --json", "every group, for programs"),
+    )
+)
+def describe(
+    group: Annotated[list[str] | None, typer.Argument(help="groups")] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    all_groups: Annotated[bool, typer.Option("--all", help="every group")] = False,
+    history: Annotated[bool, typer.Option(help="look through __consumer_offsets for positions that went back")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Members, committed offsets with their leader epochs, lag, and what became of positions.
+
+    Marks: rewound (the position went back because the log was truncated), truncated (it is in records that are not in
+    the log any more), expired (it is below the log's start), beyond (it is past the log's end).
+    """
+    if not group and not all_groups:
+        raise typer.BadParameter("name a group, or give --all")
     with admin_of(bootstrap) as admin:
-        description = admin.describe_groups([group])[group]
-        offsets = _lag(admin, group)
-        members = [
+        names = sorted(each.group_id for each in admin.list_groups()) if all_groups else list(group or ())
+        rewinds = rewinds_of(admin, bootstrap, names) if history else {}
+        of_one = _described_if_there if all_groups else _described
+        documents = [found for name in names if (found := of_one(admin, name, rewinds.get(name, {}))) is not None]
+        if as_json:
+            print_json(documents if all_groups or len(documents) != 1 else documents[0])
+            return
+        for document in documents:
+            _show_described(document)
+
+
+def _described_if_there(admin: Admin, group: str, rewinds: dict[TopicPartition, Rewind]) -> dict[str, Any] | None:
+    """None for a group that has gone meanwhile, or that is of a kind without positions, as share groups are."""
+    try:
+        return _described(admin, group, rewinds)
+    except PeerError as error:
+        if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+            return None
+        raise
+
+
+def _described(admin: Admin, group: str, rewinds: dict[TopicPartition, Rewind]) -> dict[str, Any]:
+    description = admin.describe_groups([group])[group]
+    return {
+        "group": group,
+        "state": description.state,
+        "members": [
             {
                 "member": m.member_id,
                 "instance": m.group_instance_id,
@@ -39,60 +111,163 @@ def describe(group: str, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJs
                 "partitions": [str(tp) for tp in m.assignment],
             }
             for m in description.members
-        ]
-        if as_json:
-            print_json({"group": group, "state": description.state, "members": members, "offsets": offsets})
-            return
-        print(f"Group {group} is {description.state}.")
-        show(offsets, as_json=False, empty="It has committed no offsets.")
-        if members:
-            show(members, as_json=False)
+        ],
+        "offsets": _positions(admin, group, description, rewinds),
+        "rewinds": [
+            {"topic": tp.topic, "partition": tp.partition, **rewind._asdict()} for tp, rewind in sorted(rewinds.items())
+        ],
+    }
 
 
-def _lag(admin: Admin, group: str) -> list[dict[str, object]]:
+def _positions(
+    admin: Admin, group: str, description: GroupDescription, rewinds: dict[TopicPartition, Rewind]
+) -> list[dict[str, Any]]:
+    """One row for each partition that the group has an offset for, or that a member has."""
     committed = admin.list_group_offsets(group)
-    ends = admin.list_offsets(dict.fromkeys(committed, "latest"))
-    return [
-        {
+    owners = {tp: member.member_id for member in description.members for tp in member.assignment}
+    wanted = sorted(committed.keys() | owners.keys())
+    topics = admin.metadata({tp.topic for tp in wanted}).topics if wanted else {}
+    there = [tp for tp in wanted if tp.partition in topics[tp.topic].partitions]
+    starts = admin.list_offsets(dict.fromkeys(there, "earliest"))
+    ends = admin.list_offsets(dict.fromkeys(there, "latest"))
+    epochs = epoch_ends(admin, committed)
+    rows: list[dict[str, Any]] = []
+    for tp in wanted:
+        at, end = committed.get(tp), ends[tp].offset if tp in ends else None
+        row: dict[str, Any] = {
             "topic": tp.topic,
             "partition": tp.partition,
-            "offset": offset.offset,
-            "leader_epoch": offset.leader_epoch,
-            "end": ends[tp].offset,
-            "lag": max(ends[tp].offset - offset.offset, 0),
+            "current_offset": None,
+            "epoch": None,
+            "log_end": end,
+            "lag": None,
+            "mark": None,
+            "member": owners.get(tp),
         }
-        for tp, offset in sorted(committed.items())
-    ]
+        if at is not None:
+            row |= {"current_offset": at.offset, "epoch": at.leader_epoch if at.leader_epoch >= 0 else None}
+            if end is not None:
+                row["lag"] = max(end - at.offset, 0)
+                marks = marks_of(
+                    at,
+                    log_start=starts[tp].offset,
+                    log_end=end,
+                    epoch_end=epochs.get(tp, -1),
+                    rewind=rewinds.get(tp),
+                )
+                row["mark"] = ", ".join(marks) or None
+        rows.append(row)
+    return rows
 
 
-@groups.command()
+def _show_described(document: dict[str, Any]) -> None:
+    print(f"Group {document['group']} is {document['state']}.")
+    show(document["offsets"], as_json=False, empty="It has committed no offsets.", optional=("member",))
+    for each in document["rewinds"]:
+        when = datetime.fromtimestamp(each["at_ms"] / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        print(
+            f"{each['topic']}-{each['partition']} went back from {each['from_offset']} (epoch {each['from_epoch']})"
+            f" to {each['to_offset']} (epoch {each['to_epoch']}) at {when}: the log was truncated."
+        )
+    if any("truncated" in (each["mark"] or "") for each in document["offsets"]):
+        print("Truncated: what the group has read last is not in the log any more. See: fenceline losses list")
+    if document["members"]:
+        show(document["members"], as_json=False)
+
+
+@groups.command(
+    epilog=examples(
+        ("fenceline groups reset readers hello --to-earliest", "shows what would be done"),
+        ("fenceline groups reset readers hello:0,1 --shift-by -100 --execute", "two partitions"),
+        ("fenceline groups reset readers --all-topics --by-duration PT2H --execute", "two hours back"),
+    )
+)
 def reset(
     group: str,
-    topic: str,
-    to: Annotated[str, typer.Option(help="earliest, latest, a time in ms since 1970, or an exact offset as =N")],
+    topic: Annotated[list[str] | None, typer.Argument(help="TOPIC, or TOPIC:0,1 for some partitions")] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    all_topics: Annotated[bool, typer.Option("--all-topics", help="every topic that it has offsets of")] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="to the log's start")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="to the log's end")] = False,
+    to_current: Annotated[
+        bool, typer.Option("--to-current", help="where it is; to the end where it is nowhere")
+    ] = False,
+    to_offset: Annotated[int | None, typer.Option(help="to this offset")] = None,
+    to_datetime: Annotated[
+        str | None, typer.Option(help="to the first record at or after 2026-11-22T04:30:00.000")
+    ] = None,
+    shift_by: Annotated[int | None, typer.Option(help="forward by so many records, back where negative")] = None,
+    by_duration: Annotated[str | None, typer.Option(help="back by PnDTnHnMnS from now")] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="do it; without it, only show")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move a group without members to other offsets of a topic."""
+    """Move a group without members to other offsets. Shows what would be done, unless --execute is given."""
     with admin_of(bootstrap) as admin:
-        partitions = [TopicPartition(topic, index) for index in admin.metadata([topic]).topics[topic].partitions]
-        if not partitions:
-            raise OperatorError(f"There is no topic {topic}", "See the topics with: fenceline topics list")
-        if to.startswith("="):
-            targets = dict.fromkeys(partitions, int(to[1:]))
-        else:
-            spec = int(to) if to.lstrip("-").isdigit() else to
-            ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
-            found = admin.list_offsets(dict.fromkeys(partitions, spec))
-            targets = {tp: at.offset if at.offset >= 0 else ends[tp].offset for tp, at in found.items()}
-        admin.alter_group_offsets(group, targets)
-        rows = [{"topic": tp.topic, "partition": tp.partition, "offset": at} for tp, at in sorted(targets.items())]
-        show(rows, as_json=as_json, title=f"Group {group} now starts at")
+        target = target_of(
+            earliest=to_earliest,
+            latest=to_latest,
+            current=to_current,
+            offset=to_offset,
+            when=to_datetime,
+            shift=shift_by,
+            duration=by_duration,
+        )
+        committed = admin.list_group_offsets(group)
+        if bool(topic) == all_topics:
+            raise OperatorError("Which topics is not said", "Name topics, or give --all-topics, and not both.")
+        partitions = sorted(committed) if all_topics else partitions_of(admin, topic or ())
+        state = _state(admin, group)
+        if state not in _INACTIVE:
+            raise OperatorError(
+                f"Group {group} is {state}: offsets of a group with members are its members'",
+                "Stop them, and wait until the group is Empty: fenceline groups list",
+            )
+        targets = with_epochs(admin, new_offsets(admin, target, partitions, committed))
+        if execute and targets:
+            admin.alter_group_offsets(group, targets)
+        ends = admin.list_offsets(dict.fromkeys(targets, "latest"))
+        rows = [
+            {
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "current_offset": committed[tp].offset if tp in committed else None,
+                "new_offset": at.offset,
+                "epoch": at.leader_epoch if at.leader_epoch >= 0 else None,
+                "lag": max(ends[tp].offset - at.offset, 0),
+            }
+            for tp, at in sorted(targets.items())
+        ]
+        if as_json:
+            print_json({"group": group, "executed": execute, "offsets": rows})
+            return
+        title = f"Group {group} goes on at" if execute else f"Group {group} would go on at (do it with --execute)"
+        show(rows, as_json=False, title=title, empty=f"Group {group} has committed no offsets.")
+
+
+def _state(admin: Admin, group: str) -> str:
+    """Dead where there is none: committing makes it."""
+    known = {each.group_id: each.state for each in admin.list_groups()}
+    return known.get(group, "Dead")
 
 
 @groups.command()
-def delete(group: list[str], bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
-    """Delete groups without members, with their offsets."""
+def delete(
+    group: list[str],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="only the offsets of this topic (or TOPIC:0,1); may be given again")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete groups without members, with their offsets; or only their offsets of some topics."""
     with admin_of(bootstrap) as admin:
+        if topic:
+            partitions = partitions_of(admin, topic)
+            for each in group:
+                admin.delete_group_offsets(each, partitions)
+            told = [str(tp) for tp in partitions]
+            message = f"Deleted the offsets of {', '.join(told)} of {', '.join(group)}."
+            done(message, {"groups": group, "deleted_offsets": told}, as_json=as_json)
+            return
         admin.delete_groups(group)
         done(f"Deleted {', '.join(group)}.", {"deleted": group}, as_json=as_json)

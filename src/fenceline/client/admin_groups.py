@@ -30,6 +30,8 @@ class GroupListing(NamedTuple):
 
 
 class MemberDescription(NamedTuple):
+    """`assignment` is empty where it is not a consumer's, or can not be read."""
+
     member_id: str
     group_instance_id: str | None
     client_id: str
@@ -172,6 +174,14 @@ def _by_topic(partitions: Collection[TopicPartition]) -> list[dict[str, Any]]:
     return [{"name": name, "partition_indexes": indexes} for name, indexes in grouped.items()]
 
 
+def _assigned(content: bytes) -> tuple[TopicPartition, ...]:
+    """A member's assignment is what its group's leader made of it: nobody else has looked at it before."""
+    try:
+        return decode_assignment(content)
+    except PeerError:
+        return ()
+
+
 class GroupsAdmin(ABC):
     """Mixed into `AsyncAdmin`."""
 
@@ -209,8 +219,8 @@ class GroupsAdmin(ABC):
     async def describe_groups(
         self, group_ids: Sequence[str], *, timeout_ms: float | None = None
     ) -> dict[str, GroupDescription]:
-        """Classic groups with their members. A group that does not exist is described as Dead, or raises
-        GROUP_ID_NOT_FOUND.
+        """Groups of either protocol with their members; `protocol` is the assignor of one of the consumer protocol. A
+        group that does not exist is described as Dead, or raises GROUP_ID_NOT_FOUND.
         """
         deadline = self._deadline(timeout_ms)
         described = {}
@@ -220,23 +230,26 @@ class GroupsAdmin(ABC):
                 fields = {"groups": [group_id], "include_authorized_operations": False}
                 response = await ask_coordinator(self.cluster, group_id, ApiKey.DESCRIBE_GROUPS, fields, deadline)
                 group = response.groups[0]
-                raise_group_error(
-                    self.cluster,
-                    group_id,
-                    error_code(group.error_code),
-                    f"describing group {group_id}",
-                    getattr(group, "error_message", None),
-                )
+                code = error_code(group.error_code)
+                if code is ErrorCode.GROUP_ID_NOT_FOUND:
+                    found = await self._of_consumer_protocol(group_id, deadline)
+                    if found is not None:
+                        return found
+                message = getattr(group, "error_message", None)
+                raise_group_error(self.cluster, group_id, code, f"describing group {group_id}", message)
                 return group
 
             group = await self.cluster.retrying(deadline, attempt)
+            if isinstance(group, GroupDescription):
+                described[group_id] = group
+                continue
             members = tuple(
                 MemberDescription(
                     m.member_id,
                     getattr(m, "group_instance_id", None),
                     m.client_id,
                     m.client_host,
-                    decode_assignment(bytes(m.member_assignment)) if group.protocol_type == "consumer" else (),
+                    _assigned(bytes(m.member_assignment)) if group.protocol_type == "consumer" else (),
                 )
                 for m in group.members
             )
@@ -244,6 +257,31 @@ class GroupsAdmin(ABC):
                 group_id, group.group_state, group.protocol_type, group.protocol_data, members
             )
         return described
+
+    async def _of_consumer_protocol(self, group_id: str, deadline: Deadline) -> GroupDescription | None:
+        """A group of the consumer protocol (KIP-848), described by the API of its own; None when it is none."""
+        fields = {"group_ids": [group_id], "include_authorized_operations": False}
+        response = await ask_coordinator(self.cluster, group_id, ApiKey.CONSUMER_GROUP_DESCRIBE, fields, deadline)
+        group = response.groups[0]
+        code = error_code(group.error_code)
+        if code in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
+            return None
+        raise_group_error(self.cluster, group_id, code, f"describing group {group_id}", group.error_message)
+        members = tuple(
+            MemberDescription(
+                m.member_id,
+                m.instance_id,
+                m.client_id,
+                m.client_host,
+                tuple(
+                    TopicPartition(topic.topic_name, index)
+                    for topic in m.assignment.topic_partitions
+                    for index in topic.partitions
+                ),
+            )
+            for m in group.members
+        )
+        return GroupDescription(group_id, group.group_state, "consumer", group.assignor_name, members)
 
     async def delete_groups(self, group_ids: Sequence[str], *, timeout_ms: float | None = None) -> None:
         """Delete groups without members. Raises PeerError (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND)."""

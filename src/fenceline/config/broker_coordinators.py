@@ -44,31 +44,31 @@ group.initial.rebalance.delay.ms int 3000 medium
     Milliseconds that a new group waits for more members.
 group.max.size int 2147483647 medium >=1
     Most members of a group.
-group.consumer.session.timeout.ms int 45000 medium >=1 inert
+group.consumer.session.timeout.ms int 45000 medium >=1
     Session in milliseconds of a member in the consumer protocol.
-group.consumer.min.session.timeout.ms int 45000 medium >=1 inert
+group.consumer.min.session.timeout.ms int 45000 medium >=1
     Least that a group may set for it.
-group.consumer.max.session.timeout.ms int 60000 medium >=1 inert
+group.consumer.max.session.timeout.ms int 60000 medium >=1
     Most that a group may set for it.
-group.consumer.heartbeat.interval.ms int 5000 medium >=1 inert
+group.consumer.heartbeat.interval.ms int 5000 medium >=1
     Heartbeat interval in milliseconds in the consumer protocol.
-group.consumer.min.heartbeat.interval.ms int 5000 medium >=1 inert
+group.consumer.min.heartbeat.interval.ms int 5000 medium >=1
     Least that a group may set for it.
-group.consumer.max.heartbeat.interval.ms int 15000 medium >=1 inert
+group.consumer.max.heartbeat.interval.ms int 15000 medium >=1
     Most that a group may set for it.
-group.consumer.max.size int 2147483647 medium >=1 inert
+group.consumer.max.size int 2147483647 medium >=1
     Most members of a group in the consumer protocol.
-group.consumer.assignors list uniform,range medium list inert
+group.consumer.assignors list uniform,range medium list
     Assignors of the consumer protocol; the first is the default.
-group.consumer.migration.policy string bidirectional medium in~:DISABLED,DOWNGRADE,UPGRADE,BIDIRECTIONAL inert
+group.consumer.migration.policy string bidirectional medium in~:DISABLED,DOWNGRADE,UPGRADE,BIDIRECTIONAL
     Which groups may change between classic and consumer protocol.
-group.consumer.assignment.interval.ms int 1000 medium >=0 cluster-wide inert
+group.consumer.assignment.interval.ms int 1000 medium >=0 cluster-wide
     Milliseconds between two assignments of a group in the consumer protocol.
-group.consumer.min.assignment.interval.ms int 0 medium >=0 inert
+group.consumer.min.assignment.interval.ms int 0 medium >=0
     Least that a group may set for it.
-group.consumer.max.assignment.interval.ms int 15000 medium >=0 inert
+group.consumer.max.assignment.interval.ms int 15000 medium >=0
     Most that a group may set for it.
-group.consumer.regex.refresh.interval.ms int 600000 medium >=10000 internal inert
+group.consumer.regex.refresh.interval.ms int 600000 medium >=10000 internal
     Milliseconds between two look-ups of topics that match a subscription.
 group.share.session.timeout.ms int 45000 medium >=1 inert
     Session in milliseconds of a member of a share group.

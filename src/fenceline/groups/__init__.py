@@ -1,4 +1,4 @@
-"""The classic group coordinator, sans-I/O: members, generations, assignments and committed offsets.
+"""The group coordinator, sans-I/O: members, generations and epochs, assignments and committed offsets.
 
 Owns the rules. Never does I/O, reads a clock or draws randomness by itself: `now_ms` and `rng` come in, duties go out
 (`messages.Append`, `messages.Answer`); `node.groups_driver` carries them out. State lives in `__consumer_offsets`
@@ -10,4 +10,9 @@ Owns the rules. Never does I/O, reads a clock or draws randomness by itself: `no
         rebalance.Rebalance        gathering, generations, assignments, what members wait for
         offsets.OffsetStore        what was committed, by whom, for which topic id
           model.Group, states      data of a group, the transition table
+        consumer_groups.ConsumerGroups   groups of the consumer protocol (KIP-848): their values, changes, undo
+          consumer_membership      ConsumerGroupHeartbeat: joining, subscriptions, epochs, sessions
+          consumer_reconcile       a member's next step towards the target; consumer_assignors, consumer_uniform
+          consumer_migration       from the classic protocol and back; consumer_classic serves classic members meanwhile
+          consumer_model, _records, _replay    values, bytes, and the one step from a group to the next by a record
 """

@@ -12,30 +12,51 @@ heap of deadlines, and the turning of `PeerError` into the answer of each API. S
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.clock import Now
+from fenceline.groups.consumer_membership import check_request
+from fenceline.groups.consumer_messages import (
+    ConsumerHeartbeatAnswer,
+    ConsumerHeartbeatRequest,
+    DescribedConsumerGroup,
+)
+from fenceline.groups.consumer_topics import TopicHashes
 from fenceline.groups.messages import Answer, Duty
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
 from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
 from fenceline.groups.shard import Shard
 from fenceline.groups.timers import Timers
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.rng import Rng
 
 
 class GroupCoordinator:
-    def __init__(self, settings: GroupSettings, rng: Rng, partition_count: int = DEFAULT_PARTITION_COUNT) -> None:
+    def __init__(
+        self,
+        settings: GroupSettings,
+        rng: Rng,
+        partition_count: int = DEFAULT_PARTITION_COUNT,
+        epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
+        image: Callable[[], MetadataImage] = lambda: EMPTY_IMAGE,
+    ) -> None:
+        """`epoch_end`: where a topic's partition has a leader epoch end, -1 where that is not known. `image`: the
+        newest metadata, for groups whose members the server assigns."""
         self.settings = settings
         self.partition_count = partition_count
         """Of `__consumer_offsets`; fixed once a group exists."""
         self._rng = rng
+        self._epoch_end = epoch_end
+        self._image = image
+        self._hashes = TopicHashes()
         self._timers = Timers()
         self._active: dict[int, Shard] = {}
         self._loading: dict[int, Shard] = {}
         self._last_write_id = 0
+        self._new_topics_at = -1
 
     # --- which partitions ----------------------------------------
 
@@ -56,9 +77,27 @@ class GroupCoordinator:
             if known is not None and known.epoch >= epoch:
                 return None, []
         duties = self.resign(partition, now)
-        shard = Shard(partition, epoch, self.settings, self._timers, self._rng, self._take_write_id)
-        self._loading[partition] = shard
-        return shard, duties
+        return self._new_shard(partition, epoch), duties
+
+    def restart_load(self, shard: Shard) -> Shard:
+        """The log could not be read to its end: begin anew, with a shard that knows nothing. `is_current` holds."""
+        anew = self._new_shard(shard.partition, shard.epoch)
+        anew.deleted_meanwhile(shard.take_deleted_meanwhile())
+        return anew
+
+    def _new_shard(self, partition: int, epoch: int) -> Shard:
+        shard = self._loading[partition] = Shard(
+            partition,
+            epoch,
+            self.settings,
+            self._timers,
+            self._rng,
+            self._take_write_id,
+            self._epoch_end,
+            self._image,
+            self._hashes,
+        )
+        return shard
 
     def is_current(self, shard: Shard) -> bool:
         """Whether a load still goes on for this shard; False once it was superseded or resigned."""
@@ -70,6 +109,7 @@ class GroupCoordinator:
             return []
         del self._loading[shard.partition]
         self._active[shard.partition] = shard
+        shard.consumers.membership.on_topics_created(self._new_topics_at)
         shard.resume(now)
         return _take_duties(shard)
 
@@ -148,6 +188,19 @@ class GroupCoordinator:
             shard.answer(ticket, messages.LeaveAnswer(error.code))
         return _take_duties(shard)
 
+    def consumer_heartbeat(self, ticket: messages.Ticket, request: ConsumerHeartbeatRequest, now: Now) -> list[Duty]:
+        """Of a member of the consumer protocol (KIP-848)."""
+        try:
+            check_request(request, self.settings.consumer)
+            shard = self._named_shard(request.group_id)
+        except PeerError as error:
+            return [Answer(ticket, ConsumerHeartbeatAnswer(error.code, error.message or None))]
+        try:
+            shard.consumers.membership.heartbeat(ticket, request, now)
+        except PeerError as error:
+            shard.answer(ticket, ConsumerHeartbeatAnswer(error.code, error.message or None))
+        return _take_duties(shard)
+
     def commit(self, ticket: messages.Ticket, request: messages.CommitRequest, now: Now) -> list[Duty]:
         def refuse(code: ErrorCode) -> Answer:
             return Answer(ticket, messages.CommitAnswer((code,) * len(request.offsets)))
@@ -167,7 +220,10 @@ class GroupCoordinator:
             shard = self._shard(request.group_id)
         except PeerError as error:
             return [Answer(ticket, messages.FetchOffsetsAnswer(error.code))]
-        shard.offset_requests.fetch(ticket, request)
+        try:
+            shard.offset_requests.fetch(ticket, request)
+        except PeerError as error:
+            shard.answer(ticket, messages.FetchOffsetsAnswer(error.code))
         return _take_duties(shard)
 
     def delete_offsets(self, ticket: messages.Ticket, request: messages.DeleteOffsetsRequest, now: Now) -> list[Duty]:
@@ -202,16 +258,41 @@ class GroupCoordinator:
             raise PeerError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return [listed for shard in self._active.values() for listed in shard.list_groups(states, types)]
 
-    def committed(self) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
-        """Every offset that a group coordinated here has stored; nothing may change while they are looked at."""
+    def committed(self, topics: Collection[str] | None = None) -> Iterator[list[tuple[OffsetSlot, CommittedOffset]]]:
+        """Every offset that a group coordinated here has stored, of these topics where they are given; group by group,
+        so that others can have their turn in between. What changes meanwhile is seen as it was or as it is."""
+        for partition in list(self._active):
+            shard = self._active.get(partition)
+            for group_id in shard.offsets.group_ids if shard is not None else ():
+                if self._active.get(partition) is not shard:
+                    break
+                assert shard is not None, "it has groups"
+                found = list(shard.offsets.slots(group_id, topics))
+                if found:
+                    yield found
+
+    def committed_partitions(self) -> dict[str, set[int]]:
+        """By topic: the partitions that any group coordinated here has an offset for."""
+        found: dict[str, set[int]] = {}
         for shard in self._active.values():
-            yield from shard.offsets.all_slots()
+            shard.offsets.partitions_into(found)
+        return found
 
     def describe(self, group_id: str) -> messages.DescribedGroup:
         """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""
         return self._shard(group_id).describe(group_id)
 
+    def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
+        """Raises PeerError: not coordinated here, loading, or GROUP_ID_NOT_FOUND."""
+        return self._shard(group_id).consumers.describe(group_id)
+
     # --- the log, the metadata, time ----------------------------------------
+
+    def on_topics_created(self, version: int) -> None:
+        """There are new topics in the metadata of this version, which regular expressions may match."""
+        self._new_topics_at = version
+        for shard in self._active.values():
+            shard.consumers.membership.on_topics_created(version)
 
     def appended(self, partition: int, write_id: int, now: Now) -> list[Duty]:
         return self._settle(partition, lambda shard: shard.appended(write_id, now))
@@ -219,8 +300,14 @@ class GroupCoordinator:
     def append_failed(self, partition: int, write_id: int, code: ErrorCode, now: Now) -> list[Duty]:
         return self._settle(partition, lambda shard: shard.append_failed(write_id, code, now))
 
+    def append_is_late(self, partition: int, write_id: int, now: Now) -> list[Duty]:
+        """Nobody knows yet whether it will be committed: who waits for it is told so, the write stays under way."""
+        return self._settle(partition, lambda shard: shard.late(write_id, now))
+
     def on_partitions_deleted(self, partitions: Sequence[tuple[str, int]], now: Now) -> list[Duty]:
         """Topic partitions are gone: so are the offsets committed for them."""
+        for shard in self._loading.values():
+            shard.deleted_meanwhile(partitions)
         duties: list[Duty] = []
         for shard in self._active.values():
             shard.offset_requests.on_partitions_deleted(partitions, now)

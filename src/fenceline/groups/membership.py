@@ -57,6 +57,10 @@ class Membership:
 
     def join(self, ticket: Ticket, request: JoinRequest, now: Now) -> None:
         shard = self._shard
+        if shard.consumers.classic.serves(request.group_id):
+            shard.consumers.classic.join(ticket, request, now)
+            return
+        shard.consumers.classic.make_way(request.group_id, now)
         is_unknown = request.member_id == NO_MEMBER_ID
         group = shard.groups.get(request.group_id)
         is_new_group = group is None
@@ -227,6 +231,9 @@ class Membership:
 
     def sync(self, ticket: Ticket, request: SyncRequest, now: Now) -> None:
         shard = self._shard
+        if shard.consumers.classic.serves(request.group_id):
+            shard.consumers.classic.sync(ticket, request, now)
+            return
         group = shard.groups.get(request.group_id)
         if group is None or group.state is GroupState.EMPTY:
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -254,6 +261,8 @@ class Membership:
     # --- Heartbeat, LeaveGroup ----------------------------------------
 
     def heartbeat(self, request: HeartbeatRequest, now: Now) -> HeartbeatAnswer:
+        if self._shard.consumers.classic.serves(request.group_id):
+            return self._shard.consumers.classic.heartbeat(request, now)
         group = self._shard.groups.get(request.group_id)
         if group is None:
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -268,6 +277,8 @@ class Membership:
         return HeartbeatAnswer()
 
     def leave(self, request: LeaveRequest, now: Now) -> LeaveAnswer:
+        if self._shard.consumers.classic.serves(request.group_id):
+            return self._shard.consumers.classic.leave(request, now)
         group = self._shard.groups.get(request.group_id)
         if group is None:
             return LeaveAnswer(

@@ -10,6 +10,8 @@ from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import ErrorCode
+from fenceline.groups.consumer_messages import ConsumerHeartbeatAnswer
+from fenceline.groups.rewinds import Rewind
 from fenceline.ids import ZERO_UUID
 
 Ticket: TypeAlias = object
@@ -119,6 +121,9 @@ class FetchOffsetsRequest:
     topics: tuple[TopicToFetch, ...] | None
     """None asks for every topic of the group."""
     require_stable: bool = False
+    member_id: str | None = None
+    """From OffsetFetch v9 on a member of a group of the consumer protocol says who it is, and its epoch."""
+    member_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +264,7 @@ Outcome: TypeAlias = (
     | FetchOffsetsAnswer
     | DeleteOffsetsAnswer
     | DeleteGroupsAnswer
+    | ConsumerHeartbeatAnswer
 )
 
 
@@ -269,9 +275,11 @@ KeyValue: TypeAlias = tuple[bytes, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append these records as one batch; then tell `appended` or `append_failed` with the write id."""
+    """Append these records as one batch, as the leader of this epoch and of no other; then tell `appended` or
+    `append_failed` with the write id, and `append_is_late` before that when it takes too long."""
 
     partition: int
+    leader_epoch: int
     write_id: int
     records: tuple[KeyValue, ...]
 
@@ -284,4 +292,14 @@ class Answer:
     outcome: Outcome
 
 
-Duty: TypeAlias = Append | Answer
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """A commit was taken that went back because the log was truncated: let the operator know."""
+
+    group_id: str
+    topic: str
+    partition: int
+    rewind: Rewind
+
+
+Duty: TypeAlias = Append | Answer | WentBack

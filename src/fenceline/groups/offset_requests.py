@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import records
 from fenceline.groups.clock import Now
+from fenceline.groups.consumer_model import ConsumerGroup
 from fenceline.groups.messages import (
     CommitAnswer,
     CommitRequest,
@@ -25,9 +26,11 @@ from fenceline.groups.messages import (
     FetchOffsetsRequest,
     KeyValue,
     Ticket,
+    WentBack,
 )
 from fenceline.groups.model import Group
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.rewinds import is_where_the_epoch_ends
 from fenceline.groups.states import GroupState
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ class OffsetRequests:
     def commit(self, ticket: Ticket, request: CommitRequest, now: Now) -> None:
         """One batch for all offsets of the request, answered when it is committed."""
         group = self._group_for_commit(request, now)
-        if group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
+        if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
             self._shard.rebalance.keep_alive(group, group.members[request.member_id], now)
         expire_ms = -1 if request.retention_ms == -1 else now.wall_ms + request.retention_ms
         errors: list[ErrorCode] = []
@@ -62,24 +65,51 @@ class OffsetRequests:
         if not batch:
             self._shard.answer(ticket, CommitAnswer(tuple(errors)))
             return
+        went_back: list[WentBack] = []
 
         def settled(error: ErrorCode, now: Now) -> None:
             if error is ErrorCode.NONE:
                 self._shard.answer(ticket, CommitAnswer(tuple(errors)))
+                self._shard.duties.extend(went_back)
             else:
                 self._shard.answer(ticket, CommitAnswer((error,) * len(errors)))
                 self._forget_if_bare(request.group_id)
 
         write_id = self._shard.write(batch, settled)
         for slot, value in values:
-            self._shard.offsets.put(slot, value, write_id)
+            before = self._shard.offsets.latest(slot)
+            rewound = self._shard.offsets.put(slot, self._against_the_log(slot, before, value), write_id)
+            if rewound is not None and (before is None or rewound is not before.rewound):
+                went_back.append(WentBack(*slot, rewound))
 
-    def _group_for_commit(self, request: CommitRequest, now: Now) -> Group:
-        """The group, or a new simple one. Raises PeerError in Kafka's order of checks."""
+    def _against_the_log(
+        self, slot: OffsetSlot, before: CommittedOffset | None, value: CommittedOffset
+    ) -> CommittedOffset:
+        """With its mark, where it goes back to the very place where the log was truncated."""
+        step = value.step_from(before)
+        if step is None or not is_where_the_epoch_ends(step, self._shard.epoch_end(slot, step.from_epoch)):
+            return value
+        return value._replace(rewound=step)
+
+    def _group_for_commit(self, request: CommitRequest, now: Now) -> Group | None:
+        """The group, or a new simple one; None for one of the consumer protocol. Raises PeerError in Kafka's order of
+        checks."""
+        consumers = self._shard.consumers
+        consumer_group = consumers.groups.get(request.group_id)
+        if consumer_group is not None:
+            partitions = [(each.topic_id, each.partition) for each in request.offsets]
+            consumers.check_commit(
+                consumer_group,
+                request.member_id,
+                request.generation,
+                partitions,
+                may_be_member=request.knows_group_not_found,
+            )
+            return None
         group = self._shard.groups.get(request.group_id)
         has_generation = request.generation >= 0
         if request.group_id in self._shard.foreign_groups:
-            # What a group of the newer protocol says to somebody who is none of its members.
+            # What a group of another kind says to somebody who is none of its members.
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         if group is None:
             if not has_generation:
@@ -111,6 +141,9 @@ class OffsetRequests:
 
     def fetch(self, ticket: Ticket, request: FetchOffsetsRequest) -> None:
         """`require_stable` waits for the writes under way and shows what open transactions may change as unstable."""
+        consumer_group = self._shard.consumers.groups.get(request.group_id)
+        if consumer_group is not None:
+            self._shard.consumers.check_fetch(consumer_group, request.member_id, request.member_epoch)
 
         def answer_now(error: ErrorCode) -> None:
             self._shard.answer(ticket, FetchOffsetsAnswer(error) if error else self._read(request))
@@ -145,11 +178,9 @@ class OffsetRequests:
         return FetchedOffset(slot.partition, value.offset, value.leader_epoch, value.metadata)
 
     def delete(self, ticket: Ticket, request: DeleteOffsetsRequest, now: Now) -> None:
-        group = self._shard.groups.get(request.group_id)
-        if group is None or group.state is GroupState.DEAD:
-            raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND)
-        if group.state is not GroupState.EMPTY and not group.is_consumer_group:
-            raise PeerError(ErrorCode.NON_EMPTY_GROUP)
+        group: Group | ConsumerGroup | None = self._shard.consumers.groups.get(request.group_id)
+        if group is None:
+            group = self._classic_for_delete(request.group_id)
         errors = tuple(
             ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed_to(topic) else ErrorCode.NONE
             for topic, _ in request.partitions
@@ -169,6 +200,14 @@ class OffsetRequests:
             self._shard.answer(ticket, DeleteOffsetsAnswer(error) if error else DeleteOffsetsAnswer(errors=errors))
 
         self._shard.write_tombstones(slots, (), settled)
+
+    def _classic_for_delete(self, group_id: str) -> Group:
+        group = self._shard.groups.get(group_id)
+        if group is None or group.state is GroupState.DEAD:
+            raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND)
+        if group.state is not GroupState.EMPTY and not group.is_consumer_group:
+            raise PeerError(ErrorCode.NON_EMPTY_GROUP)
+        return group
 
     def on_partitions_deleted(self, partitions: Iterable[tuple[str, int]], now: Now) -> None:
         """The topics are gone: nobody can go on from these offsets."""

@@ -1,16 +1,20 @@
 """Committed offsets of the groups of one shard. Owns values, their undo and their expiry rule; never appends.
 
 A write changes the store when it is handed to the log and is undone when the log refuses it; `Undo` remembers what was
-there before. What is visible to a plain OffsetFetch is the state without the writes that are still under way.
-Offsets inside an open transaction wait beside the store until the transaction's marker is read (`formats.md F7`).
+there before. Thousands of writes may be under way: a look at one slot costs the same. What is visible to a plain
+OffsetFetch is the state without the writes that are still under way. What is settled is kept packed where that says all
+of it (`packed`). Offsets inside an open transaction wait beside the store until the transaction's marker is read
+(`formats.md F7`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
+from fenceline.groups.packed import is_packed, pack, unpack
+from fenceline.groups.rewinds import Rewind, shows_truncation, step_back
 from fenceline.ids import ZERO_UUID
 
 
@@ -31,23 +35,47 @@ class CommittedOffset(NamedTuple):
     """ZERO_UUID: committed by name only."""
     order: int = 0
     """Position among the writes of the shard; later commits have higher ones."""
+    rewound: Rewind | None = None
+    """The last time that this position went back because the log was truncated; not stored, see `rewinds`."""
 
     def belongs_to(self, topic_id: UUID) -> bool:
         """Whether it was stored for this topic, not for an older one of the same name (since_4_0.md K32)."""
         return ZERO_UUID in (topic_id, self.topic_id) or topic_id == self.topic_id
 
+    def step_from(self, before: CommittedOffset | None) -> Rewind | None:
+        """The step back that this is, after another commit."""
+        if before is None:
+            return None
+        return step_back(
+            (before.offset, before.leader_epoch, before.topic_id),
+            (self.offset, self.leader_epoch, self.topic_id),
+            self.commit_timestamp_ms,
+        )
 
-PartitionOffsets: TypeAlias = dict[int, CommittedOffset]
+    def after(self, before: CommittedOffset | None, order: int) -> CommittedOffset:
+        """As the next value of its slot."""
+        if before is None or not before.belongs_to(self.topic_id):
+            return self._replace(order=order)
+        step = self.step_from(before)
+        if step is not None and shows_truncation(step):
+            return self._replace(order=order, rewound=step)
+        return self._replace(order=order, rewound=self.rewound or before.rewound)
+
+
+PartitionOffsets: TypeAlias = dict[int, "CommittedOffset | bytes"]
+"""By partition; bytes are packed ones."""
 Undo: TypeAlias = dict[OffsetSlot, CommittedOffset | None]
 """What a write replaced; None where there was nothing."""
 
 
 class OffsetStore:
-    __slots__ = ("_by_group", "_next_order", "_open", "_undos")
+    __slots__ = ("_by_group", "_next_order", "_open", "_under_way", "_undos")
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[str, PartitionOffsets]] = {}
         self._undos: dict[int, Undo] = {}
+        self._under_way: dict[str, dict[OffsetSlot, list[int]]] = {}
+        """By group: the writes that have an undo for a slot, oldest first."""
         self._open: dict[int, dict[OffsetSlot, CommittedOffset]] = {}
         self._next_order = 1
 
@@ -57,35 +85,49 @@ class OffsetStore:
         """The value including writes under way."""
         topics = self._by_group.get(slot.group_id)
         partitions = topics.get(slot.topic) if topics else None
-        return partitions.get(slot.partition) if partitions else None
+        value = partitions.get(slot.partition) if partitions else None
+        return unpacked(value) if isinstance(value, bytes) else value
 
     def committed(self, slot: OffsetSlot) -> CommittedOffset | None:
         """The value without writes under way."""
-        for undo in self._undos.values():
-            if slot in undo:
-                return undo[slot]
-        return self.latest(slot)
+        slots = self._under_way.get(slot.group_id)
+        writes = slots.get(slot) if slots else None
+        return self._undos[writes[0]][slot] if writes else self.latest(slot)
 
-    def slots(self, group_id: str) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
-        """Everything stored for a group, writes under way included."""
-        for topic, partitions in self._by_group.get(group_id, {}).items():
-            for partition, value in partitions.items():
-                yield OffsetSlot(group_id, topic, partition), value
-
-    def all_slots(self) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
-        """Everything stored, writes under way included; not to be changed meanwhile."""
-        for group_id in self._by_group:
-            yield from self.slots(group_id)
+    def slots(self, group_id: str, only: Collection[str] | None = None) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
+        """Everything stored for a group, writes under way included; of these topics only where they are given."""
+        topics = self._by_group.get(group_id, {})
+        for topic in topics if only is None else [topic for topic in only if topic in topics]:
+            for partition, value in topics[topic].items():
+                yield OffsetSlot(group_id, topic, partition), unpacked(value) if isinstance(value, bytes) else value
 
     def committed_slots(self, group_id: str) -> Iterator[tuple[OffsetSlot, CommittedOffset]]:
         """Everything committed for a group."""
         known = {slot for slot, _ in self.slots(group_id)}
-        for undo in self._undos.values():
-            known.update(slot for slot in undo if slot.group_id == group_id)
+        known.update(self._under_way.get(group_id, ()))
         for slot in sorted(known):
             value = self.committed(slot)
             if value is not None:
                 yield slot, value
+
+    def partitions_into(self, found: dict[str, set[int]]) -> None:
+        """Add the partitions that have offsets to those known, by topic."""
+        for topics in self._by_group.values():
+            for topic, partitions in topics.items():
+                found.setdefault(topic, set()).update(partitions)
+
+    @property
+    def group_ids(self) -> list[str]:
+        """Of groups that have stored offsets."""
+        return list(self._by_group)
+
+    @property
+    def has_open_transactions(self) -> bool:
+        return bool(self._open)
+
+    def count(self, group_id: str) -> int:
+        """How many offsets a group has stored."""
+        return sum(len(partitions) for partitions in self._by_group.get(group_id, {}).values())
 
     def has_any(self, group_id: str) -> bool:
         return group_id in self._by_group
@@ -102,12 +144,16 @@ class OffsetStore:
 
     def on_partitions(self, partitions: set[tuple[str, int]]) -> list[OffsetSlot]:
         """Every slot of these topic partitions, in open transactions too."""
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            by_topic.setdefault(topic, []).append(partition)
         found = {
             OffsetSlot(group_id, topic, partition)
             for group_id, topics in self._by_group.items()
-            for topic, offsets in topics.items()
-            for partition in offsets
-            if (topic, partition) in partitions
+            for topic, indexes in by_topic.items()
+            if topic in topics
+            for partition in indexes
+            if partition in topics[topic]
         }
         found.update(
             slot for pending in self._open.values() for slot in pending if (slot.topic, slot.partition) in partitions
@@ -116,34 +162,79 @@ class OffsetStore:
 
     # --- writing ----------------------------------------
 
-    def put(self, slot: OffsetSlot, value: CommittedOffset | None, write_id: int | None = None) -> None:
-        """Set or (None) remove a value. With a write id it can be undone until `settle`."""
+    def put(self, slot: OffsetSlot, value: CommittedOffset | None, write_id: int | None = None) -> Rewind | None:
+        """Set or (None) remove a value. With a write id it can be undone until `settle`. Gives the mark it has then."""
+        before = self.latest(slot)
         if write_id is not None:
-            self._undos.setdefault(write_id, {}).setdefault(slot, self.latest(slot))
+            undo = self._undos.setdefault(write_id, {})
+            if slot not in undo:
+                undo[slot] = before
+                self._under_way.setdefault(slot.group_id, {}).setdefault(slot, []).append(write_id)
         if value is None:
             self._drop(slot)
             for pending in self._open.values():
                 pending.pop(slot, None)
-            return
-        self._store(slot, value._replace(order=self._take_order()))
+            return None
+        stored = value.after(before, self._take_order())
+        self._store(slot, stored)
+        return stored.rewound
 
     def settle(self, write_id: int) -> None:
         """The write is committed."""
-        self._undos.pop(write_id, None)
+        for slot in self._undos.pop(write_id, ()):
+            if self._not_under_way(slot, write_id) is None and not self._open:
+                self._pack_settled(slot)
+
+    def _pack_settled(self, slot: OffsetSlot) -> None:
+        partitions = self._by_group.get(slot.group_id, {}).get(slot.topic, {})
+        value = partitions.get(slot.partition)
+        if (
+            isinstance(value, CommittedOffset)
+            and value.rewound is None
+            and not value.metadata
+            and value.expire_timestamp_ms == -1
+        ):
+            packed = pack(value.offset, value.leader_epoch, value.commit_timestamp_ms, value.topic_id)
+            partitions[slot.partition] = packed
 
     def undo(self, write_id: int) -> None:
         """The log refused the write: what it replaced is back, unless a later write replaced it again."""
-        refused = self._undos.pop(write_id, {})
-        for slot, before in refused.items():
-            later = next(
-                (undo for other, undo in sorted(self._undos.items()) if other > write_id and slot in undo), None
-            )
+        for slot, before in self._undos.pop(write_id, {}).items():
+            later = self._not_under_way(slot, write_id)
             if later is not None:
-                later[slot] = before
+                self._undos[later][slot] = before
             elif before is None:
                 self._drop(slot)
             else:
                 self._store(slot, before)
+
+    def _not_under_way(self, slot: OffsetSlot, write_id: int) -> int | None:
+        """This write's undo is gone. The next write that has one for the slot."""
+        slots = self._under_way[slot.group_id]
+        writes = slots[slot]
+        position = writes.index(write_id)
+        del writes[position]
+        if position < len(writes):
+            return writes[position]
+        if not writes:
+            del slots[slot]
+            if not slots:
+                del self._under_way[slot.group_id]
+        return None
+
+    # --- loading ----------------------------------------
+
+    def make_room(self, slot: OffsetSlot) -> PartitionOffsets:
+        """Where the offsets of the slot's group and topic lie. It stays this object until the last of them is removed;
+        the slot's own is to be put there."""
+        return self._by_group.setdefault(slot.group_id, {}).setdefault(slot.topic, {})
+
+    def pack(self, slot: OffsetSlot, value: bytes) -> None:
+        """Keep the slot's offset, which was stored out of this record's value, packed if that says all of it."""
+        partitions = self._by_group[slot.group_id][slot.topic]
+        stored = partitions[slot.partition]
+        if isinstance(stored, CommittedOffset) and stored.rewound is None and is_packed(value):
+            partitions[slot.partition] = value
 
     def put_open(self, producer_id: int, slot: OffsetSlot, value: CommittedOffset) -> None:
         """An offset inside a transaction of this producer."""
@@ -154,7 +245,7 @@ class OffsetStore:
         for slot, value in self._open.pop(producer_id, {}).items():
             current = self.latest(slot)
             if committed and (current is None or current.order < value.order):
-                self._store(slot, value)
+                self._store(slot, value.after(current, value.order))
 
     def _take_order(self) -> int:
         order = self._next_order
@@ -174,6 +265,12 @@ class OffsetStore:
             del topics[slot.topic]
         if not topics:
             del self._by_group[slot.group_id]
+
+
+def unpacked(value: bytes) -> CommittedOffset:
+    """The offset of packed bytes."""
+    offset, leader_epoch, commit_ms, topic_id = unpack(value)
+    return CommittedOffset(offset, leader_epoch, "", commit_ms, -1, topic_id)
 
 
 def is_expired(value: CommittedOffset, *, base_timestamp_ms: int, now_ms: int, retention_ms: int) -> bool:

@@ -1,6 +1,7 @@
 """The records of `__consumer_offsets` that classic groups need: schemas, bytes, and their meaning as values.
 
-Owns `formats.md F7` for key types 0-2 and the knowledge which other key types exist. Decides nothing.
+Owns `formats.md F7` for key types 0-2 and the knowledge which other key types exist; those of the consumer protocol are
+`consumer_records`'s. Decides nothing.
 
 A key is an int16 type followed by its fields, a value an int16 version followed by its fields, no value a tombstone.
 Written as Kafka 4.3.1 does (since_4_0.md K32, checked against it in tests): offsets in version 4, or 1 when the commit
@@ -16,9 +17,11 @@ from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import InternalError
+from fenceline.groups import consumer_records
 from fenceline.groups.messages import KeyValue
 from fenceline.groups.model import Group
-from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.offsets import CommittedOffset, OffsetSlot, unpacked
+from fenceline.groups.packed import is_packed, pack
 from fenceline.ids import ZERO_UUID
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.message import codec, kafka
@@ -26,8 +29,8 @@ from fenceline.wire.message import codec, kafka
 LEGACY_OFFSET_KEY: Final = 0
 OFFSET_KEY: Final = 1
 GROUP_KEY: Final = 2
-FOREIGN_GROUP_KEYS: Final = frozenset({3, 11, 17})
-"""Metadata of consumer, share and streams groups: says that a group of another kind exists."""
+FOREIGN_GROUP_KEYS: Final = frozenset({11, 17})
+"""Metadata of share and streams groups: says that a group of another kind exists."""
 OFFSET_VERSION: Final = 4
 OFFSET_VERSION_WITH_EXPIRY: Final = 1
 GROUP_VERSION: Final = 3
@@ -120,7 +123,7 @@ class Unserved(NamedTuple):
     key_type: int
 
 
-Meaning: TypeAlias = OffsetCommitted | GroupStored | ForeignGroup | Unserved
+Meaning: TypeAlias = OffsetCommitted | GroupStored | ForeignGroup | Unserved | consumer_records.ConsumerMeaning
 
 
 def decode(key: bytes | None, value: bytes | None) -> Meaning:
@@ -130,9 +133,7 @@ def decode(key: bytes | None, value: bytes | None) -> Meaning:
     try:
         (key_type,) = _INT16.unpack_from(key)
         if key_type in (LEGACY_OFFSET_KEY, OFFSET_KEY):
-            name, _ = _OFFSET_KEY.decode(0, key, 2)
-            slot = OffsetSlot(name.group, name.topic, name.partition)
-            return OffsetCommitted(slot, None if value is None else _offset_of(value))
+            return OffsetCommitted(_slot_of(key), None if value is None else _offset_of(value))
         if key_type == GROUP_KEY:
             group_key, _ = _GROUP_KEY.decode(0, key, 2)
             return GroupStored(group_key.group, None if value is None else _group_of(value))
@@ -141,10 +142,28 @@ def decode(key: bytes | None, value: bytes | None) -> Meaning:
             return ForeignGroup(group_key.group, value is not None)
     except (struct.error, MalformedRequest) as error:
         raise InternalError(f"a record of a coordinator can not be read: {error} (key {key.hex()})") from error
-    return Unserved(key_type)
+    return consumer_records.decode(key_type, key, value) or Unserved(key_type)
+
+
+def _slot_of(key: bytes) -> OffsetSlot:
+    """Of an offset's key. Raises struct.error, MalformedRequest."""
+    # By hand: a load reads one of these for each topic of each group.
+    (group_size,) = _INT16.unpack_from(key, 2)
+    topic_at = 4 + group_size + 2
+    (topic_size,) = _INT16.unpack_from(key, topic_at - 2)
+    if group_size < 0 or topic_size < 0 or topic_at + topic_size + _PARTITION.size != len(key):
+        name, _ = _OFFSET_KEY.decode(0, key, 2)
+        return OffsetSlot(name.group, name.topic, name.partition)
+    group, topic = key[4 : topic_at - 2], key[topic_at : -_PARTITION.size]
+    try:
+        return OffsetSlot(group.decode(), topic.decode(), partition_of_key(key))
+    except UnicodeDecodeError as error:
+        raise MalformedRequest(str(error)) from None
 
 
 def _offset_of(value: bytes) -> CommittedOffset:
+    if is_packed(value):
+        return unpacked(value)
     (version,) = _INT16.unpack_from(value)
     stored, _ = _OFFSET_VALUE.decode(version, value, 2)
     return CommittedOffset(
@@ -155,6 +174,36 @@ def _offset_of(value: bytes) -> CommittedOffset:
         stored.expire_timestamp,
         stored.topic_id,
     )
+
+
+_OFFSET_KEY_TYPE: Final = _INT16.pack(OFFSET_KEY)
+_PARTITION: Final = struct.Struct(">i")
+_KEY_HEAD: Final = struct.Struct(">hh")
+_MOST_STRING_BYTES: Final = 2**15 - 1
+
+
+def is_offset_key(key: bytes) -> bool:
+    """Whether it is a key as offsets are written today."""
+    return key[:2] == _OFFSET_KEY_TYPE
+
+
+def decode_slot(key: bytes) -> OffsetSlot:
+    """Of an offset's key. Raises InternalError on bytes that can not be read."""
+    try:
+        return _slot_of(key)
+    except (struct.error, MalformedRequest) as error:
+        raise InternalError(f"a record of a coordinator can not be read: {error} (key {key.hex()})") from error
+
+
+def group_of_key(key: bytes) -> bytes:
+    """Of an offset's key: the group's name, as UTF-8."""
+    return key[4 : 4 + int.from_bytes(key[2:4])]
+
+
+def partition_of_key(key: bytes) -> int:
+    """Of an offset's key, which ends with it."""
+    index: int = _PARTITION.unpack_from(key, len(key) - _PARTITION.size)[0]
+    return index
 
 
 def _group_of(value: bytes) -> GroupMetadataValue:
@@ -175,6 +224,8 @@ def transaction_end(key: bytes | None) -> bool | None:
 
 
 def offset_record(slot: OffsetSlot, value: CommittedOffset) -> KeyValue:
+    if not value.metadata and value.expire_timestamp_ms < 0:
+        return _offset_key(slot), pack(value.offset, value.leader_epoch, value.commit_timestamp_ms, value.topic_id)
     version = OFFSET_VERSION if value.expire_timestamp_ms < 0 else OFFSET_VERSION_WITH_EXPIRY
     body = OffsetCommitValue(
         value.offset,
@@ -227,7 +278,12 @@ def group_tombstone(group_id: str) -> KeyValue:
 
 
 def _offset_key(slot: OffsetSlot) -> bytes:
-    return _INT16.pack(OFFSET_KEY) + _OFFSET_KEY.encode(0, OffsetCommitKey(*slot))
+    group, topic = slot.group_id.encode(), slot.topic.encode()
+    if max(len(group), len(topic)) > _MOST_STRING_BYTES:
+        return _OFFSET_KEY_TYPE + _OFFSET_KEY.encode(0, OffsetCommitKey(*slot))  # which says what is wrong
+    return b"".join(
+        (_KEY_HEAD.pack(OFFSET_KEY, len(group)), group, _INT16.pack(len(topic)), topic, _PARTITION.pack(slot.partition))
+    )
 
 
 def _group_key(group_id: str) -> bytes:

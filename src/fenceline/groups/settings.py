@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from fenceline.groups.consumer_settings import ConsumerSettings
 
 DEFAULT_PARTITION_COUNT: Final = 50
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
@@ -24,6 +26,10 @@ class GroupSettings:
     """`offset.metadata.max.bytes`; Kafka counts UTF-16 code units."""
     offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1000
     offsets_retention_check_interval_ms: int = 600_000
+    commit_timeout_ms: int = 5_000
+    """`offsets.commit.timeout.ms`: how long who asked waits for a write to be committed."""
+    consumer: ConsumerSettings = field(default_factory=ConsumerSettings)
+    """Of groups of the consumer protocol."""
 
     @staticmethod
     def from_lookup(get: Callable[[str], object | None]) -> GroupSettings:
@@ -44,4 +50,6 @@ class GroupSettings:
             offsets_retention_check_interval_ms=number(
                 "offsets.retention.check.interval.ms", base.offsets_retention_check_interval_ms
             ),
+            commit_timeout_ms=number("offsets.commit.timeout.ms", base.commit_timeout_ms),
+            consumer=ConsumerSettings.from_lookup(get),
         )

@@ -4,19 +4,24 @@ Owns the order of writes and answers, timers, and groups as a whole (lists, dele
 offsets `offset_requests`'s. Never appends by itself: it asks for it with `messages.Append` and is told how it went.
 
 Invariants: a change that a client was told of is in the log; a write that the log refused leaves no trace in the
-offsets; an answer that depends on a write goes out when that write is settled, never before.
+offsets; an answer that depends on a write goes out when that write is settled, never before. Who has waited too long
+is told to try again (`late`), and the write stays under way: whether it is committed is the log's to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import records
 from fenceline.groups.clock import Now
+from fenceline.groups.consumer_groups import ConsumerGroups
+from fenceline.groups.consumer_model import ConsumerGroup
+from fenceline.groups.consumer_topics import TopicHashes
 from fenceline.groups.expiry import expired
 from fenceline.groups.membership import Membership
 from fenceline.groups.messages import (
@@ -34,14 +39,17 @@ from fenceline.groups.model import Group
 from fenceline.groups.offset_requests import OffsetRequests
 from fenceline.groups.offsets import OffsetSlot, OffsetStore
 from fenceline.groups.rebalance import Rebalance
-from fenceline.groups.replay import replay_record
+from fenceline.groups.replay import Replay, replay_record
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.states import GroupState, Step
 from fenceline.groups.timers import TimerKey, TimerKind, Timers
 from fenceline.rng import Rng
 
+if TYPE_CHECKING:
+    from fenceline.metadata.image import MetadataImage
+
 Settled: TypeAlias = Callable[[ErrorCode, Now], None]
-"""Called once when a write is committed (NONE) or refused."""
+"""Called once when a write is committed (NONE) or refused; for who waits for an answer also when it takes too long."""
 Quiet: TypeAlias = Callable[[ErrorCode], None]
 """Called once when no write is under way any more, or with the error when that can not be waited for."""
 
@@ -57,12 +65,25 @@ _ANSWER_TO_REFUSAL: Final[Mapping[ErrorCode, ErrorCode]] = {
 }
 """Clients of coordinators do not expect a log's errors; this is what Kafka's coordinators say instead."""
 
+_MOST_TOMBSTONES: Final = 5_000
+"""In one batch, which the log would refuse were it larger than the topic's max.message.bytes."""
+_OFFSETS_A_LOOK: Final = 5_000
+_LOOK_AGAIN_MS: Final = 20
+"""Retention is looked at for so many offsets, and then others have their turn for so long."""
+
+
+def _nobody(error: ErrorCode, now: Now) -> None:
+    """Waits for a write."""
+
 
 @dataclass(slots=True)
 class _Write:
     """What waits for one append."""
 
     settled: list[Settled]
+    """Who waits for an answer."""
+    decided: Settled | None = None
+    """What has to follow from the log's decision, however long that takes."""
     quiet: list[Quiet] = field(default_factory=list)
 
 
@@ -75,6 +96,9 @@ class Shard:
         timers: Timers,
         rng: Rng,
         take_write_id: Callable[[], int],
+        epoch_end: Callable[[str, int, int], int],
+        image: Callable[[], MetadataImage],
+        hashes: TopicHashes,
     ) -> None:
         self.partition = partition
         self.epoch = epoch
@@ -84,16 +108,22 @@ class Shard:
         self.duties: list[Duty] = []
         self.write_count = 0
         self.skipped_record_count = 0
-        """Records of kinds that this coordinator does not serve (consumer, share and streams groups)."""
+        """Records of kinds that this coordinator does not serve (share and streams groups)."""
         self.foreign_groups: set[str] = set()
-        """Groups of the newer consumer protocol in the log: they exist, but not for the classic protocol."""
+        """Share and streams groups in the log: they exist, but not for consumers."""
         self.rebalance: Final = Rebalance(self)
         self.membership: Final = Membership(self, self.rebalance)
         self.offset_requests: Final = OffsetRequests(self)
+        self.consumers: Final = ConsumerGroups(self, image, hashes)
         self._timers = timers
         self._rng = rng
         self._take_write_id = take_write_id
+        self._epoch_end = epoch_end
         self._writes: dict[int, _Write] = {}
+        """Under way, oldest first."""
+        self._deleted_meanwhile: list[tuple[str, int]] = []
+        self._to_look_at: list[str] = []
+        """Groups whose retention is still to be looked at in this round, the next one last."""
 
     # --- duties, timers, ids ----------------------------------------
 
@@ -106,8 +136,22 @@ class Shard:
     def disarm(self, kind: TimerKind, group_id: str, member_id: str = "") -> None:
         self._timers.disarm(TimerKey(self.partition, kind, group_id, member_id))
 
+    def is_armed(self, kind: TimerKind, group_id: str, member_id: str = "") -> bool:
+        return self._timers.deadline_ms(TimerKey(self.partition, kind, group_id, member_id)) is not None
+
+    def random_bits(self, count: int) -> int:
+        return self._rng.getrandbits(count)
+
+    def has_group(self, group_id: str) -> bool:
+        """Of any kind."""
+        return group_id in self.groups or group_id in self.consumers.groups or group_id in self.foreign_groups
+
     def new_member_id(self, prefix: str) -> str:
         return f"{prefix}-{UUID(int=self._rng.getrandbits(128), version=4)}"
+
+    def epoch_end(self, slot: OffsetSlot, leader_epoch: int) -> int:
+        """Where the log of the slot's partition has this epoch end now; -1 where that is not known here."""
+        return self._epoch_end(slot.topic, slot.partition, leader_epoch)
 
     def create_group(self, group_id: str, now: Now) -> Group:
         if group_id in self.foreign_groups:
@@ -117,19 +161,19 @@ class Shard:
 
     # --- writes ----------------------------------------
 
-    def write(self, batch: Sequence[KeyValue], settled: Settled) -> int:
-        """Ask for one append; `settled` hears how it went. Returns the write id."""
+    def write(self, batch: Sequence[KeyValue], settled: Settled, decided: Settled | None = None) -> int:
+        """Ask for one append; `settled` answers whoever waits for it, `decided` hears the log's word. The write id."""
         write_id = self._take_write_id()
-        self._writes[write_id] = _Write([settled])
+        self._writes[write_id] = _Write([settled], decided)
         self.write_count += 1
-        self.duties.append(Append(self.partition, write_id, tuple(batch)))
+        self.duties.append(Append(self.partition, self.epoch, write_id, tuple(batch)))
         return write_id
 
     def write_group(
         self,
         group: Group,
         now: Now,
-        settled: Settled = lambda error, now: None,
+        settled: Settled = _nobody,
         assignments: Mapping[str, bytes] | None = None,
     ) -> None:
         """Store a group. `assignments` are those to store when they are not the members' own yet."""
@@ -137,12 +181,13 @@ class Shard:
 
     def write_new_group(self, group: Group) -> None:
         """Store that the group exists; nobody waits for it."""
-        self.write((records.new_group_record(group),), lambda error, now: None)
+        self.write((records.new_group_record(group),), _nobody)
 
     def answer_with_last_write(self, ticket: Ticket, outcome: Outcome, refusal: Callable[[ErrorCode], Outcome]) -> None:
         """Answer when the newest write is settled; with `refusal` when the log refuses it."""
-        write = self._writes[max(self._writes)]
-        write.settled.append(lambda error, now: self.answer(ticket, refusal(error) if error else outcome))
+        self._newest_write().settled.append(
+            lambda error, now: self.answer(ticket, refusal(error) if error else outcome)
+        )
 
     def appended(self, write_id: int, now: Now) -> None:
         """The write is committed. A write that this shard does not know is an old one: ignored."""
@@ -152,6 +197,22 @@ class Shard:
         """The log refused the write with this code."""
         self._settle(write_id, _ANSWER_TO_REFUSAL.get(code, code), now)
 
+    def late(self, write_id: int, now: Now) -> None:
+        """The write is in the log and not committed for too long: who waits for it may ask again."""
+        write = self._writes.get(write_id)
+        if write is None:
+            return
+        error = _ANSWER_TO_REFUSAL[ErrorCode.REQUEST_TIMED_OUT]
+        settled, write.settled = write.settled, []
+        quiet, write.quiet = write.quiet, []
+        for each in settled:
+            each(error, now)
+        for waiter in quiet:
+            waiter(error)
+
+    def _newest_write(self) -> _Write:
+        return self._writes[next(reversed(self._writes))]
+
     def _settle(self, write_id: int, error: ErrorCode, now: Now) -> None:
         write = self._writes.pop(write_id, None)
         if write is None:
@@ -160,6 +221,8 @@ class Shard:
             self.offsets.settle(write_id)
         else:
             self.offsets.undo(write_id)
+        if write.decided is not None:
+            write.decided(error, now)
         for settled in write.settled:
             settled(error, now)
         self._settle_quiet(write)
@@ -168,13 +231,13 @@ class Shard:
         """Call `quiet` when the writes under way are settled; False, and nothing is called, when there are none."""
         if not self._writes:
             return False
-        self._writes[max(self._writes)].quiet.append(quiet)
+        self._newest_write().quiet.append(quiet)
         return True
 
     def _settle_quiet(self, write: _Write) -> None:
         if self._writes and write.quiet:
             # Writes settle in the order of the log; should one before still be open, its end is what to wait for.
-            self._writes[max(self._writes)].quiet.extend(write.quiet)
+            self._newest_write().quiet.extend(write.quiet)
             return
         for quiet in write.quiet:
             quiet(ErrorCode.NONE)
@@ -182,23 +245,28 @@ class Shard:
     # --- removal ----------------------------------------
 
     def write_tombstones(self, slots: Sequence[OffsetSlot], groups: Sequence[Group], settled: Settled) -> None:
-        """Remove offsets and whole groups in one batch; both come back when the log refuses."""
+        """Remove offsets, and then whole groups, in one batch where it is not too many; `settled` hears of the last
+        one. What the log refuses comes back."""
 
-        def finished(error: ErrorCode, now: Now) -> None:
+        def decided(error: ErrorCode, now: Now) -> None:
             for group in groups:
                 if error is ErrorCode.NONE:
                     group.take(Step.REMOVED, now.wall_ms)
                 else:
                     self.groups.setdefault(group.group_id, group)
-            settled(error, now)
 
+        while len(slots) > _MOST_TOMBSTONES:
+            some, slots = slots[:_MOST_TOMBSTONES], slots[_MOST_TOMBSTONES:]
+            self._drop_slots(some, self.write([records.offset_tombstone(slot) for slot in some], _nobody))
         batch = [records.offset_tombstone(slot) for slot in slots]
         batch.extend(records.group_tombstone(group.group_id) for group in groups)
-        write_id = self.write(batch, finished)
-        for slot in slots:
-            self.offsets.put(slot, None, write_id)
+        self._drop_slots(slots, self.write(batch, settled, decided))
         for group in groups:
             del self.groups[group.group_id]
+
+    def _drop_slots(self, slots: Sequence[OffsetSlot], write_id: int) -> None:
+        for slot in slots:
+            self.offsets.put(slot, None, write_id)
 
     # --- groups as a whole ----------------------------------------
 
@@ -206,7 +274,7 @@ class Shard:
         """`states` and `types` in lower case; an empty filter lets everything through."""
         return [
             listed
-            for listed in (group.listed() for group in self.groups.values())
+            for listed in chain((group.listed() for group in self.groups.values()), self.consumers.listed())
             if (not states or listed.state.lower() in states) and (not types or listed.group_type.lower() in types)
         ]
 
@@ -214,7 +282,8 @@ class Shard:
         """Raises PeerError GROUP_ID_NOT_FOUND."""
         group = self.groups.get(group_id)
         if group is None:
-            raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+            why = "is not a classic group" if self.has_group(group_id) else "not found"
+            raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")
         protocol_name = group.protocol_name if group.state is GroupState.STABLE else None
         return DescribedGroup(
             group_id,
@@ -228,24 +297,39 @@ class Shard:
         """All groups that can be deleted go in one batch, with all that they committed."""
         results: list[tuple[str, ErrorCode]] = []
         doomed: list[Group] = []
+        going: list[ConsumerGroup] = []
         for group_id in group_ids:
             group = self.groups.get(group_id)
-            if group is None or group.state is GroupState.DEAD:
+            consumer_group = self.consumers.groups.get(group_id)
+            if consumer_group is not None and not consumer_group.is_empty:
+                results.append((group_id, ErrorCode.NON_EMPTY_GROUP))
+            elif consumer_group is not None:
+                results.append((group_id, ErrorCode.NONE))
+                going.append(consumer_group)
+            elif group is None or group.state is GroupState.DEAD:
                 results.append((group_id, ErrorCode.GROUP_ID_NOT_FOUND))
             elif group.state is not GroupState.EMPTY:
                 results.append((group_id, ErrorCode.NON_EMPTY_GROUP))
             else:
                 results.append((group_id, ErrorCode.NONE))
                 doomed.append(group)
-        if not doomed:
+        if not doomed and not going:
             self.answer(ticket, DeleteGroupsAnswer(tuple(results)))
             return
 
         def settled(error: ErrorCode, now: Now) -> None:
             self.answer(ticket, DeleteGroupsAnswer(tuple((name, error or code) for name, code in results)))
 
-        slots = [slot for group in doomed for slot in self._all_slots(group.group_id)]
-        self.write_tombstones(slots, doomed, settled)
+        names = [*(each.group_id for each in doomed), *(each.group_id for each in going)]
+        slots = [slot for name in names for slot in self._all_slots(name)]
+        if not going:
+            self.write_tombstones(slots, doomed, settled)
+            return
+        if slots or doomed:
+            self.write_tombstones(slots, doomed, _nobody)
+        for consumer_group in going:
+            self.consumers.remove(consumer_group, now)
+        self.consumers.answer_settled(ticket, DeleteGroupsAnswer(tuple(results)), names)
 
     def _all_slots(self, group_id: str) -> list[OffsetSlot]:
         return sorted({slot for slot, _ in self.offsets.slots(group_id)} | self.offsets.open_slots(group_id))
@@ -253,6 +337,9 @@ class Shard:
     # --- time ----------------------------------------
 
     def on_timer(self, key: TimerKey, now: Now) -> None:
+        if key.group_id in self.consumers.groups:
+            self.consumers.on_timer(key, now)
+            return
         match key.kind:
             case TimerKind.SESSION:
                 self.membership.on_session_timeout(key.group_id, key.member_id, now)
@@ -261,34 +348,69 @@ class Shard:
             case TimerKind.SYNC:
                 self.rebalance.on_sync_timeout(key.group_id, now)
             case TimerKind.EXPIRY:
-                self.expire(now)
-                self.arm_expiry(now)
+                self._expire_some(now)
 
     def arm_expiry(self, now: Now) -> None:
         interval_ms = self.settings.offsets_retention_check_interval_ms
         self.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + interval_ms)
 
-    def expire(self, now: Now) -> None:
-        """Remove what is past its retention (KIP-211)."""
-        slots, doomed = expired(self.groups.values(), self.offsets, self.settings.offsets_retention_ms, now)
+    def _expire_some(self, now: Now) -> None:
+        """Remove what is past its retention (KIP-211), of so many groups that nobody has to wait for it."""
+        if not self._to_look_at:
+            self._to_look_at = [*self.consumers.groups, *reversed(self.groups)]
+        some: list[Group] = []
+        consumers: list[ConsumerGroup] = []
+        left = _OFFSETS_A_LOOK
+        while self._to_look_at and left > 0:
+            group_id = self._to_look_at.pop()
+            group, consumer_group = self.groups.get(group_id), self.consumers.groups.get(group_id)
+            if group is not None:
+                some.append(group)
+            elif consumer_group is not None:
+                consumers.append(consumer_group)
+            left -= 1 + self.offsets.count(group_id)
+        slots, doomed = expired(some, self.offsets, self.settings.offsets_retention_ms, now)
+        consumer_slots, going = self.consumers.expired(consumers, self.settings.offsets_retention_ms, now)
+        slots.extend(consumer_slots)
         if slots or doomed:
-            self.write_tombstones(slots, doomed, lambda error, now: None)
+            self.write_tombstones(slots, doomed, _nobody)
+        for consumer_group in going:
+            self.consumers.remove(consumer_group, now)
+        if self._to_look_at:
+            self.arm(TimerKind.EXPIRY, "", "", now.monotonic_ms + _LOOK_AGAIN_MS)
+        else:
+            self.arm_expiry(now)
 
     # --- replay ----------------------------------------
+
+    def replaying(self) -> Replay:
+        """What applies the log, batch by batch."""
+        return Replay(self)
 
     def replay(self, key: bytes | None, value: bytes | None, now: Now, transaction_of: int | None = None) -> None:
         """Apply one record of the log (`replay.replay_record`). Raises InternalError on one that can not be read."""
         replay_record(self, key, value, now, transaction_of)
 
+    def deleted_meanwhile(self, partitions: Sequence[tuple[str, int]]) -> None:
+        """Topic partitions went while this is loaded: their offsets go when it is."""
+        self._deleted_meanwhile.extend(partitions)
+
     def replay_marker(self, producer_id: int, *, committed: bool) -> None:
         """Apply a transaction's end."""
         self.offsets.end_transaction(producer_id, committed=committed)
+
+    def take_deleted_meanwhile(self) -> list[tuple[str, int]]:
+        deleted, self._deleted_meanwhile = self._deleted_meanwhile, []
+        return deleted
 
     def resume(self, now: Now) -> None:
         """Replay is done: from here on time counts."""
         for group in self.groups.values():
             self.membership.resume(group, now)
+        self.consumers.resume(now)
         self.arm_expiry(now)
+        if deleted := self.take_deleted_meanwhile():
+            self.offset_requests.on_partitions_deleted(deleted, now)
 
     def give_up(self, now: Now) -> None:
         """Another broker coordinates this partition: everybody who waits is sent there; late writes change nothing."""
@@ -301,4 +423,5 @@ class Shard:
             for quiet in write.quiet:
                 quiet(ErrorCode.NOT_COORDINATOR)
         self.groups.clear()
+        self.consumers.give_up()
         self._timers.disarm_partition(self.partition)

@@ -20,6 +20,8 @@ class TimerKind(IntEnum):
     """Members that joined should have asked for their assignment."""
     EXPIRY = 3
     """Look for offsets that nobody needs any more."""
+    REBALANCE = 4
+    """A member of a consumer group does not give up what it was asked to."""
 
 
 class TimerKey(NamedTuple):

@@ -58,7 +58,12 @@ from fenceline.node.loss_keeper import LossCollector, LossKeeper
 from fenceline.node.maintenance import Maintenance
 from fenceline.node.metadata_log import METADATA_PARTITION
 from fenceline.node.metrics import MetricsEndpoint, NodeCollector, NodeMetrics, open_endpoint
-from fenceline.node.offsets_topic import CoordinatorPlacement, OffsetsTopicLog, new_offsets_topic
+from fenceline.node.offsets_topic import (
+    CoordinatorPlacement,
+    OffsetsTopicCreation,
+    OffsetsTopicLog,
+    new_offsets_topic,
+)
 from fenceline.node.producing import Producing
 from fenceline.node.quorum_node import QuorumNode
 from fenceline.node.replica import Replica
@@ -107,6 +112,7 @@ class Broker:
         self.disk_threads: Executor = disk_threads or ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self._metadata_threads = metadata_threads
         self._checkpointing = asyncio.Lock()
+        self.offsets_topic = OffsetsTopicCreation(self.auto_create)
         self.endpoints: tuple[Listener, ...] = ()
         """What clients are told, with the ports that the listeners really got."""
         self.metrics_endpoint: MetricsEndpoint | None = None
@@ -166,6 +172,13 @@ class Broker:
         configs = self.image.configs
         expiration = effective_broker_config(configs, self.config, PRODUCER_EXPIRATION)
         return {**effective_topic_config(configs, topic, self.config), PRODUCER_EXPIRATION: expiration}
+
+    def _epoch_end(self, topic: str, index: int, leader_epoch: int) -> int:
+        """Where an open log of this node has an epoch end, led here or not; -1 where it can not say."""
+        replica = self.partitions.open_by_name.get((topic, index))
+        if replica is None or replica.is_being_cut:
+            return -1
+        return replica.log.end_offset_for_epoch(leader_epoch)[1]
 
     def leader_hint(self, topic: str | None, topic_id: bytes | None, index: int) -> tuple[int, int] | None:
         """Leader and epoch for a reader that asked the wrong node (KIP-951)."""
@@ -274,12 +287,14 @@ class Broker:
         self.producer_ids = ProducerIds(self)
         offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
         self.groups = GroupsDriver(
-            offsets_log.append,
-            offsets_log.read,
+            offsets_log,
             self.clock,
             settings=GroupSettings.from_lookup(config.get),
             partition_count=config.get_int("offsets.topic.num.partitions"),
             rng=self.rng,
+            threads=lambda: self.disk_threads,
+            epoch_end=self._epoch_end,
+            image=lambda: self.image,
         )
         self._coordinators = CoordinatorPlacement(self.node_id, self.groups)
         self.lifecycle = BrokerLifecycle(

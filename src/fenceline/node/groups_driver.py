@@ -1,87 +1,94 @@
 """Ties the group coordinator to this broker: its log, its clock, its event loop.
 
-Owns how duties are carried out: appends, answers, one timer for all groups, loading in slices. Never decides anything:
-the rules are in `fenceline.groups`. Everything runs on the event loop.
+Owns how duties are carried out: appends, answers, one timer for all groups. Never decides anything: the rules are in
+`fenceline.groups`; how groups are loaded is `groups_loading`'s. Everything runs on the event loop.
 
 A request comes back as a `Reply`: either answered already (most are: a commit on a single node is one append) or
-awaitable. An append may answer with the offset at once or with an awaitable of it.
+awaitable. An append may answer with the offset at once or with an awaitable of it; the coordinator is told when that
+takes long.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from random import Random, SystemRandom
-from typing import Final, TypeAlias, TypeVar, cast
+from typing import Final, Protocol, TypeVar, cast
 
-from fenceline.errors import ErrorCode, FencelineError, InternalError, PeerError
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.clock import Now
+from fenceline.groups.consumer_messages import (
+    ConsumerHeartbeatAnswer,
+    ConsumerHeartbeatRequest,
+    DescribedConsumerGroup,
+)
 from fenceline.groups.coordinator import GroupCoordinator
-from fenceline.groups.messages import Answer, Append, Duty
-from fenceline.groups.records import transaction_end
+from fenceline.groups.messages import Answer, Append, Duty, WentBack
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
-from fenceline.groups.shard import Shard
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, TopicPartition
 from fenceline.log.errors import StorageError
+from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.node.clock import Clock
+from fenceline.node.groups_loading import GroupsLoading, OffsetsLog
 from fenceline.node.logs import Logger
 from fenceline.node.replies import Reply
-from fenceline.records.batch import BatchHeader
-from fenceline.records.build import Record
-
-AppendRecords: TypeAlias = Callable[[TopicPartition, list[tuple[bytes | None, bytes | None]]], "Awaitable[int] | int"]
-"""Appends one batch and gives its base offset once it is committed. Raises PeerError when the log refuses it."""
-Batches: TypeAlias = Iterable[tuple[BatchHeader, list[Record]]]
-"""What `records.decode.decode_all` gives, from the log's start to its end."""
-
-LOAD_SLICE_RECORDS: Final = 2_000
-"""Records replayed before the event loop gets its turn again."""
 
 _T = TypeVar("_T")
 log: Final = Logger("groups")
 
 
+class GroupsLog(OffsetsLog, Protocol):
+    """The partitions of `__consumer_offsets` that are led here."""
+
+    def append(
+        self, topic_partition: TopicPartition, leader_epoch: int, records: list[tuple[bytes | None, bytes | None]]
+    ) -> Awaitable[int] | int:
+        """Appends one batch and gives its base offset once it is committed. Raises PeerError when the log refuses it,
+        also when this broker does not lead it in that epoch: then nothing was written."""
+
+
 class GroupsDriver:
     def __init__(
         self,
-        append: AppendRecords,
-        read_partition: Callable[[TopicPartition], Batches],
+        offsets_log: GroupsLog,
         clock: Clock,
         *,
         settings: GroupSettings | None = None,
         partition_count: int = DEFAULT_PARTITION_COUNT,
         rng: Random | None = None,
+        threads: Callable[[], Executor | None] = lambda: None,
+        epoch_end: Callable[[str, int, int], int] = lambda *_: -1,
+        image: Callable[[], MetadataImage] = lambda: EMPTY_IMAGE,
     ) -> None:
-        self._append = append
-        self._read_partition = read_partition
+        """`threads` read from the disk; None is the loop's own. `epoch_end`, `image`: see `GroupCoordinator`."""
+        self._log = offsets_log
         self._clock = clock
-        self.coordinator: Final = GroupCoordinator(settings or GroupSettings(), rng or SystemRandom(), partition_count)
-        self._tasks: set[asyncio.Future[object]] = set()
+        self.coordinator: Final = GroupCoordinator(
+            settings or GroupSettings(), rng or SystemRandom(), partition_count, epoch_end, image
+        )
+        self._loading = GroupsLoading(self.coordinator, offsets_log, clock, self._carry_out, threads)
+        self._tasks: set[asyncio.Future[int]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
         self._is_closed = False
+        self.rewinds = 0
+        """Commits that went back because the log was truncated."""
 
     # --- the life of the broker ----------------------------------------
 
     def on_leader(self, partition: int, epoch: int) -> None:
         """This broker leads `__consumer_offsets-<partition>` from this epoch on: load it and coordinate its groups.
 
-        A short log is loaded before this returns; a long one goes on in slices.
+        A short log is loaded before this returns. Told again of the same epoch: something else about it has changed.
         """
         shard, duties = self.coordinator.begin_load(partition, epoch, self._now())
         self._carry_out(duties)
         if shard is None:
-            return
-        try:
-            steps = self._replay(shard, iter(self._read_partition(TopicPartition(CONSUMER_OFFSETS_TOPIC, partition))))
-            if next(steps, None) is None:
-                self._carry_out(self.coordinator.finish_load(shard, self._now()))
-                return
-        except Exception as error:
-            self._load_failed(shard, error)
-            return
-        self._keep(asyncio.get_running_loop().create_task(self._load(shard, steps)))
+            self._loading.look_again(partition)
+        else:
+            self._loading.begin(shard)
 
     def on_resigned(self, partition: int) -> None:
         """Another broker leads the partition now, or nobody does."""
@@ -91,6 +98,10 @@ class GroupsDriver:
         """Topic partitions were deleted: drop the offsets committed for them."""
         self._carry_out(self.coordinator.on_partitions_deleted(partitions, self._now()))
 
+    def on_topics_created(self, version: int) -> None:
+        """There are new topics in the metadata of this version."""
+        self.coordinator.on_topics_created(version)
+
     def set_partition_count(self, count: int) -> None:
         """The number of partitions of `__consumer_offsets` as it was created."""
         self.coordinator.partition_count = count
@@ -98,6 +109,7 @@ class GroupsDriver:
     def close(self) -> None:
         """Stop all timers and loads; everybody who waits is told to look for another coordinator."""
         self._is_closed = True
+        self._loading.close()
         for partition in self.coordinator.active_partitions:
             self._carry_out(self.coordinator.resign(partition, self._now()))
         if self._timer is not None:
@@ -116,6 +128,13 @@ class GroupsDriver:
 
     def heartbeat(self, request: messages.HeartbeatRequest) -> Reply[messages.HeartbeatAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.heartbeat(ticket, request, now))
+
+    def consumer_heartbeat(self, request: ConsumerHeartbeatRequest) -> Reply[ConsumerHeartbeatAnswer]:
+        return self._submit(lambda ticket, now: self.coordinator.consumer_heartbeat(ticket, request, now))
+
+    def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
+        """Raises PeerError."""
+        return self.coordinator.describe_consumer_group(group_id)
 
     def leave(self, request: messages.LeaveRequest) -> Reply[messages.LeaveAnswer]:
         return self._submit(lambda ticket, now: self.coordinator.leave(ticket, request, now))
@@ -161,25 +180,54 @@ class GroupsDriver:
             match duty:
                 case Answer(ticket, outcome):
                     cast("Reply[messages.Outcome]", ticket).put(outcome)
+                case WentBack():
+                    self._tell_rewind(duty)
                 case Append():
                     queue.extend(self._start_append(duty))
         self._arm_timer()
 
+    def _tell_rewind(self, duty: WentBack) -> None:
+        self.rewinds += 1
+        log.warning(
+            "group went back",
+            group=duty.group_id,
+            partition=f"{duty.topic}-{duty.partition}",
+            from_offset=duty.rewind.from_offset,
+            from_epoch=duty.rewind.from_epoch,
+            to_offset=duty.rewind.to_offset,
+            to_epoch=duty.rewind.to_epoch,
+            reason="the log was truncated below what the group had read",
+            advice="See what was lost with: fenceline losses list",
+        )
+
     def _start_append(self, duty: Append) -> list[Duty]:
         topic_partition = TopicPartition(CONSUMER_OFFSETS_TOPIC, duty.partition)
         try:
-            result = self._append(topic_partition, list(duty.records))
+            result = self._log.append(topic_partition, duty.leader_epoch, list(duty.records))
         except PeerError as error:
             return self._refused(duty, error)
         if isinstance(result, int):
             return self.coordinator.appended(duty.partition, duty.write_id, self._now())
         # Tasks start in the order in which they are made, so batches reach the log in the order of their duties.
         task = asyncio.ensure_future(result)
-        task.add_done_callback(lambda done: self._append_done(duty, done))
-        self._keep(task)
+        timeout_s = self.coordinator.settings.commit_timeout_ms / 1000
+        late = asyncio.get_running_loop().call_later(timeout_s, self._append_is_late, duty)
+        task.add_done_callback(lambda done: self._append_done(duty, done, late))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return []
 
-    def _append_done(self, duty: Append, done: asyncio.Future[int]) -> None:
+    def _append_is_late(self, duty: Append) -> None:
+        log.warning(
+            "write not committed in time",
+            partition=duty.partition,
+            records=len(duty.records),
+            advice="Replicas in sync do not fetch: see `fenceline topics describe __consumer_offsets`.",
+        )
+        self._carry_out(self.coordinator.append_is_late(duty.partition, duty.write_id, self._now()))
+
+    def _append_done(self, duty: Append, done: asyncio.Future[int], late: asyncio.TimerHandle) -> None:
+        late.cancel()
         if done.cancelled():
             return
         error = done.exception()
@@ -195,50 +243,6 @@ class GroupsDriver:
         if not isinstance(error, StorageError):  # which is told once a minute, not with each attempt of each group
             log.warning("write refused", partition=duty.partition, records=len(duty.records), error=str(error))
         return self.coordinator.append_failed(duty.partition, duty.write_id, error.code, self._now())
-
-    # --- loading ----------------------------------------
-
-    def _replay(self, shard: Shard, batches: Iterator[tuple[BatchHeader, list[Record]]]) -> Iterator[int]:
-        """Replay everything; yields after each slice."""
-        count = 0
-        for header, records in batches:
-            if header.is_control:
-                committed = transaction_end(records[0].key)
-                if committed is not None:
-                    shard.replay_marker(header.producer_id, committed=committed)
-                continue
-            transaction_of = header.producer_id if header.is_transactional else None
-            now = self._now()
-            for record in records:
-                shard.replay(record.key, record.value, now, transaction_of)
-            count += len(records)
-            if count >= LOAD_SLICE_RECORDS:
-                yield count
-                count = 0
-
-    async def _load(self, shard: Shard, steps: Iterator[int]) -> None:
-        try:
-            for _ in steps:
-                await asyncio.sleep(0)
-                if not self.coordinator.is_current(shard):
-                    return
-        except Exception as error:
-            self._load_failed(shard, error)
-            return
-        self._carry_out(self.coordinator.finish_load(shard, self._now()))
-
-    def _load_failed(self, shard: Shard, error: Exception) -> None:
-        """Groups of this partition stay without coordinator, others are served; our own bugs go on their way."""
-        self.coordinator.fail_load(shard)
-        log.error(
-            "groups can not be loaded",
-            partition=shard.partition,
-            error=str(error),
-            advice=f"{CONSUMER_OFFSETS_TOPIC}-{shard.partition} has records that can not be read: look at them with"
-            " `fenceline log dump`, restore the partition or delete its directory (its groups start anew)",
-        )
-        if not isinstance(error, FencelineError | OSError) or isinstance(error, InternalError):
-            raise error
 
     # --- time ----------------------------------------
 
@@ -259,8 +263,3 @@ class GroupsDriver:
     def _on_timer(self) -> None:
         self._timer = None
         self._carry_out(self.coordinator.on_time(self._now()))
-
-    def _keep(self, task: asyncio.Future[object] | asyncio.Task[None] | asyncio.Future[int]) -> None:
-        kept = cast("asyncio.Future[object]", task)
-        self._tasks.add(kept)
-        kept.add_done_callback(self._tasks.discard)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import PeerError
@@ -89,22 +90,37 @@ class LossExpiry:
             took_s = loop.time() - began_s
 
     async def look(self) -> None:
-        """Compare every committed offset with its log."""
-        groups: dict[TopicPartition, list[tuple[OffsetSlot, CommittedOffset]]] = defaultdict(list)
-        for slot, committed in self._broker.groups.coordinator.committed():
-            groups[TopicPartition(slot.topic, slot.partition)].append((slot, committed))
-        before, self._bounds = self._bounds, await self._find_bounds(groups)
+        """Compare the committed offsets of logs whose start moved with that start; others have their turn between."""
+        read = self._broker.groups.coordinator.committed_partitions()
+        before, self._bounds = (
+            self._bounds,
+            await self._find_bounds(
+                [
+                    TopicPartition(topic, each)
+                    for topic, partitions in sorted(read.items())
+                    for each in sorted(partitions)
+                ]
+            ),
+        )
+        moved = {
+            where: (before.get(where, (0, 0))[0], start)
+            for where, (start, _) in self._bounds.items()
+            if start > before.get(where, (0, 0))[0]
+        }
+        if not moved:
+            return
         receipts = []
-        for topic_partition, (start, _) in self._bounds.items():
-            topic = self._broker.image.topics_by_name.get(topic_partition.topic)
-            if topic is None:
-                continue
-            seen = before.get(topic_partition, (0, 0))[0]
-            for slot, committed in groups[topic_partition]:
+        for positions in self._broker.groups.coordinator.committed({where.topic for where in moved}):
+            for slot, committed in positions:
+                topic = self._broker.image.topics_by_name.get(slot.topic)
+                if topic is None or (starts := moved.get(TopicPartition(slot.topic, slot.partition))) is None:
+                    continue
+                seen, start = starts
                 first = max(committed.offset, seen)
                 if first < start and committed.belongs_to(topic.id):
                     reason = "retention or DeleteRecords moved the log start past what the group has read"
                     receipts.append(self._receipt(topic, slot, committed, first, start, Cause.LOG_START, reason))
+            await asyncio.sleep(0)
         await self._keep(receipts)
 
     def topics_deleted(self, topics: Iterable[TopicImage]) -> None:
@@ -113,7 +129,7 @@ class LossExpiry:
         if not deleted:
             return
         receipts = []
-        for slot, committed in self._broker.groups.coordinator.committed():
+        for slot, committed in chain.from_iterable(self._broker.groups.coordinator.committed(deleted)):
             topic = deleted.get(slot.topic)
             if topic is None or not committed.belongs_to(topic.id):
                 continue

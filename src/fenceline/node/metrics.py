@@ -83,6 +83,11 @@ class NodeCollector:
             ("fenceline_produced_bytes", "Bytes of records appended", metrics.produced_bytes),
             ("fenceline_produced_batches", "Record batches appended", metrics.produced_partitions),
             ("fenceline_produce_failures", "Record batches refused", metrics.failed_produce_partitions),
+            (
+                "fenceline_group_rewinds",
+                "Commits that went back because the log was truncated",
+                self._broker.groups.rewinds,
+            ),
             ("fenceline_fetched_bytes", "Bytes of records sent to readers", metrics.fetched_bytes),
             ("fenceline_fetched_partitions", "Partitions answered with records", metrics.fetched_partitions),
             ("fenceline_woken_fetches", "Fetches that waited and were answered with what came", metrics.woken_fetches),

@@ -142,7 +142,8 @@ class _ReaderSource:
             reader = self.struct(field.struct)
             if nullable:
                 line(depth, "p += 1")
-                line(depth, "if buf[p - 1] > 127:")
+                # -1 for null, and 0 where the field is a tagged one.
+                line(depth, "if buf[p - 1] != 1:")
                 line(depth + 1, f"{variable} = None")
                 line(depth, "else:")
                 depth += 1

@@ -110,7 +110,7 @@ class _WriterSource:
                 return
             line(depth, f"x = {expression}")
             line(depth, "if x is None:")
-            line(depth + 1, "out.append(255)")
+            line(depth + 1, f"out.append({0 if field.is_tagged(self._version) else 255})")
             line(depth, "else:")
             line(depth + 1, "out.append(1)")
             line(depth + 1, f"{writer}(out, x)")

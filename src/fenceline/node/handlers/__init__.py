@@ -21,6 +21,7 @@ MODULES: Final = (
     "group_membership",
     "group_offsets",
     "groups",
+    "consumer_groups",
     "offsets",
     "producers",
     "elect_leaders",

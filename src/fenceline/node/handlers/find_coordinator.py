@@ -34,7 +34,7 @@ async def find_coordinator(context: RequestContext, request: Any) -> Answer:
     key_type = getattr(request, "key_type", GROUP_KEY_TYPE)
     keys: Sequence[str] = (request.key,) if context.api_version < 4 else request.coordinator_keys
     if key_type == GROUP_KEY_TYPE and keys and CONSUMER_OFFSETS_TOPIC not in context.broker.image.topics_by_name:
-        await context.broker.auto_create([CONSUMER_OFFSETS_TOPIC])
+        await context.broker.offsets_topic.create()
     found = [_find(context, key_type, key) for key in keys]
     if context.api_version < 4:
         one = found[0]

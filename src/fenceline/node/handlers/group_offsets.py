@@ -106,7 +106,8 @@ def offset_fetch(context: RequestContext, request: Any) -> Answer | Awaitable[An
     version = context.api_version
     image: MetadataImage = context.broker.image
     require_stable: bool = getattr(request, "require_stable", False)
-    asked = [_asked_group(image, version, each) for each in ((request,) if version < 8 else request.groups)]
+    groups = (request,) if version < 8 else request.groups
+    asked = [_asked_group(image, version, each) for each in groups]
     replies = [
         context.broker.groups.fetch_offsets(
             messages.FetchOffsetsRequest(
@@ -115,9 +116,11 @@ def offset_fetch(context: RequestContext, request: Any) -> Answer | Awaitable[An
                 if group.topics is None
                 else tuple(each.to_fetch() for each in group.topics if version < 10 or each.topic is not None),
                 require_stable,
+                getattr(asking, "member_id", None) or None,
+                getattr(asking, "member_epoch", -1),
             )
         )
-        for group in asked
+        for asking, group in zip(groups, asked, strict=True)
     ]
 
     def fields(answers: list[messages.FetchOffsetsAnswer]) -> Fields:

@@ -1,0 +1,176 @@
+"""One group of the consumer protocol (KIP-848) with 1,000 members: until each has its share, and what it costs then.
+
+Every member beats as a client does: at the interval that the coordinator names, and at once when it has something to
+give up. Each member has a request of its own; connections are shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import UUID
+
+from benchmarks.clusters import wait_for
+from benchmarks.harness import Figures, Subject, both, cpu_seconds
+from fenceline.client.admin import Admin
+from fenceline.client.async_admin import NewTopic
+from fenceline.client.config import ClientConfig
+from fenceline.client.connection import Connection, open_connection
+from fenceline.errors import ErrorCode
+from fenceline.wire.apis import ApiKey
+
+MEMBERS: Final = 1_000
+PARTITIONS: Final = 2_000
+LEAVING: Final = 100
+CONNECTIONS: Final = 20
+REST_S: Final = 20.0
+TOPIC: Final = "large"
+_ANSWER_MS: Final = 60_000
+_STEP_S: Final = 0.02
+_LOOK_S: Final = 0.05
+_REBALANCE_MS: Final = 300_000
+_NOT_NOW: Final = frozenset(
+    {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
+)
+
+
+def run(figures: Figures, repeats: int) -> None:
+    with both(overrides={"offsets.topic.num.partitions": "1", "offsets.topic.replication.factor": "1"}) as subjects:
+        for side, subject in subjects.items():
+            with Admin({"bootstrap.servers": subject.bootstrap, "default.api.timeout.ms": 120_000}) as admin:
+                admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
+                wait_for(
+                    lambda admin=admin: (  # type: ignore[misc]
+                        [each.leader >= 0 for each in admin.metadata([TOPIC]).topics[TOPIC].partitions.values()]
+                        == [True] * PARTITIONS
+                    ),
+                    f"{TOPIC} has leaders",
+                )
+            for number in range(repeats):
+                asyncio.run(_Life(figures, side, subject, f"large-{number}").live())
+
+
+class _Life:
+    """One group on one side."""
+
+    def __init__(self, figures: Figures, side: str, subject: Subject, group: str) -> None:
+        self._figures, self._side, self._subject, self._group = figures, side, subject, group
+        self._members: list[_Member] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def live(self) -> None:
+        connections = await asyncio.gather(*(_connect(self._subject.bootstrap) for _ in range(CONNECTIONS)))
+        await _until_coordinated(connections[0], self._group)
+        await self._timed(f"{MEMBERS:,} members join", lambda: self._join(connections, MEMBERS))
+        await self._rest()
+        await self._timed(f"{LEAVING} of {MEMBERS:,} members leave", self._leave)
+        await self._timed(f"{LEAVING} members join {MEMBERS - LEAVING:,}", lambda: self._join(connections, LEAVING))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in connections:
+            connection.close()
+
+    async def _timed(self, what: str, change: Callable[[], Any]) -> None:
+        """How long, and how much of the node's time, until all partitions are used and nobody has more than a share."""
+        began, before = time.perf_counter(), cpu_seconds(self._subject.pid)
+        await change()
+        while not self._is_shared():
+            for task in self._tasks:
+                if task.done() and not task.cancelled():
+                    task.result()
+            await asyncio.sleep(_LOOK_S)
+        label = f"one group, {PARTITIONS:,} partitions: {what}"
+        self._figures.add(f"{label}: until all are shared", self._side, time.perf_counter() - began, "s")
+        self._figures.add(f"{label}: CPU of the node", self._side, cpu_seconds(self._subject.pid) - before, "s")
+
+    async def _join(self, connections: list[Connection], count: int) -> None:
+        for _ in range(count):
+            number = len(self._tasks)
+            member = _Member(connections[number % CONNECTIONS], self._group, f"{self._group}-member-{number:05}")
+            self._members.append(member)
+            self._tasks.append(asyncio.ensure_future(member.live()))
+
+    async def _leave(self) -> None:
+        going, self._members = self._members[:LEAVING], self._members[LEAVING:]
+        for member, task in zip(going, self._tasks, strict=False):
+            task.cancel()
+            await member.leave()
+
+    async def _rest(self) -> None:
+        began, before = time.perf_counter(), cpu_seconds(self._subject.pid)
+        beats = sum(member.beats for member in self._members)
+        await asyncio.sleep(REST_S)
+        used, took = cpu_seconds(self._subject.pid) - before, time.perf_counter() - began
+        count = sum(member.beats for member in self._members) - beats
+        label = f"one group of {MEMBERS:,} members at rest"
+        self._figures.add(f"{label}: heartbeats", self._side, count / took, "1/s")
+        self._figures.add(f"{label}: share of a core", self._side, 100 * used / took, "%")
+
+    def _is_shared(self) -> bool:
+        most = -(-PARTITIONS // len(self._members))
+        sizes = [sum(map(len, member.owned.values())) for member in self._members]
+        return sum(sizes) == PARTITIONS and max(sizes) <= most
+
+
+class _Member:
+    """A client of the consumer protocol that reads nothing."""
+
+    def __init__(self, connection: Connection, group: str, member_id: str) -> None:
+        self.owned: dict[UUID, frozenset[int]] = {}
+        self.beats = 0
+        self._connection, self._group, self._member_id = connection, group, member_id
+        self._epoch = 0
+
+    async def live(self) -> None:
+        says = True
+        while True:
+            answer = await self._beat(self._epoch, says=says)
+            code = ErrorCode(answer.error_code)
+            if code in _NOT_NOW:
+                await asyncio.sleep(_STEP_S)
+                continue
+            assert code is ErrorCode.NONE, code
+            self.beats += 1
+            self._epoch = answer.member_epoch
+            says = False
+            if answer.assignment is not None:
+                given = {each.topic_id: frozenset(each.partitions) for each in answer.assignment.topic_partitions}
+                says = given != self.owned
+                self.owned = given
+            if not says:
+                await asyncio.sleep(answer.heartbeat_interval.total_seconds())
+
+    async def leave(self) -> None:
+        await self._beat(-1, says=False)
+
+    async def _beat(self, epoch: int, *, says: bool) -> Any:
+        owned = [{"topic_id": topic_id, "partitions": sorted(each)} for topic_id, each in self.owned.items()]
+        fields = {
+            "group_id": self._group,
+            "member_id": self._member_id,
+            "member_epoch": epoch,
+            "instance_id": None,
+            "rack_id": None,
+            "rebalance_timeout": _REBALANCE_MS if epoch == 0 else -1,
+            "subscribed_topic_names": [TOPIC] if epoch == 0 else None,
+            "subscribed_topic_regex": None,
+            "server_assignor": None,
+            "topic_partitions": owned if says else None,
+        }
+        return await self._connection.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, fields, timeout_ms=_ANSWER_MS)
+
+
+async def _connect(bootstrap: str) -> Connection:
+    host, _, port = bootstrap.rpartition(":")
+    return await open_connection(host, int(port), ClientConfig.parse("admin", bootstrap, {}), None)
+
+
+async def _until_coordinated(connection: Connection, group: str) -> None:
+    while True:
+        found = await connection.call(ApiKey.FIND_COORDINATOR, 3, {"key": group, "key_type": 0}, timeout_ms=_ANSWER_MS)
+        if not found.error_code:
+            return
+        await asyncio.sleep(_STEP_S)

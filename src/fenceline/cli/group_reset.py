@@ -1,0 +1,147 @@
+"""Where `fenceline groups reset` moves a group to: what was asked for, as an offset of each partition.
+
+Owns the reading of times and durations and the bounds of the log; commits nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from fenceline.client.admin import Admin
+from fenceline.client.offsets import CommittedOffset
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+
+_DURATION: Final = re.compile(
+    r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Exactly one of them is set."""
+
+    earliest: bool = False
+    latest: bool = False
+    current: bool = False
+    offset: int | None = None
+    shift: int | None = None
+    since_ms: int | None = None
+    """The first record at or after this time."""
+
+
+def target_of(
+    *,
+    earliest: bool,
+    latest: bool,
+    current: bool,
+    offset: int | None,
+    when: str | None,
+    shift: int | None,
+    duration: str | None,
+) -> Target:
+    """What the options say. Raises OperatorError unless it is one thing."""
+    given = [
+        name
+        for name, is_given in (
+            ("--to-earliest", earliest),
+            ("--to-latest", latest),
+            ("--to-current", current),
+            ("--to-offset", offset is not None),
+            ("--to-datetime", when is not None),
+            ("--shift-by", shift is not None),
+            ("--by-duration", duration is not None),
+        )
+        if is_given
+    ]
+    if len(given) != 1:
+        raise OperatorError(
+            f"{' and '.join(given)} do not go together" if given else "Where the group is to go is not said",
+            "Give one of --to-earliest, --to-latest, --to-current, --to-offset N, --to-datetime TIME, --shift-by N,"
+            " --by-duration P1DT2H.",
+        )
+    since_ms = None
+    if when is not None:
+        since_ms = _time_ms(when)
+    elif duration is not None:
+        since_ms = int(time.time() * 1000) - _duration_ms(duration)
+    return Target(earliest, latest, current, offset, shift, since_ms)
+
+
+def _time_ms(text: str) -> int:
+    """An ISO 8601 time, UTC where it names no zone, or milliseconds since 1970."""
+    if text.isdigit():
+        return int(text)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise OperatorError(
+            f"{text!r} is no time", "Write it like 2026-11-22T04:30:00.000 (UTC), with +01:00 behind for another zone."
+        ) from None
+    return round((when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _duration_ms(text: str) -> int:
+    found = _DURATION.fullmatch(text)
+    if found is None or not any(found.groups()):
+        raise OperatorError(f"{text!r} is no duration", "Write it like P1DT2H30M: one day, two hours and a half.")
+    parts = {name: float(value) for name, value in found.groupdict().items() if value is not None}
+    return round(timedelta(**parts).total_seconds() * 1000)
+
+
+def partitions_of(admin: Admin, named: Collection[str]) -> list[TopicPartition]:
+    """TOPIC, or TOPIC:0,1,2 for some of its partitions. Raises OperatorError."""
+    found: list[TopicPartition] = []
+    for text in named:
+        topic, _, chosen = text.partition(":")
+        there = admin.metadata([topic]).topics[topic].partitions
+        if not there:
+            raise OperatorError(f"There is no topic {topic}", "See the topics with: fenceline topics list")
+        indexes = sorted(there) if not chosen else [int(each) for each in chosen.split(",") if each.isdigit()]
+        missing = [index for index in indexes if index not in there]
+        if missing or (chosen and len(indexes) != len(chosen.split(","))):
+            raise OperatorError(
+                f"{text!r} names partitions that {topic} does not have", f"It has 0 to {len(there) - 1}."
+            )
+        found.extend(TopicPartition(topic, index) for index in indexes)
+    return found
+
+
+def new_offsets(
+    admin: Admin,
+    target: Target,
+    partitions: Collection[TopicPartition],
+    committed: Mapping[TopicPartition, CommittedOffset],
+) -> dict[TopicPartition, int]:
+    """Where each partition goes, never outside of its log. Raises OperatorError, PeerError."""
+    starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+    ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+    times = admin.list_offsets(dict.fromkeys(partitions, target.since_ms)) if target.since_ms is not None else {}
+    found: dict[TopicPartition, int] = {}
+    for where in sorted(partitions):
+        start, end = starts[where].offset, ends[where].offset
+        at = committed.get(where)
+        if target.earliest:
+            wanted = start
+        elif target.latest:
+            wanted = end
+        elif target.offset is not None:
+            wanted = target.offset
+        elif target.since_ms is not None:
+            wanted = times[where].offset if times[where].offset >= 0 else end
+        elif target.shift is not None:
+            if at is None:
+                raise OperatorError(
+                    f"The group has no offset of {where} to shift", "Leave it out, or give --to-earliest or the like."
+                )
+            wanted = at.offset + target.shift
+        else:
+            wanted = end if at is None else at.offset
+        found[where] = min(max(wanted, start), end)
+    return found

@@ -1,0 +1,322 @@
+"""The groups of the consumer protocol of one partition: their values, the writes that are under way, their timers.
+
+Owns how a change gets into the log: meanings are gathered in a `Change`, applied to the group at once, appended as one
+batch, and taken back when the log refuses it. Who may change what is `consumer_membership`'s, `consumer_classic`'s and
+`consumer_migration`'s. Never appends by itself (see `shard`).
+
+Invariants: a change that a client was told of is in the log; an answer goes out when all writes before it are settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.groups import consumer_records as records
+from fenceline.groups.clock import Now
+from fenceline.groups.consumer_change import Change, refusal, tombstones
+from fenceline.groups.consumer_classic import ClassicMembers
+from fenceline.groups.consumer_membership import ConsumerMembership
+from fenceline.groups.consumer_messages import DescribedConsumerGroup, DescribedConsumerMember
+from fenceline.groups.consumer_migration import Migration
+from fenceline.groups.consumer_model import GROUP_TYPE, ConsumerGroup, MemberState
+from fenceline.groups.consumer_replay import applied
+from fenceline.groups.consumer_settings import (
+    ASSIGNMENT_INTERVAL_CONFIG,
+    HEARTBEAT_INTERVAL_CONFIG,
+    SESSION_TIMEOUT_CONFIG,
+    ConsumerSettings,
+)
+from fenceline.groups.consumer_topics import TopicHashes
+from fenceline.groups.messages import ListedGroup, Outcome, Ticket
+from fenceline.groups.model import CONSUMER_PROTOCOL_TYPE, Group
+from fenceline.groups.offsets import OffsetSlot, is_expired
+from fenceline.groups.timers import TimerKey, TimerKind
+from fenceline.metadata.image import ConfigResourceType
+
+if TYPE_CHECKING:
+    from fenceline.groups.shard import Shard
+    from fenceline.metadata.image import MetadataImage
+
+
+@dataclass(slots=True)
+class _Undo:
+    """What was there before a change whose write is under way."""
+
+    group: ConsumerGroup | None
+    classic: Group | None
+    is_void: bool = False
+    """An earlier change was taken back, and this one with it."""
+    error: ErrorCode = ErrorCode.NONE
+    """Why it was taken back."""
+
+
+class ConsumerGroups:
+    def __init__(self, shard: Shard, image: Callable[[], MetadataImage], hashes: TopicHashes) -> None:
+        self.shard = shard
+        self.groups: dict[str, ConsumerGroup] = {}
+        self.membership: Final = ConsumerMembership(self)
+        self.classic: Final = ClassicMembers(self)
+        self.migration: Final = Migration(self)
+        self._image = image
+        self._hashes = hashes
+        self._undos: dict[str, list[_Undo]] = {}
+        self._looked_at: dict[str, object] = {}
+        """By group: the topics for which its metadata hash was last looked at."""
+
+    # --- what the cluster says ----------------------------------------
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        return self.shard.settings.consumer
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._image()
+
+    def session_timeout_ms(self, group_id: str) -> int:
+        return self.settings.session.of_group(self._configs(group_id), SESSION_TIMEOUT_CONFIG)
+
+    def heartbeat_interval_ms(self, group_id: str) -> int:
+        return self.settings.heartbeat.of_group(self._configs(group_id), HEARTBEAT_INTERVAL_CONFIG)
+
+    def assignment_interval_ms(self, group_id: str) -> int:
+        """The group's own, that of all brokers as it was last set, or that of this broker's file."""
+        of_all = self.image.config(ConfigResourceType.BROKER, "").get(f"group.{ASSIGNMENT_INTERVAL_CONFIG}")
+        interval = self.settings.assignment
+        if of_all is not None:
+            interval = replace(interval, default_ms=int(of_all))
+        return interval.of_group(self._configs(group_id), ASSIGNMENT_INTERVAL_CONFIG)
+
+    def _configs(self, group_id: str) -> dict[str, str]:
+        return dict(self.image.config(ConfigResourceType.GROUP, group_id))
+
+    def has_news_of_topics(self, group_id: str) -> bool:
+        """Whether the metadata has changed since the group's hash was last looked at; it may come out the same."""
+        return self._looked_at.get(group_id) is not self.image.topics_by_name
+
+    def metadata_hash(self, change: Change) -> int:
+        """Of the topics that the group of the change subscribes to, as they are now."""
+        change.looked_at = self.image.topics_by_name
+        return self._hashes.of(change.group.subscribed_topics(), self.image)
+
+    # --- changes ----------------------------------------
+
+    def commit(self, change: Change, now: Now, ticket: Ticket | None = None, outcome: Outcome | None = None) -> None:
+        """Take the change over and write it; answer `outcome` when it is in the log, and all before it."""
+        group_id = change.group.group_id
+        if change.looked_at is not None:
+            self._looked_at[group_id] = change.looked_at
+        batch = change.batch
+        if not batch:
+            if ticket is not None and outcome is not None:
+                self.answer_settled(ticket, outcome, (group_id,))
+            return
+        undo = _Undo(self.groups.get(group_id), change.replaces)
+        self._undos.setdefault(group_id, []).append(undo)
+        self._put(group_id, None if change.becomes is not None else change.group)
+        if change.replaces is not None:
+            self.shard.groups.pop(group_id, None)
+        if change.becomes is not None:
+            self.shard.groups[group_id] = change.becomes
+
+        def settled(error: ErrorCode, now: Now) -> None:
+            if ticket is not None and outcome is not None:
+                why = error or undo.error
+                self.shard.answer(ticket, refusal(outcome, why) if why else outcome)
+
+        def decided(error: ErrorCode, now: Now) -> None:
+            self._decided(group_id, undo, change, error, now)
+
+        self.shard.write(batch, settled, decided)
+
+    def answer_settled(self, ticket: Ticket, outcome: Outcome, group_ids: Iterable[str]) -> None:
+        """Answer when nothing is under way any more on which the answer may rest: changes of these groups. If one of
+        them is taken back, so is the answer."""
+        rests_on = [undo for group_id in group_ids for undo in self._undos.get(group_id, ())]
+
+        def quiet(error: ErrorCode) -> None:
+            why = error or next((undo.error for undo in rests_on if undo.error), ErrorCode.NONE)
+            self.shard.answer(ticket, refusal(outcome, why) if why else outcome)
+
+        if not self.shard.when_all_is_settled(quiet):
+            self.shard.answer(ticket, outcome)
+
+    def remove(self, group: ConsumerGroup, now: Now) -> None:
+        """An empty group goes; its offsets are the shard's."""
+        change = Change(group)
+        for meaning in tombstones(group):
+            change.add(meaning)
+        self.commit(change, now)
+        self._put(group.group_id, None)
+
+    def _decided(self, group_id: str, undo: _Undo, change: Change, error: ErrorCode, now: Now) -> None:
+        waiting = self._undos.get(group_id, [])
+        position = next((index for index, each in enumerate(waiting) if each is undo), None)
+        if position is not None:
+            if error:
+                undo.error = error
+                # What came later was decided on what this had changed: it goes with it.
+                for later in waiting[position + 1 :]:
+                    later.is_void, later.error = True, error
+                del waiting[position:]
+            else:
+                del waiting[position]
+            if not waiting:
+                self._undos.pop(group_id, None)
+        if not error or undo.is_void:
+            return
+        self._looked_at.pop(group_id, None)
+        if change.becomes is not None and self.shard.groups.get(group_id) is change.becomes:
+            del self.shard.groups[group_id]
+        self._put(group_id, undo.group)
+        if undo.classic is not None:
+            self.shard.groups[group_id] = undo.classic
+        if change.refused is not None:
+            change.refused(now)
+
+    def _put(self, group_id: str, group: ConsumerGroup | None) -> None:
+        if group is None:
+            self.groups.pop(group_id, None)
+            self._looked_at.pop(group_id, None)
+        else:
+            self.groups[group_id] = group
+
+    # --- replay, life and end ----------------------------------------
+
+    def replay(self, meaning: records.ConsumerMeaning) -> None:
+        """Apply one record of the log."""
+        group_id = meaning.group_id
+        after = applied(self.groups.get(group_id), meaning)
+        self._put(group_id, after)
+        if after is not None:
+            # A group without members that was made for its offsets, which came first.
+            self.shard.groups.pop(group_id, None)
+
+    def resume(self, now: Now) -> None:
+        """The groups were just loaded: their members have a session's time to be heard of."""
+        for group in self.groups.values():
+            for member in group.members.values():
+                self.membership.keep_alive(group, member, now)
+                if member.state is MemberState.UNREVOKED_PARTITIONS and not member.uses_classic:
+                    self.arm(TimerKind.REBALANCE, group.group_id, member.member_id, now, member.rebalance_timeout_ms)
+
+    def give_up(self) -> None:
+        """Another broker coordinates them now."""
+        self.groups.clear()
+        self._undos.clear()
+        self._looked_at.clear()
+
+    def arm(self, kind: TimerKind, group_id: str, member_id: str, now: Now, delay_ms: int) -> None:
+        self.shard.arm(kind, group_id, member_id, now.monotonic_ms + delay_ms)
+
+    def disarm_all(self, group_id: str, member_id: str) -> None:
+        """Nothing is due for this member any more."""
+        for kind in (TimerKind.SESSION, TimerKind.REBALANCE, TimerKind.JOIN, TimerKind.SYNC):
+            self.shard.disarm(kind, group_id, member_id)
+
+    def on_timer(self, key: TimerKey, now: Now) -> None:
+        """A member was silent for too long, or did not do in time what it had to."""
+        group = self.groups.get(key.group_id)
+        member = None if group is None else group.members.get(key.member_id)
+        if group is None or member is None:
+            return
+        if key.kind is TimerKind.REBALANCE and member.state is not MemberState.UNREVOKED_PARTITIONS:
+            return
+        self.migration.fence(group, (member,), now)
+
+    # --- groups as a whole ----------------------------------------
+
+    def listed(self) -> Iterator[ListedGroup]:
+        for group in self.groups.values():
+            yield ListedGroup(group.group_id, CONSUMER_PROTOCOL_TYPE, group.state.value, GROUP_TYPE)
+
+    def describe(self, group_id: str) -> DescribedConsumerGroup:
+        """Raises PeerError GROUP_ID_NOT_FOUND."""
+        group = self.groups.get(group_id)
+        if group is None:
+            known = group_id in self.shard.groups or group_id in self.shard.foreign_groups
+            why = "is not a consumer group" if known else "not found"
+            raise PeerError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {why}.")
+        return DescribedConsumerGroup(
+            group_id,
+            group.state.value,
+            group.epoch,
+            group.assignment_epoch,
+            group.preferred_assignor() or self.settings.assignors[0],
+            tuple(
+                DescribedConsumerMember(member, group.target_of(member_id))
+                for member_id, member in sorted(group.members.items())
+            ),
+        )
+
+    def expired(
+        self, groups: Iterable[ConsumerGroup], retention_ms: int, now: Now
+    ) -> tuple[list[OffsetSlot], list[ConsumerGroup]]:
+        """Offsets past their retention that nobody subscribes to, and empty groups that have none left."""
+        slots: list[OffsetSlot] = []
+        doomed: list[ConsumerGroup] = []
+        offsets = self.shard.offsets
+        for group in groups:
+            keeps_some = False
+            subscribed = group.subscribed_topics()
+            for slot, value in offsets.slots(group.group_id):
+                if (
+                    slot.topic not in subscribed
+                    and not offsets.is_unstable(slot)
+                    and is_expired(
+                        value,
+                        base_timestamp_ms=value.commit_timestamp_ms,
+                        now_ms=now.wall_ms,
+                        retention_ms=retention_ms,
+                    )
+                ):
+                    slots.append(slot)
+                else:
+                    keeps_some = True
+            if group.is_empty and not keeps_some and not offsets.has_open_transaction(group.group_id):
+                doomed.append(group)
+        return slots, doomed
+
+    # --- offsets ----------------------------------------
+
+    def check_commit(
+        self,
+        group: ConsumerGroup,
+        member_id: str,
+        epoch: int,
+        partitions: Sequence[tuple[UUID, int]],
+        *,
+        may_be_member: bool,
+    ) -> None:
+        """Raises PeerError where these offsets may not be committed. A member may commit with an older epoch what it
+        got before (KIP-1251). `may_be_member`: from OffsetCommit v9 on."""
+        if epoch < 0 and group.is_empty:
+            return
+        member = group.members.get(member_id)
+        if member is None:
+            raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if not member.uses_classic and not may_be_member:
+            raise PeerError(ErrorCode.UNSUPPORTED_VERSION)
+        if epoch == member.epoch:
+            return
+        stale = ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH
+        if epoch > member.epoch:
+            raise PeerError(stale)
+        for topic_id, partition in partitions:
+            since = member.epoch_of(topic_id, partition)
+            if since is None or epoch < since:
+                raise PeerError(stale)
+
+    def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
+        """Raises PeerError where this member may not ask for offsets."""
+        if member_id is None and epoch < 0:
+            return
+        member = None if member_id is None else group.members.get(member_id)
+        if member is None:
+            raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if epoch != member.epoch:
+            raise PeerError(ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH)

@@ -1,0 +1,72 @@
+"""What the consumer protocol asks of the coordinator and is told. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+from fenceline.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from fenceline.groups.consumer_model import ConsumerMember, Partitions
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHeartbeatRequest:
+    """A member lives, joins (epoch 0) or leaves (-1; -2 for a static one that will be back). What is None is as before,
+    and for `owned` it was not told."""
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = -1
+    subscribed_names: tuple[str, ...] | None = None
+    subscribed_regex: str | None = None
+    server_assignor: str | None = None
+    owned: Partitions | None = None
+    client_id: str = ""
+    client_host: str = ""
+    must_bring_member_id: bool = True
+    """From version 1 on the client makes its own id (KIP-1082)."""
+
+    @property
+    def is_full(self) -> bool:
+        """It says all that there is to say, as after an error: the member wants to be told everything."""
+        return (
+            self.rebalance_timeout_ms != -1
+            and (self.subscribed_names is not None or self.subscribed_regex is not None)
+            and self.owned is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHeartbeatAnswer:
+    """The member's epoch, and what it may use when that is news."""
+
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    member_id: str | None = None
+    member_epoch: int = 0
+    heartbeat_interval_ms: int = 0
+    assignment: tuple[tuple[UUID, tuple[int, ...]], ...] | None = None
+    """None: as before."""
+
+
+class DescribedConsumerMember(NamedTuple):
+    member: ConsumerMember
+    target: Partitions
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedConsumerGroup:
+    """All that an administrator can see of a group of the consumer protocol."""
+
+    group_id: str
+    state: str
+    epoch: int
+    assignment_epoch: int
+    assignor: str
+    members: tuple[DescribedConsumerMember, ...]

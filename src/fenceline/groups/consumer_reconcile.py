@@ -1,0 +1,129 @@
+"""A member's next step towards the target: what it keeps, has to give up, gets, and waits for.
+
+Owns the rule that a partition is given to a member only when nobody else holds it: first it is taken from the one, and
+that member says so by no longer naming it, then it is given to the other. A pure function of a group's values.
+
+| state                 | still names what it was asked to give up | otherwise                                       |
+|-----------------------|------------------------------------------|-------------------------------------------------|
+| STABLE                | -                                        | at the target's epoch: nothing; else towards it |
+| UNREVOKED_PARTITIONS  | stays                                    | towards the target                              |
+| UNRELEASED_PARTITIONS | -                                        | towards the target                              |
+| UNKNOWN               | fenced                                   | towards the target, from nothing                |
+
+Towards the target: with something to give up the member keeps its epoch until it has; otherwise it comes to the
+target's epoch with all that nobody else holds, and waits (UNRELEASED_PARTITIONS) where that is not all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.groups.consumer_model import NONE_HELD, ConsumerMember, Held, MemberState, Partitions
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a member is led to, and what counts on the way."""
+
+    epoch: int
+    target: Partitions
+    subscribed: Callable[[], set[UUID]]
+    """The topics that exist of those it wants now: the target may be older."""
+    is_held: Callable[[UUID, int], bool]
+    """Whether any member holds a partition."""
+    owned: Partitions | None
+    """What the member says that it uses; None when it did not say."""
+    subscription_changed: bool = False
+
+
+def next_step(member: ConsumerMember, aim: Aim) -> ConsumerMember:
+    """The member after this step; itself where there is none. Raises PeerError FENCED_MEMBER_EPOCH."""
+    if not aim.subscription_changed and member.is_reconciled_to(aim.epoch):
+        return member
+    match member.state:
+        case MemberState.STABLE if member.epoch == aim.epoch:
+            return _unsubscribed(member, aim)
+        case MemberState.UNREVOKED_PARTITIONS if _names_any(aim.owned, member.revoking):
+            return _unsubscribed(member, aim) if aim.subscription_changed else member
+        case MemberState.UNKNOWN if aim.owned is None or aim.owned:
+            raise PeerError(
+                ErrorCode.FENCED_MEMBER_EPOCH,
+                "The consumer group member is in a unknown state. The member must abandon all its partitions and"
+                " rejoin.",
+            )
+        case MemberState.UNKNOWN:
+            return _towards(member, aim, aim.epoch)
+        case _:
+            return _towards(member, aim, member.epoch)
+
+
+def _names_any(owned: Partitions | None, held: Held) -> bool:
+    """Whether the member still uses some of these; it does as long as it has not said otherwise."""
+    if owned is None:
+        return True
+    return any(partition in held.get(topic_id, {}) for topic_id, used in owned.items() for partition in used)
+
+
+def _unsubscribed(member: ConsumerMember, aim: Aim) -> ConsumerMember:
+    """Take away what the member does not want any more; the rest of the target waits for its next step."""
+    subscribed = aim.subscribed()
+    dropped = {topic_id: held for topic_id, held in member.assigned.items() if topic_id not in subscribed}
+    if not dropped:
+        return member
+    assigned = {topic_id: held for topic_id, held in member.assigned.items() if topic_id not in dropped}
+    revoking: dict[UUID, Mapping[int, int]] = dict(member.revoking)
+    for topic_id, held in dropped.items():
+        revoking[topic_id] = {**revoking.get(topic_id, {}), **held}
+    if _names_any(aim.owned, revoking):
+        return replace(
+            member,
+            state=MemberState.UNREVOKED_PARTITIONS,
+            previous_epoch=member.epoch,
+            assigned=assigned,
+            revoking=revoking,
+        )
+    return replace(member, previous_epoch=member.epoch, assigned=assigned)
+
+
+def _towards(member: ConsumerMember, aim: Aim, epoch: int) -> ConsumerMember:
+    subscribed = aim.subscribed()
+    assigned: dict[UUID, dict[int, int]] = {}
+    revoking: dict[UUID, dict[int, int]] = {}
+    gained: dict[UUID, list[int]] = {}
+    is_waiting = False
+    for topic_id in sorted(aim.target.keys() | member.assigned.keys()):
+        target = aim.target.get(topic_id, frozenset()) if topic_id in subscribed else frozenset()
+        held = member.assigned.get(topic_id, {})
+        own_revoking = member.revoking.get(topic_id, {})
+        for partition, since in held.items():
+            kept = assigned if partition in target else revoking
+            kept.setdefault(topic_id, {})[partition] = since
+        for partition in sorted(target):
+            if partition in held:
+                continue
+            if aim.is_held(topic_id, partition) and partition not in own_revoking:
+                is_waiting = True
+            else:
+                gained.setdefault(topic_id, []).append(partition)
+    if revoking and _names_any(aim.owned, revoking):
+        return replace(
+            member,
+            state=MemberState.UNREVOKED_PARTITIONS,
+            epoch=epoch,
+            previous_epoch=member.epoch,
+            assigned=assigned or NONE_HELD,
+            revoking=revoking,
+        )
+    for topic_id, partitions in gained.items():
+        assigned.setdefault(topic_id, {}).update(dict.fromkeys(partitions, aim.epoch))
+    return replace(
+        member,
+        state=MemberState.UNRELEASED_PARTITIONS if is_waiting else MemberState.STABLE,
+        epoch=aim.epoch,
+        previous_epoch=member.epoch,
+        assigned=assigned or NONE_HELD,
+        revoking=NONE_HELD,
+    )

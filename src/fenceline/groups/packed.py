@@ -1,0 +1,62 @@
+"""A committed offset as its record has it, for those that no write is under way for.
+
+Owns the one shape that nearly all values have: version 4, no metadata, with or without a topic id. Bytes of this shape
+can be kept as they are, a third of the memory and of the time of a decoded value, and be unpacked when they are looked
+at. Every other shape is `records`'s.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Final
+from uuid import UUID
+
+from fenceline.ids import ZERO_UUID
+
+_HEAD: Final = struct.Struct(">hqiBqB")
+"""Version, offset, leader epoch, length of the metadata + 1, commit time, number of tagged fields."""
+_VERSION: Final = b"\x00\x04"
+_METADATA_AT: Final = 14
+_NO_METADATA: Final = 1
+_TAGS_AT: Final = 23
+_NO_TAGS: Final = b"\x00"
+_TOPIC_ID: Final = b"\x01\x00\x10"
+"""One tagged field, number 0, of 16 bytes."""
+_SIZE_BYTES: Final = _TAGS_AT + len(_NO_TAGS)
+_SIZE_WITH_TOPIC_ID_BYTES: Final = _TAGS_AT + len(_TOPIC_ID) + 16
+
+
+def is_packed(value: bytes) -> bool:
+    """Whether a record's value has the shape."""
+    if len(value) == _SIZE_WITH_TOPIC_ID_BYTES:
+        tags = value[_TAGS_AT:-16] == _TOPIC_ID
+    elif len(value) == _SIZE_BYTES:
+        tags = value[_TAGS_AT:] == _NO_TAGS
+    else:
+        return False
+    return tags and value[_METADATA_AT] == _NO_METADATA and value[:2] == _VERSION
+
+
+def pack(offset: int, leader_epoch: int, commit_ms: int, topic_id: UUID) -> bytes:
+    """Inverse of `unpack`."""
+    if topic_id == ZERO_UUID:
+        return _HEAD.pack(4, offset, leader_epoch, _NO_METADATA, commit_ms, 0)
+    return _HEAD.pack(4, offset, leader_epoch, _NO_METADATA, commit_ms, 1) + _TOPIC_ID[1:] + topic_id.bytes
+
+
+def goes_on(before: bytes, after: bytes) -> bool:
+    """Whether the second of two packed offsets is no smaller than the first."""
+    # Numbers that are not negative compare as their bytes do; a negative one is never committed.
+    return before[2:10] <= after[2:10]
+
+
+def unpack(value: bytes) -> tuple[int, int, int, UUID]:
+    """Offset, leader epoch, commit time in ms, topic id of packed bytes."""
+    _, offset, leader_epoch, _, commit_ms, _ = _HEAD.unpack_from(value)
+    return offset, leader_epoch, commit_ms, ZERO_UUID if len(value) == _SIZE_BYTES else _topic_id(value[-16:])
+
+
+@lru_cache(maxsize=4096)
+def _topic_id(content: bytes) -> UUID:
+    return UUID(bytes=content)

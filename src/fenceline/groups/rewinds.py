@@ -1,0 +1,52 @@
+"""Commits that went back because the log was truncated: how they are told from those that somebody moved back.
+
+Owns the rule alone. Such a commit is accepted like any other; the group's position carries the mark from then on.
+
+How it works. A commit is (offset, epoch of the record before it). In one history of a log, epochs never fall with
+offsets. A commit that lies before the last one, with a newer epoch, therefore shows that what was read before is not
+in the log any more. Who seeks back, or resets a group, commits an older epoch or none. A consumer that was told of the
+truncation and commits before it reads on names the old epoch, too: but exactly where the log has that epoch end now,
+below what was committed before. Nothing is stored for a mark: whoever reads the records of `__consumer_offsets` in
+their order finds the same, in Kafka's topic as well, as far back as compaction leaves them.
+
+Rules: epochs.md E61.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+from fenceline.ids import ZERO_UUID
+
+
+class Rewind(NamedTuple):
+    """A position that went back."""
+
+    from_offset: int
+    from_epoch: int
+    to_offset: int
+    to_epoch: int
+    at_ms: int
+    """When the commit that went back was made."""
+
+
+def step_back(before: tuple[int, int, UUID], after: tuple[int, int, UUID], at_ms: int) -> Rewind | None:
+    """Of two commits in a row, each (offset, leader epoch, topic id): the step, if it goes back, whatever for."""
+    from_offset, from_epoch, from_topic = before
+    to_offset, to_epoch, to_topic = after
+    if to_offset >= from_offset or from_epoch < 0:
+        return None
+    if ZERO_UUID not in (from_topic, to_topic) and from_topic != to_topic:
+        return None  # a new topic of the same name counts anew
+    return Rewind(from_offset, from_epoch, to_offset, to_epoch, at_ms)
+
+
+def shows_truncation(step: Rewind) -> bool:
+    """Whether the commits alone say that the log was truncated between them."""
+    return step.to_epoch > step.from_epoch
+
+
+def is_where_the_epoch_ends(step: Rewind, epoch_end: int) -> bool:
+    """Whether it leads to where the log has the epoch of the first commit end now (`epoch_end`, -1: not known)."""
+    return step.to_epoch >= 0 and 0 <= epoch_end == step.to_offset

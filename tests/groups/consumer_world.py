@@ -1,0 +1,185 @@
+"""A coordinator with topics, and members of the consumer protocol that do what a client does. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+from immutables import Map
+
+from fenceline.errors import ErrorCode
+from fenceline.groups.consumer_messages import ConsumerHeartbeatAnswer, ConsumerHeartbeatRequest
+from fenceline.groups.consumer_model import ConsumerGroup, Partitions
+from fenceline.groups.consumer_settings import ConsumerSettings, Interval
+from fenceline.groups.coordinator import GroupCoordinator
+from fenceline.groups.settings import GroupSettings
+from fenceline.metadata.image import (
+    EMPTY_IMAGE,
+    BrokerImage,
+    ConfigResource,
+    ConfigResourceType,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
+from tests.groups.helpers import GROUP, Ticket, World
+
+AT_ONCE = ConsumerSettings(assignment=Interval(0, 0, 15_000))
+"""Every change has its own target, so that a story needs no waiting."""
+REBALANCE_MS = 30_000
+Named = frozenset[tuple[str, int]]
+"""Partitions as (topic, index)."""
+
+
+def id_of(topic: str) -> UUID:
+    """The id that a topic has in these tests."""
+    return UUID(bytes=topic.encode().rjust(16, b"\1"))
+
+
+def topic_image(name: str, partitions: int, replicas: tuple[int, ...] = (1,)) -> TopicImage:
+    return TopicImage(id_of(name), name, (PartitionImage(replicas, replicas, replicas[0]),) * partitions)
+
+
+def image_of(topics: Mapping[str, int], racks: Mapping[int, str] | None = None) -> MetadataImage:
+    images = [topic_image(name, count) for name, count in topics.items()]
+    brokers = {
+        node: BrokerImage(node, 1, UUID(int=node), (), {}, rack, False, False, ())
+        for node, rack in (racks or {}).items()
+    }
+    return replace(
+        EMPTY_IMAGE,
+        offset=1,
+        topics_by_name=Map({image.name: image for image in images}),
+        topics_by_id=Map({image.id: image for image in images}),
+        brokers=Map(brokers),
+    )
+
+
+def parts(**topics: Iterable[int]) -> Partitions:
+    return {id_of(name): frozenset(indexes) for name, indexes in topics.items()}
+
+
+class ConsumerWorld(World):
+    """With the topics t (4 partitions) and u (2)."""
+
+    def __init__(self, consumer: ConsumerSettings = AT_ONCE, **topics: int) -> None:
+        self.image = image_of(topics or {"t": 4, "u": 2})
+        super().__init__(GroupSettings(initial_rebalance_delay_ms=0, consumer=consumer))
+
+    def _new_coordinator(self) -> GroupCoordinator:
+        return GroupCoordinator(self.settings, self.rng, image=lambda: self.image)
+
+    def set_topics(self, **topics: int) -> None:
+        """The metadata changes: these topics are there now."""
+        known = self.image.topics_by_name
+        offset = self.image.offset + 1
+        self.image = replace(image_of(topics), offset=offset, configs=self.image.configs)
+        if topics.keys() - set(known):
+            self.coordinator.on_topics_created(offset)
+
+    def set_group_config(self, group: str, **configs: str) -> None:
+        resource = ConfigResource(ConfigResourceType.GROUP, group)
+        values = Map({name.replace("_", "."): value for name, value in configs.items()})
+        self.image = replace(self.image, configs=self.image.configs.set(resource, values))
+
+    def consumers(self, group: str = GROUP) -> ConsumerGroup:
+        return self.shard(group).consumers.groups[group]
+
+    def partition(self, group: str = GROUP) -> int:
+        return self.coordinator.partition_of(group)
+
+    def has_consumers(self, group: str = GROUP) -> bool:
+        return group in self.shard(group).consumers.groups
+
+    def ask(self, member_id: str, epoch: int, *, group: str = GROUP, **fields: Any) -> Ticket:
+        """Any heartbeat at all; the ticket stays open while a write is held."""
+        ticket = Ticket(f"heartbeat of {member_id} at {epoch}")
+        asked = {"client_id": "c", "client_host": "/127.0.0.1", **fields}
+        request = ConsumerHeartbeatRequest(group, member_id, epoch, **asked)
+        self.do(self.coordinator.consumer_heartbeat(ticket, request, self.now))
+        self.check()
+        return ticket
+
+    def beat(self, member_id: str, epoch: int, **fields: Any) -> ConsumerHeartbeatAnswer:
+        answer = self.ask(member_id, epoch, **fields).outcome
+        assert isinstance(answer, ConsumerHeartbeatAnswer)
+        return answer
+
+    def error(self, member_id: str, epoch: int, **fields: Any) -> ErrorCode:
+        return self.beat(member_id, epoch, **fields).error
+
+    def enter(self, member_id: str, *topics: str, **fields: Any) -> ConsumerHeartbeatAnswer:
+        """Join, as a client does."""
+        asked: dict[str, Any] = {
+            "rebalance_timeout_ms": REBALANCE_MS,
+            "subscribed_names": topics,
+            "owned": {},
+            **fields,
+        }
+        return self.beat(member_id, 0, **asked)
+
+    def check(self) -> None:
+        for shard in self.coordinator._active.values():
+            for group in shard.consumers.groups.values():
+                group.check()
+
+
+@dataclass
+class Client:
+    """A consumer that follows the protocol: it gives up what it is not told any more, and then says so."""
+
+    world: ConsumerWorld
+    member_id: str
+    topics: tuple[str, ...] = ("t",)
+    instance: str | None = None
+    group: str = GROUP
+    epoch: int = 0
+    owned: dict[UUID, frozenset[int]] = field(default_factory=dict)
+    errors: list[ErrorCode] = field(default_factory=list)
+
+    def beat(self, *, answer_is_lost: bool = False) -> ErrorCode:
+        """One heartbeat with everything in it, as after an error; what it is told is taken up unless it is lost."""
+        if self.epoch == 0:
+            self.owned = {}
+        answer = self.world.beat(
+            self.member_id,
+            self.epoch,
+            group=self.group,
+            instance_id=self.instance,
+            rebalance_timeout_ms=REBALANCE_MS,
+            subscribed_names=self.topics,
+            owned=dict(self.owned),
+        )
+        if answer_is_lost:
+            return answer.error
+        return self.hear(answer)
+
+    def hear(self, answer: ConsumerHeartbeatAnswer) -> ErrorCode:
+        if answer.error is ErrorCode.NONE:
+            self.epoch = answer.member_epoch
+            if answer.assignment is not None:
+                self.owned = {topic_id: frozenset(indexes) for topic_id, indexes in answer.assignment}
+        else:
+            self.errors.append(answer.error)
+            # Fenced, or not known any more: everything is dropped, and it joins anew.
+            self.epoch, self.owned = 0, {}
+        return answer.error
+
+    def leave(self) -> None:
+        self.world.ask(self.member_id, -1, group=self.group, instance_id=self.instance)
+        self.epoch, self.owned = 0, {}
+
+    @property
+    def uses(self) -> Named:
+        return frozenset((str(topic_id), index) for topic_id, indexes in self.owned.items() for index in indexes)
+
+
+def settle(world: ConsumerWorld, clients: Iterable[Client], rounds: int = 12) -> None:
+    """Everybody beats until nothing moves any more."""
+    alive = list(clients)
+    for _ in range(rounds):
+        for client in alive:
+            client.beat()
+        world.advance(1_000)

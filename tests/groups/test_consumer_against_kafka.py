@@ -1,0 +1,274 @@
+"""Apache Kafka 4.3.1 and our handlers answer the same heartbeats alike, field by field, and store the same records;
+each loads what the other has written."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from fenceline.groups import consumer_records as consumer
+from fenceline.groups import records
+from fenceline.groups.clock import Now
+from fenceline.groups.consumer_settings import ConsumerSettings, Interval
+from fenceline.groups.consumer_topics import TopicHashes
+from fenceline.groups.coordinator import GroupCoordinator
+from fenceline.groups.settings import GroupSettings
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC
+from fenceline.records.build import build_batch
+from fenceline.records.decode import decode_all
+from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
+from fenceline.wire.apis import ApiKey
+from tests.groups.consumer_scripts import (
+    CONSUMER_SCRIPTS,
+    beat,
+    comes_back,
+    describe,
+    enter,
+    given,
+    hands_over,
+    owned,
+    what_consumers_store,
+)
+from tests.groups.consumer_world import image_of
+from tests.groups.peers import HandlerPeer, Session, SocketPeer, peer_image
+from tests.groups.scripts import Script
+
+TOPICS = ("t", "u")
+PARTITIONS = 3
+SETTINGS = GroupSettings(initial_rebalance_delay_ms=0, consumer=ConsumerSettings(assignment=Interval(0, 0, 15_000)))
+OVERRIDES = {"group.consumer.assignment.interval.ms": "0"}
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[ApacheKafka]:
+    with small_kafka(overrides=OVERRIDES) as node:
+        asyncio.run(_prepare(node))
+        yield node
+
+
+async def _prepare(node: ApacheKafka) -> None:
+    peer = SocketPeer(node.port)
+    await peer.prepare(TOPICS, PARTITIONS)
+    peer.close()
+
+
+async def _told_to_kafka(node: ApacheKafka, run: Script) -> Session:
+    peer = SocketPeer(node.port)
+    try:
+        await peer.prepare(TOPICS, PARTITIONS)
+        session = Session(peer)
+        await run(session)
+        return session
+    finally:
+        peer.close()
+
+
+async def _told_to_us(run: Script) -> tuple[Session, HandlerPeer]:
+    peer = HandlerPeer(TOPICS, PARTITIONS, SETTINGS)
+    try:
+        session = Session(peer)
+        await run(session)
+        return session, peer
+    finally:
+        peer.close()
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("name", CONSUMER_SCRIPTS)
+def test_kafka_says_the_same(kafka: ApacheKafka, name: str) -> None:
+    theirs = asyncio.run(_told_to_kafka(kafka, CONSUMER_SCRIPTS[name])).seen
+    ours = asyncio.run(_told_to_us(CONSUMER_SCRIPTS[name]))[0].seen
+    assert len(ours) == len(theirs)
+    differences = [
+        f"{number}: Kafka {their}\n{' ' * len(str(number))}  we    {our}"
+        for number, (their, our) in enumerate(zip(theirs, ours, strict=True))
+        if their != our
+    ]
+    assert not differences, "\n".join(differences)
+
+
+@pytest.mark.parametrize("name", CONSUMER_SCRIPTS)
+def test_the_scripts_run_without_kafka(name: str) -> None:
+    assert asyncio.run(_told_to_us(CONSUMER_SCRIPTS[name]))[0].seen
+
+
+# --- records ----------------------------------------
+
+
+def _stored_by_kafka(node: ApacheKafka) -> Iterator[tuple[bytes | None, bytes | None]]:
+    for directory in sorted(node.log_dir.glob(f"{CONSUMER_OFFSETS_TOPIC}-*")):
+        for segment in sorted(directory.glob("*.log")):
+            for _, batch in decode_all(segment.read_bytes(), allow_partial_tail=True):
+                yield from ((record.key, record.value) for record in batch)
+
+
+def _shown(session: Session, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> dict[str, list[Any]]:
+    """The records of the script's groups of the consumer protocol, with names for what differs by chance. A hash is
+    shown by whether it is that of t."""
+    image = image_of({})
+    found: dict[str, list[Any]] = {}
+    for key, value in pairs:
+        meaning = records.decode(key, value)
+        group_id = getattr(meaning, "group_id", "")
+        if not group_id.startswith("stored-"):
+            continue
+        shown: Any = meaning._asdict()
+        if isinstance(meaning, consumer.EpochStored) and meaning.value is not None:
+            shown["value"] = (meaning.value.epoch, meaning.value.metadata_hash != TopicHashes().of([], image))
+        elif isinstance(meaning, consumer.TargetEpochStored) and meaning.value is not None:
+            shown["value"] = (meaning.value.assignment_epoch, meaning.value.assignment_timestamp > 0)
+        elif isinstance(meaning, records.GroupStored) and meaning.value is not None:
+            shown["value"] = dataclasses.asdict(meaning.value)
+            shown["value"].pop("current_state_timestamp")
+            shown["value"]["leader"] = session.plain(shown["value"]["leader"])
+            for member in shown["value"]["members"]:
+                member["member_id"] = session.plain(member["member_id"])
+        else:
+            shown["value"] = _plain(session, getattr(meaning, "value", None))
+        if "member_id" in shown:
+            shown["member_id"] = session.plain(shown["member_id"])
+        found.setdefault(group_id, []).append((type(meaning).__name__, shown))
+    return found
+
+
+def _plain(session: Session, value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(session, getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return sorted((session.plain(key), sorted(each)) for key, each in value.items())
+    if isinstance(value, tuple):
+        return [_plain(session, each) for each in value]
+    return session.plain(value)
+
+
+@pytest.mark.kafka
+def test_kafka_stores_the_same_records(kafka: ApacheKafka) -> None:
+    session = asyncio.run(_told_to_kafka(kafka, what_consumers_store))
+    theirs = _shown(session, _stored_by_kafka(kafka))
+    ours_session, peer = asyncio.run(_told_to_us(what_consumers_store))
+    ours = _shown(ours_session, peer.log.records())
+    assert ours.keys() == theirs.keys() == {"stored-new", "stored-up"}
+    for group in theirs:
+        assert ours[group] == theirs[group]
+
+
+@pytest.mark.kafka
+def test_a_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
+    """Everything that Kafka wrote during the scripts is read, what we would write for it are its own bytes, and the
+    groups are those that Kafka describes."""
+    asyncio.run(_told_to_kafka(kafka, lambda s: hands_over(s, "loaded-1")))
+    asyncio.run(_told_to_kafka(kafka, lambda s: comes_back(s, "loaded-2")))
+    coordinator = GroupCoordinator(SETTINGS, Random(1), 1)
+    shard, _ = coordinator.begin_load(0, 1, Now(0, 0))
+    assert shard is not None
+    count = 0
+    for key, value in _stored_by_kafka(kafka):
+        meaning = records.decode(key, value)
+        if not isinstance(meaning, records.OffsetCommitted | records.GroupStored | records.Unserved):
+            assert consumer.encode(meaning) == (key, value)  # type: ignore[arg-type]
+            count += 1
+        shard.replay(key, value, Now(0, 0))
+    assert count > 20
+    described = asyncio.run(_described(kafka, sorted(shard.consumers.groups)))
+    for group in described:
+        loaded = shard.consumers.groups[group.group_id]
+        loaded.check()
+        assert (str(loaded.state), loaded.epoch, loaded.assignment_epoch) == (
+            group.group_state,
+            group.group_epoch,
+            group.assignment_epoch,
+        )
+        assert {member.member_id: member.member_epoch for member in group.members} == {
+            name: member.epoch for name, member in loaded.members.items()
+        }
+
+
+async def _described(node: ApacheKafka, groups: list[str]) -> Any:
+    peer = SocketPeer(node.port)
+    try:
+        asked = {"group_ids": groups, "include_authorized_operations": False}
+        answer = await peer.call("c", ApiKey.CONSUMER_GROUP_DESCRIBE, 1, asked)
+        return answer.groups
+    finally:
+        peer.close()
+
+
+@pytest.mark.kafka
+def test_the_hash_of_topics_is_kafkas(kafka: ApacheKafka) -> None:
+    async def run() -> dict[str, Any]:
+        peer = SocketPeer(kafka.port)
+        await peer.prepare(TOPICS, PARTITIONS)
+        session = Session(peer)
+        await enter(session, "k-hash", "a", "t")
+        await beat(session, "k-hash", "a", -1)
+        peer.close()
+        return dict(peer.topic_ids)
+
+    topic_ids = asyncio.run(run())
+    image = peer_image(TOPICS, PARTITIONS, topic_ids)
+    hashes = {
+        meaning.value.metadata_hash
+        for key, value in _stored_by_kafka(kafka)
+        if isinstance(meaning := records.decode(key, value), consumer.EpochStored)
+        and meaning.group_id == "k-hash"
+        and meaning.value is not None
+    }
+    assert hashes == {0, TopicHashes().of(["t"], image)}
+
+
+@pytest.mark.kafka
+def test_kafka_loads_a_log_of_ours(tmp_path: Path) -> None:
+    """Kafka is stopped, its log of one group's partition goes on with our records, and Kafka serves the group."""
+    group = "ours"
+
+    async def write(topic_ids: dict[str, Any]) -> tuple[int, list[tuple[bytes | None, bytes | None]]]:
+        peer = HandlerPeer(TOPICS, PARTITIONS, SETTINGS, topic_ids)
+        try:
+            session = Session(peer)
+            await enter(session, group, "a", "t", rack_id="r")
+            await enter(session, group, "b", "t", instance_id="i")
+            kept = given(await beat(session, group, "a", 2))
+            await beat(session, group, "a", 2, topic_partitions=owned(session, *kept))
+            await beat(session, group, "b", 3, instance_id="i")
+            return peer.driver.coordinator.partition_of(group), peer.log.records()
+        finally:
+            peer.close()
+
+    async def go_on(port: int) -> Any:
+        peer = SocketPeer(port)
+        await peer.prepare(TOPICS, PARTITIONS)
+        session = Session(peer)
+        try:
+            described = await describe(session, group)
+            alive = await beat(session, group, "a", 3)
+            return described.groups[0], alive
+        finally:
+            peer.close()
+
+    async def ids(port: int) -> dict[str, Any]:
+        peer = SocketPeer(port)
+        await peer.prepare(TOPICS, PARTITIONS)
+        peer.close()
+        return dict(peer.topic_ids)
+
+    with small_kafka(overrides=OVERRIDES, data_dir=tmp_path / "kafka") as node:
+        partition, ours = asyncio.run(write(asyncio.run(ids(node.port))))
+        node.stop()
+        directory = node.log_dir / f"{CONSUMER_OFFSETS_TOPIC}-{partition}"
+        (segment,) = directory.glob("*.log")
+        end = max((header.next_offset for header, _ in decode_all(segment.read_bytes())), default=0)
+        with segment.open("ab") as file:
+            for key, value in ours:
+                file.write(build_batch([(1_700_000_000_000, key, value, ())], base_offset=end, leader_epoch=0))
+                end += 1
+        node.start()
+        described, alive = asyncio.run(go_on(node.port))
+    assert (described.error_code, described.group_state, described.group_epoch) == (0, "Stable", 3)
+    assert {member.member_id for member in described.members} == {"a", "b"}
+    assert (alive.error_code, alive.member_epoch) == (0, 3)

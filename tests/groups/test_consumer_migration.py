@@ -1,0 +1,271 @@
+"""Groups that change their protocol while they live: classic to consumer with the first new member, and back."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fenceline.errors import ErrorCode
+from fenceline.groups.consumer_embedded import read_assignment, read_subscription
+from fenceline.groups.consumer_settings import MigrationPolicy
+from fenceline.groups.messages import JoinAnswer, Protocols
+from fenceline.groups.states import GroupState
+from tests.groups.consumer_world import AT_ONCE, Client, ConsumerWorld, id_of, settle
+from tests.groups.helpers import GROUP, subscription
+
+
+def _assignment(*partitions: int, user_data: bytes = b"") -> bytes:
+    body = struct.pack(">hi", 0, 1) + struct.pack(">h", 1) + b"t" + struct.pack(">i", len(partitions))
+    body += b"".join(struct.pack(">i", each) for each in partitions)
+    return body + struct.pack(">i", len(user_data)) + user_data
+
+
+def _subscription_1(*topics: str, owned: tuple[int, ...] = ()) -> bytes:
+    """Version 1: with the partitions of t that the consumer holds."""
+    body = struct.pack(">hi", 1, len(topics))
+    for topic in topics:
+        body += struct.pack(">h", len(topic)) + topic.encode()
+    body += struct.pack(">i", -1)
+    if not owned:
+        return body + struct.pack(">i", 0)
+    body += struct.pack(">i", 1) + struct.pack(">h", 1) + b"t" + struct.pack(">i", len(owned))
+    return body + b"".join(struct.pack(">i", each) for each in owned)
+
+
+def _protocols(*owned: int) -> Protocols:
+    return (("range", _subscription_1("t", owned=owned)),)
+
+
+def _first(world: ConsumerWorld, **fields: Any) -> JoinAnswer:
+    """The first member of a classic group, once the delay for others is over."""
+    ticket = world.join(protocols=_protocols(), **fields)
+    world.advance(0)
+    assert isinstance(ticket.outcome, JoinAnswer)
+    return ticket.outcome
+
+
+def _classic(world: ConsumerWorld, name: str, *partitions: int) -> str:
+    """A stable classic group of one member, which has these partitions. Its member id."""
+    joined = _first(world, client_id=name)
+    member_id: str = joined.member_id
+    world.sync(member_id, joined.generation, {member_id: _assignment(*partitions)})
+    assert world.group().state is GroupState.STABLE
+    return member_id
+
+
+def _synced(world: ConsumerWorld, member_id: str, generation: int) -> frozenset[int]:
+    answer = world.sync(member_id, generation).outcome
+    assert answer.error is ErrorCode.NONE
+    return read_assignment(answer.assignment).partitions.get("t", frozenset())
+
+
+def test_a_new_member_takes_a_classic_group_along() -> None:
+    world = ConsumerWorld()
+    old = _classic(world, "old", 0, 1, 2, 3)
+    new = Client(world, "new")
+    assert new.beat() is ErrorCode.NONE
+    assert world.has_consumers()
+    assert GROUP not in world.shard().groups
+    member = world.consumers().members[old]
+    assert member.uses_classic
+    assert member.assigned == {id_of("t"): dict.fromkeys(range(4), 1)}
+    # The classic member is asked to join, says what it holds, gives up its share, and syncs.
+    assert world.heartbeat(old, 1) is ErrorCode.REBALANCE_IN_PROGRESS
+    joined = world.join(old, protocols=_protocols(0, 1, 2, 3)).outcome
+    assert joined.error is ErrorCode.NONE
+    kept = _synced(world, old, joined.generation)
+    assert len(kept) == 2
+    assert world.heartbeat(old, joined.generation) is ErrorCode.REBALANCE_IN_PROGRESS, "to say that it gave up the rest"
+    joined = world.join(old, protocols=_protocols(*kept)).outcome
+    assert _synced(world, old, joined.generation) == kept
+    settle(world, [new], rounds=1)
+    assert new.owned == {id_of("t"): frozenset(range(4)) - kept}
+    assert world.heartbeat(old, joined.generation) is ErrorCode.NONE
+
+
+def test_who_waits_in_a_rebalance_is_asked_to_join_anew() -> None:
+    world = ConsumerWorld()
+    old = _classic(world, "old", 0)
+    waiting = world.join(client_id="second", protocols=_protocols())
+    assert waiting.outcome is None
+    Client(world, "new").beat()
+    assert waiting.outcome.error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert set(world.consumers().members) == {old, waiting.outcome.member_id, "new"}
+
+
+def test_a_classic_consumer_joins_a_group_of_the_consumer_protocol() -> None:
+    world = ConsumerWorld()
+    one = Client(world, "one")
+    one.beat()
+    asked = world.join(protocols=_protocols(), must_know_member_id=True).outcome
+    assert asked.error is ErrorCode.MEMBER_ID_REQUIRED
+    joined = world.join(asked.member_id, protocols=_protocols()).outcome
+    assert (joined.error, joined.protocol_name, joined.members) == (ErrorCode.NONE, "range", ())
+    assert _synced(world, asked.member_id, joined.generation) == frozenset()
+    settle(world, [one], rounds=3)
+    assert world.heartbeat(asked.member_id, joined.generation) is ErrorCode.REBALANCE_IN_PROGRESS
+    joined = world.join(asked.member_id, protocols=_protocols()).outcome
+    assert len(_synced(world, asked.member_id, joined.generation)) == 2
+    assert len(one.uses) == 2
+
+
+def test_when_the_last_new_member_goes_the_group_is_classic_again() -> None:
+    world = ConsumerWorld()
+    old = _classic(world, "old", 0, 1, 2, 3)
+    new = Client(world, "new")
+    new.beat()
+    epoch = world.consumers().epoch
+    new.leave()
+    assert not world.has_consumers()
+    group = world.group()
+    assert (group.state, group.generation, list(group.members)) == (GroupState.PREPARING_REBALANCE, epoch, [old])
+    rejoined = world.join(old, protocols=_protocols(0, 1, 2, 3)).outcome
+    assert rejoined.generation == epoch + 1
+    assert rejoined.leader == old
+
+
+def test_a_crash_in_between_changes_nothing() -> None:
+    world = ConsumerWorld()
+    old = _classic(world, "old", 0, 1, 2, 3)
+    Client(world, "new").beat()
+    before = world.consumers()
+    world.reload()
+    assert world.consumers() == before
+    assert GROUP not in world.shard().groups
+    world.beat("new", -1)
+    world.reload()
+    assert not world.has_consumers()
+    assert list(world.group().members) == [old]
+
+
+def test_a_refused_conversion_leaves_the_group_as_it_was() -> None:
+    world = ConsumerWorld()
+    old = _classic(world, "old", 0)
+    world.hold_appends = True
+    asked = world.ask("new", 0, rebalance_timeout_ms=1_000, subscribed_names=("t",), owned={})
+    while world.held:
+        world.release(ErrorCode.NOT_ENOUGH_REPLICAS)
+    world.hold_appends = False
+    assert asked.outcome.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert not world.has_consumers()
+    assert world.heartbeat(old, 1) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("policy", [MigrationPolicy.DISABLED, MigrationPolicy.DOWNGRADE])
+def test_a_group_stays_classic_where_the_policy_says_so(policy: MigrationPolicy) -> None:
+    world = ConsumerWorld(replace(AT_ONCE, migration_policy=policy))
+    old = _classic(world, "old", 0)
+    answer = world.enter("new", "t")
+    assert answer.error is ErrorCode.GROUP_ID_NOT_FOUND
+    assert answer.message is not None
+    assert "online upgrade is disabled" in answer.message
+    assert world.heartbeat(old, 1) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("policy", [MigrationPolicy.DISABLED, MigrationPolicy.UPGRADE])
+def test_a_group_stays_new_where_the_policy_says_so(policy: MigrationPolicy) -> None:
+    world = ConsumerWorld(replace(AT_ONCE, migration_policy=policy))
+    one = Client(world, "one")
+    one.beat()
+    asked = world.join(protocols=_protocols(), must_know_member_id=True).outcome
+    world.join(asked.member_id, protocols=_protocols())
+    one.leave()
+    assert list(world.consumers().members) == [asked.member_id]
+
+
+def test_a_group_with_an_assignor_of_its_own_stays_classic() -> None:
+    world = ConsumerWorld()
+    joined = _first(world, client_id="old")
+    world.sync(joined.member_id, joined.generation, {joined.member_id: _assignment(0, user_data=b"mine")})
+    answer = world.enter("new", "t")
+    assert answer.message is not None
+    assert "custom assignor" in answer.message
+
+
+def test_a_group_of_another_protocol_type_stays_what_it_is() -> None:
+    world = ConsumerWorld()
+    world.join(client_id="w", protocol_type="connect", protocols=(("p", b""),))
+    assert world.enter("new", "t").error is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_empty_groups_make_way_for_each_other() -> None:
+    world = ConsumerWorld()
+    world.commit(7)
+    world.enter("a", "t")
+    assert world.offset() == 7
+    world.beat("a", -1)
+    joined = _first(world)
+    assert joined.error is ErrorCode.NONE
+    assert not world.has_consumers()
+    assert world.offset() == 7
+    world.reload()
+    assert not world.has_consumers()
+    assert world.offset() == 7
+
+
+def test_a_static_member_changes_its_protocol_with_its_place() -> None:
+    world = ConsumerWorld()
+    joined = _first(world, instance="i")
+    world.sync(joined.member_id, joined.generation, {joined.member_id: _assignment(0, 1, 2, 3)}, group_instance_id="i")
+    new = Client(world, "new", instance="i")
+    new.beat()
+    assert len(new.uses) == 4
+    assert list(world.consumers().members) == ["new"]
+    # And back: nobody of the consumer protocol is left.
+    back = world.join(instance="i", protocols=_protocols()).outcome
+    assert back.error is ErrorCode.NONE
+    assert not world.has_consumers()
+    assert list(world.group().members) == [back.member_id]
+
+
+def test_an_administrator_puts_members_of_either_protocol_out() -> None:
+    world = ConsumerWorld()
+    world.enter("a", "t")
+    world.enter("b", "t", instance_id="i")
+    left = world.leave(("a", None), ("", "i"), ("nobody", None)).outcome
+    assert [each.error for each in left.members] == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID]
+    assert world.consumers().is_empty
+
+
+def test_classic_requests_of_a_new_member_find_nobody() -> None:
+    world = ConsumerWorld()
+    world.enter("a", "t")
+    assert world.heartbeat("a", 2) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert world.sync("a", 2).outcome.error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_other_protocols_do_not_fit() -> None:
+    world = ConsumerWorld()
+    world.enter("a", "t")
+    assert world.join(protocol_type="connect", protocols=(("p", b""),)).outcome.error is (
+        ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    )
+    first = world.join("c1", protocols=_protocols()).outcome
+    assert first.error is ErrorCode.NONE
+    other = world.join("c2", protocols=(("sticky", _subscription_1("t")),)).outcome
+    assert other.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_a_classic_member_that_does_not_come_when_asked_is_put_out() -> None:
+    world = ConsumerWorld()
+    _classic(world, "old", 0, 1, 2, 3)
+    new = Client(world, "new")
+    new.beat()
+    for _ in range(4):
+        new.beat()
+        world.advance(5_000)
+    assert GROUP in world.shard().consumers.groups
+    assert list(world.consumers().members) == ["new"]
+    settle(world, [new], rounds=2)
+    assert len(new.uses) == 4
+
+
+def test_what_consumers_embed_is_read_in_all_versions() -> None:
+    assert read_subscription(subscription("a", "b")).topics == ("a", "b")
+    version_3 = struct.pack(">hi", 3, 0) + struct.pack(">i", -1) + struct.pack(">i", 0) + struct.pack(">i", 4)
+    version_3 += struct.pack(">h", 2) + b"r1"
+    read = read_subscription(version_3)
+    assert (read.version, read.rack_id, read.owned) == (3, "r1", {})

@@ -1,0 +1,92 @@
+"""Writes that replicas do not take for long: who waits is told to try again, the write stays what it is."""
+
+from __future__ import annotations
+
+from fenceline.errors import ErrorCode
+from fenceline.groups.messages import Append
+from tests.groups.helpers import GROUP, Ticket, World
+
+
+def _late(world: World, duty: Append) -> None:
+    world.do(world.coordinator.append_is_late(duty.partition, duty.write_id, world.now))
+
+
+def test_a_commit_that_is_late_is_not_seen_until_it_is_committed() -> None:
+    world = World()
+    world.commit_all({("t", 0): (5, 1)})
+    world.hold_appends = True
+    commit = world.commit_all({("t", 0): (9, 1)})
+    _late(world, world.held[0])
+    assert commit.outcome.errors == (ErrorCode.COORDINATOR_NOT_AVAILABLE,)
+    assert world.offset() == 5
+    world.release()
+    assert world.offset() == 9
+
+
+def test_a_commit_that_is_late_and_refused_then_leaves_no_trace() -> None:
+    world = World()
+    world.commit_all({("t", 0): (5, 1)})
+    world.hold_appends = True
+    world.commit_all({("t", 0): (9, 1)})
+    _late(world, world.held[0])
+    world.release(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert world.offset() == 5
+
+
+def test_who_asks_for_what_is_stable_is_told_as_well() -> None:
+    world = World()
+    world.hold_appends = True
+    world.commit_all({("t", 0): (9, 1)})
+    fetch = world.fetch(require_stable=True)
+    assert fetch.outcome is None
+    _late(world, world.held[0])
+    assert fetch.outcome.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.release()
+
+
+def test_a_group_whose_deletion_is_late_is_gone_when_it_is_committed_and_not_before_it_is_refused() -> None:
+    for end, is_left in ((ErrorCode.NONE, False), (ErrorCode.NOT_LEADER_OR_FOLLOWER, True)):
+        world = World()
+        world.commit_all({("t", 0): (5, 1)})
+        world.hold_appends = True
+        deletion = Ticket("delete groups")
+        world.do(world.coordinator.delete_groups(deletion, (GROUP,), world.now))
+        _late(world, world.held[0])
+        assert deletion.outcome.errors == ((GROUP, ErrorCode.COORDINATOR_NOT_AVAILABLE),)
+        world.release(end)
+        assert (GROUP in world.shard().groups) is is_left
+        offset = world.offset()
+        assert offset == (5 if is_left else -1)
+
+
+def test_a_write_that_was_settled_is_not_late() -> None:
+    world = World()
+    world.hold_appends = True
+    commit = world.commit_all({("t", 0): (9, 1)})
+    duty = world.held[0]
+    world.release()
+    _late(world, duty)
+    assert commit.outcome.errors == (ErrorCode.NONE,)
+
+
+def test_of_many_writes_under_way_each_slot_shows_what_was_committed() -> None:
+    world = World()
+    world.commit_all({("t", 0): (1, 1), ("u", 0): (1, 1)})
+    world.hold_appends = True
+    for offset in range(2, 6):
+        world.commit_all({("t" if offset % 2 else "u", 0): (offset, 1)})
+
+    def seen() -> tuple[int, int]:
+        return world.offset("t"), world.offset("u")
+
+    assert seen() == (1, 1)
+    world.release()
+    assert seen() == (1, 2)
+    world.release(ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert seen() == (1, 2)
+    world.release()
+    assert seen() == (1, 4)
+    world.release()
+    assert seen() == (5, 4)
+    assert world.shard().offsets._under_way == {}
+    assert world.shard().offsets._undos == {}

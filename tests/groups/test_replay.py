@@ -1,0 +1,182 @@
+"""Replay of whole batches: the same state as record by record, whatever is in the log, at the pace of a million."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+from uuid import UUID
+
+import pytest
+
+from fenceline.errors import InternalError
+from fenceline.groups import records
+from fenceline.groups.clock import Now
+from fenceline.groups.coordinator import GroupCoordinator
+from fenceline.groups.messages import KeyValue
+from fenceline.groups.model import Group
+from fenceline.groups.offsets import CommittedOffset, OffsetSlot
+from fenceline.groups.packed import goes_on, is_packed, unpack
+from fenceline.groups.settings import GroupSettings
+from fenceline.groups.shard import Shard
+from fenceline.ids import ZERO_UUID
+from tests.groups.helpers import START_MS
+
+NOW = Now(START_MS, 0)
+IDS = (ZERO_UUID, UUID(int=5), UUID(int=6))
+
+
+class _Record(NamedTuple):
+    key: bytes | None
+    value: bytes | None
+
+
+def _shard() -> Shard:
+    shard, _ = GroupCoordinator(GroupSettings(), Random(1), 1).begin_load(0, 1, NOW)
+    assert shard is not None
+    return shard
+
+
+def _offset(rng: Random) -> KeyValue:
+    slot = OffsetSlot(f"g{rng.randrange(4)}", f"topic-{rng.randrange(3)}", rng.randrange(4))
+    if rng.random() < 0.15:
+        return records.offset_tombstone(slot)
+    return records.offset_record(
+        slot,
+        CommittedOffset(
+            rng.choice((rng.randrange(50), rng.randrange(2**62))),
+            rng.randrange(-1, 5),
+            rng.choice(("", "", "", "m")),
+            START_MS + rng.randrange(1000),
+            rng.choice((-1, -1, -1, 5)),
+            rng.choice(IDS),
+        ),
+    )
+
+
+def _old_offset(rng: Random) -> KeyValue:
+    """As before Kafka 0.9: another key for the same slot."""
+    key, value = _offset(rng)
+    return b"\x00\x00" + key[2:], value
+
+
+def _group(rng: Random) -> KeyValue:
+    name = f"g{rng.randrange(4)}"
+    if rng.random() < 0.5:
+        return records.group_tombstone(name)
+    return records.new_group_record(Group(name, START_MS))
+
+
+def _foreign_group(rng: Random) -> KeyValue:
+    key, _ = records.group_tombstone(f"g{rng.randrange(4)}")
+    return rng.choice((b"\x00\x03", b"\x00\x0b")) + key[2:], rng.choice((None, b"\x00\x00\x00\x00\x00\x01\x00"))
+
+
+def _state(shard: Shard) -> object:
+    return (
+        sorted(shard.groups),
+        sorted(shard.foreign_groups),
+        sorted(shard.consumers.groups),
+        {
+            slot: value._replace(order=0)
+            for group_id in shard.offsets.group_ids
+            for slot, value in shard.offsets.slots(group_id)
+        },
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_batches_are_replayed_as_their_records_would_be_one_by_one(seed: int) -> None:
+    rng = Random(seed)
+    kinds = [_offset] * 12 + [_old_offset, _group, _foreign_group]
+    one_by_one, by_batches = _shard(), _shard()
+    replay = by_batches.replaying()
+    for _ in range(60):
+        if rng.random() < 0.1:
+            producer, committed = rng.randrange(2), rng.random() < 0.5
+            one_by_one.replay_marker(producer, committed=committed)
+            by_batches.replay_marker(producer, committed=committed)
+            continue
+        transaction_of = rng.randrange(2) if rng.random() < 0.15 else None
+        kind = _offset if transaction_of is not None else None
+        batch = [_Record(*(kind or rng.choice(kinds))(rng)) for _ in range(rng.randrange(1, 12))]
+        for record in batch:
+            one_by_one.replay(record.key, record.value, NOW, transaction_of)
+        replay.batch(batch, NOW, transaction_of)
+        assert _state(by_batches) == _state(one_by_one)
+
+
+@pytest.mark.parametrize("topic_id", IDS)
+@pytest.mark.parametrize(("metadata", "expire_ms"), [("", -1), ("m", -1), ("", 5)])
+def test_packed_is_what_needs_no_more_than_its_bytes(topic_id: UUID, metadata: str, expire_ms: int) -> None:
+    offset = CommittedOffset(2**62, 7, metadata, START_MS, expire_ms, topic_id)
+    _, value = records.offset_record(OffsetSlot("g", "t", 0), offset)
+    assert value is not None
+    assert is_packed(value) is (metadata == "" and expire_ms == -1)
+    if is_packed(value):
+        assert unpack(value) == (2**62, 7, START_MS, topic_id)
+
+
+def test_packed_is_no_other_version_and_no_other_tag() -> None:
+    _, plain = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, "", 3))
+    _, with_id = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, "", 3, -1, IDS[1]))
+    assert plain is not None
+    assert with_id is not None
+    assert is_packed(plain)
+    assert is_packed(with_id)
+    version_3 = b"\x00\x03" + plain[2:14] + b"\x00\x00" + plain[15:23]
+    assert len(version_3) == len(plain), "only a look inside tells them apart"
+    metadata = "\0" * 8 + "\x01\x00\x10" + "\0" * 7
+    _, with_metadata = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, metadata, 3))
+    assert with_metadata is not None
+    assert (len(with_metadata), with_metadata[23:26]) == (len(with_id), with_id[23:26])
+    for other in (
+        version_3,
+        with_metadata,
+        plain[:-1] + b"\x01",
+        with_id[:24] + b"\x01" + with_id[25:],
+        with_id[:25] + b"\x0f" + with_id[26:],
+        b"",
+        plain[:-1],
+    ):
+        assert not is_packed(other)
+
+
+def test_goes_on_compares_offsets() -> None:
+    def packed(offset: int) -> bytes:
+        _, value = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(offset, 2, "", 3))
+        assert value is not None
+        return value
+
+    assert goes_on(packed(255), packed(256))
+    assert goes_on(packed(256), packed(256))
+    assert not goes_on(packed(256), packed(255))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"\x00\x01\x00\x01g\x00\x09t\x00\x00\x00\x00",
+        b"\x00\x01\x00\x01g\x00\x01t\x00\x00",
+        b"\x00\x01\xff\xffg\x00\x01t\x00\x00\x00\x00",
+        b"\x00\x01\x00\x01\xff\x00\x01t\x00\x00\x00\x00",
+        b"\x00\x01",
+    ],
+)
+def test_a_key_that_can_not_be_read_stops_the_load(key: bytes) -> None:
+    _, value = records.offset_record(OffsetSlot("g", "t", 0), CommittedOffset(1, 2, "", 3))
+    with pytest.raises(InternalError, match="can not be read"):
+        _shard().replaying().batch([_Record(key, value)], NOW)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_offsets_are_written_as_the_schema_says(seed: int) -> None:
+    """By hand, where they have the shape that nearly all have."""
+    rng = Random(seed)
+    slot = OffsetSlot("gr\u00fcn" * rng.randrange(1, 9), "t" * rng.randrange(1, 250), rng.randrange(2**31))
+    offset, epoch, at_ms = rng.randrange(2**63), rng.randrange(-1, 2**31), rng.randrange(2**63)
+    topic_id = rng.choice((ZERO_UUID, UUID(int=rng.randrange(1, 2**128))))
+    key, value = records.offset_record(slot, CommittedOffset(offset, epoch, "", at_ms, -1, topic_id))
+    assert key == b"\x00\x01" + records._OFFSET_KEY.encode(0, records.OffsetCommitKey(*slot))
+    body = records.OffsetCommitValue(offset, epoch, "", at_ms, -1, topic_id)
+    assert value == b"\x00\x04" + records._OFFSET_VALUE.encode(4, body)
+    assert records.decode(key, value) == (slot, CommittedOffset(offset, epoch, "", at_ms, -1, topic_id))

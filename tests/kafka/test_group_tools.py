@@ -1,0 +1,266 @@
+"""Kafka's tools for groups on a cluster of three nodes of ours, beside one of Kafka's; and ours on both.
+
+The groups are the same on both sides: some were committed from outside, one has members of librdkafka's. What is
+printed is compared line by line (`side_by_side.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, Final
+
+import confluent_kafka
+import pytest
+from typer.testing import CliRunner
+
+from fenceline.cli.app import app
+from fenceline.client.admin import Admin
+from fenceline.client.offsets import CommittedOffset
+from fenceline.client.producer import Producer
+from fenceline.ids import TopicPartition
+from fenceline.testing.waiting import eventually
+from tests.scheduling import CLUSTERS
+from tests.support import client_threads
+
+from .side_by_side import Both, Side, both_clusters
+
+pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
+
+BROKERS: Final = ("--bootstrap-server", "@brokers")
+TOPIC: Final = "read"
+PARTITIONS: Final = 2
+RECORDS: Final = 40
+CHANCE: Final = r"\S*[0-9a-f]{8}-[0-9a-f]{4}-\S+|/127\.0\.0\.1|rdkafka|(BROKER|127\.0\.0\.1:)\S* \(\d+\)"
+"""Ids of members, where they are, and which of three brokers happens to coordinate the group."""
+
+BY_CHANCE: Final = rf"{CHANCE}|(?<![\w-])[\w-]{{22}}(?![\w-])"
+"""Clients of the consumer protocol make ids of another form."""
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    with both_clusters(tmp_path_factory.mktemp("groups")) as both:
+        both.run(
+            "topics",
+            *BROKERS,
+            "--create",
+            "--topic",
+            TOPIC,
+            "--partitions",
+            str(PARTITIONS),
+            "--replication-factor",
+            "3",
+        )
+        list(both.threads.map(_prepare, both.sides))
+        yield both
+
+
+@pytest.fixture
+def both(clusters: Both) -> Iterator[Both]:
+    yield clusters
+    clusters.check()
+
+
+def _prepare(side: Side) -> None:
+    with Producer({"bootstrap.servers": side.words["@brokers"], "acks": "all"}) as producer:
+        for each in [producer.send(TOPIC, b"x", partition=n % PARTITIONS) for n in range(RECORDS)]:
+            each.result(60)
+
+
+def commit(both: Both, group: str, offsets: dict[int, tuple[int, int]]) -> None:
+    """The same positions on both sides: partition to (offset, leader epoch)."""
+
+    def on(side: Side) -> None:
+        wanted = {TopicPartition(TOPIC, index): CommittedOffset(*at) for index, at in offsets.items()}
+        with Admin({"bootstrap.servers": side.words["@brokers"]}) as admin:
+            eventually(lambda: admin.alter_group_offsets(group, wanted) is None, f"{group} commits", wait_s=120)
+
+    list(both.threads.map(on, both.sides))
+
+
+def told(both: Both, *words: str, leave_out: str = CHANCE) -> str:
+    return both.run("consumer-groups", *BROKERS, *words, "--timeout", "60000", leave_out=leave_out)
+
+
+def test_groups_without_members(both: Both) -> None:
+    commit(both, "idle", {0: (5, 0), 1: (20, 0)})
+    commit(both, "half", {1: (3, -1)})
+    shown = told(both, "--describe", "--group", "idle")
+    assert "5 20 15" in " ".join(shown.split())
+    told(both, "--describe", "--group", "half")
+    told(both, "--describe", "--group", "idle", "--members")
+    told(both, "--describe", "--group", "idle", "--members", "--verbose")
+    told(both, "--describe", "--group", "idle", "--state")
+    told(both, "--describe", "--group", "idle", "--offsets", "--verbose")
+    told(both, "--describe", "--all-groups")
+    told(both, "--describe", "--all-groups", "--state")
+    told(both, "--list")
+    told(both, "--list", "--state")
+    told(both, "--list", "--state", "Empty")
+    told(both, "--list", "--type")
+    told(both, "--list", "--type", "classic")
+    both.run("groups", *BROKERS, "--list")
+    both.run("groups", *BROKERS, "--list", "--group-type", "classic")
+    both.run("groups", *BROKERS, "--list", "--consumer")
+    told(both, "--describe", "--group", "nobody")
+    told(both, "--describe", "--group", "nobody", "--members")
+    told(both, "--describe", "--group", "nobody", "--state")
+
+
+def test_groups_are_reset(both: Both) -> None:
+    commit(both, "moved", {0: (10, 0), 1: (10, 0)})
+    reset = ("--reset-offsets", "--group", "moved")
+    for how in (
+        ("--to-earliest",),
+        ("--to-latest",),
+        ("--to-current",),
+        ("--to-offset", "7"),
+        ("--to-offset", "700"),
+        ("--shift-by", "-3"),
+        ("--shift-by", "300"),
+        ("--to-datetime", "2020-01-01T00:00:00.000"),
+        ("--by-duration", "P7D"),
+        ("--by-duration", "PT0S"),
+    ):
+        told(both, *reset, "--topic", TOPIC, *how, "--dry-run")
+    told(both, *reset, "--topic", f"{TOPIC}:1", "--to-offset", "4", "--execute")
+    told(both, *reset, "--all-topics", "--shift-by", "2", "--execute")
+    told(both, *reset, "--all-topics", "--to-current", "--export", "--dry-run")
+    told(both, "--describe", "--group", "moved")
+    told(both, *reset, "--topic", "no-such-topic", "--to-latest", "--execute")
+
+
+def test_groups_are_deleted(both: Both) -> None:
+    commit(both, "doomed", {0: (10, 0), 1: (10, 0)})
+    told(both, "--delete-offsets", "--group", "doomed", "--topic", f"{TOPIC}:0")
+    told(both, "--describe", "--group", "doomed")
+    told(both, "--delete-offsets", "--group", "doomed", "--topic", "no-such-topic")
+    told(both, "--delete", "--group", "doomed")
+    told(both, "--delete", "--group", "doomed")
+    told(both, "--delete-offsets", "--group", "doomed", "--topic", TOPIC)
+    told(both, "--list")
+
+
+def test_a_group_with_members(both: Both) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(client_threads.quiet_clients())
+
+        def join(side: Side) -> confluent_kafka.Consumer:
+            consumer = confluent_kafka.Consumer(
+                {
+                    "bootstrap.servers": side.words["@brokers"],
+                    "group.id": "live",
+                    "group.instance.id": "instance-1",
+                    "client.id": "reader",
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",
+                    "session.timeout.ms": 60_000,
+                    "partition.assignment.strategy": "range",
+                }
+            )
+            consumer.subscribe([TOPIC])
+            read = 0
+            while read < RECORDS:
+                read += sum(message.error() is None for message in consumer.consume(100, 1.0))
+            consumer.commit(asynchronous=False)
+            return consumer
+
+        consumers = list(both.threads.map(join, both.sides))
+        for consumer in consumers:
+            stack.callback(consumer.close)
+        live = ("--group", "live")
+        told(both, "--describe", *live)
+        told(both, "--describe", *live, "--members")
+        told(both, "--describe", *live, "--members", "--verbose")
+        told(both, "--describe", *live, "--state")
+        told(both, "--list", "--state", "Stable")
+        told(both, "--reset-offsets", *live, "--topic", TOPIC, "--to-earliest", "--execute")
+        told(both, "--delete-offsets", *live, "--topic", TOPIC)
+        told(both, "--delete", *live)
+    told(both, "--delete", "--group", "live", leave_out=CHANCE)
+
+
+def test_a_group_of_the_consumer_protocol(both: Both) -> None:
+    """KIP-848: what the tool shows of epochs, states and types."""
+    with ExitStack() as stack:
+        stack.enter_context(client_threads.quiet_clients())
+
+        def join(side: Side) -> confluent_kafka.Consumer:
+            consumer = confluent_kafka.Consumer(
+                {
+                    "bootstrap.servers": side.words["@brokers"],
+                    "group.id": "next",
+                    "group.protocol": "consumer",
+                    "group.instance.id": "instance-1",
+                    "client.id": "reader",
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",
+                }
+            )
+            consumer.subscribe([TOPIC])
+            read = 0
+            while read < RECORDS:
+                read += sum(message.error() is None for message in consumer.consume(100, 1.0))
+            consumer.commit(asynchronous=False)
+            return consumer
+
+        consumers = list(both.threads.map(join, both.sides))
+        for consumer in consumers:
+            stack.callback(consumer.close)
+        following = ("--group", "next")
+        told(both, "--describe", *following, leave_out=BY_CHANCE)
+        told(both, "--describe", *following, "--verbose", leave_out=BY_CHANCE)
+        told(both, "--describe", *following, "--members", leave_out=BY_CHANCE)
+        told(both, "--describe", *following, "--members", "--verbose", leave_out=BY_CHANCE)
+        told(both, "--describe", *following, "--state", leave_out=BY_CHANCE)
+        told(both, "--describe", *following, "--state", "--verbose", leave_out=BY_CHANCE)
+        told(both, "--list", "--type", "consumer", leave_out=BY_CHANCE)
+        told(both, "--delete", *following, leave_out=BY_CHANCE)
+    told(both, "--list", "--type", leave_out=BY_CHANCE)
+
+
+# --- our own tool, on both --------------------------------------------------------------------------------------------
+
+
+def ours_on_both(both: Both, *words: str) -> list[Any]:
+    def run(side: Side) -> Any:
+        result = CliRunner().invoke(app, ["groups", *words, "--json", "--bootstrap", side.words["@brokers"]])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)
+
+    return [run(side) for side in both.sides]
+
+
+def same_on_both(both: Both, *words: str, of: Callable[[Any], Any] = lambda found: found) -> Any:
+    theirs, ours = (of(found) for found in ours_on_both(both, *words))
+    assert theirs == ours
+    return ours
+
+
+def test_our_own_tool_says_the_same_of_kafkas_cluster(both: Both) -> None:
+    """Marks, too: they are found by what any cluster tells."""
+    commit(both, "marked", {0: (15, 0), 1: (12, 0)})
+    commit(both, "marked", {0: (10, 1), 1: (11, 0)})
+    commit(both, "marked", {1: (70, -1)})
+
+    def without_times(found: Any) -> Any:
+        for each in found["rewinds"]:
+            assert each.pop("at_ms") > 0
+        return found
+
+    found = same_on_both(both, "describe", "marked", of=without_times)
+    assert [(each["current_offset"], each["epoch"], each["mark"]) for each in found["offsets"]] == [
+        (10, 1, "rewound"),
+        (70, None, "beyond"),
+    ]
+    assert [tuple(each.values()) for each in found["rewinds"]] == [(TOPIC, 0, 15, 0, 10, 1)]
+    same_on_both(both, "reset", "marked", TOPIC, "--to-earliest")
+    same_on_both(both, "reset", "marked", "--all-topics", "--shift-by", "-2", "--execute")
+    same_on_both(both, "reset", "marked", f"{TOPIC}:1", "--to-datetime", "2020-01-01T00:00:00", "--execute")
+    same_on_both(both, "describe", "marked", of=without_times)
+    same_on_both(both, "list", "--lag", of=lambda found: [each for each in found if each["group"] == "marked"])
+    same_on_both(both, "delete", "marked", "--topic", f"{TOPIC}:0")
+    same_on_both(both, "delete", "marked")
+    same_on_both(both, "list", of=lambda found: [each for each in found if each["group"] == "marked"])
