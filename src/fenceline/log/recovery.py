@@ -27,11 +27,20 @@ from typing import Final
 from fenceline.errors import OperatorError, PeerError
 from fenceline.log import producer_snapshots
 from fenceline.log.checkpoints import BadCheckpoint, read_epochs
+from fenceline.log.compaction_swap import finish_swaps
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import CorruptLog, passes
-from fenceline.log.file_names import DELETED_SUFFIX, EPOCH_FILE, INDEX_SUFFIXES, LOG_SUFFIX, OFFSET_DIGITS, offset_in
+from fenceline.log.file_names import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    EPOCH_FILE,
+    INDEX_SUFFIXES,
+    LOG_SUFFIX,
+    OFFSET_DIGITS,
+    offset_in,
+)
 from fenceline.log.index import OffsetIndex, TimeIndex
 from fenceline.log.lost_and_found import EVIDENCE_DIR, evidence_in, keep_file, keep_tail
 from fenceline.log.lost_batches import Piece, count_lost
@@ -164,16 +173,9 @@ class _Loader:
 
     def _tidy(self, names: Sequence[str]) -> set[str]:
         kept: set[str] = set()
-        for name in names:
+        for name in finish_swaps(self._disk, self._directory, names):
             path = f"{self._directory}/{name}"
-            if name.endswith(".swap"):
-                raise CorruptLog(
-                    path,
-                    0,
-                    "a compaction by Apache Kafka was interrupted here and is not finished",
-                    "Start Apache Kafka once on this directory and stop it cleanly; then Fenceline can open it.",
-                )
-            if name.endswith((DELETED_SUFFIX, ".cleaned", ".tmp")):
+            if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.unlink(path)
             else:

@@ -50,7 +50,8 @@ class Segment(SegmentTail):
 
     @property
     def stem(self) -> str:
-        return self.path[: -len(LOG_SUFFIX)]
+        """Path of its files without their suffix, also once `.log` is followed by what says that it goes."""
+        return self.path.rpartition(LOG_SUFFIX)[0]
 
     def release(self) -> None:
         """Close the descriptor; indexes that are worth it go too, onto the disk if they are not there (OpenFiles)."""
