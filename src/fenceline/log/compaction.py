@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +30,8 @@ from fenceline.log.compaction_swap import Replacement
 from fenceline.log.compaction_transactions import Transactions
 from fenceline.log.disk import Disk, write_all
 from fenceline.log.file_names import CLEANED_SUFFIX, LOG_SUFFIX
-from fenceline.log.index import TIME_ENTRY_BYTES, AbortedTransaction
+from fenceline.log.index import TIME_ENTRY_BYTES, AbortedTransaction, OffsetIndex
+from fenceline.log.scan import BadBatch
 from fenceline.log.segment import Segment
 from fenceline.records.batch import BATCH_OVERHEAD, peek_header
 from fenceline.records.errors import RecordsError
@@ -99,7 +100,7 @@ class Compaction:
     end: int = -1
     stats: Stats = field(default_factory=Stats)
 
-    def steps(self) -> Iterator[int | Replacement]:
+    def steps(self) -> Generator[int | Replacement]:
         """Pieces of work, each for a thread: bytes that it read and wrote, or segments that are to be exchanged before
         the next piece (`compaction_swap.commit`, on the loop).
 
@@ -113,8 +114,8 @@ class Compaction:
             below = [segment for segment in self.segments if segment.base_offset < self.end]
             for group in self._groups(below):
                 yield from self._rewrite(below[group.start : group.end], keys, transactions)
-        except RecordsError as error:
-            raise Uncleanable(f"{self.directory}: {error.message}") from error
+        except (RecordsError, BadBatch) as error:
+            raise Uncleanable(f"{self.directory}: {error}") from error
 
     # -- the keys ---------------------------------------------------------------------------------------------------
 
@@ -134,7 +135,7 @@ class Compaction:
                 continue
             start = 0
             if segment.base_offset < due.first_dirty:
-                start = segment.indexes()[0].floor(due.first_dirty - segment.base_offset)
+                start = _index_of(segment).floor(due.first_dirty - segment.base_offset)
             with contextlib.closing(_Chunks(self.disk, segment, start, self.limits.buffer_bytes)) as chunks:
                 for chunk in chunks:
                     taken = indexing.take(chunk)
@@ -170,8 +171,9 @@ class Compaction:
     def _groups(self, below: list[Segment]) -> list[Group]:
         facts = []
         for segment in below:
-            index, time_index = segment.indexes()
-            facts.append((segment.base_offset, segment.size_bytes, max(index.size_bytes, time_index.size_bytes)))
+            found = [self.disk.stat(segment.stem + suffix) for suffix in (".index", ".timeindex")]
+            index_bytes = max((each.size_bytes for each in found if each is not None), default=0)
+            facts.append((segment.base_offset, segment.size_bytes, index_bytes))
         last = len(below) - 1
         return groups(
             facts,
@@ -187,7 +189,7 @@ class Compaction:
         new.jitter_ms = old[0].jitter_ms
         new.path = new.stem + LOG_SUFFIX + CLEANED_SUFFIX
         sizes = tuple(segment.size_bytes for segment in old)
-        indexes = tuple(segment.indexes()[0] for segment in old)
+        indexes = tuple(_index_of(segment) for segment in old)
         replacement = Replacement(tuple(old), sizes, indexes, new, ())
         filtering = Filtering(
             keys, transactions, self.kept, now_ms=self.now_ms, delete_retention_ms=self.delete_retention_ms
@@ -277,6 +279,11 @@ class _Chunks:
                 raise Uncleanable(f"{self._path} is shorter than {self._end} bytes")
             content += more
         return content
+
+
+def _index_of(segment: Segment) -> OffsetIndex:
+    """Not kept in memory for it. Raises OSError, BadBatch."""
+    return segment.index if segment.index is not None else segment.load_indexes()[0]
 
 
 def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compaction:

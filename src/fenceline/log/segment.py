@@ -157,6 +157,17 @@ class Segment(SegmentTail):
         found = self.disk.stat(self.path)
         return found.modified_ms if found is not None else self.created_ms
 
+    def first_batch_timestamp_ms(self) -> int:
+        """The largest one of the first batch; -1 where there is none. Read once. Raises OSError, BadBatch."""
+        if self.first_timestamp_ms < 0 and self.size_bytes:
+            fd = self.disk.open_read(self.path)
+            try:
+                batches = scan(self.disk, fd, 0, self.size_bytes, next_offset=self.base_offset, crc_from_offset=None)
+                self.first_timestamp_ms = next(batches).header.max_timestamp
+            finally:
+                self.disk.close(fd)
+        return self.first_timestamp_ms
+
     def _read_largest_timestamp(self) -> None:
         path = self.stem + ".timeindex"
         found = self.disk.stat(path)

@@ -146,6 +146,8 @@ class Duties:
         before = replica.log.log_end_offset, replica.log.latest_epoch
         replica.is_being_cut = True
         try:
+            if replica.cleaning is not None:
+                await replica.cleaning.stop()
             await self._cut_and_settle(replica, duty)
             # A recovery point behind the cut would call what is appended now, and torn by a crash, a damaged log.
             await self._host.checkpoint()

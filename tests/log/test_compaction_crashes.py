@@ -1,0 +1,160 @@
+"""Compaction, and a crash between any two steps of its disk: the log is what it was, or what it should become."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from fenceline.log import compaction_swap
+from fenceline.log.compaction_swap import Replacement
+from fenceline.testing.sim_disk import Call, SimDisk
+
+from .compaction_story import Story
+from .helpers import DIRECTORY, open_log
+
+
+class PowerLost(Exception):
+    """Instead of a call of the disk."""
+
+
+class CrashingDisk(SimDisk):
+    """Loses power instead of its n-th call from now on; 0: never."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.calls_left = 0
+
+    def _meet(self, call: Call, path: str) -> None:
+        if self.calls_left:
+            self.calls_left -= 1
+            if not self.calls_left:
+                raise PowerLost
+        super()._meet(call, path)
+
+    def link(self, source: str, target: str) -> None:
+        self._meet("rename", source)
+        super().link(source, target)
+
+
+def grown(seed: int) -> tuple[Story, CrashingDisk]:
+    """A log with something to compact; the same one for the same seed."""
+    rng = Random(seed)
+    disk = CrashingDisk(seed)
+    story = Story(rng, disk)
+    kinds = [story.append] * 12 + [story.append_in_transaction] * 3 + [story.decide] * 3
+    kinds += [story.lead_again, story.roll, story.roll, story.wait, story.compact]
+    for _ in range(rng.choice([30, 60])):
+        rng.choice(kinds)()
+    while story.open:
+        story.decide()
+    story.roll()
+    story.append()
+    story.flush()
+    return story, disk
+
+
+def compact_until_power_is_lost(story: Story) -> bool:
+    """Whether it came to its end. What the node does in other threads is done at once."""
+    due = story.due()
+    if due is None:
+        return True
+    work = story.begin(due)
+    steps = work.steps()
+    for step in steps:
+        if isinstance(step, Replacement):
+            assert compaction_swap.commit(story.log, step)
+            compaction_swap.delete_old(story.disk, step)
+    story.compacted(work.end)
+    return True
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_power_is_lost_between_any_two_steps(seed: int) -> None:
+    for call in range(1, 2000):
+        story, disk = grown(seed)
+        before = (story.log.log_start_offset, story.log.log_end_offset, story.log.epochs.entries)
+        disk.calls_left = call
+        try:
+            is_over = compact_until_power_is_lost(story)
+        except PowerLost:
+            is_over = False
+        disk.calls_left = 0
+        if is_over:
+            assert call > 1
+            return
+        disk.crash()
+        story.log = open_log(disk, config=story.config, recovery_point=story.recovery_point)
+        assert story.log.recovery is not None
+        assert not story.log.recovery.lost_something
+        story.log.advance_high_watermark(story.log.log_end_offset)
+        assert before == (story.log.log_start_offset, story.log.log_end_offset, story.log.epochs.entries)
+        story.same()
+        left = [name for name in disk.listdir(DIRECTORY) if name.endswith((".swap", ".cleaned", ".deleted", ".tmp"))]
+        assert not left
+        story.compact()
+    raise AssertionError("it has no end")
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whoever_stops_it_between_two_pieces_finds_the_log_as_it_was(seed: int) -> None:
+    for pieces in range(1, 500):
+        story, disk = grown(seed)
+        due = story.due()
+        if due is None:
+            return
+        steps = story.begin(due).steps()
+        is_over = False
+        for _ in range(pieces):
+            step = next(steps, None)
+            if step is None:
+                is_over = True
+                break
+            if isinstance(step, Replacement) and story.rng.random() < 0.5:
+                assert compaction_swap.commit(story.log, step)
+        steps.close()
+        descriptors = disk.open_descriptors
+        assert descriptors <= len(story.log.segments) + 1
+        assert not [name for name in disk.listdir(DIRECTORY) if name.endswith((".swap", ".cleaned"))]
+        story.same()
+        story.reopen()
+        if is_over:
+            return
+    raise AssertionError("it has no end")
+
+
+def test_a_segment_that_was_taken_out_meanwhile_is_not_exchanged() -> None:
+    story, _ = grown(3)
+    due = story.due()
+    assert due is not None
+    steps = story.begin(due).steps()
+    step = next(each for each in steps if isinstance(each, Replacement))
+    before = list(story.log.segments)
+    story.log.truncate_to(story.log.segments[-1].base_offset)
+    assert not compaction_swap.commit(story.log, step)
+    steps.close()
+    assert len(story.log.segments) <= len(before)
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "open", "read"])
+def test_a_disk_that_refuses_leaves_the_log_as_it_was(call: Call) -> None:
+    story, disk = grown(5)
+    due = story.due()
+    assert due is not None
+    work = story.begin(due)
+    disk.fail(call)
+    steps = work.steps()
+    with pytest.raises(OSError, match="rror"):
+        for _ in steps:
+            pass
+    disk.heal()
+    story.same()
+    story.reopen()
+    story.compact()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(100, 400))
+def test_power_is_lost_in_many_lives(seed: int) -> None:
+    test_power_is_lost_between_any_two_steps(seed)
