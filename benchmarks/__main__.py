@@ -19,6 +19,7 @@ NAMES = {
     "quorum": "three combined nodes: start, memory, failover, topics; a controller that joins late",
     "replication": "three nodes, replication factor 3: produce, failover, catching up, at rest (BENCH_ROWS)",
     "simulation": "simulated time over real time, three controllers with a broker each",
+    "compaction": "a dirty log of one partition, by the node's cleaner",
     "partitions": "10,000 partitions, 500 topics one by one, an idle node",
     "spark": "batch and stream against Spark's own connector",
 }

@@ -50,14 +50,18 @@ class CleaningDesk(Desk):
         replica.log.append_as_leader(made, leader_epoch=replica.leader_epoch, now_ms=self.clock.ms)
         replica.appended()
 
+    async def save(self) -> None:
+        """All of it is safe on the disk, and the disk says so."""
+        await self.flushes.flush(self.replica())
+        self.log_dirs.first.checkpoint_work()()
+
     async def grow(self, rounds: int = 40) -> Replica:
         """Three keys again and again, all of it committed and safe on the disk."""
         replica = self.replica()
         for number in range(rounds):
             for key in (b"a", b"b", b"c"):
                 self.write(key, b"%d" % number)
-        await self.flushes.flush(replica)
-        await self.checkpoint()
+        await self.save()
         assert len(replica.log.segments) > 2
         return replica
 
@@ -125,8 +129,7 @@ def test_a_follower_that_was_within_what_has_gone_reads_on_and_does_not_part() -
         desk.lead(5, isr=(1,))
         for number in range(30):
             desk.write(b"a", b"later %d" % number)
-        await desk.flushes.flush(replica)
-        await desk.checkpoint()
+        await desk.save()
         await until(desk, lambda: desk.cleaner.figures.runs >= 1 and not desk.cleaner._waiting)
         first = next(offset for offset, _, _ in desk.read())
         assert first > 20
@@ -153,8 +156,7 @@ def test_a_log_in_which_nothing_happens_costs_no_timer() -> None:
         runs = desk.cleaner.figures.runs
         replica.log.roll(desk.clock.ms)
         assert desk.cleaner._timer is not None
-        await desk.flushes.flush(replica)
-        await desk.checkpoint()
+        await desk.save()
         await until(desk, lambda: not desk.cleaner._waiting or desk.cleaner.figures.runs > runs)
 
     cleaned(story)
@@ -167,8 +169,7 @@ def test_what_a_loss_of_power_may_take_is_not_compacted() -> None:
             desk.write(b"a", b"%d" % number)
         await until(desk, lambda: desk.cleaner._pass is None and desk.cleaner._waiting.get(replica, 0) > 0)
         assert desk.cleaner.figures.runs == 0
-        await desk.flushes.flush(replica)
-        await desk.checkpoint()
+        await desk.save()
         await until(desk, lambda: desk.cleaner.figures.runs == 1)
 
     cleaned(story)
@@ -179,8 +180,7 @@ def test_what_is_not_committed_is_not_compacted() -> None:
         replica = desk.lead(2, isr=(1, 2))
         for number in range(100):
             desk.write(b"a", b"%d" % number)
-        await desk.flushes.flush(replica)
-        await desk.checkpoint()
+        await desk.save()
         await until(desk, lambda: desk.cleaner._pass is None and desk.cleaner._waiting.get(replica, 0) > 0)
         assert desk.cleaner.figures.runs == 0
         assert replica.log.high_watermark == 0
@@ -245,7 +245,7 @@ def test_whoever_cuts_the_log_stops_it_and_waits() -> None:
         replica.is_being_cut = False
         desk.partitions.cut_ended(replica)
         desk.log_dirs.first.offsets.cleaned[WHERE] = 90
-        await desk.checkpoint()
+        desk.log_dirs.first.checkpoint_work()()
         assert read_offsets(desk.disk, CHECKPOINT) == {WHERE: 7}
 
     slow(story)
@@ -281,8 +281,7 @@ def test_a_damaged_log_is_left_alone_and_told() -> None:
             desk.write(b"a", b"%d" % number)
         path = replica.log.segments[1].path
         desk.disk._file(path).content[80] ^= 1
-        await desk.flushes.flush(replica)
-        await desk.checkpoint()
+        await desk.save()
         await until(desk, lambda: WHERE in desk.cleaner.uncleanable)
         assert "checksum" in desk.cleaner.uncleanable[WHERE][1]
         assert desk.partitions.holds(replica)
