@@ -1,4 +1,4 @@
-"""Log compaction: from the moment when a topic's dirty log is due until the node says in its checkpoint that it is done.
+"""Log compaction: from when a topic's dirty log is due until the node says in its checkpoint that it is done.
 
 The same records for both, in segments of 64 MiB; the topic's `min.cleanable.dirty.ratio` keeps the cleaner away until
 all of them are there. Bytes are those of the sealed segments, read once.
@@ -56,7 +56,7 @@ def measure(
         size_bytes = sum(path.stat().st_size for path in sealed)
         with cpu_of(subject.pid) as used:
             started_s = time.perf_counter()
-            due(subject.bootstrap, topic)
+            admin.alter_configs({("topic", topic): {"min.cleanable.dirty.ratio": "0.0"}})
             wait_for(data / "cleaner-offset-checkpoint", f"{topic} 0 {active}")
             took_s, cpu_s = time.perf_counter() - started_s, used()
     left = sum(path.stat().st_size for path in (data / f"{topic}-0").glob("*.log") if int(path.stem) < active)
@@ -92,16 +92,6 @@ def write(bootstrap: str, topic: str, *, records: int, size_bytes: int, keys: in
                 producer.poll(0.1)
         producer.poll(0)
     producer.flush()
-
-
-def due(bootstrap: str, topic: str) -> None:
-    """The cleaner may begin."""
-    from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-
-    entry = ConfigEntry("min.cleanable.dirty.ratio", "0.0", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for done in AdminClient({"bootstrap.servers": bootstrap}).incremental_alter_configs([resource]).values():
-        done.result(60)
 
 
 def wait_for(path: Path, line: str, *, timeout_s: float = 600) -> None:

@@ -7,6 +7,7 @@ writes a file.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from typing import Final, NamedTuple
 
 from fenceline.log.compaction_kernel import (
@@ -46,9 +47,10 @@ class Kept(NamedTuple):
     """By producer of whose records none is known: the epoch of the marker that knows it."""
 
     def has(self, header: BatchHeader) -> bool:
-        return header.last_offset in self.ends or (
-            header.is_control and self.marker_epochs.get(header.producer_id) == header.producer_epoch
-        )
+        at = bisect_left(self.ends, header.last_offset)
+        if at < len(self.ends) and self.ends[at] == header.last_offset:
+            return True
+        return header.is_control and self.marker_epochs.get(header.producer_id) == header.producer_epoch
 
 
 class Indexing:
@@ -158,11 +160,12 @@ class Filtering:
             found = content
         else:
             found = self._filter_records(content, header)
+        if found is None and self._kept.has(header):
+            found = (
+                content if not header.record_count else memoryview(rewrite_header(content[:BATCH_OVERHEAD], records=0))
+            )
         self.batches_changed += found is not content
-        if found is not None:
-            self.records_after += peek_header(found).record_count
-        elif self._kept.has(header):
-            found = memoryview(rewrite_header(content[:BATCH_OVERHEAD], records=0))
+        self.records_after += peek_header(found).record_count if found is not None else 0
         return found
 
     def _filter_control(self, content: memoryview, header: BatchHeader) -> memoryview | None:

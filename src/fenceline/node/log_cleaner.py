@@ -49,6 +49,7 @@ BACKOFF: Final = "log.cleaner.backoff.ms"
 _PIECE_BYTES: Final = 4 << 20
 """In one visit of a thread, where no rate holds it back."""
 _LONGEST_PAUSE_S: Final = 1.0
+_LEAST_LOAD: Final = 0.01
 _ADVICE: Final = (
     "It is served as before, but not compacted, and grows. If its bytes are damaged, restore the partition from another"
     " replica (delete this one's directory while the node is down); then restart the node, which tries again."
@@ -226,7 +227,7 @@ class LogCleaner:
             return
         limits = Limits(
             memory_bytes=int(self._setting(MEMORY)) // threads,
-            load_factor=float(self._setting(LOAD_FACTOR)),
+            load_factor=min(1.0, max(_LEAST_LOAD, float(self._setting(LOAD_FACTOR)))),
             buffer_bytes=int(self._setting(BUFFER)),
             secret=self._broker.rng.randbytes(16),
         )
