@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from fenceline.log import compaction, compaction_swap
 from fenceline.log.compaction import Compaction, Limits
+from fenceline.log.compaction_kernel import SLOT_BYTES
 from fenceline.log.compaction_plan import Due
 from fenceline.log.compaction_swap import Replacement
 from fenceline.log.config import LogConfig
@@ -182,7 +183,7 @@ class Story:
 
     def begin(self, due: Due) -> Compaction:
         limits = Limits(
-            memory_bytes=self.rng.choice([1 << 20, 24 * 3]), buffer_bytes=self.rng.choice([61, 300, 1 << 16])
+            memory_bytes=self.rng.choice([1 << 20, SLOT_BYTES * 9]), buffer_bytes=self.rng.choice([61, 300, 1 << 16])
         )
         return compaction.begin(self.log, due, now_ms=self.now_ms, limits=limits)
 
@@ -193,12 +194,7 @@ class Story:
             return
         work = self.begin(due)
         before = (self.log.log_start_offset, self.log.log_end_offset, self.log.epochs.entries)
-        try:
-            replaced = run(self.log, work)
-        except compaction.Uncleanable as error:
-            if "log.cleaner.dedupe.buffer.size" not in str(error):
-                raise
-            return
+        replaced = run(self.log, work)
         for each in replaced:
             compaction_swap.delete_old(self.disk, each)
         assert before == (self.log.log_start_offset, self.log.log_end_offset, self.log.epochs.entries)
@@ -237,7 +233,7 @@ class Story:
 
     def forget_producers(self) -> None:
         """Without snapshots, they are read back from the batches."""
-        for name in list(self.disk.listdir(DIRECTORY)):
+        for name in list(self.disk.listdir(DIRECTORY)) if self.disk.stat(DIRECTORY) is not None else ():
             if name.endswith(".snapshot"):
                 self.disk.unlink(f"{DIRECTORY}/{name}")
 

@@ -58,7 +58,7 @@ def test_a_checkpoint_that_can_not_be_is_none() -> None:
         found = judge(facts(500, 10, checkpoint=checkpoint), CONFIG, NOW_MS)
         assert isinstance(found, Due)
         assert found.first_dirty == 0
-    moved = facts(500, 500, 10, checkpoint=50)._replace(log_start_offset=120)
+    moved = facts(100, 500, 10, checkpoint=50)._replace(log_start_offset=120)
     found = judge(moved, CONFIG, NOW_MS)
     assert isinstance(found, Due)
     assert found.first_dirty == 120

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from fenceline.records._kernel_py import MIN_RECORD_BYTES, ParsedRecord, parse_record, wrap64
@@ -290,21 +291,19 @@ def _check(view: memoryview, header: BatchHeader) -> None:
         raise corrupt(f"the batch at offset {header.base_offset} is damaged")
 
 
-def _records(view: bytes, count: int, base_offset: int, last_delta: int) -> list[tuple[ParsedRecord, int, int]]:
+def _records(view: bytes, count: int, base_offset: int, last_delta: int) -> Iterator[tuple[ParsedRecord, int, int]]:
     """Each record with where it begins and ends."""
     if not 0 <= count <= len(view) // MIN_RECORD_BYTES:
         raise corrupt(f"the batch at offset {base_offset} can not hold {count} records")
-    found = []
     position = 0
     for index in range(count):
         record, behind = parse_record(view, position, len(view), index)
         if not 0 <= record.offset_delta <= last_delta:
             raise corrupt(f"a record of the batch at offset {base_offset} lies outside of it")
-        found.append((record, position, behind))
+        yield record, position, behind
         position = behind
     if position != len(view):
         raise corrupt(f"{len(view) - position} bytes are left behind the records at offset {base_offset}")
-    return found
 
 
 def _put_with_delta(
