@@ -154,7 +154,19 @@ def _state(bootstrap: str, topic: str) -> tuple[dict[bytes, bytes], int]:
     )
     try:
         where = confluent_kafka.TopicPartition(topic, 0, 0)
-        _, end = consumer.get_watermark_offsets(where, timeout=60)
+        end = -1
+
+        def end_is_known() -> bool:
+            nonlocal end
+            try:
+                _, end = consumer.get_watermark_offsets(where, timeout=60)
+            except confluent_kafka.KafkaException as error:
+                # A node that has just been started leads a moment after it answers.
+                if error.args[0].code() != confluent_kafka.KafkaError.NOT_LEADER_FOR_PARTITION:
+                    raise
+            return end >= 0
+
+        eventually(end_is_known, f"the end of {topic}", wait_s=120)
         consumer.assign([where])
         state: dict[bytes, bytes | None] = {}
         deadline = time.monotonic() + 120
@@ -222,7 +234,7 @@ def test_the_tool_of_kafka_finds_nothing_wrong(topic: str, by_fenceline: Path) -
         for suffix in (".index", ".timeindex"):
             index = path.with_suffix(suffix)
             found = run_tool("org.apache.kafka.tools.DumpLogSegments", "--index-sanity-check", "--files", str(index))
-            assert "passed sanity check" in found
+            assert "passed sanity check" in found or f"{index} is empty." in found
 
 
 def test_kafka_serves_what_was_compacted_and_cleans_it_further(
@@ -299,5 +311,9 @@ def test_kafka_follows_a_leader_that_has_compacted(tmp_path: Path) -> None:
                 for record in records
             }
             assert found == newest, node.kind
-        assert epochs(theirs.log_dir, topic)[-1] == epochs(ours.log_dir, topic)[-1]
+        # Who fetches a compacted log knows of an epoch what is left of it.
+        left = [header for header, _ in decode_all(log_bytes(theirs.log_dir, topic))]
+        epoch, first = epochs(ours.log_dir, topic)[-1]
+        assert first == 0 < left[0].base_offset
+        assert epochs(theirs.log_dir, topic)[-1] == (epoch, left[0].base_offset)
         assert _state(ours.bootstrap, topic) == (newest, 3_000)
