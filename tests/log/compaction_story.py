@@ -298,6 +298,26 @@ class Story:
                 assert known.last_sequence == following - 1
         self.every_offset_is_found([header for header, _ in raw])
 
+    def a_follower_gets_the_same(self) -> None:
+        """Who begins with an empty log and fetches what is left, in pieces: the same bytes, end and producers."""
+        log, disk = self.log, SimDisk(self.rng.randrange(1 << 30))
+        disk.mkdir("/data")
+        follower = open_log(disk, config=self.config)
+        follower.truncate_fully_and_start_at(log.log_start_offset)
+        while follower.log_end_offset < log.log_end_offset:
+            read = log.read(
+                follower.log_end_offset, self.rng.choice([1, 300, 5000]), end_offset_exclusive=log.log_end_offset
+            )
+            assert follower.append_as_follower(memoryview(bytes(read.load())), leader_epoch=self.epoch).base_offset >= 0
+        fetched = [content for _, content in read_all(follower)] if follower.log_end_offset else []
+        assert fetched == [content for _, content in self.batches()]
+        for producer in self.sequences:
+            known, copied = log.producers.get(producer), follower.producers.get(producer)
+            if known is not None:
+                assert copied is not None
+                assert copied.last_sequence == known.last_sequence
+        follower.close(clean=False)
+
     def every_offset_is_found(self, headers: list[BatchHeader]) -> None:
         log = self.log
         for _ in range(5 if headers else 0):
@@ -320,3 +340,4 @@ class Story:
         for _ in range(3):
             self.compact()
         self.reopen()
+        self.a_follower_gets_the_same()

@@ -17,6 +17,7 @@ from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.log.checkpoints import read_offsets
 from fenceline.log.compaction_kernel import SLOT_BYTES
+from fenceline.log.producer_state import Origin
 from fenceline.node import log_cleaner
 from fenceline.node.log_cleaner import LogCleaner
 from fenceline.node.log_cleaner_metrics import CleanerCollector
@@ -185,6 +186,29 @@ def test_what_is_not_committed_is_not_compacted() -> None:
         assert desk.cleaner.figures.runs == 0
         assert replica.log.high_watermark == 0
         desk.follower_fetched(2, replica.log.log_end_offset)
+        await until(desk, lambda: desk.cleaner.figures.runs == 1)
+
+    cleaned(story)
+
+
+def test_what_is_not_decided_is_not_compacted() -> None:
+    async def story(desk: CleaningDesk) -> None:
+        replica = desk.replica()
+        row = (desk.clock.ms, b"a", b"open", ())
+        opened = memoryview(build_batch([row], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+        replica.log.append_as_leader(opened, leader_epoch=replica.leader_epoch, now_ms=desk.clock.ms)
+        for number in range(100):
+            desk.write(b"a", b"%d" % number)
+        await desk.save()
+        assert replica.log.last_stable_offset == 0 < replica.log.high_watermark
+        await until(desk, lambda: desk.cleaner._pass is None and desk.cleaner._waiting.get(replica, 0) > 0)
+        assert desk.cleaner.figures.runs == 0
+        row = (desk.clock.ms, bytes((0, 0, 0, 1)), bytes(6), ())
+        decided = memoryview(build_batch([row], producer_id=7, producer_epoch=0, transactional=True, control=True))
+        origin = Origin.COORDINATOR
+        replica.log.append_as_leader(decided, leader_epoch=replica.leader_epoch, now_ms=desk.clock.ms, origin=origin)
+        replica.appended()
+        await desk.save()
         await until(desk, lambda: desk.cleaner.figures.runs == 1)
 
     cleaned(story)
