@@ -8,6 +8,7 @@ until `delete.retention.ms` is over; every offset can be read from; producers go
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from fenceline.log.compaction_swap import Replacement
 from fenceline.log.config import LogConfig
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
-from fenceline.records.batch import BatchHeader, Codec, TimestampType
+from fenceline.records.batch import BatchHeader, Codec, TimestampType, iter_headers
 from fenceline.records.build import Row, build_batch
 from fenceline.records.decode import decode_batch
 from fenceline.testing.sim_disk import SimDisk
@@ -213,6 +214,9 @@ class Story:
                 f"{each} is left, but {last.get(each.key)} is newer"
             )
         there = {each.offset for each in visible}
+        for header, records in left:
+            if not header.is_control and header.last_offset < end:
+                assert all(each.offset in there for each in records), f"{header} was aborted, and is left"
         for each in last.values():
             # Of the batch that found no room in the map, some keys may be known.
             is_newer = any(other.key == each.key and other.offset > each.offset for other in visible)
@@ -278,7 +282,15 @@ class Story:
                 found += records
         return found
 
+    def segments_do_not_overlap(self) -> None:
+        """The files, not what is read through them: an offset is looked for in one of them."""
+        segments = self.log.segments
+        for segment, behind in itertools.pairwise(segments):
+            for header in iter_headers(bytes(self.disk.peek(segment.path) or b"")):
+                assert segment.base_offset <= header.base_offset <= header.last_offset < behind.base_offset
+
     def same(self) -> None:
+        self.segments_do_not_overlap()
         raw = self.raw()
         for header, records in raw:
             if not header.is_control:

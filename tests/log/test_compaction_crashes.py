@@ -7,7 +7,9 @@ from random import Random
 import pytest
 
 from fenceline.log import compaction_swap
+from fenceline.log.compaction_plan import Due
 from fenceline.log.compaction_swap import Replacement
+from fenceline.log.index import encode_aborted
 from fenceline.testing.sim_disk import Call, SimDisk
 
 from .compaction_story import Story
@@ -141,6 +143,30 @@ def test_a_segment_that_was_taken_out_meanwhile_is_not_exchanged() -> None:
     assert not compaction_swap.commit(story.log, step)
     steps.close()
     assert len(story.log.segments) <= len(before)
+
+
+def test_indexes_that_are_still_to_be_saved_are_not_written_over_those_of_the_new_segment() -> None:
+    story, disk = grown(3)
+    story.roll()
+    story.append()
+    log = story.log
+    active = log.segments[-1].base_offset
+    assert log.segments[0].indexes_saved
+    assert not log.segments[-2].indexes_saved
+    refused = []
+    steps = story.begin(Due(0, active, 1, 1.0, False, 0)).steps()
+    for step in steps:
+        if isinstance(step, Replacement) and not compaction_swap.commit(log, step):
+            refused.append(step)
+            break
+    steps.close()
+    assert [log.segments[-2]] == [each for step in refused for each in step.old if not each.indexes_saved]
+    story.flush()
+    for segment in log.segments[:-1]:
+        assert disk.peek(segment.stem + ".index") == segment.indexes()[0].encode()
+        entries = disk.peek(segment.stem + ".txnindex") or b""
+        assert entries == encode_aborted(segment.aborted_transactions())
+    story.reopen()
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename", "open", "read"])

@@ -119,6 +119,8 @@ def test_old_records_of_a_key_go_and_offsets_stay() -> None:
             delete()
         assert not desk.names(".deleted", ".swap", ".cleaned")
         assert len(desk.names(".log")) == len(log.segments)
+        bases = {segment.base_offset for segment in log.segments}
+        assert {int(name.split(".")[0]) for name in desk.names("index", ".snapshot")} <= bases
         assert log.size_bytes == sum(len(desk.disk.peek(segment.path) or b"") for segment in log.segments)
 
     cleaned(story)
@@ -172,6 +174,24 @@ def test_what_a_loss_of_power_may_take_is_not_compacted() -> None:
         assert desk.cleaner.figures.runs == 0
         await desk.save()
         await until(desk, lambda: desk.cleaner.figures.runs == 1)
+
+    cleaned(story)
+
+
+def test_a_segment_whose_indexes_are_not_on_the_disk_yet_is_not_compacted() -> None:
+    async def story(desk: CleaningDesk) -> None:
+        desk.topic_settings["min.cleanable.dirty.ratio"] = "0.0"
+        desk.partitions.reload_config()
+        replica = await desk.grow()
+        replica.log.roll(desk.clock.ms)
+        unsaved = replica.log.segments[-2].base_offset
+        desk.write(b"a", b"last")
+        assert replica.log.segments[-1].base_offset == replica.log.recovery_point
+        await until(desk, lambda: desk.cleaner.figures.runs == 1 and desk.cleaner._pass is None)
+        assert read_offsets(desk.disk, CHECKPOINT) == {WHERE: unsaved}
+        await desk.save()
+        await until(desk, lambda: desk.cleaner.figures.runs == 2 and replica.cleaning is None)
+        assert read_offsets(desk.disk, CHECKPOINT) == {WHERE: replica.log.segments[-1].base_offset}
 
     cleaned(story)
 

@@ -281,14 +281,13 @@ def tell_batches(buf: Buffer, end: int, segment: Tail, interval_bytes: int) -> N
 
 
 def _check(view: memoryview, header: BatchHeader) -> None:
-    payload_bytes = header.size_bytes - BATCH_OVERHEAD
-    if (
-        header.last_offset_delta < 0
-        or header.base_offset < 0
-        or not 0 <= header.record_count <= payload_bytes // MIN_RECORD_BYTES
-        or not crc_is_valid(view, header)
-    ):
-        raise corrupt(f"the batch at offset {header.base_offset} is damaged")
+    room = (header.size_bytes - BATCH_OVERHEAD) // MIN_RECORD_BYTES
+    if header.last_offset_delta < 0 or header.base_offset < 0 or header.record_count < 0:
+        raise corrupt(f"no batch begins where the one at offset {header.base_offset} should")
+    if not crc_is_valid(view, header):
+        raise corrupt(f"the checksum of the batch at offset {header.base_offset} is wrong")
+    if header.record_count > room:
+        raise corrupt(f"no batch begins where the one at offset {header.base_offset} should")
 
 
 def _records(view: bytes, count: int, base_offset: int, last_delta: int) -> Iterator[tuple[ParsedRecord, int, int]]:

@@ -91,7 +91,8 @@ def prepare(disk: Disk, directory: str, replacement: Replacement) -> None:
 
 
 def commit(log: PartitionLog, replacement: Replacement) -> bool:
-    """Exchange the segments, on the loop; False: the log is another one by now, and nothing has changed.
+    """Exchange the segments, on the loop; False: nothing has changed, as the log is another one by now, or indexes of
+    the old segments are still to be saved.
 
     Raises StorageError: the files are as a crash would leave them, and the log is offline.
     """
@@ -105,6 +106,8 @@ def commit(log: PartitionLog, replacement: Replacement) -> bool:
         or log.unfinished is not None
         or tuple(log.segments[start:end]) != old
         or tuple(segment.size_bytes for segment in old) != replacement.sizes
+        # Whoever is about to write them would write over those of the new segment.
+        or not all(segment.indexes_saved for segment in old)
     ):
         return False
     for segment, index in zip(old, replacement.indexes, strict=True):

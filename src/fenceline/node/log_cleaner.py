@@ -200,7 +200,9 @@ class LogCleaner:
         except (OSError, BadBatch) as error:
             self._failed(replica, error)
             return NotDue(None)
-        limit = min(partition_log.last_stable_offset, log_dir.offsets.safe_recovery_point(where))
+        # The flush that saves a segment's indexes can come after the one that saved its batches.
+        unsaved = next((each.base_offset for each in segments[:-1] if not each.indexes_saved), segments[-1].base_offset)
+        limit = min(partition_log.last_stable_offset, log_dir.offsets.safe_recovery_point(where), unsaved)
         checkpoint = log_dir.offsets.cleaned.get(where)
         ends = partition_log.log_start_offset, partition_log.log_end_offset
         return judge(LogFacts(facts, *ends, limit, checkpoint), config, now_ms)
