@@ -13,9 +13,10 @@ from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
 
+from fenceline._big_endian cimport be_int32, be_int64, be_uint32, put_int32, put_int64
 from fenceline.records._record cimport (
-    BAD_OFFSET, FINE, LENGTH_DIFFERS, MIN_RECORD_BYTES, NO_MEMORY, Rec, _be32, _be64, _parse, _put, _size_of, _varint,
-    _varlong, _zigzag
+    BAD_OFFSET, FINE, LENGTH_DIFFERS, MIN_RECORD_BYTES, NO_MEMORY, Rec, _parse, _put, _size_of, _varint, _varlong,
+    _zigzag
 )
 
 from fenceline.records.errors import corrupt
@@ -271,10 +272,10 @@ cdef _raise(int problem, int64_t base_offset):
 
 cdef inline int _check(const uint8_t* p, Py_ssize_t size) noexcept nogil:
     """Of a batch that is there whole."""
-    cdef int32_t count = <int32_t>_be32(p + 57)
-    if <int32_t>_be32(p + 23) < 0 or _be64(p) < 0 or count < 0:
+    cdef int32_t count = be_int32(p + 57)
+    if be_int32(p + 23) < 0 or be_int64(p) < 0 or count < 0:
         return BAD_BATCH
-    if fl_crc32c(p + 21, size - 21, fl_crc_by_instruction) != _be32(p + 17):
+    if fl_crc32c(p + 21, size - 21, fl_crc_by_instruction) != be_uint32(p + 17):
         return BAD_CRC
     return FINE if count <= (size - OVERHEAD) // MIN_RECORD_BYTES else BAD_BATCH
 
@@ -370,31 +371,19 @@ cdef uint8_t* _copy(
     return to
 
 
-cdef inline void _put32(uint8_t* to, uint32_t value) noexcept nogil:
-    to[0] = <uint8_t>(value >> 24)
-    to[1] = <uint8_t>(value >> 16)
-    to[2] = <uint8_t>(value >> 8)
-    to[3] = <uint8_t>value
-
-
-cdef inline void _put64(uint8_t* to, uint64_t value) noexcept nogil:
-    _put32(to, <uint32_t>(value >> 32))
-    _put32(to + 4, <uint32_t>value)
-
-
 cdef void _finish(
     uint8_t* to, const uint8_t* source, Py_ssize_t size, int attributes, int64_t base_timestamp, int64_t max_timestamp,
     int32_t count
 ) noexcept nogil:
     """The header of `source`, changed where the batch is another now."""
     memcpy(to, source, OVERHEAD)
-    _put32(to + 8, <uint32_t>(size - 12))
+    put_int32(to + 8, <int32_t>(size - 12))
     to[21] = <uint8_t>(attributes >> 8)
     to[22] = <uint8_t>attributes
-    _put64(to + 27, <uint64_t>base_timestamp)
-    _put64(to + 35, <uint64_t>max_timestamp)
-    _put32(to + 57, <uint32_t>count)
-    _put32(to + 17, fl_crc32c(to + 21, size - 21, fl_crc_by_instruction))
+    put_int64(to + 27, base_timestamp)
+    put_int64(to + 35, max_timestamp)
+    put_int32(to + 57, count)
+    put_int32(to + 17, <int32_t>fl_crc32c(to + 21, size - 21, fl_crc_by_instruction))
 
 
 cdef bint _is_in(const int64_t* values, Py_ssize_t count, int64_t value) noexcept nogil:
@@ -421,14 +410,14 @@ def index_chunk(KeyOffsets keys not None, buf, Py_ssize_t position, Py_ssize_t e
     with nogil:
         while end - at >= OVERHEAD:
             p = given.start + at
-            base = _be64(p)
-            size = <int64_t><int32_t>_be32(p + 8) + 12
+            base = be_int64(p)
+            size = <int64_t>be_int32(p + 8) + 12
             if size < OVERHEAD or p[16] != 2:
                 problem = BAD_BATCH
                 break
             if size > end - at:
                 break
-            last_delta = <int32_t>_be32(p + 23)
+            last_delta = be_int32(p + 23)
             if base + last_delta >= from_offset:
                 if p[22] & SPECIAL_BITS:
                     outcome = _SPECIAL
@@ -436,14 +425,14 @@ def index_chunk(KeyOffsets keys not None, buf, Py_ssize_t position, Py_ssize_t e
                 problem = _check(p, size)
                 if problem:
                     break
-                problem = _index(keys, p + OVERHEAD, p + size, <int32_t>_be32(p + 57), base, last_delta, from_offset)
+                problem = _index(keys, p + OVERHEAD, p + size, be_int32(p + 57), base, last_delta, from_offset)
                 if problem == IS_FULL:
                     problem = FINE
                     outcome = _FULL
                     break
                 if problem:
                     break
-                records += <int32_t>_be32(p + 57)
+                records += be_int32(p + 57)
                 keys.end_offset = base + last_delta + 1
             at += size
     if problem:
@@ -490,8 +479,8 @@ def filter_chunk(
     with nogil:
         while end - at >= OVERHEAD:
             p = given.start + at
-            base = _be64(p)
-            size = <int64_t><int32_t>_be32(p + 8) + 12
+            base = be_int64(p)
+            size = <int64_t>be_int32(p + 8) + 12
             if size < OVERHEAD or p[16] != 2:
                 problem = BAD_BATCH
                 break
@@ -500,7 +489,7 @@ def filter_chunk(
             if p[22] & SPECIAL_BITS:
                 outcome = _SPECIAL
                 break
-            count = <int32_t>_be32(p + 57)
+            count = be_int32(p + 57)
             if size + <int64_t>GROWTH * (count if count > 0 else 0) > room - written:
                 outcome = _FULL
                 break
@@ -516,8 +505,8 @@ def filter_chunk(
             if problem:
                 break
             attributes = p[21] << 8 | p[22]
-            last_delta = <int32_t>_be32(p + 23)
-            base_timestamp = _be64(p + 27)
+            last_delta = be_int32(p + 23)
+            base_timestamp = be_int64(p + 27)
             problem = _choose(
                 keys, p + OVERHEAD, p + size, count, base, last_delta, base_timestamp,
                 attributes & HORIZON != 0 and base_timestamp <= now_ms, &chosen
@@ -532,7 +521,7 @@ def filter_chunk(
                     written += size
                 else:
                     changed += 1
-                    _finish(to, p, OVERHEAD, attributes & ~(CODEC | HORIZON), -1, _be64(p + 35), 0)
+                    _finish(to, p, OVERHEAD, attributes & ~(CODEC | HORIZON), -1, be_int64(p + 35), 0)
                     written += OVERHEAD
             elif chosen.records == count and (not chosen.tombstones or attributes & HORIZON):
                 memcpy(to, p, size)
@@ -547,7 +536,7 @@ def filter_chunk(
                     keys, p + OVERHEAD, count, to + OVERHEAD, <int64_t>(<uint64_t>base_timestamp - <uint64_t>new_base)
                 )
                 if attributes & 8:  # log append time
-                    chosen.max_timestamp = _be64(p + 35)
+                    chosen.max_timestamp = be_int64(p + 35)
                 _finish(to, p, after - to, attributes, new_base, chosen.max_timestamp, chosen.records)
                 written += after - to
             at += size
@@ -598,7 +587,7 @@ def tell_batches(buf, Py_ssize_t end, segment, int64_t interval_bytes):
     appended = segment.appended
     while at < end:
         p = given.start + at
-        base = _be64(p)
-        size = <int64_t><int32_t>_be32(p + 8) + 12
-        appended(base, base + <int32_t>_be32(p + 23), _be64(p + 35), size, interval_bytes)
+        base = be_int64(p)
+        size = <int64_t>be_int32(p + 8) + 12
+        appended(base, base + be_int32(p + 23), be_int64(p + 35), size, interval_bytes)
         at += size

@@ -15,10 +15,11 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from fenceline._big_endian cimport be_int32, be_int64, be_uint32
 from fenceline.records._record cimport (
     BAD_HEADER_COUNT, BAD_OFFSET, BAD_TIMESTAMP, FIELD_PAST_END, FINE, LENGTH_DIFFERS, MIN_RECORD_BYTES,
-    NAMELESS_HEADER, NO_MEMORY, NUMBER_PAST_END, NUMBER_TOO_LONG, RECORD_PAST_END, Rec, Span, _be32, _be64, _parse,
-    _put, _size_of, _span, _zigzag
+    NAMELESS_HEADER, NO_MEMORY, NUMBER_PAST_END, NUMBER_TOO_LONG, RECORD_PAST_END, Rec, Span, _parse, _put, _size_of,
+    _span, _zigzag
 )
 
 from fenceline.records._columns_py import Columns, columns_full, timestamp_out_of_range
@@ -143,16 +144,16 @@ cdef bint accept_plain(
     cdef int64_t base, high, earliest, latest
     cdef int32_t last_delta, count, attributes, sequence
     cdef bint fine = False
-    if size < 61 or size > limits.max_message_bytes or p[16] != 2 or _be64(p) != 0:
+    if size < 61 or size > limits.max_message_bytes or p[16] != 2 or be_int64(p) != 0:
         return False
-    if <int64_t>_be32(p + 8) + 12 != size:
+    if <int64_t>be_uint32(p + 8) + 12 != size:
         return False
     attributes = p[21] << 8 | p[22]
     if attributes & ~0x17 or attributes & 7 > 4 or (limits.codec >= 0 and attributes & 7 != limits.codec):
         return False
-    last_delta, base, high = <int32_t>_be32(p + 23), _be64(p + 27), _be64(p + 35)
-    sequence, count = <int32_t>_be32(p + 53), <int32_t>_be32(p + 57)
-    out.producer_id = _be64(p + 43)
+    last_delta, base, high = be_int32(p + 23), be_int64(p + 27), be_int64(p + 35)
+    sequence, count = be_int32(p + 53), be_int32(p + 57)
+    out.producer_id = be_int64(p + 43)
     if last_delta < 0 or count != <int64_t>last_delta + 1 or (out.producer_id >= 0 and sequence < 0):
         return False
     if base < 0 or high < base or now < 0 or limits.before_max_ms < 0 or limits.after_max_ms < 0:
@@ -166,7 +167,7 @@ cdef bint accept_plain(
     elif count <= (size - 61) // MIN_RECORD_BYTES:
         with nogil:
             fine = _records_are_plain(p + 61, p + size, count, limits.compacted, base, high, earliest, latest)
-    if not fine or crc32c(records[21:]) != _be32(p + 17):
+    if not fine or crc32c(records[21:]) != be_uint32(p + 17):
         return False
     out.last_offset_delta = last_delta
     out.base_sequence = sequence

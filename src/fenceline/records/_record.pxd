@@ -136,14 +136,6 @@ cdef inline int _parse(const uint8_t** at, const uint8_t* end, Rec* out) noexcep
     return FINE if at[0] == end else LENGTH_DIFFERS
 
 
-cdef inline uint32_t _be32(const uint8_t* p) noexcept nogil:
-    return <uint32_t>p[0] << 24 | <uint32_t>p[1] << 16 | <uint32_t>p[2] << 8 | p[3]
-
-
-cdef inline int64_t _be64(const uint8_t* p) noexcept nogil:
-    return <int64_t>(<uint64_t>_be32(p) << 32 | _be32(p + 4))
-
-
 cdef inline int _size_of(uint64_t raw) noexcept nogil:
     cdef int size = 1
     while raw > 0x7F:
