@@ -19,11 +19,13 @@ from fenceline.log.compaction_kernel import SLOT_BYTES
 from fenceline.log.compaction_plan import Due
 from fenceline.log.compaction_swap import Replacement
 from fenceline.log.config import LogConfig
+from fenceline.log.errors import EpochStartUnknown
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
 from fenceline.records.batch import BatchHeader, Codec, TimestampType, iter_headers
 from fenceline.records.build import Row, build_batch
 from fenceline.records.decode import decode_batch
+from fenceline.replica.follower import FollowerState
 from fenceline.testing.sim_disk import SimDisk
 
 from .helpers import DIRECTORY, open_log, read_all
@@ -62,6 +64,21 @@ def run(log: PartitionLog, work: Compaction) -> list[Replacement]:
             assert compaction_swap.commit(log, step)
             found.append(step)
     return found
+
+
+def fetch(leading: PartitionLog, following: PartitionLog, leader_epoch: int, max_bytes: int) -> None:
+    """A follower's next batches, and what it has to ask before it can take them (`epoch_search.py`)."""
+    read = leading.read(following.log_end_offset, max_bytes, end_offset_exclusive=leading.log_end_offset)
+    records = memoryview(bytes(read.load()))
+    state = FollowerState("topic", bytes(16), 0, leader_epoch, following)
+    try:
+        info = following.append_as_follower(records, leader_epoch=leader_epoch)
+    except EpochStartUnknown as unknown:
+        question = state.on_unknown_epoch(unknown.epoch, unknown.first_offset)
+        while question is not None:
+            question = state.on_epoch_end(*leading.end_offset_for_epoch(question.epoch))
+        info = following.append_as_follower(records, leader_epoch=leader_epoch, epoch_starts=state.epoch_starts)
+    assert info.base_offset >= 0
 
 
 class Story:
@@ -311,16 +328,32 @@ class Story:
         self.every_offset_is_found([header for header, _ in raw])
 
     def a_follower_gets_the_same(self) -> None:
-        """Who begins with an empty log and fetches what is left, in pieces: the same bytes, end and producers."""
-        log, disk = self.log, SimDisk(self.rng.randrange(1 << 30))
+        """Who begins with an empty log and fetches what is left, in pieces: the same bytes, end, epochs and producers.
+
+        A crash may take what it has not flushed; then no epoch may seem to be longer than it was.
+        """
+        rng, log, disk = self.rng, self.log, SimDisk(self.rng.randrange(1 << 30))
         disk.mkdir("/data")
         follower = open_log(disk, config=self.config)
         follower.truncate_fully_and_start_at(log.log_start_offset)
+        crash_at = rng.randrange(log.log_start_offset, 2 * log.log_end_offset + 1)
+        was_flushed, points = True, [follower.recovery_point]
         while follower.log_end_offset < log.log_end_offset:
-            read = log.read(
-                follower.log_end_offset, self.rng.choice([1, 300, 5000]), end_offset_exclusive=log.log_end_offset
-            )
-            assert follower.append_as_follower(memoryview(bytes(read.load())), leader_epoch=self.epoch).base_offset >= 0
+            fetch(log, follower, self.epoch, rng.choice([1, 300, 5000]))
+            if rng.random() < 0.2 and (work := follower.flush_work(self.now_ms)) is not None:
+                work.run()
+                points.append(follower.recovery_point)
+            if follower.log_end_offset >= crash_at:
+                crash_at = log.log_end_offset + 1
+                was_flushed = not follower.epochs.changed
+                follower.close(clean=False)
+                # The checkpoint of the directory is behind.
+                follower = open_log(disk, config=self.config, recovery_point=rng.choice(points))
+        for epoch in range(self.epoch + 1):
+            of_leader, of_follower = log.end_offset_for_epoch(epoch), follower.end_offset_for_epoch(epoch)
+            assert of_follower[1] <= of_leader[1], epoch
+            if was_flushed:
+                assert of_follower == of_leader, epoch
         fetched = [content for _, content in read_all(follower)] if follower.log_end_offset else []
         assert fetched == [content for _, content in self.batches()]
         for producer in self.sequences:
