@@ -29,7 +29,7 @@ from fenceline.testing.apache_kafka import run_tool, small_kafka
 from fenceline.testing.mixed_cluster import MixedCluster
 from fenceline.testing.waiting import eventually
 from tests.conftest import need_apache_kafka
-from tests.node.replicated_topics import create, in_sync
+from tests.node.replicated_topics import create, in_sync, partition
 from tests.scheduling import CLUSTERS
 from tests.support.partition_files import epochs, log_bytes
 
@@ -317,3 +317,51 @@ def test_kafka_follows_a_leader_that_has_compacted(tmp_path: Path) -> None:
         assert first == 0 < left[0].base_offset
         assert epochs(theirs.log_dir, topic)[-1] == (epoch, left[0].base_offset)
         assert _state(ours.bootstrap, topic) == (newest, 3_000)
+
+
+def test_a_follower_of_kafkas_compacted_log_knows_where_each_epoch_began(tmp_path: Path) -> None:
+    """Also of epochs whose first batches are gone, which batches do not tell (`epochs.md E13`)."""
+    need_apache_kafka()
+    topic, rng = "followed", Random(3)
+    with MixedCluster(
+        tmp_path / "cluster", ["broker,controller", "kafka:broker", "broker"], settings=CLEANER
+    ) as cluster:
+        first, theirs, ours = cluster.nodes
+        cluster.wait_ready()
+        with Admin(first.bootstrap) as admin:
+            configs = {**SETTINGS, "min.cleanable.dirty.ratio": "0.01"}
+            where = {0: [theirs.node_id, ours.node_id]}
+            admin.create_topics([NewTopic(topic, assignments=where, configs=configs)])
+        in_sync(cluster, topic, {theirs.node_id, ours.node_id})
+        ours.kill()
+        in_sync(cluster, topic, {theirs.node_id})
+        newest: dict[bytes, bytes] = {}
+        for turn in range(3):
+            if turn:
+                theirs.stop()
+                eventually(lambda: partition(cluster, topic).leader < 0, "nobody leads")
+                theirs.start()
+                eventually(lambda: partition(cluster, topic).leader == theirs.node_id, "it leads again")
+            with Producer([first.bootstrap]) as producer:
+                for number in range(1_500):
+                    key, value = b"k%d" % (number % KEYS), rng.randbytes(1_500)
+                    newest[key] = value
+                    producer.send(topic, value, key=key, partition=0)
+                producer.flush()
+        directory = theirs.log_dir / f"{topic}-0"
+
+        def compacted() -> bool:
+            cleaned = read_offsets(OsDisk(), str(theirs.log_dir / CHECKPOINT)).get(TopicPartition(topic, 0), 0)
+            return 3_000 < cleaned == max(int(each.stem) for each in directory.glob("*.log"))
+
+        eventually(compacted, "all sealed segments are compacted")
+        ours.start()
+        in_sync(cluster, topic, {theirs.node_id, ours.node_id})
+        assert log_bytes(ours.log_dir, topic) == log_bytes(theirs.log_dir, topic)
+        known = epochs(theirs.log_dir, topic)
+        assert [start for _, start in known] == [0, 1_500, 3_000]
+        left = [header for header, _ in decode_all(log_bytes(ours.log_dir, topic))]
+        assert any(
+            min(each.base_offset for each in left if each.leader_epoch == epoch) > start for epoch, start in known
+        )
+        eventually(lambda: epochs(ours.log_dir, topic) == known, "the follower has written down what it was told")

@@ -247,8 +247,9 @@ class FutureLog:
             log._files.close(segment)
         _rename_paths(log, self.target.partition_path(where))
         log._files, log.config = self.target.files, config
+        is_precious = log.epochs.is_precious
         log.epochs = EpochCache(current.epochs.entries)
-        log.epochs.changed = is_written
+        log.epochs.changed, log.epochs.is_precious = is_written, is_precious
         snapshot_offset = log.producers.snapshot_offset
         log.producers = current.producers
         log.producers.snapshot_offset = snapshot_offset
