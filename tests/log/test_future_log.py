@@ -196,6 +196,11 @@ def test_a_copy_knows_epochs_of_which_compaction_left_nothing(has_segments: bool
     future.flush(0)
     directory = future.log.directory
     assert b"4 8\n6 15\n" in (disk.peek(f"{directory}/leader-epoch-checkpoint") or b"")
+    future.follow_start(current)
+    assert future.take_rest(current, 0)
+    log, _ = future.replace(current, CONFIG)
+    assert log.epochs.entries == ((1, 0), (4, 8), (6, 15))
+    assert log.flush_due(0), "they are written down soon"
 
 
 class _Epochs:

@@ -436,7 +436,7 @@ def test_the_leader_is_asked_where_an_epoch_begins_that_lies_behind_a_gap() -> N
         before = bytes(batch(base_offset=5, leader_epoch=4))
         other = bytes(batch(base_offset=5, leader_epoch=EPOCH))
         questions = await stage.answer(
-            fetched(0, records=before + BEHIND, high_watermark=10), fetched(1, records=other, high_watermark=6)
+            fetched(0, records=before + BEHIND, high_watermark=6), fetched(1, records=other, high_watermark=6)
         )
         log = stage.replicas[0].log
         assert (questions, log.log_end_offset) == ([], 6), "what lies before the gap is taken"
