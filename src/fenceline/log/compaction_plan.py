@@ -6,8 +6,8 @@ than `min.compaction.lag.ms`, is not touched. A log is due when its dirty bytes 
 `min.cleanable.dirty.ratio` of those that would be rewritten, or when its oldest dirty record is older than
 `max.compaction.lag.ms`. Only whole segments count. Never chooses by anything but these numbers.
 
-The recovery point is Fenceline's own bound: past it a crash reads epochs back from the batches, and where compaction
-took an epoch's first batch it would be said to begin later.
+The recovery point is Fenceline's own bound: past it a crash reads epochs back from the batches, which do
+not tell where one began whose first batch compaction took.
 """
 
 from __future__ import annotations
