@@ -5,6 +5,7 @@ from setuptools import Extension, setup
 MODULES = {
     "fenceline.records._kernel": "src/fenceline/records/_kernel.pyx",
     "fenceline.log._tail": "src/fenceline/log/_tail.pyx",
+    "fenceline.log._compaction": "src/fenceline/log/_compaction.pyx",
     "fenceline.node._plain_fetch": "src/fenceline/node/_plain_fetch.pyx",
     "fenceline.node._plain_produce": "src/fenceline/node/_plain_produce.pyx",
     "fenceline.wire._plain_fetch": "src/fenceline/wire/_plain_fetch.pyx",

@@ -21,6 +21,7 @@ NAMES = {
     "groups": "10,000 idle groups, a coordinator of 1,000,000 offsets that is lost (BENCH_ROWS)",
     "large_group": "one group of the consumer protocol with 1,000 members: sharing out, heartbeats",
     "simulation": "simulated time over real time, three controllers with a broker each",
+    "compaction": "a dirty log of one partition, by the node's cleaner",
     "partitions": "10,000 partitions, 500 topics one by one, an idle node",
     "spark": "batch and stream against Spark's own connector",
 }

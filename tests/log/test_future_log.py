@@ -175,6 +175,34 @@ def test_a_crash_at_any_step(seed: int) -> None:
     assert found.log_end_offset == log.log_end_offset
 
 
+@pytest.mark.parametrize("has_segments", [False, True])
+def test_a_copy_knows_epochs_of_which_compaction_left_nothing(has_segments: bool) -> None:
+    """Also before it becomes the log: what a crash then leaves on the disk is what the copy has written."""
+    disk = formatted(1)
+    source, target = opened(disk)
+    topic_id = image(UUID(int=5)).topics_by_name[TOPIC].id
+    current = source.partition(WHERE, topic_id, CONFIG)
+    write(current, 3)
+    if has_segments:
+        current.log_end_offset = 20
+        current.roll(0)
+    left = build_batch([(0, b"k", b"v", ())], base_offset=20, leader_epoch=6)
+    current.append_as_follower(memoryview(left), epoch_starts=((4, 8), (6, 15)))
+    assert current.epochs.entries == ((1, 0), (4, 8), (6, 15))
+    current.advance_high_watermark(21)
+    future = FutureLog.open(source, target, current, path=None, config=CONFIG, now_ms=0)
+    copy_all(future, current)
+    assert future.log.epochs.entries == current.epochs.entries
+    future.flush(0)
+    directory = future.log.directory
+    assert b"4 8\n6 15\n" in (disk.peek(f"{directory}/leader-epoch-checkpoint") or b"")
+    future.follow_start(current)
+    assert future.take_rest(current, 0)
+    log, _ = future.replace(current, CONFIG)
+    assert log.epochs.entries == ((1, 0), (4, 8), (6, 15))
+    assert log.flush_due(0), "they are written down soon"
+
+
 class _Epochs:
     """The epochs of a log, without the log: as many records of each as it says."""
 

@@ -241,3 +241,57 @@ def test_a_wrong_bit_in_a_read_of_the_epochs_is_not_believed(tmp_path: Path) -> 
     log.close()
     opened = open_log(LyingDisk("leader-epoch-checkpoint", 0, 4), str(tmp_path / "t-0"))
     assert opened.epochs.entries == ((2, 0),)
+
+
+def _behind_a_gap(directory: Path, disk: OsDisk, *, rolls: bool) -> PartitionLog:
+    """Epoch 0 at 0 to 4, then what compaction left of epoch 2: a batch at 20. Epoch 1 began at 8, epoch 2 at 15."""
+    log = open_log(disk, str(directory), config=LogConfig(cleanup_policy=frozenset({"compact"})))
+    log.append_as_follower(batch(5, base_offset=0, leader_epoch=0))
+    flush(log)
+    if rolls:
+        log.log_end_offset = 20
+        log.roll(1_000)
+    log.append_as_follower(batch(1, base_offset=20, leader_epoch=2), epoch_starts=((1, 8), (2, 15)))
+    assert log.epochs.entries == ((0, 0), (1, 8), (2, 15))
+    return log
+
+
+def flush(log: PartitionLog) -> None:
+    work = log.flush_work()
+    assert work is not None
+    work.run()
+
+
+@pytest.mark.parametrize("rolls", [False, True], ids=["one segment", "two segments"])
+@pytest.mark.parametrize(
+    ("checkpoint", "expected"),
+    [
+        ("as it is", ((0, 0), (1, 8), (2, 15))),
+        ("not flushed", ((0, 0), (2, 5))),
+        ("lost", ((0, 0), (2, 5))),
+        ("of another log", ((0, 0), (2, 5))),
+    ],
+)
+def test_epochs_that_begin_in_a_gap_are_never_found_too_late(
+    tmp_path: Path, checkpoint: str, rolls: bool, expected: tuple[tuple[int, int], ...]
+) -> None:
+    """Too late, an epoch before would seem to be longer than it was, and a log that parted there would not be cut."""
+    path = tmp_path / "rain-0"
+    disk = OsDisk()
+    log = _behind_a_gap(path, disk, rolls=rolls)
+    file = path / "leader-epoch-checkpoint"
+    if checkpoint != "not flushed":
+        assert log.flush_due(0)
+        flush(log)
+        assert not log.flush_due(0)
+    log.close(clean=False)
+    if checkpoint == "lost":
+        file.unlink()
+    elif checkpoint == "of another log":
+        file.write_text("0\n2\n0 0\n2 3\n")
+    config = LogConfig(cleanup_policy=frozenset({"compact"}))
+    again = open_log(OsDisk(), str(path), config=config, recovery_point=0)
+    assert again.epochs.entries == expected
+    assert again.end_offset_for_epoch(0)[1] in (5, 8)
+    again.close()
+    assert open_log(OsDisk(), str(path), config=config, clean=True).epochs.entries == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -87,7 +87,9 @@ class Log:
         assert self.may_let_go.wait(WAIT_S)
         self.let_gone.append((position, position + size_bytes))
 
-    def append_as_follower(self, records: memoryview, *, leader_epoch: int, now_ms: int) -> AppendInfo:
+    def append_as_follower(
+        self, records: memoryview, *, leader_epoch: int, now_ms: int, epoch_starts: Sequence[tuple[int, int]]
+    ) -> AppendInfo:
         base, self.log_end_offset = self.log_end_offset, self.log_end_offset + len(records)
         self.segment.size_bytes = self.log_end_offset
         return AppendInfo(base, self.log_end_offset - 1, -1, 0, False, len(records))

@@ -22,10 +22,11 @@ from fenceline.log.config import LogConfig
 from fenceline.log.errors import NotSettled, StorageError
 from fenceline.log.partition_log import PartitionLog
 from fenceline.node import leader_duties
+from fenceline.node.peer_connection import ConnectionLost
 from fenceline.node.replica import Replica
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
-from fenceline.replica.follower import AskEnd, CutTo, FollowerState, Phase
+from fenceline.replica.follower import AskEnd, AskEpochEnd, CutTo, FollowerState, Phase
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.fetch import FetchedPartition, FetchResponse
 from tests.log.helpers import batch
@@ -374,5 +375,131 @@ def test_what_was_looked_up_in_an_older_epoch_counts_for_nothing(answer: int | E
         await stage.cuts()
         assert stage.host.cut == []
         assert (stage.state(0).leader_epoch, stage.state(0).phase) == (EPOCH + 1, Phase.FETCHING)
+
+    told(story)
+
+
+def test_who_gets_no_answer_asks_again() -> None:
+    """The connection is lost meanwhile: it is not told why, and nobody else would wake the partition."""
+
+    async def story(stage: Stage) -> None:
+        questions = await stage.answer(
+            fetched(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE), fetched(1, error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
+        )
+        assert len(questions) == 2
+
+        def lose() -> None:
+            raise ConnectionLost("gone")
+
+        leader: Any = Leader(meanwhile=lose)
+        with pytest.raises(ConnectionLost):
+            await stage.link.duties.ask_all(leader, questions)
+        stage.link.fetcher.on_connection_lost()
+        assert [stage.state(index).phase for index in (0, 1)] == [Phase.WAITING] * 2
+        stage.clock.ms = max(stage.state(index).ready_at_ms for index in (0, 1))
+        assert stage.ask() == [(0, 5), (1, 5)]
+
+    told(story)
+
+
+# -- behind a gap ------------------------------------------------------------------------------------------------------
+
+
+class EpochsOfLeader:
+    """Answers OffsetForLeaderEpoch with what the test gives it: (epoch, end), or an error."""
+
+    def __init__(self, *answers: tuple[int, int] | ErrorCode) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[int, int, int]] = []
+
+    def version_for(self, *_: int) -> int:
+        return 4
+
+    async def call(self, key: int, version: int, fields: Any, timeout_s: float) -> Any:
+        (topic,) = fields["topics"]
+        (row,) = topic["partitions"]
+        self.asked.append((fields["replica_id"], row["leader_epoch"], row["current_leader_epoch"]))
+        answer = self.answers.pop(0)
+        code, (epoch, end) = (answer, (-1, -1)) if isinstance(answer, ErrorCode) else (0, answer)
+        partition = SimpleNamespace(partition=row["partition"], error_code=code, leader_epoch=epoch, end_offset=end)
+        return SimpleNamespace(topics=[SimpleNamespace(topic=topic["topic"], partitions=[partition])])
+
+
+BEHIND = bytes(batch(base_offset=9, leader_epoch=EPOCH))
+"""The log ends at 5."""
+
+
+def test_the_leader_is_asked_where_an_epoch_begins_that_lies_behind_a_gap() -> None:
+    """The first batch that compaction left does not tell it; `epochs.md E13`, `E14`."""
+
+    async def story(stage: Stage) -> None:
+        before = bytes(batch(base_offset=5, leader_epoch=4))
+        other = bytes(batch(base_offset=5, leader_epoch=EPOCH))
+        questions = await stage.answer(
+            fetched(0, records=before + BEHIND, high_watermark=6), fetched(1, records=other, high_watermark=6)
+        )
+        log = stage.replicas[0].log
+        assert (questions, log.log_end_offset) == ([], 6), "what lies before the gap is taken"
+        assert stage.replicas[1].log.log_end_offset == 6
+        stage.ask()
+        questions = await stage.answer(fetched(0, records=BEHIND, high_watermark=10))
+        assert questions == [AskEpochEnd(stage.state(), 4)]
+        assert log.log_end_offset == 6
+        assert all(index != 0 for index, _ in stage.ask()), "nothing is fetched while the leader is asked"
+        leader: Any = EpochsOfLeader((4, 7))
+        await stage.link.duties.ask_all(leader, questions)
+        assert leader.asked == [(1, 4, EPOCH)]
+        stage.link.fetcher.on_connection_lost()
+        assert (0, 6) in stage.ask()
+        assert await stage.answer(fetched(0, records=BEHIND, high_watermark=10)) == []
+        assert (log.log_end_offset, log.epochs.entries) == (10, ((3, 0), (4, 3), (EPOCH, 7)))
+        assert stage.replicas[0].high_watermark == 10
+        assert log.flush_due(0), "no batch tells it after a crash"
+
+    told(story)
+
+
+@pytest.mark.parametrize("answer", [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER])
+def test_where_an_epoch_begins_is_asked_again_when_that_is_refused(answer: ErrorCode) -> None:
+    async def story(stage: Stage) -> None:
+        questions = await stage.answer(fetched(0, records=BEHIND))
+        refusing: Any = EpochsOfLeader(answer)
+        await stage.link.duties.ask_all(refusing, questions)
+        assert (stage.state(0).phase, stage.replicas[0].log.log_end_offset) == (Phase.WAITING, 5)
+        stage.link.fetcher.on_connection_lost()
+        stage.clock.ms = stage.state(0).ready_at_ms
+        assert (0, 5) in stage.ask()
+        questions = await stage.answer(fetched(0, records=BEHIND))
+        answering: Any = EpochsOfLeader((4, 8))
+        await stage.link.duties.ask_all(answering, questions)
+        stage.link.fetcher.on_connection_lost()
+        stage.ask()
+        assert await stage.answer(fetched(0, records=BEHIND)) == []
+        assert stage.replicas[0].log.epochs.entries == ((3, 0), (4, 3), (EPOCH, 8))
+
+    told(story)
+
+
+def test_an_old_leader_is_cut_where_it_left_the_log_that_compaction_emptied_there() -> None:
+    """The replica that fetched the compacted log leads. What the old leader has alone lies in the gap: it must not call
+    the old epoch longer than it was, or that would stay, and nobody would be told.
+    """
+
+    async def story(stage: Stage) -> None:
+        questions = await stage.answer(fetched(0, records=BEHIND, high_watermark=10))
+        leader: Any = EpochsOfLeader((4, 6))
+        await stage.link.duties.ask_all(leader, questions)
+        stage.link.fetcher.on_connection_lost()
+        stage.ask()
+        await stage.answer(fetched(0, records=BEHIND, high_watermark=10))
+        new = stage.replicas[0].log
+        old = stage.replicas[1].log
+        for offset in (5, 6, 7):
+            old.append_as_follower(batch(base_offset=offset, leader_epoch=4))
+        fetch_offset, last_epoch = old.log_end_offset, old.latest_epoch
+        told_epoch, told_end = new.end_offset_for_epoch(last_epoch)
+        assert told_end < fetch_offset, "the leader says that it diverges (E8)"
+        cut = FollowerState("topic", TOPIC_ID.bytes, 1, EPOCH + 1, old).on_divergence(told_epoch, told_end)
+        assert cut.offset == 6
 
     told(story)

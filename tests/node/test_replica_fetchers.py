@@ -48,7 +48,7 @@ def test_a_log_that_is_being_cut_is_nobody_elses_until_the_thread_has_ended() ->
     async def scenario() -> None:
         host = Host()
         replica: Any = SimpleNamespace(
-            topic_partition=TopicPartition("topic", 0), topic_id_bytes=UUID(int=7).bytes, log=MemoryLog()
+            topic_partition=TopicPartition("topic", 0), topic_id_bytes=UUID(int=7).bytes, log=MemoryLog(), cleaning=None
         )
         with ThreadPoolExecutor(1) as threads:
             fetchers = ReplicaFetchers(host, SystemClock(), lambda: threads, LIMITS, answer_timeout_ms=1000)

@@ -243,21 +243,21 @@ log.dir.failure.timeout.ms long 30000 low >=1
     A broker that can not report a failed directory for this many milliseconds stops.
 log.initial.task.delay.ms long 30000 low >=0 internal
     Milliseconds after the start before background work on logs begins.
-log.cleaner.threads int 1 medium >=0 cluster-wide inert
+log.cleaner.threads int 1 medium >=0 cluster-wide
     Compaction threads.
-log.cleaner.io.max.bytes.per.second double 1.7976931348623157E308 medium cluster-wide inert
+log.cleaner.io.max.bytes.per.second double 1.7976931348623157E308 medium cluster-wide
     Bytes a second that compaction may read and write.
-log.cleaner.dedupe.buffer.size long 134217728 medium cluster-wide inert
+log.cleaner.dedupe.buffer.size long 134217728 medium cluster-wide
     Memory in bytes for keys during compaction.
-log.cleaner.io.buffer.size int 524288 medium >=0 cluster-wide inert
+log.cleaner.io.buffer.size int 524288 medium >=0 cluster-wide
     Memory in bytes for reading and writing during compaction.
-log.cleaner.io.buffer.load.factor double 0.9 medium cluster-wide inert
+log.cleaner.io.buffer.load.factor double 0.9 medium cluster-wide
     How full the key table of compaction may get.
-log.cleaner.backoff.ms long 15000 medium >=0 cluster-wide inert
+log.cleaner.backoff.ms long 15000 medium >=0 cluster-wide
     Milliseconds that compaction sleeps when there is nothing to do.
 log.cleaner.min.cleanable.ratio double 0.5 medium 0..1 cluster-wide
     Default of min.cleanable.dirty.ratio for topics.
-log.cleaner.enable boolean true medium inert
+log.cleaner.enable boolean true medium
     Run compaction.
 log.cleaner.delete.retention.ms long 86400000 medium >=0 cluster-wide
     Default of delete.retention.ms for topics.

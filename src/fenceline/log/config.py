@@ -6,7 +6,7 @@ Validation of names and values is the configuration room's; what arrives here wa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fenceline.records.batch import Codec, TimestampType
@@ -38,6 +38,10 @@ class LogConfig:
     timestamp_before_max_ms: int = MAX_INT64
     timestamp_after_max_ms: int = 3_600_000
     cleanup_policy: frozenset[str] = frozenset({"delete"})
+    delete_retention_ms: int = DAY_MS
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = MAX_INT64
     min_insync_replicas: int = 1
     validate_compressed_records: bool = False
     """Whether the leader decompresses each batch and checks its records (`fenceline.validate.compressed.records`)."""
@@ -72,11 +76,18 @@ class LogConfig:
         policy = topic.get("cleanup.policy")
         if policy is not None:
             found["cleanup_policy"] = frozenset(part.strip() for part in policy.split(",") if part.strip())
+        ratio = topic.get("min.cleanable.dirty.ratio")
+        if ratio is not None:
+            found["min_cleanable_dirty_ratio"] = float(ratio)
         for name, field in _BOOLEANS.items():
             text = topic.get(name)
             if text is not None:
                 found[field] = text.strip().lower() == "true"
-        return cls(**found)  # type: ignore[arg-type]
+        config = cls(**found)  # type: ignore[arg-type]
+        if config.compacted and config.max_compaction_lag_ms < config.segment_ms:
+            # Only what is sealed can be compacted: a segment takes records for no longer than they may wait for it.
+            config = replace(config, segment_ms=config.max_compaction_lag_ms)
+        return config
 
 
 _BOOLEANS: Final = {
@@ -97,6 +108,9 @@ _INTEGERS: Final = {
     "max.message.bytes": "max_message_bytes",
     "message.timestamp.before.max.ms": "timestamp_before_max_ms",
     "message.timestamp.after.max.ms": "timestamp_after_max_ms",
+    "delete.retention.ms": "delete_retention_ms",
+    "min.compaction.lag.ms": "min_compaction_lag_ms",
+    "max.compaction.lag.ms": "max_compaction_lag_ms",
     "min.insync.replicas": "min_insync_replicas",
     PRODUCER_EXPIRATION: "producer_id_expiration_ms",
 }

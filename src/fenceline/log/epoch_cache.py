@@ -4,6 +4,9 @@ Owns the ordered entries, nothing else: no file, no lock. `changed` tells the lo
 that carry no batch yet may be lost in a crash; every other one can be read back from the batches themselves, so the
 checkpoint is written with the next flush and not at each assignment.
 
+Where compaction took the first batches of an epoch, its start is told by no batch that is left: then the entry came
+from the log that this one is a copy of, and the checkpoint must have it (`is_precious`).
+
 Invariant: epochs and start offsets both rise strictly from entry to entry.
 """
 
@@ -18,12 +21,14 @@ UNDEFINED: Final = -1
 
 
 class EpochCache:
-    __slots__ = ("_epochs", "_starts", "changed")
+    __slots__ = ("_epochs", "_starts", "changed", "is_precious")
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self.changed = False
+        self.is_precious = False
+        """It has been told what the batches do not tell."""
         for epoch, start in entries:
             self.assign(epoch, start)
         self.changed = False
@@ -64,6 +69,16 @@ class EpochCache:
         starts.append(start_offset)
         self.changed = True
         return True
+
+    def begin(self, epoch: int, first_offset: int, known: Iterable[tuple[int, int]] = ()) -> None:
+        """The first batch of `epoch` lies at `first_offset`. `known`: (epoch, start), oldest first, where it is known
+        better, also for epochs before it of which no batch is left.
+        """
+        for each, start in known:
+            if self.latest_epoch < each <= epoch:
+                self.assign(each, min(start, first_offset))
+                self.is_precious = self.is_precious or each < epoch or start < first_offset
+        self.assign(epoch, first_offset)
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(epoch, end offset) for an OffsetForLeaderEpoch look-up (E13); (-1, -1) when undefined."""

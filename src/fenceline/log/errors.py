@@ -10,6 +10,7 @@ import errno
 from typing import Final
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.ids import TopicPartition
 
 _PASSING: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
 
@@ -40,6 +41,18 @@ class StorageError(PeerError):
 
 class NotSettled(StorageError):
     """A log was cut, and its receipt finds no room: the cut is to be asked for again before the log is used."""
+
+
+class EpochStartUnknown(PeerError):
+    """A batch of a newer epoch lies behind a gap, so that it does not tell where its epoch begins."""
+
+    def __init__(self, where: TopicPartition, epoch: int, first_offset: int, log_end_offset: int) -> None:
+        super().__init__(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"{where}: epoch {epoch} begins somewhere from offset {log_end_offset} to {first_offset}",
+        )
+        self.epoch = epoch
+        self.first_offset = first_offset
 
 
 class CorruptLog(OperatorError):

@@ -40,13 +40,14 @@ _FILES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Where the copy goes on in the log's files. `near`: position of a batch at or before it."""
+    """Where the copy goes on in the log's files. `near`: position of a batch at or before it. `epochs`: the log's."""
 
     path: str
     near: int
     end: int
     next_base: int
     """Where the segment behind it begins; the log's end where there is none."""
+    epochs: tuple[tuple[int, int], ...]
 
 
 class FutureLog:
@@ -130,7 +131,7 @@ class FutureLog:
             near = segment.index.floor(offset - segment.base_offset) if segment.index is not None else 0
         is_last = number + 1 == len(segments)
         next_base = current.log_end_offset if is_last else segments[number + 1].base_offset
-        return Stretch(segment.path, near, segment.size_bytes, next_base)
+        return Stretch(segment.path, near, segment.size_bytes, next_base, current.epochs.entries)
 
     def copy(self, stretch: Stretch, now_ms: int) -> int:
         """Take over a chunk of whole batches; how many bytes. Blocks.
@@ -155,7 +156,7 @@ class FutureLog:
         if not content:
             self._pass_gap(stretch.next_base, now_ms)
             return 0
-        taken = self._append(memoryview(content), now_ms)
+        taken = self._append(memoryview(content), stretch.epochs, now_ms)
         self._reached = (stretch.path, self.log.log_end_offset, position + taken)
         return taken
 
@@ -164,11 +165,11 @@ class FutureLog:
         batches = headers_from(lambda at, size: disk.pread(fd, size, at), stretch.near, stretch.end)
         return next((at for at, header in batches if header.last_offset >= offset), stretch.end)
 
-    def _append(self, records: memoryview, now_ms: int) -> int:
+    def _append(self, records: memoryview, epochs: tuple[tuple[int, int], ...], now_ms: int) -> int:
         size = peek_header(records).size_bytes
         if size > self.log.config.segment_bytes:  # it was written before segments were to be that small
             self.log.config = replace(self.log.config, segment_bytes=size)
-        info = self.log.append_as_follower(records, now_ms=now_ms)
+        info = self.log.append_as_follower(records, now_ms=now_ms, epoch_starts=epochs)
         if not info.size_bytes:
             raise PeerError(ErrorCode.CORRUPT_MESSAGE, "a batch is cut short")
         return info.size_bytes
@@ -217,7 +218,7 @@ class FutureLog:
             try:
                 if not found.resident or not found.records:
                     return False
-                self._append(found.records, now_ms)
+                self._append(found.records, current.epochs.entries, now_ms)
             finally:
                 found.close()
         return self.log.log_end_offset == current.log_end_offset
@@ -246,8 +247,9 @@ class FutureLog:
             log._files.close(segment)
         _rename_paths(log, self.target.partition_path(where))
         log._files, log.config = self.target.files, config
+        is_precious = log.epochs.is_precious
         log.epochs = EpochCache(current.epochs.entries)
-        log.epochs.changed = is_written
+        log.epochs.changed, log.epochs.is_precious = is_written, is_precious
         snapshot_offset = log.producers.snapshot_offset
         log.producers = current.producers
         log.producers.snapshot_offset = snapshot_offset
@@ -259,7 +261,11 @@ class FutureLog:
     def _hand_over(self, current: PartitionLog, removed: RemovedPartition | None) -> None:
         where = self.topic_partition
         self.source.open_logs.pop(where, None)
+        cleaned = self.source.offsets.cleaned.get(where)
         self.source.offsets.forget(where)
+        if cleaned is not None:
+            self.target.offsets.cleaned[where] = cleaned
+        self.log.on_sealed = current.on_sealed
         self.target.future_logs.pop(where, None)
         self.target.open_logs[where] = self.log
         if removed is not None:

@@ -1,7 +1,8 @@
-"""What a log directory remembers of its logs: recovery points, log starts, high watermarks (`formats.md F2`).
+"""What a log directory remembers of its logs: recovery points, log starts, high watermarks, and up to where they were
+compacted (`formats.md F2`).
 
-Owns the three checkpoints, as they are on the disk and as they ought to be. Decides nothing, and looks into no log but
-for these three offsets.
+Owns the four checkpoints, as they are on the disk and as they ought to be. Decides nothing, and looks into no log but
+for these offsets.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
+CLEANED: Final = "cleaner-offset-checkpoint"
 
 
 class LogDirOffsets:
-    """Offsets by partition; what is in none of the three is 0."""
+    """Offsets by partition; what is in none of them is 0."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -31,6 +33,8 @@ class LogDirOffsets:
         self.recovery_points: dict[TopicPartition, int] = {}
         self.log_starts: dict[TopicPartition, int] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
+        self.cleaned: dict[TopicPartition, int] = {}
+        """From where on a log has not been compacted."""
         self._written: dict[str, dict[TopicPartition, int]] = {}
 
     def _all(self) -> tuple[tuple[str, dict[TopicPartition, int]], ...]:
@@ -38,6 +42,7 @@ class LogDirOffsets:
             (RECOVERY_POINTS, self.recovery_points),
             (LOG_STARTS, self.log_starts),
             (HIGH_WATERMARKS, self.high_watermarks),
+            (CLEANED, self.cleaned),
         )
 
     def read(self) -> dict[str, str]:
@@ -54,6 +59,10 @@ class LogDirOffsets:
             self._written[name] = dict(offsets)
         return damaged
 
+    def safe_recovery_point(self, topic_partition: TopicPartition) -> int:
+        """The one on the disk; 0 when there is none."""
+        return self._written.get(RECOVERY_POINTS, {}).get(topic_partition, 0)
+
     def forget(self, topic_partition: TopicPartition) -> None:
         for _, offsets in self._all():
             offsets.pop(topic_partition, None)
@@ -64,6 +73,8 @@ class LogDirOffsets:
             if log.log_start_offset:
                 self.log_starts[topic_partition] = log.log_start_offset
             return
+        if self.cleaned.get(topic_partition, 0) > log.log_end_offset:
+            self.cleaned[topic_partition] = log.log_end_offset  # it was cut: what comes now is not compacted
         self.recovery_points[topic_partition] = log.recovery_point
         self.high_watermarks[topic_partition] = log.high_watermark
         if not log.segments or log.log_start_offset > log.segments[0].base_offset:

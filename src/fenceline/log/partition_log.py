@@ -11,14 +11,14 @@ threads and say so.
 
 An append is: checks of the batch, checks of its producer, assignment in place, the write, bookkeeping in memory. Index
 entries stay in memory until the segment is sealed; the epoch checkpoint is written with the next flush (what a crash
-loses of both is read back from the batches).
+loses of both is read back from the batches; where these do not tell it, the flush is due at once).
 
 Invariant: log start <= high watermark <= log end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -312,18 +312,26 @@ class PartitionLog(ReadableLog):
             self.epochs.assign(leader_epoch, base)
         return AppendInfo(base, next_offset - 1, -1, self.log_start_offset, False, position)
 
-    def append_as_follower(self, records: memoryview, *, leader_epoch: int = NO_LIMIT, now_ms: int = 0) -> AppendInfo:
+    def append_as_follower(
+        self,
+        records: memoryview,
+        *,
+        leader_epoch: int = NO_LIMIT,
+        now_ms: int = 0,
+        epoch_starts: Sequence[tuple[int, int]] = (),
+    ) -> AppendInfo:
         """Write batches as the leader has them; a batch that is cut short at the end is left out.
 
         Every CRC is checked. Offsets must go on from the log end, gaps are allowed (compaction); epochs never go back
-        and are none above `leader_epoch` (`gaps.md G11`). Raises RecordsError(2) on damage, InternalError when the
-        batches do not continue this log (E26), StorageError; the log is unchanged then.
+        and are none above `leader_epoch` (`gaps.md G11`). `epoch_starts`: (epoch, start), oldest first, where that is
+        known from the leader; behind a gap the batches do not tell it. Raises RecordsError(2) on damage, InternalError
+        when the batches do not continue this log (E26), EpochStartUnknown, StorageError; the log is unchanged then.
         """
         plain_bytes = self.append_fetched(records, leader_epoch, now_ms)
         if plain_bytes != NOT_PLAIN:
             base = int.from_bytes(records[:8], "big")
             return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, plain_bytes)
-        found = whole_batches(self, records, leader_epoch)
+        found = whole_batches(self, records, leader_epoch, epoch_starts)
         if not found:
             return AppendInfo(-1, -1, -1, self.log_start_offset, False, 0)
         base, taken = found[0].header.base_offset, found[-1].header.end_position
@@ -331,8 +339,8 @@ class PartitionLog(ReadableLog):
             self.truncate_fully_and_start_at(base)
         self._append_batches(records[:taken], found, now_ms)
         for batch in found:
-            if batch.header.leader_epoch >= 0:
-                self.epochs.assign(batch.header.leader_epoch, batch.header.base_offset)
+            if batch.header.leader_epoch > self.epochs.latest_epoch:
+                self.epochs.begin(batch.header.leader_epoch, batch.header.base_offset, epoch_starts)
         return AppendInfo(base, self.log_end_offset - 1, -1, self.log_start_offset, False, taken)
 
     def _append_batches(self, records: memoryview, found: list[Found], now_ms: int) -> None:
@@ -363,13 +371,19 @@ class PartitionLog(ReadableLog):
         return self.log_end_offset - self.recovery_point
 
     def flush_due(self, now_ms: int) -> bool:
-        """Whether `flush.messages`, `flush.ms`, sealed segments or a new directory ask for a flush now."""
-        if (self._unsaved or self._new_id) and self._flushing is None:
+        """Whether `flush.messages`, `flush.ms`, sealed segments, a new directory or epochs that are not to be read back
+        ask for a flush now.
+        """
+        if (self._unsaved or self._new_id or self._has_precious_epochs) and self._flushing is None:
             return True
         waiting = self.log_end_offset - self.recovery_point
         if not waiting or self._flushing is not None:
             return False
         return waiting >= self.config.flush_messages or now_ms - self.last_flush_ms >= self.config.flush_ms
+
+    @property
+    def _has_precious_epochs(self) -> bool:
+        return self.epochs.is_precious and self.epochs.changed
 
     def flush_work(self, now_ms: int = 0) -> FlushWork | None:
         """Work that makes everything up to the log end durable; None when nothing is to do or one is under way."""

@@ -46,22 +46,30 @@ class ReadableLog(SegmentedLog):
                 segment = self.segments[-1]
                 position = segment.size_bytes - len(newest)
                 return LogRead(offset, memoryview(newest), position=position, segment_base_offset=segment.base_offset)
+        segments = self.segments
         number = self._segment_number(offset)
-        segment = self.segments[number]
-        if offset >= segment.next_offset and number + 1 < len(self.segments):
-            number += 1  # the batches between were compacted away
-            segment = self.segments[number]
-        hint = self._hints.get(offset)
-        position = hint[1] if hint is not None and hint[0] is segment else -1
-        request = Request(offset, end, max_bytes, at_least_one, position)
-        try:
-            records, stored, position, whole = reading.read_now(self._files, segment, request)
-        except NotResident:
-            pending = reading.loader(self._files, segment, request)
-            return LogRead(offset, position=position, segment_base_offset=segment.base_offset, loader=pending)
-        except OSError as error:
-            raise StorageError.of(f"reading {segment.path}", error) from error
-        if whole and end == segment.next_offset and segment is self.segments[-1]:
+        while True:
+            segment = segments[number]
+            if number + 1 == len(segments) or (segment.size_bytes and offset < segment.next_offset):
+                hint = self._hints.get(offset)
+                position = hint[1] if hint is not None and hint[0] is segment else -1
+                request = Request(offset, end, max_bytes, at_least_one, position)
+                try:
+                    records, stored, position, whole = reading.read_now(self._files, segment, request)
+                except NotResident:
+                    behind = segments[number + 1 :]
+                    pending = reading.loader(self._files, segment, request, behind)
+                    return LogRead(offset, position=position, segment_base_offset=segment.base_offset, loader=pending)
+                except OSError as error:
+                    raise StorageError.of(f"reading {segment.path}", error) from error
+                if records or position < segment.size_bytes or number + 1 == len(segments):
+                    break
+                # Compaction took what lay between here and the next segment.
+                segment.next_offset = min(segment.next_offset, offset)
+            number += 1
+            if segments[number].base_offset >= end:
+                return LogRead(offset)
+        if whole and end == segment.next_offset and segment is segments[-1]:
             self._hint(end, segment, position + len(records))
         return LogRead(offset, records, position=position, segment_base_offset=segment.base_offset, payload=stored)
 

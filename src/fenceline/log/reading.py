@@ -10,7 +10,8 @@ Who only passes records on takes what was just loaded as a `FileSlice`: nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from fenceline.errors import PeerError
@@ -175,9 +176,12 @@ def _locate(read: Read, index: OffsetIndex, extent: Extent, request: Request) ->
 class _Loader:
     """A read that goes on in a thread. Holds a descriptor of its own."""
 
-    __slots__ = ("_disk", "_extent", "_fd", "_files", "_request", "_segment")
+    __slots__ = ("_behind", "_disk", "_extent", "_fd", "_files", "_request", "_segment")
 
-    def __init__(self, files: OpenFiles, segment: Segment, fd: int, request: Request) -> None:
+    def __init__(
+        self, files: OpenFiles, segment: Segment, fd: int, request: Request, behind: Sequence[Segment]
+    ) -> None:
+        self._behind = deque(behind)
         self._files = files
         self._disk = disk = files.disk
         self._segment = segment
@@ -193,12 +197,16 @@ class _Loader:
     def run(self, take: Callable[[OffsetIndex, int, int], _T]) -> _T:
         """Find the records' place, and what `take` makes of (index, position, size)."""
         try:
-            try:
-                return self._take(take, self._segment.indexes()[0])
-            except (IndexLies, PeerError):
-                index, time_index = self._segment.rebuild_indexes()
-                self._segment.index, self._segment.time_index = index, time_index
-                return self._take(take, index)
+            while True:
+                try:
+                    index = self._segment.indexes()[0]
+                    position, size, _ = _locate(self._pread, index, self._extent, self._request)
+                except (IndexLies, PeerError):
+                    index, time_index = self._segment.rebuild_indexes()
+                    self._segment.index, self._segment.time_index = index, time_index
+                    position, size, _ = _locate(self._pread, index, self._extent, self._request)
+                if size or position < self._extent.size_bytes or not self._go_on():
+                    return take(index, position, size)
         except OSError as error:
             raise StorageError.of(f"reading {self._segment.path}", error) from error
         except (BadBatch, IndexLies, PeerError) as error:
@@ -206,9 +214,23 @@ class _Loader:
         finally:
             self.close()
 
-    def _take(self, take: Callable[[OffsetIndex, int, int], _T], index: OffsetIndex) -> _T:
-        position, size, _ = _locate(self._pread, index, self._extent, self._request)
-        return take(index, position, size)
+    def _go_on(self) -> bool:
+        """With the next segment: compaction took what lay before that one. False where there is none."""
+        segment = self._segment
+        segment.next_offset = min(segment.next_offset, self._request.offset)
+        while self._behind and self._behind[0].base_offset < self._request.end_offset:
+            segment = self._behind.popleft()
+            if not segment.size_bytes:
+                continue
+            try:
+                fd = self._disk.open_read(segment.path)
+            except FileNotFoundError:
+                return False  # it has gone meanwhile; whoever asks again finds what is there
+            self._disk.close(self._fd)
+            self._segment, self._extent, self._fd = segment, extent_of(segment), fd
+            self._request = self._request._replace(position=-1)
+            return True
+        return False
 
     def _pread(self, position: int, size_bytes: int) -> bytes:
         disk, fd = self._disk, self._fd
@@ -252,6 +274,7 @@ class _Loader:
         self.close()
 
 
-def loader(files: OpenFiles, segment: Segment, request: Request) -> _Loader:
+def loader(files: OpenFiles, segment: Segment, request: Request, behind: Sequence[Segment] = ()) -> _Loader:
+    """`behind`: the segments that follow, where the offset may be one that compaction took from this one's end."""
     fd = segment.fd if segment.fd >= 0 else files.open(segment)
-    return _Loader(files, segment, fd, request)
+    return _Loader(files, segment, fd, request, behind)

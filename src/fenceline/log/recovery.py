@@ -11,7 +11,9 @@ the disk has no room for it the log stays as it is, and can be opened when there
 - Trusted: sealed segments that end at or below the recovery point. Their indexes are read when they are needed.
 - Scanned: from the newest producer snapshot that can be trusted or the recovery point, whichever is lower; headers
   below the recovery point, whole batches above. Scanning starts at an index entry where the index proves itself.
-- Epoch cache: entries at or past the recovery point are dropped and read back from the batches (E15, E17).
+- Epoch cache: entries at or past the recovery point are dropped and read back from the batches (E15, E17). Behind a gap
+  that compaction left, batches do not tell where their epoch begins: what the checkpoint says of it counts, as far as
+  it can be, and else the lowest offset that can be, so that no epoch before seems to be longer than it was.
 
 Blocks on the disk: run it in a thread, or at start.
 """
@@ -27,11 +29,20 @@ from typing import Final
 from fenceline.errors import OperatorError, PeerError
 from fenceline.log import producer_snapshots
 from fenceline.log.checkpoints import BadCheckpoint, read_epochs
+from fenceline.log.compaction_swap import finish_swaps
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import CorruptLog, passes
-from fenceline.log.file_names import DELETED_SUFFIX, EPOCH_FILE, INDEX_SUFFIXES, LOG_SUFFIX, OFFSET_DIGITS, offset_in
+from fenceline.log.file_names import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    EPOCH_FILE,
+    INDEX_SUFFIXES,
+    LOG_SUFFIX,
+    OFFSET_DIGITS,
+    offset_in,
+)
 from fenceline.log.index import OffsetIndex, TimeIndex
 from fenceline.log.lost_and_found import EVIDENCE_DIR, evidence_in, keep_file, keep_tail
 from fenceline.log.lost_batches import Piece, count_lost
@@ -40,7 +51,7 @@ from fenceline.log.recovery_note import RecoveryNote, write_note
 from fenceline.log.replay import apply_to_producers
 from fenceline.log.scan import BadBatch, Found, ReadTwice, Unstable, find_whole_batch, scan
 from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
-from fenceline.records.batch import BATCH_OVERHEAD, peek_header
+from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
 
 _LOOK_BEHIND_BYTES: Final = 16 << 20
 _DISK_ADVICE: Final = (
@@ -133,7 +144,10 @@ class _Loader:
         self._report = RecoveryReport(clean)
         self._producers = ProducerStates()
         self._epochs = EpochCache()
+        self._checkpoint: list[tuple[int, int]] = []
+        """(epoch, start), as they were written down."""
         self._end = 0  # where the batches that were found good end
+        self._gap_from = 0  # as `_end`, also where the next segment begins later
 
     def load(self, log_start_offset: int) -> Loaded:
         names = self._tidy(self._disk.listdir(self._directory))
@@ -164,16 +178,9 @@ class _Loader:
 
     def _tidy(self, names: Sequence[str]) -> set[str]:
         kept: set[str] = set()
-        for name in names:
+        for name in finish_swaps(self._disk, self._directory, names):
             path = f"{self._directory}/{name}"
-            if name.endswith(".swap"):
-                raise CorruptLog(
-                    path,
-                    0,
-                    "a compaction by Apache Kafka was interrupted here and is not finished",
-                    "Start Apache Kafka once on this directory and stop it cleanly; then Fenceline can open it.",
-                )
-            if name.endswith((DELETED_SUFFIX, ".cleaned", ".tmp")):
+            if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.unlink(path)
             else:
@@ -211,6 +218,7 @@ class _Loader:
             if entries != read_epochs(self._disk, path):  # no checksum covers it
                 return False
             self._epochs = EpochCache(entries)
+            self._checkpoint = entries
         except (BadCheckpoint, ValueError):
             return False
         if not self._clean:
@@ -241,7 +249,7 @@ class _Loader:
         if not epochs_known:
             start_offset = log_start_offset
         first = max(0, bisect_right([segment.base_offset for segment in segments], start_offset) - 1)
-        self._end = segments[first].base_offset
+        self._end = self._gap_from = segments[first].base_offset
         for number in range(first, len(segments)):
             segment = segments[number]
             if segment.base_offset < self._end:
@@ -334,14 +342,16 @@ class _Loader:
             if not keep_indexes:
                 segment.size_bytes, segment.next_offset = start, next_offset
             self._end = next_offset
+            if start:
+                self._gap_from = next_offset
             for found in self._batches(self._disk, fd, segment, start, file_bytes, next_offset):
                 header = found.header
                 begins_epoch = header.leader_epoch > max(self._epochs.latest_epoch, -1)
                 if begins_epoch or header.base_offset != self._end:
                     self._confirm(segment, fd, found)
-                self._end = header.next_offset
                 if begins_epoch:
-                    self._epochs.assign(header.leader_epoch, header.base_offset)
+                    self._epochs.begin(header.leader_epoch, header.base_offset, self._starts_in_gap(header))
+                self._end = self._gap_from = header.next_offset
                 if not keep_indexes:
                     segment.appended(
                         header.base_offset, header.last_offset, header.max_timestamp, header.size_bytes, interval
@@ -355,6 +365,14 @@ class _Loader:
             if segment.sealed:
                 segment.seal()
             segment.indexes_saved = self._clean
+
+    def _starts_in_gap(self, header: BatchHeader) -> list[tuple[int, int]]:
+        """Where its epoch, and those of which nothing is left, begin in the gap before a batch."""
+        if header.base_offset == self._gap_from:
+            return []
+        written = [(epoch, start) for epoch, start in self._checkpoint if start >= self._gap_from]
+        is_known = any(epoch == header.leader_epoch for epoch, _ in written)
+        return written if is_known else [(header.leader_epoch, self._gap_from)]
 
     def _resume(self, segment: Segment, start_offset: int) -> tuple[int, int]:
         """Where scanning may start inside of a segment: (position, offset of the batch there). Loads the index so far.

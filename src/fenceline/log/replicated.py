@@ -8,10 +8,12 @@ Rules: `epochs.md E26`, `gaps.md G11`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fenceline.errors import InternalError
 from fenceline.log.config import MAX_INT64
+from fenceline.log.errors import EpochStartUnknown
 from fenceline.log.replay import read_end_marker
 from fenceline.log.scan import Found
 from fenceline.log.segment import MAX_RELATIVE_OFFSET
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
     from fenceline.log.partition_log import PartitionLog
 
 
-def whole_batches(log: PartitionLog, records: memoryview, leader_epoch: int) -> list[Found]:
-    """The batches to be appended, from the first of `records` on: not the one that is cut short at the end, and no more
-    than one segment takes. The first may begin before the end of a log that is empty.
+def whole_batches(
+    log: PartitionLog, records: memoryview, leader_epoch: int, epoch_starts: Sequence[tuple[int, int]]
+) -> list[Found]:
+    """The batches to be appended, from the first of `records` on: not the one that is cut short at the end, no more
+    than one segment takes, and none behind a gap in which its epoch begins, unless it is known where (`epoch_starts`).
+    The first may begin before the end of a log that is empty.
 
-    Raises RecordsError(2) on damage, InternalError where they do not continue the log or its epochs.
+    Raises RecordsError(2) on damage, InternalError where they do not continue the log or its epochs, EpochStartUnknown
+    where that is so for the first.
     """
     found: list[Found] = []
     next_offset = log.log_end_offset
@@ -52,6 +58,14 @@ def whole_batches(log: PartitionLog, records: memoryview, leader_epoch: int) -> 
                     f"{log.topic_partition}: batch at offset {header.base_offset} has leader epoch "
                     f"{header.leader_epoch}, after {epoch} and from a leader in epoch {leader_epoch}"
                 )
+            if (
+                header.leader_epoch > epoch
+                and header.base_offset > next_offset
+                and not any(each == header.leader_epoch for each, _ in epoch_starts)
+            ):
+                if found:
+                    break  # fetched again, it is the first
+                raise EpochStartUnknown(log.topic_partition, header.leader_epoch, header.base_offset, next_offset)
             epoch = header.leader_epoch
         content = records[header.position : header.end_position]
         if header.is_control and header.producer_id >= 0:

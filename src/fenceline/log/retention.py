@@ -90,7 +90,8 @@ def _remove_while(log: PartitionLog, now_ms: int, reason: str, due: _Due) -> lis
         segment = segments[count]
         last = count + 1 == len(segments)
         after = log.log_end_offset if last else segments[count + 1].base_offset
-        if after > log.high_watermark or not segment.size_bytes or not due(segment, after):
+        is_empty = last and not segment.size_bytes  # one that compaction has emptied goes like any other
+        if after > log.high_watermark or is_empty or not due(segment, after):
             break
         count += 1
     if count == 0:

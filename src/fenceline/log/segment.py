@@ -50,7 +50,8 @@ class Segment(SegmentTail):
 
     @property
     def stem(self) -> str:
-        return self.path[: -len(LOG_SUFFIX)]
+        """Path of its files without their suffix, also once `.log` is followed by what says that it goes."""
+        return self.path.rpartition(LOG_SUFFIX)[0]
 
     def release(self) -> None:
         """Close the descriptor; indexes that are worth it go too, onto the disk if they are not there (OpenFiles)."""
@@ -155,6 +156,17 @@ class Segment(SegmentTail):
             return self.max_timestamp_ms
         found = self.disk.stat(self.path)
         return found.modified_ms if found is not None else self.created_ms
+
+    def first_batch_timestamp_ms(self) -> int:
+        """The largest one of the first batch; -1 where there is none. Read once. Raises OSError, BadBatch."""
+        if self.first_timestamp_ms < 0 and self.size_bytes:
+            fd = self.disk.open_read(self.path)
+            try:
+                batches = scan(self.disk, fd, 0, self.size_bytes, next_offset=self.base_offset, crc_from_offset=None)
+                self.first_timestamp_ms = next(batches).header.max_timestamp
+            finally:
+                self.disk.close(fd)
+        return self.first_timestamp_ms
 
     def _read_largest_timestamp(self) -> None:
         path = self.stem + ".timeindex"

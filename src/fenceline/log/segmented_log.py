@@ -45,6 +45,7 @@ class SegmentedLog(LogTail):
         "_unsaved_snapshots",
         "directory",
         "jitter_ms",
+        "on_sealed",
         "topic_id",
         "topic_partition",
     )
@@ -67,6 +68,8 @@ class SegmentedLog(LogTail):
         self.topic_id = topic_id
         self.jitter_ms: Callable[[int], int] | None = None
         """Draws a segment's share of `segment.jitter.ms`; None: no jitter."""
+        self.on_sealed: Callable[[TopicPartition], None] | None = None
+        """Hears that a segment takes no more records."""
         self._bases: list[int] = []
         """Of the segments, for bisecting."""
         self._unsaved: list[Segment] = []
@@ -156,6 +159,8 @@ class SegmentedLog(LogTail):
             self._unsaved_snapshots.append((self.log_end_offset, self.producers.encode()))
         self.segments.append(segment)
         self._bases.append(base)
+        if self.on_sealed is not None and len(self.segments) > 1:
+            self.on_sealed(self.topic_partition)
         return segment
 
     def _make_directory(self) -> None:

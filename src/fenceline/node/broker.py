@@ -50,6 +50,8 @@ from fenceline.node.fetching import RACK_AWARE_SELECTOR, Fetching
 from fenceline.node.flushes import LogFlushes
 from fenceline.node.groups_driver import GroupsDriver
 from fenceline.node.handlers.producers import ProducerIds
+from fenceline.node.log_cleaner import LogCleaner
+from fenceline.node.log_cleaner_metrics import CleanerCollector
 from fenceline.node.log_recovery import recover_logs, take_back_recovery_points
 from fenceline.node.logs import Logger
 from fenceline.node.loss_delivery import LossDelivery
@@ -283,6 +285,8 @@ class Broker:
         self.flushes = LogFlushes(self.partitions, self.clock, self.disk_threads)
         self.moves = DirectoryMoves(self)
         self.partitions.on_gone = self.moves.gone
+        self.cleaner = LogCleaner(self)
+        self.partitions.on_dirty = self.cleaner.mark
         self.cordons = DirectoryCordons(self)
         self.producer_ids = ProducerIds(self)
         offsets_log = OffsetsTopicLog(self.partitions, self.clock, self.storage_trouble)
@@ -341,6 +345,7 @@ class Broker:
         await self.replication.recovered()
         self.maintenance = Maintenance(self)
         self.maintenance.start()
+        self.cleaner.start()
         self._started.append("maintenance")
         await self.server.start_serving()
         self.loss_delivery.start()
@@ -350,6 +355,7 @@ class Broker:
                 NodeCollector(self, self.metrics),
                 ReplicationCollector(self),
                 LossCollector(self.losses),
+                CleanerCollector(self.cleaner),
                 *quorum.collectors(),
             ]
             self.metrics_endpoint = open_endpoint(config, collectors)
@@ -362,6 +368,7 @@ class Broker:
         """Stop cleanly; what was not started is left out."""
         if "maintenance" in self._started:
             await self.maintenance.stop()
+            await self.cleaner.close()
             await self.loss_expiry.stop()
             await self.loss_delivery.stop()
         if "controller" in self._started and self.broker_epoch >= 0:

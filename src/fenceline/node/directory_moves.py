@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Container, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.errors import ErrorCode, FencelineError, PeerError
@@ -75,6 +75,11 @@ class DirectoryMoves:
                 future = move.future
                 lag = max(future.lag(replica.log), 0)
                 yield Moving(where, future.target.path, future.log.size_bytes, lag)
+
+    @property
+    def under_way(self) -> Container[TopicPartition]:
+        """The replicas that are on their way."""
+        return self._moves.keys()
 
     # -- what is asked for -----------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What an answer of a leader makes a follower do with its logs: append, cut, ask where the leader's log ends.
+"""What an answer of a leader makes a follower do with its logs: append, cut, ask where the leader's log and epochs end.
 
 Owns the carrying out of what `fenceline.replica.follower` decides, for the partitions of one link: appends on the loop,
 cuts in threads, questions over the link's connection. One partition's trouble is its own. Decides nothing about the
@@ -10,14 +10,26 @@ Rules: `epochs.md E25-E29`; `gaps.md G10`, `G11`, `G14b`.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fenceline.errors import FencelineError
-from fenceline.log.errors import NotSettled, StorageError
+from fenceline.log.errors import EpochStartUnknown, NotSettled, StorageError
 from fenceline.log.write_behind import WriteBehind
 from fenceline.node.logs import Logger
 from fenceline.records.errors import RecordsError, corrupt
-from fenceline.replica.follower import Append, AskEnd, AskStart, BeginAnew, CutTo, Duty, FollowerState, Learn
+from fenceline.replica.follower import (
+    Append,
+    AskEnd,
+    AskEpochEnd,
+    AskStart,
+    BeginAnew,
+    CutTo,
+    Duty,
+    FollowerState,
+    Learn,
+    Question,
+)
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
@@ -71,7 +83,7 @@ class Duties:
         """It is not fetched over this link any more."""
         self._written.pop(key, None)
 
-    def do(self, duty: Duty, questions: list[AskEnd | AskStart]) -> None:
+    def do(self, duty: Duty, questions: list[Question]) -> None:
         """Questions are left for `ask`, which has to wait for the leader."""
         state = duty.state
         replica = self._link.replica_of(state)
@@ -79,7 +91,7 @@ class Duties:
             return
         match duty:
             case Append():
-                self._append(replica, duty)
+                self._append(replica, duty, questions)
             case Learn():
                 replica.learn(duty.high_watermark, duty.log_start_offset)
                 self._link.sort(replica, state)
@@ -87,20 +99,26 @@ class Duties:
                 cut = asyncio.ensure_future(self.cut(replica, duty))
                 self.cuts.add(cut)
                 cut.add_done_callback(self.cuts.discard)
-            case AskEnd() | AskStart():
+            case AskEnd() | AskStart() | AskEpochEnd():
                 questions.append(duty)
 
-    def _append(self, replica: Replica, duty: Append) -> None:
+    def _append(self, replica: Replica, duty: Append, questions: list[Question]) -> None:
         state = duty.state
         try:
             appended = replica.log.append_as_follower(
-                duty.records, leader_epoch=state.leader_epoch, now_ms=self._clock.now_ms()
+                duty.records,
+                leader_epoch=state.leader_epoch,
+                now_ms=self._clock.now_ms(),
+                epoch_starts=state.epoch_starts,
             )
             if appended.base_offset < 0:
                 raise corrupt(f"{len(duty.records)} bytes hold no whole batch")
             self._fetchers.appended_bytes += len(duty.records)
         except StorageError as error:
             self._refused(replica, state, error)
+            return
+        except EpochStartUnknown as unknown:
+            self._follow_up(state, state.on_unknown_epoch(unknown.epoch, unknown.first_offset), questions)
             return
         except (RecordsError, FencelineError) as error:
             self._not_taken(replica, state, str(error))
@@ -146,6 +164,8 @@ class Duties:
         before = replica.log.log_end_offset, replica.log.latest_epoch
         replica.is_being_cut = True
         try:
+            if replica.cleaning is not None:
+                await replica.cleaning.stop()
             await self._cut_and_settle(replica, duty)
             # A recovery point behind the cut would call what is appended now, and torn by a crash, a damaged log.
             await self._host.checkpoint()
@@ -184,45 +204,85 @@ class Duties:
         self._fetcher.failed(state, self._clock.monotonic_ms())
         self._host.storage_failed(replica, error)
 
-    async def ask(self, connection: PeerConnection, question: AskEnd | AskStart) -> None:
-        """ListOffsets as a replica, fenced by the leader epoch (E28). Raises one of _TROUBLE."""
+    def _follow_up(self, state: FollowerState, duty: Duty | None, questions: list[Question]) -> None:
+        if duty is None:
+            self._fetcher.done(state)
+        else:
+            self.do(duty, questions)
+
+    async def ask_all(self, connection: PeerConnection, questions: list[Question]) -> None:
+        """As `ask`. Who gets no answer since the connection is lost asks the leader for everything again."""
+        waiting = deque(questions)
+        try:
+            while waiting:
+                await self.ask(connection, waiting[0])
+                waiting.popleft()
+        finally:
+            for question in waiting:
+                self._fetcher.failed(question.state, self._clock.monotonic_ms())
+
+    async def ask(self, connection: PeerConnection, question: Question) -> None:
+        """As a replica, fenced by the leader epoch (E13, E28), until nothing follows that is to be asked. Raises one of
+        the link's troubles.
+        """
         state: FollowerState = question.state
         following: Duty | None = question
-        while isinstance(following, AskEnd | AskStart):
-            wanted = _LATEST if isinstance(following, AskEnd) else _EARLIEST_LOCAL
-            found = await self._end_of_leader(connection, state, wanted)
+        while isinstance(following, AskEnd | AskStart | AskEpochEnd):
+            if isinstance(following, AskEpochEnd):
+                found: tuple[int, ...] | None = await self._epoch_end_of_leader(connection, following)
+            else:
+                found = await self._end_of_leader(connection, following)
             if self._link.replica_of(state) is None:
                 return
             if found is None:
                 self._fetcher.failed(state, self._clock.monotonic_ms())
                 return
-            following = state.on_leader_end(found) if isinstance(following, AskEnd) else state.on_leader_start(found)
-        if following is None:
-            self._fetcher.done(state)
-        else:
-            self.do(following, [])
+            match following:
+                case AskEnd():
+                    following = state.on_leader_end(*found)
+                case AskStart():
+                    following = state.on_leader_start(*found)
+                case AskEpochEnd():
+                    following = state.on_epoch_end(*found)
+        self._follow_up(state, following, [])
 
-    async def _end_of_leader(self, connection: PeerConnection, state: FollowerState, timestamp: int) -> int | None:
+    async def _end_of_leader(self, connection: PeerConnection, question: AskEnd | AskStart) -> tuple[int] | None:
+        """ListOffsets. None: it refuses."""
+        state = question.state
+        row = {
+            "partition_index": state.index,
+            "current_leader_epoch": state.leader_epoch,
+            "timestamp": _LATEST if isinstance(question, AskEnd) else _EARLIEST_LOCAL,
+        }
         fields = {
             "replica_id": self._host.node_id,
             "isolation_level": 0,
-            "topics": [
-                {
-                    "name": state.topic,
-                    "partitions": [
-                        {
-                            "partition_index": state.index,
-                            "current_leader_epoch": state.leader_epoch,
-                            "timestamp": timestamp,
-                        }
-                    ],
-                }
-            ],
+            "topics": [{"name": state.topic, "partitions": [row]}],
         }
         version = connection.version_for(ApiKey.LIST_OFFSETS, 8, 10)
         answer = await connection.call(ApiKey.LIST_OFFSETS, version, fields, self._fetchers.answer_timeout_s)
         for topic in answer.topics:
             for partition in topic.partitions:
                 if (topic.name, partition.partition_index) == (state.topic, state.index):
-                    return None if partition.error_code or partition.offset < 0 else int(partition.offset)
+                    refused = partition.error_code or partition.offset < 0
+                    return None if refused else (int(partition.offset),)
+        return None
+
+    async def _epoch_end_of_leader(self, connection: PeerConnection, question: AskEpochEnd) -> tuple[int, int] | None:
+        """OffsetForLeaderEpoch: (epoch, end). None: it refuses."""
+        state = question.state
+        row = {
+            "partition": state.index,
+            "current_leader_epoch": state.leader_epoch,
+            "leader_epoch": question.epoch,
+        }
+        fields = {"replica_id": self._host.node_id, "topics": [{"topic": state.topic, "partitions": [row]}]}
+        key = ApiKey.OFFSET_FOR_LEADER_EPOCH
+        version = connection.version_for(key, 3, 4)
+        answer = await connection.call(key, version, fields, self._fetchers.answer_timeout_s)
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                if (topic.topic, partition.partition) == (state.topic, state.index):
+                    refused = bool(partition.error_code)
+                    return None if refused else (int(partition.leader_epoch), int(partition.end_offset))
         return None

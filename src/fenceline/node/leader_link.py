@@ -23,7 +23,7 @@ from fenceline.node.leader_duties import Duties
 from fenceline.node.logs import Logger
 from fenceline.node.peer_connection import ConnectionLost, NoSuchVersion, PeerConnection, open_peer
 from fenceline.replica.fetcher import Fetcher
-from fenceline.replica.follower import AskEnd, AskStart, BeginAnew, CutTo, FollowerState, Phase
+from fenceline.replica.follower import BeginAnew, CutTo, FollowerState, Phase, Question
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch import encode_request, parse_response
@@ -258,14 +258,13 @@ class LeaderLink:
             # A session that was forgotten is opened anew at once; what is refused again waits.
             raise ConnectionLost(f"it refuses fetches with error {int(response.error_code)}")
         self._is_unreachable = False
-        questions: list[AskEnd | AskStart] = []
+        questions: list[Question] = []
         for duty in self.fetcher.on_answer(response, self._clock.monotonic_ms()):
             self.duties.do(duty, questions)
             if self._near is not None:
                 # Of a megabyte each, and what is in sync with other leaders shall not wait for all of them.
                 await asyncio.sleep(0)
-        for question in questions:
-            await self.duties.ask(connection, question)
+        await self.duties.ask_all(connection, questions)
 
     def _hold_back(self, now_ms: int) -> None:
         """More has come than may: throttled partitions that are not in sync wait (Kafka's shouldFollowerThrottle)."""

@@ -17,6 +17,7 @@ from fenceline.replica.waiters import Waiters
 if TYPE_CHECKING:
     from fenceline.log.config import LogConfig
     from fenceline.log.partition_log import PartitionLog
+    from fenceline.node.cleaning import Cleaning
     from fenceline.node.clock import Clock
     from fenceline.replica.leader import LeaderState
 
@@ -40,6 +41,7 @@ class Replica:
     __slots__ = (
         "_clock",
         "_commits",
+        "cleaning",
         "config",
         "follower_waiters",
         "follows_recovering",
@@ -77,6 +79,8 @@ class Replica:
         self.follows_recovering = False
         self.is_being_cut = False
         """A thread works on the log."""
+        self.cleaning: Cleaning | None = None
+        """The compaction of the log that is under way."""
         self.is_leaving = False
         """Removed from this node meanwhile: its files go when the thread ends."""
         self.waiters = Waiters()

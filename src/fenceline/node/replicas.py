@@ -97,6 +97,8 @@ class Replicas:
         """Of those, the ones that no directory may have as the metadata is: each change of it is looked at."""
         self.on_gone: Callable[[TopicPartition, bool], None] = lambda *_: None
         """Hears of a replica that is not served any more, and whether that is as it is none of this node's."""
+        self.on_dirty: Callable[[Replica], None] = lambda _: None
+        """Hears of a replica whose log may have something to compact."""
         self._leaving: dict[TopicPartition, Replica | None] = {}
         """Removed while a thread is at their logs; their files go when it ends, and what comes after them waits. None
         for one that was held."""
@@ -319,6 +321,12 @@ class Replicas:
             if topic is None or replica.topic_partition.topic == topic:
                 replica.config = self._config_of(replica.topic_partition.topic)
                 replica.log.config = replica.config
+                self.on_dirty(replica)
+
+    def _sealed(self, topic_partition: TopicPartition) -> None:
+        replica = self.open_by_name.get(topic_partition)
+        if replica is not None:
+            self.on_dirty(replica)
 
     def _config_of(self, topic: str) -> LogConfig:
         cached = self._configs.get(topic)
@@ -334,6 +342,8 @@ class Replicas:
         replica = Replica(topic_partition, topic.id, partition_log, self._config_of(topic.name), self._clock)
         self.open_by_name[topic_partition.topic, index] = replica
         self.open_by_id[topic.id.bytes, index] = replica
+        partition_log.on_sealed = self._sealed
+        self.on_dirty(replica)
         self.places.see(topic, index)
         self._role_of.take(replica, topic.partitions[index])
         return replica
@@ -426,9 +436,11 @@ class Replicas:
             self.open_by_id.pop((replica.topic_id_bytes, topic_partition.partition), None)
             self._roles.left(replica)
             replica.end_leadership()
-            if replica.is_being_cut:
+            if replica.is_being_cut or replica.cleaning is not None:
                 # The thread would go on in the files of whatever has this name next.
                 replica.is_leaving = True
+                if replica.cleaning is not None:
+                    replica.cleaning.ask_to_stop()
                 self._leaving[topic_partition] = replica
         if topic_partition not in self._leaving:
             self._put_away(topic_partition)

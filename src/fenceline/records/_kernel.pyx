@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """The records of a batch in C speed: twin of `_kernel_py`, which documents the functions; equal results, no twin knows more.
 
-Memory safety rests on three rules. Every read goes through `_varint`, `_varlong` or `_span`, which know the end of the
-record; a record's end is checked against the end of the batch first. Space for the columns is reserved before a batch
+Memory safety rests on three rules. Every read goes through `_varint`, `_varlong` or `_span` (`_record.pxd`), which know
+the end of the record; a record's end is checked against the end of the batch first. Space for the columns is reserved before a batch
 is parsed, from its size, since no column can get more bytes than the batch has (names of headers: three times as
 many, because a byte that is no UTF-8 becomes U+FFFD). What a batch added counts only after all of it was good.
 """
@@ -15,26 +15,20 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from fenceline._big_endian cimport be_int32, be_int64, be_uint32
+from fenceline.records._record cimport (
+    BAD_HEADER_COUNT, BAD_OFFSET, BAD_TIMESTAMP, FIELD_PAST_END, FINE, LENGTH_DIFFERS, MIN_RECORD_BYTES,
+    NAMELESS_HEADER, NO_MEMORY, NUMBER_PAST_END, NUMBER_TOO_LONG, RECORD_PAST_END, Rec, Span, _parse, _put, _size_of,
+    _span, _zigzag
+)
+
 from fenceline.records._columns_py import Columns, columns_full, timestamp_out_of_range
 from fenceline.records._kernel_py import Walk, decode_name
 from fenceline.records.crc import crc32c
 from fenceline.records.errors import corrupt
 
-ABI = 4
+ABI = 5
 IS_NATIVE = True
-
-cdef enum Problem:
-    FINE = 0
-    NUMBER_PAST_END = 1
-    NUMBER_TOO_LONG = 2
-    RECORD_PAST_END = 3
-    FIELD_PAST_END = 4
-    BAD_HEADER_COUNT = 5
-    NAMELESS_HEADER = 6
-    LENGTH_DIFFERS = 7
-    BAD_OFFSET = 8
-    BAD_TIMESTAMP = 9
-    NO_MEMORY = 10
 
 _PROBLEMS = {
     NUMBER_PAST_END: "a number goes past its end",
@@ -47,120 +41,9 @@ _PROBLEMS = {
     BAD_OFFSET: "its offset lies outside of the batch or not behind the one before",
 }
 
-cdef Py_ssize_t MIN_RECORD_BYTES = 7
 cdef Py_ssize_t MAX_COLUMN_BYTES = 2147483647
 
-cdef struct Span:
-    const uint8_t* start
-    int32_t length  # negative: null
-
-cdef struct Rec:
-    int64_t timestamp_delta
-    int32_t offset_delta
-    Span key
-    Span value
-    int32_t header_count
-    const uint8_t* headers
-
-
 # --- reading
-
-
-cdef inline int _varint(const uint8_t** at, const uint8_t* end, int32_t* out) noexcept nogil:
-    cdef const uint8_t* p = at[0]
-    cdef uint32_t raw = 0
-    cdef uint8_t byte
-    cdef int shift = 0
-    while True:
-        if p >= end:
-            return NUMBER_PAST_END
-        byte = p[0]
-        p += 1
-        raw |= <uint32_t>(byte & 0x7F) << shift
-        if byte < 0x80:
-            out[0] = <int32_t>((raw >> 1) ^ (0 - (raw & 1)))
-            at[0] = p
-            return FINE
-        shift += 7
-        if shift > 28:
-            return NUMBER_TOO_LONG
-
-
-cdef inline int _varlong(const uint8_t** at, const uint8_t* end, int64_t* out) noexcept nogil:
-    cdef const uint8_t* p = at[0]
-    cdef uint64_t raw = 0
-    cdef uint8_t byte
-    cdef int shift = 0
-    while True:
-        if p >= end:
-            return NUMBER_PAST_END
-        byte = p[0]
-        p += 1
-        raw |= <uint64_t>(byte & 0x7F) << shift
-        if byte < 0x80:
-            out[0] = <int64_t>((raw >> 1) ^ (0 - (raw & 1)))
-            at[0] = p
-            return FINE
-        shift += 7
-        if shift > 63:
-            return NUMBER_TOO_LONG
-
-
-cdef inline int _span(const uint8_t** at, const uint8_t* end, Span* out) noexcept nogil:
-    cdef int32_t length = 0
-    cdef int problem = _varint(at, end, &length)
-    if problem:
-        return problem
-    out.start = at[0]
-    out.length = length
-    if length > 0:
-        if length > end - at[0]:
-            return FIELD_PAST_END
-        at[0] += length
-    return FINE
-
-
-cdef int _parse(const uint8_t** at, const uint8_t* end, Rec* out) noexcept nogil:
-    cdef int32_t length = 0, count = 0, i
-    cdef Span name, content
-    cdef int problem = _varint(at, end, &length)
-    if problem:
-        return problem
-    if length < 0 or length > end - at[0]:
-        return RECORD_PAST_END
-    end = at[0] + length
-    if length == 0:
-        return NUMBER_PAST_END
-    at[0] += 1  # attributes: unused
-    problem = _varlong(at, end, &out.timestamp_delta)
-    if problem:
-        return problem
-    problem = _varint(at, end, &out.offset_delta)
-    if problem:
-        return problem
-    problem = _span(at, end, &out.key)
-    if problem:
-        return problem
-    problem = _span(at, end, &out.value)
-    if problem:
-        return problem
-    problem = _varint(at, end, &count)
-    if problem:
-        return problem
-    if count < 0 or count > end - at[0]:
-        return BAD_HEADER_COUNT
-    out.header_count = count
-    out.headers = at[0]
-    for i in range(count):
-        problem = _span(at, end, &name)
-        if problem:
-            return problem
-        if name.length < 0:
-            return NAMELESS_HEADER
-        problem = _span(at, end, &content)
-        if problem:
-            return problem
-    return FINE if at[0] == end else LENGTH_DIFFERS
 
 
 @cython.final
@@ -232,14 +115,6 @@ def walk(buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t count, int64_t base_t
     return Walk(contiguous, low, high, without_key)
 
 
-cdef inline uint32_t _be32(const uint8_t* p) noexcept nogil:
-    return <uint32_t>p[0] << 24 | <uint32_t>p[1] << 16 | <uint32_t>p[2] << 8 | p[3]
-
-
-cdef inline int64_t _be64(const uint8_t* p) noexcept nogil:
-    return <int64_t>(<uint64_t>_be32(p) << 32 | _be32(p + 4))
-
-
 cdef bint _records_are_plain(
     const uint8_t* at, const uint8_t* end, int32_t count, bint compacted, int64_t base, int64_t high,
     int64_t earliest, int64_t latest
@@ -269,16 +144,16 @@ cdef bint accept_plain(
     cdef int64_t base, high, earliest, latest
     cdef int32_t last_delta, count, attributes, sequence
     cdef bint fine = False
-    if size < 61 or size > limits.max_message_bytes or p[16] != 2 or _be64(p) != 0:
+    if size < 61 or size > limits.max_message_bytes or p[16] != 2 or be_int64(p) != 0:
         return False
-    if <int64_t>_be32(p + 8) + 12 != size:
+    if <int64_t>be_uint32(p + 8) + 12 != size:
         return False
     attributes = p[21] << 8 | p[22]
     if attributes & ~0x17 or attributes & 7 > 4 or (limits.codec >= 0 and attributes & 7 != limits.codec):
         return False
-    last_delta, base, high = <int32_t>_be32(p + 23), _be64(p + 27), _be64(p + 35)
-    sequence, count = <int32_t>_be32(p + 53), <int32_t>_be32(p + 57)
-    out.producer_id = _be64(p + 43)
+    last_delta, base, high = be_int32(p + 23), be_int64(p + 27), be_int64(p + 35)
+    sequence, count = be_int32(p + 53), be_int32(p + 57)
+    out.producer_id = be_int64(p + 43)
     if last_delta < 0 or count != <int64_t>last_delta + 1 or (out.producer_id >= 0 and sequence < 0):
         return False
     if base < 0 or high < base or now < 0 or limits.before_max_ms < 0 or limits.after_max_ms < 0:
@@ -292,7 +167,7 @@ cdef bint accept_plain(
     elif count <= (size - 61) // MIN_RECORD_BYTES:
         with nogil:
             fine = _records_are_plain(p + 61, p + size, count, limits.compacted, base, high, earliest, latest)
-    if not fine or crc32c(records[21:]) != _be32(p + 17):
+    if not fine or crc32c(records[21:]) != be_uint32(p + 17):
         return False
     out.last_offset_delta = last_delta
     out.base_sequence = sequence
@@ -368,27 +243,6 @@ def decode(
 
 
 # --- writing
-
-
-cdef inline int _size_of(uint64_t raw) noexcept nogil:
-    cdef int size = 1
-    while raw > 0x7F:
-        raw >>= 7
-        size += 1
-    return size
-
-
-cdef inline uint64_t _zigzag(int64_t value) noexcept nogil:
-    return (<uint64_t>value << 1) ^ (0 - (<uint64_t>value >> 63))
-
-
-cdef inline uint8_t* _put(uint8_t* to, uint64_t raw) noexcept nogil:
-    while raw > 0x7F:
-        to[0] = <uint8_t>(raw & 0x7F) | 0x80
-        to += 1
-        raw >>= 7
-    to[0] = <uint8_t>raw
-    return to + 1
 
 
 cdef inline uint8_t* _put_span(uint8_t* to, const uint8_t* start, int64_t length) noexcept nogil:

@@ -62,7 +62,8 @@ class AbortedTransactions:
         if header.producer_id not in self._aborting:
             return False
         if header.is_control:
-            if control_type(buf, header) == ControlType.ABORT:
+            # Compaction leaves the last marker of a producer without its record.
+            if header.record_count and control_type(buf, header) == ControlType.ABORT:
                 self._aborting.discard(header.producer_id)
             return False
         return header.is_transactional

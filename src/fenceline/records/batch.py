@@ -282,3 +282,33 @@ def write_header(
         base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, record_count,
     )  # fmt: skip
     _CRC.pack_into(buf, position + 17, compute_crc(buf, position, size_bytes))
+
+
+def rewrite_header(
+    content: Buffer, *, records: int, max_timestamp: int | None = None, horizon_ms: int | None = None
+) -> bytearray:
+    """A batch of which records were taken out: `content` is its header as it was, and what is left, encoded.
+
+    Offsets, epoch, producer and sequences stay. Without a record it is an empty batch, as Kafka keeps the last one of a
+    producer: not compressed, without a delete horizon. `horizon_ms`: the records' timestamps count from there now
+    (KIP-534). `max_timestamp`: None where it stays as it was.
+    """
+    out = bytearray(content)
+    header = peek_header(out)
+    attributes, base_timestamp = header.attributes, header.base_timestamp
+    if not records:
+        attributes &= ~(_CODEC_MASK | _DELETE_HORIZON_BIT)
+        base_timestamp, max_timestamp = NO_TIMESTAMP, None
+        del out[BATCH_OVERHEAD:]
+    elif horizon_ms is not None:
+        attributes |= _DELETE_HORIZON_BIT
+        base_timestamp = horizon_ms
+    if max_timestamp is None:
+        max_timestamp = header.max_timestamp
+    _HEADER.pack_into(
+        out, 0, header.base_offset, len(out) - LENGTH_PREFIX, header.leader_epoch, MAGIC, 0, attributes,
+        header.last_offset_delta, base_timestamp, max_timestamp, header.producer_id, header.producer_epoch,
+        header.base_sequence, records,
+    )  # fmt: skip
+    _CRC.pack_into(out, 17, compute_crc(out, 0, len(out)))
+    return out

@@ -7,12 +7,14 @@ what is to be done with it (`Duty`). Which partitions go into one fetch is the w
 |----------|-------------------------------------------|------------------------------------------------|
 | FETCHING | asks for records from the own log end     | divergence, out of range, an error             |
 | CUTTING  | the log is being cut back or emptied      | `resume`                                       |
-| LOOKING  | waits for one end of the leader's log     | `on_leader_end`, `on_leader_start`, an error   |
+| LOOKING  | waits for one end of the leader's log, or | `on_leader_end`, `on_leader_start`,            |
+|          | for where one of its epochs ends          | `on_epoch_end`, an error                       |
 | WAITING  | backs off until `ready_at_ms`             | time                                           |
 
 | answer                                  | what follows                                              | rule      |
 |-----------------------------------------|-----------------------------------------------------------|-----------|
 | records                                 | append them, take over high watermark and log start       | E29       |
+| records of a newer epoch, behind a gap  | ask where it begins (`epoch_search`), fetch them again    | E13, E14  |
 | diverging (epoch, end)                  | cut to where the own log leaves that epoch, fetch again   | E25       |
 | 1 out of range                          | ask for the leader's end: where it is below ours, cut;    | E28       |
 |                                         | else for its start: where it is above our end, begin anew |           |
@@ -30,6 +32,7 @@ from typing import Protocol, TypeAlias
 
 from fenceline.log.agreement import EpochsOfLog
 from fenceline.log.epoch_cache import UNDEFINED
+from fenceline.replica.epoch_search import EpochSearch
 from fenceline.replica.fencing import NO_EPOCH
 
 
@@ -71,6 +74,8 @@ class FollowerState:
     """In a row, since the last answer that helped."""
     leader_high_watermark: int = -1
     """As the leader told it last; a replica that does not reach it is not in sync, as far as a throttle goes."""
+    search: EpochSearch | None = None
+    """Of the gap that was met last."""
     initial_offset: int = field(init=False)
     """Log end when following began: where a leader that can not tell an epoch's end makes it cut (E25)."""
 
@@ -117,6 +122,27 @@ class FollowerState:
             end = own_end
         self.phase = Phase.CUTTING
         return CutTo(self, max(0, min(end, log_end)), Cause.DIVERGENCE)
+
+    @property
+    def epoch_starts(self) -> tuple[tuple[int, int], ...]:
+        """What is known of epochs that begin between the log's end and the leader's next batch."""
+        search = self.search
+        return search.starts if search is not None and search.log_end_offset == self.log.log_end_offset else ()
+
+    def on_unknown_epoch(self, epoch: int, first_offset: int) -> AskEpochEnd | None:
+        """The leader's next batch, the first one of `epoch` that is left, lies behind a gap. None: fetch it again."""
+        self.phase = Phase.LOOKING
+        self.search = EpochSearch(epoch, first_offset, self.log)
+        return self._next_question(self.search)
+
+    def on_epoch_end(self, epoch: int, end: int) -> AskEpochEnd | None:
+        """E13. None: it is known where they begin, fetch again."""
+        assert self.search is not None, "it was asked for"
+        self.search.on_answer(epoch, end)
+        return self._next_question(self.search)
+
+    def _next_question(self, search: EpochSearch) -> AskEpochEnd | None:
+        return None if search.is_done else AskEpochEnd(self, search.asks)
 
     def on_out_of_range(self) -> AskEnd:
         self.phase = Phase.LOOKING
@@ -194,4 +220,13 @@ class AskStart:
     state: FollowerState
 
 
-Duty: TypeAlias = Append | Learn | CutTo | BeginAnew | AskEnd | AskStart
+@dataclass(frozen=True, slots=True)
+class AskEpochEnd:
+    """Ask where an epoch ends in the leader's log, with the leader epoch (OffsetForLeaderEpoch)."""
+
+    state: FollowerState
+    epoch: int
+
+
+Question: TypeAlias = AskEnd | AskStart | AskEpochEnd
+Duty: TypeAlias = Append | Learn | CutTo | BeginAnew | Question

@@ -1,0 +1,313 @@
+"""One compaction of one log: older records of a key go, the newest one stays, offsets and epochs stay as they are.
+
+Owns the two passes over the files: keys of the dirty part into a map of bounded size, then every segment from the start
+of the log to the end of what is in the map, written anew without what the map knows a newer record of. Where the map
+is full the pass ends there, and the next compaction goes on behind it. Never decides what is to be compacted
+(`compaction_plan`), when, or how fast: it is an iterator of bounded pieces of work for a thread, and who runs it waits
+between them as long as it likes, and can stop after each.
+
+Segments are exchanged group by group, the oldest first, so that a tombstone goes only after what it deletes. Only
+sealed segments that nobody writes any more are read; the exchange itself is one step on the loop (`compaction_swap`),
+which finds out whether they are still the log's. A segment of which nothing goes is left alone.
+
+Damaged batches are found by their CRC before they are changed, and end the compaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fenceline.errors import FencelineError
+from fenceline.log import compaction_swap
+from fenceline.log.compaction_filter import Filtering, Indexing, Kept
+from fenceline.log.compaction_kernel import SLOT_BYTES, KeyOffsets, tell_batches
+from fenceline.log.compaction_plan import Due, Group, groups
+from fenceline.log.compaction_swap import Replacement
+from fenceline.log.compaction_transactions import Transactions
+from fenceline.log.disk import Disk, write_all
+from fenceline.log.file_names import CLEANED_SUFFIX, LOG_SUFFIX
+from fenceline.log.index import TIME_ENTRY_BYTES, AbortedTransaction, OffsetIndex
+from fenceline.log.scan import BadBatch
+from fenceline.log.segment import Segment
+from fenceline.records.batch import BATCH_OVERHEAD, peek_header
+from fenceline.records.errors import RecordsError
+
+if TYPE_CHECKING:
+    from fenceline.log.partition_log import PartitionLog
+
+MOST_SEGMENTS: Final = 64
+"""In a group: the loop renames as many files at once."""
+MAX_FILE_BYTES: Final = (1 << 31) - 1
+
+
+class Uncleanable(FencelineError):
+    """Why a log can not be compacted, as the operator reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a compaction may take of the machine."""
+
+    memory_bytes: int = 128 << 20
+    """For keys (`log.cleaner.dedupe.buffer.size`, of one thread)."""
+    load_factor: float = 0.9
+    buffer_bytes: int = 512 << 10
+    secret: bytes = bytes(16)
+    """Of the hash of keys."""
+
+    @property
+    def most_keys(self) -> int:
+        return max(1, int(self.memory_bytes / SLOT_BYTES * self.load_factor))
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a compaction has done so far."""
+
+    bytes_read: int = 0
+    """In both passes."""
+    bytes_before: int = 0
+    bytes_after: int = 0
+    """Of segments that were written anew."""
+    records_before: int = 0
+    records_after: int = 0
+    map_use: float = 0.0
+    """How full the map of keys was, of what it may hold."""
+
+
+@dataclass(slots=True)
+class Compaction:
+    """Made by `begin`. `steps` is the work; `end` is where the log is dirty from once it is done."""
+
+    disk: Disk
+    directory: str
+    segments: tuple[Segment, ...]
+    """All that lie below `due.end`."""
+    behind: tuple[Segment, ...]
+    """All others: a transaction may be decided there."""
+    due: Due
+    kept: Kept
+    now_ms: int
+    delete_retention_ms: int
+    segment_bytes: int
+    segment_index_bytes: int
+    index_interval_bytes: int
+    limits: Limits
+    end: int = -1
+    stats: Stats = field(default_factory=Stats)
+
+    def steps(self) -> Generator[int | Replacement]:
+        """Pieces of work, each for a thread: bytes that it read and wrote, or segments that are to be exchanged before
+        the next piece (`compaction_swap.commit`, on the loop).
+
+        Who closes it before its end closes it in a thread, too; what was exchanged stays so. Raises Uncleanable,
+        OSError.
+        """
+        keys = self._new_keys()
+        try:
+            yield from self._index(keys)
+            transactions = Transactions(self._aborted(0))
+            below = [segment for segment in self.segments if segment.base_offset < self.end]
+            for group in self._groups(below):
+                yield from self._rewrite(below[group.start : group.end], keys, transactions)
+        except (RecordsError, BadBatch) as error:
+            raise Uncleanable(f"{self.directory}: {error}") from error
+
+    # -- the keys ---------------------------------------------------------------------------------------------------
+
+    def _new_keys(self) -> KeyOffsets:
+        limits, due = self.limits, self.due
+        # There are no more keys than offsets.
+        keys = KeyOffsets(min(limits.most_keys, due.end - due.first_dirty), limits.load_factor, limits.secret)
+        keys.end_offset = due.first_dirty
+        return keys
+
+    def _index(self, keys: KeyOffsets) -> Iterator[int]:
+        due = self.due
+        indexing = Indexing(keys, Transactions(self._aborted(due.first_dirty)), due.first_dirty)
+        for number, segment in enumerate(self.segments):
+            after = self._after(number)
+            if after <= due.first_dirty:
+                continue
+            start = 0
+            if segment.base_offset < due.first_dirty:
+                start = _index_of(segment).floor(due.first_dirty - segment.base_offset)
+            with contextlib.closing(_Chunks(self.disk, segment, start, self.limits.buffer_bytes)) as chunks:
+                for chunk in chunks:
+                    taken = indexing.take(chunk)
+                    chunks.taken(taken)
+                    self.stats.bytes_read += taken
+                    if indexing.is_full:
+                        break
+                    yield taken
+            if indexing.is_full:
+                break
+            keys.end_offset = after
+        self.end = keys.end_offset
+        self.stats.map_use = len(keys) / self.limits.most_keys
+        if self.end <= due.first_dirty:
+            raise Uncleanable(
+                f"{self.directory}: one batch at offset {self.end} has more keys than fit into {keys.most_keys} places;"
+                " raise log.cleaner.dedupe.buffer.size"
+            )
+
+    def _aborted(self, from_offset: int) -> Iterator[AbortedTransaction]:
+        """Those that have records in [from_offset, due.end)."""
+        for segment in (*self.segments, *self.behind):
+            for entry in tuple(segment.aborted_transactions()):
+                if entry.last_offset >= from_offset and entry.first_offset < self.due.end:
+                    yield entry
+
+    def _after(self, number: int) -> int:
+        """Where the segment behind one begins."""
+        return self.segments[number + 1].base_offset if number + 1 < len(self.segments) else self.due.end
+
+    # -- the records ------------------------------------------------------------------------------------------------
+
+    def _groups(self, below: list[Segment]) -> list[Group]:
+        facts = []
+        for segment in below:
+            found = [self.disk.stat(segment.stem + suffix) for suffix in (".index", ".timeindex")]
+            index_bytes = max((each.size_bytes for each in found if each is not None), default=0)
+            facts.append((segment.base_offset, segment.size_bytes, index_bytes))
+        last = len(below) - 1
+        return groups(
+            facts,
+            end=self._after(last) if below else 0,
+            segment_bytes=self.segment_bytes,
+            index_bytes=self.segment_index_bytes - TIME_ENTRY_BYTES,
+            most=MOST_SEGMENTS,
+        )
+
+    def _rewrite(self, old: list[Segment], keys: KeyOffsets, transactions: Transactions) -> Iterator[int | Replacement]:
+        disk, limits, stats = self.disk, self.limits, self.stats
+        new = Segment(disk, self.directory, old[0].base_offset, old[0].created_ms)
+        new.jitter_ms = old[0].jitter_ms
+        new.path = new.stem + LOG_SUFFIX + CLEANED_SUFFIX
+        sizes = tuple(segment.size_bytes for segment in old)
+        indexes = tuple(_index_of(segment) for segment in old)
+        replacement = Replacement(tuple(old), sizes, indexes, new, ())
+        filtering = Filtering(
+            keys, transactions, self.kept, now_ms=self.now_ms, delete_retention_ms=self.delete_retention_ms
+        )
+        try:
+            fd = compaction_swap.begin_file(disk, new.path)
+            try:
+                for segment in old:
+                    with contextlib.closing(_Chunks(disk, segment, 0, limits.buffer_bytes)) as chunks:
+                        for chunk in chunks:
+                            taken, pieces = filtering.take(chunk)
+                            chunks.taken(taken)
+                            written = self._write(fd, new, pieces)
+                            stats.bytes_read += taken
+                            yield taken + written
+                    aborted = new.aborted_transactions()
+                    aborted += transactions.kept
+                    transactions.kept = []
+                is_same = len(old) == 1 and not filtering.batches_changed
+                if not is_same:
+                    disk.fsync(fd)
+            finally:
+                disk.close(fd)
+            if not is_same:
+                new.seal()
+                new.indexes_saved = True
+                replaces_aborted = any(segment.aborted_transactions() for segment in old[:1])
+                suffixes = compaction_swap.write_indexes(disk, new, replaces_aborted)
+                replacement = replacement._replace(suffixes=suffixes)
+                compaction_swap.prepare(disk, self.directory, replacement)
+                yield replacement
+                compaction_swap.settle(disk, self.directory, replacement)
+                stats.bytes_before += sum(sizes)
+                stats.bytes_after += new.size_bytes
+            stats.records_before += filtering.records_before
+            stats.records_after += filtering.records_after
+        finally:
+            compaction_swap.take_back(disk, self.directory, replacement)
+
+    def _write(self, fd: int, new: Segment, pieces: list[memoryview]) -> int:
+        before = new.size_bytes
+        for piece in pieces:
+            if new.size_bytes + piece.nbytes > MAX_FILE_BYTES:
+                raise Uncleanable(f"{new.path} would be larger than {MAX_FILE_BYTES} bytes")
+            write_all(self.disk, fd, piece)
+            tell_batches(piece, piece.nbytes, new, self.index_interval_bytes)
+        return new.size_bytes - before
+
+
+class _Chunks:
+    """The bytes of a segment, a buffer at a time, each beginning with a batch. After each the number of bytes that were
+    taken of it has to be told: the next one begins there."""
+
+    def __init__(self, disk: Disk, segment: Segment, position: int, buffer_bytes: int) -> None:
+        self._disk = disk
+        self._path = segment.path
+        self._position = position
+        self._end = segment.size_bytes
+        self._buffer_bytes = max(buffer_bytes, BATCH_OVERHEAD)
+        self._fd = disk.open_read(segment.path)
+
+    def close(self) -> None:
+        self._disk.close(self._fd)
+
+    def taken(self, size_bytes: int) -> None:
+        self._position += size_bytes
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """Raises RecordsError where the file ends within a batch, OSError."""
+        while self._position < self._end:
+            before = self._position
+            chunk = self._read(min(self._buffer_bytes, self._end - before))
+            header = peek_header(chunk)
+            if header.size_bytes > len(chunk):
+                if header.size_bytes > self._end - before:
+                    raise Uncleanable(f"{self._path} ends within the batch at byte {before}")
+                chunk = self._read(header.size_bytes)
+            yield memoryview(chunk)
+            if self._position == before:
+                return
+
+    def _read(self, size_bytes: int) -> bytes:
+        content = self._disk.pread(self._fd, size_bytes, self._position)
+        while len(content) < size_bytes:
+            more = self._disk.pread(self._fd, size_bytes - len(content), self._position + len(content))
+            if not more:
+                raise Uncleanable(f"{self._path} is shorter than {self._end} bytes")
+            content += more
+        return content
+
+
+def _index_of(segment: Segment) -> OffsetIndex:
+    """Not kept in memory for it. Raises OSError, BadBatch."""
+    return segment.index if segment.index is not None else segment.load_indexes()[0]
+
+
+def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compaction:
+    """A compaction of a log as it is now, on the loop."""
+    config = log.config
+    segments = tuple(segment for segment in log.segments[:-1] if segment.base_offset < due.end)
+    ends = {due.end - 1}
+    marker_epochs: dict[int, int] = {}
+    for producer in log.producers:
+        if producer.last_offset >= 0:
+            ends.add(producer.last_offset)
+        else:
+            marker_epochs[producer.producer_id] = producer.epoch
+    return Compaction(
+        disk=log._disk,
+        directory=log.directory,
+        segments=segments,
+        behind=tuple(log.segments[len(segments) :]),
+        due=due,
+        kept=Kept(array("q", sorted(ends)), marker_epochs),
+        now_ms=now_ms,
+        delete_retention_ms=config.delete_retention_ms,
+        segment_bytes=min(config.segment_bytes, MAX_FILE_BYTES),
+        segment_index_bytes=config.segment_index_bytes,
+        index_interval_bytes=config.index_interval_bytes,
+        limits=limits,
+    )

@@ -1,0 +1,226 @@
+"""Compacted segments take the place of those that they were made of, as in Apache Kafka, and what a crash leaves of it.
+
+Owns the names and the order of the steps. A crash between any two of them leaves either the old segments or the new
+one, and never a part of both that does not fit together:
+
+| step | in the directory | after a crash |
+|---|---|---|
+| written, synced | `0.log`, `20.log`, `0.log.cleaned` | `.cleaned` goes |
+| `prepare`: renamed | `0.log`, `20.log`, `0.log.swap` | the segments that the `.swap` covers go, it takes their place |
+| `commit`: exchanged | `0.log`, `0.log.deleted`, `20.log.deleted` | `.deleted` goes |
+| after `file.delete.delay.ms` | `0.log` | |
+
+Old segments get their second name before they lose the first, and their objects know it from then on: who found one
+just before finds its bytes until they are deleted. Never looks into a batch but for the end of a `.swap`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fenceline.log import producer_snapshots
+from fenceline.log.disk import Disk, write_all
+from fenceline.log.errors import CorruptLog, StorageError
+from fenceline.log.file_names import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIXES,
+    LOG_SUFFIX,
+    SWAP_SUFFIX,
+    offset_in,
+    stem,
+)
+from fenceline.log.index import OffsetIndex, encode_aborted
+from fenceline.log.scan import BadBatch, scan
+from fenceline.log.segment import Segment
+
+if TYPE_CHECKING:
+    from fenceline.log.partition_log import PartitionLog
+
+_SUFFIXES: Final = (LOG_SUFFIX, *INDEX_SUFFIXES)
+
+
+class Replacement(NamedTuple):
+    """A compacted segment, prepared to take the place of some that lie one behind the other."""
+
+    old: tuple[Segment, ...]
+    sizes: tuple[int, ...]
+    """What these had when they were read."""
+    indexes: tuple[OffsetIndex, ...]
+    new: Segment
+    suffixes: tuple[str, ...]
+    """Of the new segment's files."""
+
+
+def write_indexes(disk: Disk, segment: Segment, replaces_aborted: bool) -> tuple[str, ...]:
+    """Write and sync the indexes of a compacted segment, as `.cleaned`; suffixes of its files. Raises OSError."""
+    index, time_index = segment.indexes()
+    contents = {".index": index.encode(), ".timeindex": time_index.encode()}
+    aborted = segment.aborted_transactions()
+    if aborted or replaces_aborted:
+        # Also an empty one: what the old file tells of would be taken for a part of the new segment.
+        contents[".txnindex"] = encode_aborted(aborted)
+    for suffix, content in contents.items():
+        fd = begin_file(disk, segment.stem + suffix + CLEANED_SUFFIX)
+        try:
+            write_all(disk, fd, content)
+            disk.fsync(fd)
+        finally:
+            disk.close(fd)
+    return (LOG_SUFFIX, *contents)
+
+
+def begin_file(disk: Disk, path: str) -> int:
+    """A new file, in the place of one that is there. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        disk.unlink(path)
+    return disk.open_append(path)
+
+
+def prepare(disk: Disk, directory: str, replacement: Replacement) -> None:
+    """From here on a crash ends with the new segment. For a thread. Raises OSError."""
+    new = replacement.new.stem
+    for suffix in reversed(replacement.suffixes):
+        disk.rename(new + suffix + CLEANED_SUFFIX, new + suffix + SWAP_SUFFIX)
+    disk.fsync_dir(directory)
+    for segment in replacement.old:
+        with contextlib.suppress(FileExistsError):
+            disk.link(segment.path, segment.path + DELETED_SUFFIX)
+
+
+def commit(log: PartitionLog, replacement: Replacement) -> bool:
+    """Exchange the segments, on the loop; False: nothing has changed, as the log is another one by now, or indexes of
+    the old segments are still to be saved.
+
+    Raises StorageError: the files are as a crash would leave them, and the log is offline.
+    """
+    old, new, disk = replacement.old, replacement.new, log._disk
+    start = next((at for at, segment in enumerate(log.segments) if segment is old[0]), -1)
+    end = start + len(old)
+    if (
+        start < 0
+        or end >= len(log.segments)
+        or log.offline is not None
+        or log.unfinished is not None
+        or tuple(log.segments[start:end]) != old
+        or tuple(segment.size_bytes for segment in old) != replacement.sizes
+        # Whoever is about to write them would write over those of the new segment.
+        or not all(segment.indexes_saved for segment in old)
+    ):
+        return False
+    for segment, index in zip(old, replacement.indexes, strict=True):
+        if segment.index is None:
+            segment.index = index
+        segment.path += DELETED_SUFFIX
+    try:
+        for segment in old[1:]:
+            disk.unlink(segment.path.removesuffix(DELETED_SUFFIX))
+        for suffix in replacement.suffixes:
+            disk.rename(new.stem + suffix + SWAP_SUFFIX, new.stem + suffix)
+    except OSError as error:
+        what = f"exchanging segments of {log.topic_partition}"
+        log.offline = StorageError(f"{what} failed: {error.strerror}; restart the node", error.errno or 0)
+        raise log.offline from error
+    new.path = new.stem + LOG_SUFFIX
+    for segment in old:
+        log._files.close(segment)
+    log.segments[start:end] = [new]
+    log._bases[start:end] = [new.base_offset]
+    log.size_bytes += new.size_bytes - sum(replacement.sizes)
+    log._hints.clear()
+    return True
+
+
+def settle(disk: Disk, directory: str, replacement: Replacement) -> None:
+    """Make it durable, and remove what the old segments had beside them. For a thread. Raises OSError."""
+    disk.fsync_dir(directory)
+    merged = {segment.base_offset for segment in replacement.old[1:]}
+    for base in merged:
+        for suffix in INDEX_SUFFIXES:
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(stem(directory, base) + suffix)
+    if merged:
+        producer_snapshots.drop(disk, directory, disk.listdir(directory), lambda at: at in merged)
+
+
+def delete_old(disk: Disk, replacement: Replacement) -> None:
+    """Unlink the old segments, when nobody reads them any more. For a thread. Raises OSError."""
+    for segment in replacement.old:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(segment.path)
+
+
+def take_back(disk: Disk, directory: str, replacement: Replacement) -> None:
+    """Undo `prepare`, or what was written before it: the old segments stay. For a thread. Raises OSError.
+
+    Nothing happens where the exchange has begun, or where nothing was written.
+    """
+    if any(segment.path.endswith(DELETED_SUFFIX) for segment in replacement.old):
+        return
+    new = replacement.new.stem
+    # The log's own file last: alone, it still stands for all of the segment.
+    for suffix in reversed(_SUFFIXES):
+        for state in (CLEANED_SUFFIX, SWAP_SUFFIX):
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(new + suffix + state)
+    for segment in replacement.old:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(segment.path + DELETED_SUFFIX)
+    disk.fsync_dir(directory)
+
+
+# --- after a crash ----------------------------------------------------------------------------------------------------
+
+
+def finish_swaps(disk: Disk, directory: str, names: Sequence[str]) -> Sequence[str]:
+    """Finish what a crash interrupted, of this program or of Apache Kafka; the directory's names then.
+
+    A `.swap` that lies at or behind the first `.cleaned` belongs to a step that was not over: it goes, and the old
+    segments stay. Every other one is the newest of what it covers. Raises CorruptLog, OSError.
+    """
+    swaps = {name: base for name in names if (base := offset_in(name, SWAP_SUFFIX)) is not None}
+    if not swaps:
+        return names
+    cleaned = [base for name in names if (base := offset_in(name, CLEANED_SUFFIX)) is not None]
+    unfinished = min(cleaned, default=None)
+    valid = {name: base for name, base in swaps.items() if unfinished is None or base < unfinished}
+    for name in _log_last(set(swaps) - set(valid)):
+        disk.unlink(f"{directory}/{name}")
+    for name, base in sorted(valid.items()):
+        if name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
+            after = max(base + 1, _end_of(disk, f"{directory}/{name}", base))
+            for other in sorted(names):
+                offset = next((at for suffix in _SUFFIXES if (at := offset_in(other, suffix)) is not None), None)
+                if offset is not None and base <= offset < after:
+                    disk.unlink(f"{directory}/{other}")
+    for name in _log_last(valid)[::-1]:
+        disk.rename(f"{directory}/{name}", f"{directory}/{name.removesuffix(SWAP_SUFFIX)}")
+    disk.fsync_dir(directory)
+    return disk.listdir(directory)
+
+
+def _log_last(names: set[str] | dict[str, int]) -> list[str]:
+    return sorted(names, key=lambda name: (name.endswith(LOG_SUFFIX + SWAP_SUFFIX), name))
+
+
+def _end_of(disk: Disk, path: str, base: int) -> int:
+    found = disk.stat(path)
+    end = base
+    fd = disk.open_read(path)
+    try:
+        size_bytes = found.size_bytes if found is not None else 0
+        for batch in scan(disk, fd, 0, size_bytes, next_offset=base, crc_from_offset=None):
+            end = batch.header.next_offset
+    except BadBatch as bad:
+        raise CorruptLog(
+            path,
+            bad.position,
+            f"a compaction was interrupted here, and what it wrote is damaged: {bad.reason}",
+            "Move this .swap file away, and the other .swap files of the same number: the segments that it was made of"
+            " are served then, if they are still there. Or restore the partition from another replica.",
+        ) from None
+    finally:
+        disk.close(fd)
+    return end

@@ -1,0 +1,194 @@
+"""Compaction, and a crash between any two steps of its disk: the log is what it was, or what it should become."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from fenceline.log import compaction_swap
+from fenceline.log.compaction_plan import Due
+from fenceline.log.compaction_swap import Replacement
+from fenceline.log.index import encode_aborted
+from fenceline.testing.sim_disk import Call, SimDisk
+
+from .compaction_story import Story
+from .helpers import DIRECTORY, open_log
+
+
+class PowerLost(Exception):
+    """Instead of a call of the disk."""
+
+
+class CrashingDisk(SimDisk):
+    """Loses power instead of its n-th call from now on; 0: never."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.calls_left = 0
+
+    def _meet(self, call: Call, path: str) -> None:
+        if self.calls_left:
+            self.calls_left -= 1
+            if not self.calls_left:
+                raise PowerLost
+        super()._meet(call, path)
+
+    def link(self, source: str, target: str) -> None:
+        self._meet("rename", source)
+        super().link(source, target)
+
+
+def grown(seed: int) -> tuple[Story, CrashingDisk]:
+    """A log with something to compact; the same one for the same seed."""
+    rng = Random(seed)
+    disk = CrashingDisk(seed)
+    story = Story(rng, disk)
+    kinds = [story.append] * 12 + [story.append_in_transaction] * 3 + [story.decide] * 3
+    kinds += [story.lead_again, story.roll, story.roll, story.wait, story.compact]
+    for _ in range(rng.choice([30, 60])):
+        rng.choice(kinds)()
+    while story.open:
+        story.decide()
+    story.roll()
+    story.append()
+    story.flush()
+    return story, disk
+
+
+def compact_until_power_is_lost(story: Story) -> None:
+    """What the node does in other threads is done at once."""
+    due = story.due()
+    assert due is not None
+    work = story.begin(due)
+    steps = work.steps()
+    for step in steps:
+        if isinstance(step, Replacement):
+            assert compaction_swap.commit(story.log, step)
+            compaction_swap.delete_old(story.disk, step)
+    story.compacted(work.end)
+
+
+def calls_of(seed: int) -> int:
+    """How many calls of its disk a compaction makes; 0 where there is nothing to compact."""
+    story, disk = grown(seed)
+    if story.due() is None:
+        return 0
+    story, disk = grown(seed)
+    disk.calls_left = 1 << 30
+    compact_until_power_is_lost(story)
+    return (1 << 30) - disk.calls_left
+
+
+def power_is_lost(seed: int, call: int) -> None:
+    story, disk = grown(seed)
+    before = (story.log.log_start_offset, story.log.log_end_offset, story.log.epochs.entries)
+    disk.calls_left = call
+    with pytest.raises(PowerLost):
+        compact_until_power_is_lost(story)
+    disk.calls_left = 0
+    disk.crash()
+    story.log = open_log(disk, config=story.config, recovery_point=story.recovery_point)
+    assert story.log.recovery is not None
+    assert not story.log.recovery.lost_something
+    story.log.advance_high_watermark(story.log.log_end_offset)
+    assert before == (story.log.log_start_offset, story.log.log_end_offset, story.log.epochs.entries)
+    story.same()
+    assert not [name for name in disk.listdir(DIRECTORY) if name.endswith((".swap", ".cleaned", ".deleted", ".tmp"))]
+    story.compact()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_power_is_lost_between_two_steps(seed: int) -> None:
+    """The last steps of each segment are what there is to see: of all others some are tried."""
+    count = calls_of(seed)
+    for call in Random(seed).sample(range(1, count + 1), min(count, 25)):
+        power_is_lost(seed, call)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_stops_it_between_two_pieces_finds_the_log_as_it_was(seed: int) -> None:
+    for pieces in [*range(1, 8), *range(8, 80, 9)]:
+        story, disk = grown(seed)
+        due = story.due()
+        if due is None:
+            return
+        steps = story.begin(due).steps()
+        is_over = False
+        for _ in range(pieces):
+            step = next(steps, None)
+            if step is None:
+                is_over = True
+                break
+            if isinstance(step, Replacement) and story.rng.random() < 0.5:
+                assert compaction_swap.commit(story.log, step)
+        steps.close()
+        descriptors = disk.open_descriptors
+        assert descriptors <= len(story.log.segments) + 1
+        assert not [name for name in disk.listdir(DIRECTORY) if name.endswith((".swap", ".cleaned"))]
+        story.same()
+        story.reopen()
+        if is_over:
+            return
+
+
+def test_a_segment_that_was_taken_out_meanwhile_is_not_exchanged() -> None:
+    story, _ = grown(3)
+    due = story.due()
+    assert due is not None
+    steps = story.begin(due).steps()
+    step = next(each for each in steps if isinstance(each, Replacement))
+    before = list(story.log.segments)
+    story.log.truncate_to(story.log.segments[-1].base_offset)
+    assert not compaction_swap.commit(story.log, step)
+    steps.close()
+    assert len(story.log.segments) <= len(before)
+
+
+def test_indexes_that_are_still_to_be_saved_are_not_written_over_those_of_the_new_segment() -> None:
+    story, disk = grown(3)
+    story.roll()
+    story.append()
+    log = story.log
+    active = log.segments[-1].base_offset
+    assert log.segments[0].indexes_saved
+    assert not log.segments[-2].indexes_saved
+    refused = []
+    steps = story.begin(Due(0, active, 1, 1.0, False, 0)).steps()
+    for step in steps:
+        if isinstance(step, Replacement) and not compaction_swap.commit(log, step):
+            refused.append(step)
+            break
+    steps.close()
+    assert [log.segments[-2]] == [each for step in refused for each in step.old if not each.indexes_saved]
+    story.flush()
+    for segment in log.segments[:-1]:
+        assert disk.peek(segment.stem + ".index") == segment.indexes()[0].encode()
+        entries = disk.peek(segment.stem + ".txnindex") or b""
+        assert entries == encode_aborted(segment.aborted_transactions())
+    story.reopen()
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "open", "read"])
+def test_a_disk_that_refuses_leaves_the_log_as_it_was(call: Call) -> None:
+    story, disk = grown(5)
+    due = story.due()
+    assert due is not None
+    work = story.begin(due)
+    disk.fail(call)
+    steps = work.steps()
+    with pytest.raises(OSError, match="rror"):
+        for _ in steps:
+            pass
+    disk.heal()
+    story.same()
+    story.reopen()
+    story.compact()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(100, 400))
+def test_power_is_lost_between_any_two_steps(seed: int) -> None:
+    for call in range(1, calls_of(seed) + 1):
+        power_is_lost(seed, call)
