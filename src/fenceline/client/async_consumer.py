@@ -19,14 +19,16 @@ from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.consumer_offsets import ConsumerOffsets
 from fenceline.client.deadline import Deadline
-from fenceline.client.errors import NoOffsetError, TimedOut
+from fenceline.client.errors import LogTruncationError, NoOffsetError, TimedOut
 from fenceline.client.face import AsyncFace
 from fenceline.client.fetched import ConsumerRecord, Fetched, to_arrow
 from fenceline.client.fetcher import Fetcher
 from fenceline.client.group import Group
 from fenceline.client.handout import Handout
+from fenceline.client.loss_receipts import LossReceipt
 from fenceline.client.offsets import EARLIEST, LATEST, CommittedOffset
 from fenceline.client.positions import Phase, Positions
+from fenceline.client.truncation import Decide, Truncations
 from fenceline.errors import OperatorError
 from fenceline.ids import INTERNAL_TOPICS, NO_EPOCH, TopicPartition
 
@@ -57,6 +59,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         self._pattern: re.Pattern[str] | None = None
         self._listeners: dict[str, Listener | None] = {}
         self._handout = Handout(self._fetcher, self.positions)
+        self._truncations = Truncations(self.cluster, self.positions, self.config)
         self._auto_commit = AutoCommit(
             self.config, self.commitable, lambda offsets, timeout_ms: self.commit(offsets, timeout_ms=timeout_ms)
         )
@@ -178,9 +181,10 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         if self._fetcher.trouble:
             raise self._fetcher.trouble.popleft()
         await self._start_positions()
-        for state in self.positions.states():
-            if state.truncation is not None:
-                raise state.truncation
+        if truncated := self.positions.truncated():
+            for tp, state in truncated:
+                await self._truncations.settle(tp, state)
+            self._fetcher.changed()
 
     async def _wait(self, deadline: Deadline) -> bool:
         """Wait for news; False when the time is over."""
@@ -213,8 +217,6 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
                 continue
             offset = found.get(tp)
             if offset is not None:
-                if self.cluster.metadata.note_epoch(tp, offset.leader_epoch):
-                    self.cluster.request_refresh()
                 self.positions.seek(tp, offset.offset, offset.leader_epoch)
             elif self.config["auto.offset.reset"] == "none":
                 raise NoOffsetError(tp.topic, tp.partition)
@@ -227,8 +229,6 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     def seek(self, tp: TopicPartition, offset: int, leader_epoch: int = NO_EPOCH) -> None:
         """Read on from `offset`. With the epoch of the record before it, the log is checked against it first (E53)."""
         self.positions.seek(TopicPartition(*tp), offset, leader_epoch)
-        if self.cluster.metadata.note_epoch(TopicPartition(*tp), leader_epoch):
-            self.cluster.request_refresh()
         self._fetcher.changed()
 
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
@@ -257,7 +257,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
             if state.truncation is not None:
                 raise state.truncation
             if state.position is not None:
-                return CommittedOffset(state.position.offset, state.position.epoch)
+                return CommittedOffset(state.position.offset, state.position.record_epoch)
             if self._fetcher.trouble:
                 raise self._fetcher.trouble.popleft()
             if deadline.is_over:
@@ -288,6 +288,25 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         committed = self.config["isolation.level"] == "read_committed"
         end = state.last_stable_offset if committed else state.high_watermark
         return None if end < 0 or state.position is None else max(0, end - state.position.offset)
+
+    # -- truncations
+
+    def truncations(self) -> list[LogTruncationError]:
+        """The truncations that this consumer has met, oldest first, whatever `on.truncation` made of them."""
+        return list(self._truncations.seen)
+
+    def decide_truncations(self, decide: Decide) -> None:
+        """Have `decide` asked about every truncation, as the function of `on.truncation` is."""
+        self._truncations.decide = decide
+
+    async def loss_receipts(
+        self, error: LogTruncationError, *, timeout_ms: float | None = None
+    ) -> tuple[LossReceipt, ...]:
+        """What a Fenceline cluster has written down of the loss that `error` tells, oldest first; () elsewhere.
+
+        A replica writes its receipt when it cuts its log, so that there may be more than `error.evidence` has by now.
+        """
+        return await self._truncations.receipts_of(error, self._deadline(timeout_ms))
 
     # -- closing
 

@@ -11,9 +11,12 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fenceline.client.async_consumer import AsyncConsumer, Listener
+from fenceline.client.errors import LogTruncationError
 from fenceline.client.face import BlockingFace, Errands
 from fenceline.client.fetched import ConsumerRecord, to_arrow
+from fenceline.client.loss_receipts import LossReceipt
 from fenceline.client.offsets import CommittedOffset, OffsetAndEpoch
+from fenceline.client.truncation import Choice, Decide
 from fenceline.ids import NO_EPOCH, TopicPartition
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ class Consumer(BlockingFace[AsyncConsumer]):
         super().__init__("fenceline-consumer", lambda: AsyncConsumer(bootstrap, **config))
         self.config = self._async.config
         self._errands: Errands | None = None
+        if (decide := self.config["on.truncation"]) and callable(decide):
+            self._async.decide_truncations(self._asked(decide))
 
     # -- assignment and subscription
 
@@ -149,6 +154,16 @@ class Consumer(BlockingFace[AsyncConsumer]):
     def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> list[int]:
         return self._face.run(self._async.partitions_for(topic, timeout_ms=timeout_ms))
 
+    # -- truncations
+
+    def truncations(self) -> list[LogTruncationError]:
+        """See `AsyncConsumer.truncations`."""
+        return self._on_loop(self._async.truncations)
+
+    def loss_receipts(self, error: LogTruncationError, *, timeout_ms: float | None = None) -> tuple[LossReceipt, ...]:
+        """See `AsyncConsumer.loss_receipts`."""
+        return self._face.run(self._async.loss_receipts(error, timeout_ms=timeout_ms))
+
     # -- closing
 
     def close(self, timeout_s: float = 30) -> None:
@@ -185,6 +200,16 @@ class Consumer(BlockingFace[AsyncConsumer]):
             await self._errands.call(lambda: listener(partitions))
 
         return call
+
+    def _asked(self, decide: Callable[[LogTruncationError], Choice]) -> Decide:
+        """The function of `on.truncation`, to be called in the thread that polls."""
+
+        async def ask(error: LogTruncationError) -> Choice:
+            assert self._errands is not None, "truncations are told inside of poll"
+            choice: Choice = await self._errands.call(lambda: decide(error))
+            return choice
+
+        return ask
 
 
 __all__ = ["AsyncConsumer", "Consumer"]

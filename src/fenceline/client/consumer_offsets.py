@@ -69,7 +69,7 @@ class ConsumerOffsets(ABC):
     def commitable(self) -> dict[TopicPartition, CommittedOffset]:
         """Positions up to which records were handed out."""
         return {
-            tp: CommittedOffset(state.position.offset, state.position.epoch)
+            tp: CommittedOffset(state.position.offset, state.position.record_epoch)
             for tp, state in self.positions.items()
             if state.position is not None and state.truncation is None
         }

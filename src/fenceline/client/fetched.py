@@ -105,6 +105,10 @@ def scan(
                 runs.append(Run(buf[run_start:run_end], run_first_offset, run_next_offset))
             run_start = run_end = header.position
             run_first_offset = max(from_offset, header.base_offset)
+        if header.leader_epoch != epoch:
+            # From where the batch before ended: what lay between may have been compacted away, and be of this epoch.
+            epoch = header.leader_epoch
+            epoch_starts.append(EpochStart(epoch, next_offset))
         next_offset = min(header.next_offset, end_offset_exclusive)
         if hidden:
             run_start = run_end = -1
@@ -113,9 +117,6 @@ def scan(
             run_next_offset = next_offset
             size_bytes += header.size_bytes
             record_count += header.record_count
-        if header.leader_epoch != epoch:
-            epoch = header.leader_epoch
-            epoch_starts.append(EpochStart(epoch, max(from_offset, header.base_offset)))
     if run_end > run_start >= 0:
         runs.append(Run(buf[run_start:run_end], run_first_offset, run_next_offset))
     fetched = Fetched(
