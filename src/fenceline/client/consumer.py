@@ -15,7 +15,7 @@ from fenceline.client.errors import LogTruncationError
 from fenceline.client.face import BlockingFace, Errands
 from fenceline.client.fetched import ConsumerRecord, to_arrow
 from fenceline.client.loss_receipts import LossReceipt
-from fenceline.client.offsets import CommittedOffset, OffsetAndEpoch
+from fenceline.client.offsets import CommittedOffset, LogOffset, OffsetAndEpoch
 from fenceline.client.truncation import Choice, Decide
 from fenceline.ids import NO_EPOCH, TopicPartition
 
@@ -136,12 +136,13 @@ class Consumer(BlockingFace[AsyncConsumer]):
 
     def beginning_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, LogOffset]:
+        """See `AsyncConsumer.beginning_offsets`."""
         return self._face.run(self._async.beginning_offsets(partitions, timeout_ms=timeout_ms))
 
     def end_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, LogOffset]:
         """See `AsyncConsumer.end_offsets`."""
         return self._face.run(self._async.end_offsets(partitions, timeout_ms=timeout_ms))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 from fenceline.client.cluster import Cluster
 from fenceline.client.deadline import Deadline
@@ -47,6 +47,20 @@ class OffsetAndEpoch(NamedTuple):
     offset: int
     leader_epoch: int = NO_EPOCH
     timestamp: int = -1
+
+
+class LogOffset(int):
+    """An end or a beginning of a log, as a number; `leader_epoch` as in `OffsetAndEpoch`."""
+
+    leader_epoch: int
+
+    def __new__(cls, offset: int, leader_epoch: int = NO_EPOCH) -> Self:
+        made = super().__new__(cls, offset)
+        made.leader_epoch = leader_epoch
+        return made
+
+    def __getnewargs__(self) -> tuple[int, int]:
+        return int(self), self.leader_epoch
 
 
 class CommittedOffset(NamedTuple):
