@@ -59,8 +59,8 @@ class LogOffset(int):
         made.leader_epoch = leader_epoch
         return made
 
-    def __getnewargs__(self) -> tuple[int, int]:
-        return int(self), self.leader_epoch
+    def __reduce__(self) -> tuple[type[LogOffset], tuple[int, int]]:
+        return LogOffset, (int(self), self.leader_epoch)
 
 
 class CommittedOffset(NamedTuple):
