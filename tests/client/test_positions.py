@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from fenceline.client.epoch_history import EpochStart, Question
@@ -307,3 +309,18 @@ def test_negative_offsets_and_foreign_partitions_are_refused() -> None:
         positions.seek(_TP, -1)
     with pytest.raises(OperatorError, match="not assigned"):
         positions.seek(TopicPartition("u", 0), 1)
+
+
+def test_a_position_is_of_no_use_in_another_topic_of_that_name() -> None:
+    positions, state = _at(10, 5)
+    first, second = UUID(int=7), UUID(int=8)
+    positions.check_topic(_TP, first)
+    positions.check_topic(_TP, UUID(int=0))
+    assert positions.is_fetchable(_TP, 0.0)
+    positions.check_topic(_TP, second)
+    assert state.replaced is not None
+    assert (state.replaced.expected_id, state.replaced.found_id) == (first, second)  # type: ignore[attr-defined]
+    assert not positions.is_fetchable(_TP, 0.0)
+    positions.seek(_TP, 0)
+    positions.check_topic(_TP, second)
+    assert positions.is_fetchable(_TP, 0.0)

@@ -134,8 +134,9 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     async def poll(self, timeout_ms: float = 0, *, max_records: int | None = None) -> list[ConsumerRecord]:
         """Records that came next, at most `max.poll.records` (or `max_records`), waiting at most `timeout_ms` for any.
 
-        Raises LogTruncationError, OffsetOutOfRangeError, NoOffsetError and what brokers refuse for good. A refusal is
-        raised once; polling again goes on, or raises anew while its reason lasts.
+        Raises LogTruncationError and TopicReplacedError (until a seek), OffsetOutOfRangeError, NoOffsetError,
+        UnknownEpochError and what brokers refuse for good. A refusal is raised once; polling again goes on, or raises
+        anew while its reason lasts.
         """
         limit = self.config["max.poll.records"] if max_records is None else max_records
         deadline = Deadline(timeout_ms)
@@ -181,8 +182,10 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         if self._fetcher.trouble:
             raise self._fetcher.trouble.popleft()
         await self._start_positions()
-        if truncated := self.positions.truncated():
-            for tp, state in truncated:
+        if lost := self.positions.lost():
+            for tp, state in lost:
+                if state.replaced is not None:
+                    raise state.replaced
                 await self._truncations.settle(tp, state)
             self._fetcher.changed()
 
@@ -254,8 +257,8 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         while True:
             await self._start_positions()
             state = self.positions.of(tp)
-            if state.truncation is not None:
-                raise state.truncation
+            if (error := state.replaced or state.truncation) is not None:
+                raise error
             if state.position is not None:
                 return CommittedOffset(state.position.offset, state.position.record_epoch)
             if self._fetcher.trouble:

@@ -79,7 +79,7 @@ class ConsumerOffsets(ABC):
         return {
             tp: CommittedOffset(state.position.offset, state.position.record_epoch)
             for tp, state in self.positions.items()
-            if state.position is not None and state.truncation is None
+            if state.position is not None and not state.is_lost
         }
 
     async def beginning_offsets(

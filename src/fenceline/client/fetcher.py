@@ -172,8 +172,9 @@ class Fetcher:
         is_behind = False
         for tp, state in self._positions.items():
             leader = metadata.leader(tp)
+            self._positions.check_topic(tp, metadata.topic_id(tp.topic))
             self._positions.check_leader(tp, leader)
-            if state.phase is Phase.INITIALIZING or state.truncation is not None:
+            if state.phase is Phase.INITIALIZING or state.is_lost:
                 continue
             if leader.leader < 0:
                 is_behind = True

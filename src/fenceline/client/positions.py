@@ -24,13 +24,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from fenceline.client.epoch_history import EpochHistory, EpochStart, Parting, Question
-from fenceline.client.errors import LogTruncationError
+from fenceline.client.errors import LogTruncationError, TopicReplacedError
 from fenceline.client.metadata import UNKNOWN_LEADER, LeaderAndEpoch
 from fenceline.client.offsets import EpochEnd, OffsetAndEpoch
 from fenceline.errors import OperatorError
-from fenceline.ids import NO_EPOCH, TopicPartition
+from fenceline.ids import NO_EPOCH, ZERO_UUID, TopicPartition
 
 _SERIALS: Final = 1 << 32
 """More than one state ever has."""
@@ -88,9 +89,11 @@ class PartitionState:
         "question",
         "read_replica",
         "read_replica_until_s",
+        "replaced",
         "reset_to",
         "retry_at_s",
         "serial",
+        "topic_id",
         "truncation",
         "waits_for_epoch_since_s",
     )
@@ -106,6 +109,9 @@ class PartitionState:
         self.reset_to: str | int | None = None
         self.serial = serial
         self.truncation: LogTruncationError | None = None
+        self.replaced: TopicReplacedError | None = None
+        self.topic_id = ZERO_UUID
+        """Of the topic that the position is in; zero where it is not known."""
         self.out_of_range = False
         self.high_watermark = -1
         self.last_stable_offset = -1
@@ -119,7 +125,12 @@ class PartitionState:
     @property
     def is_readable(self) -> bool:
         """Whether what was fetched may be handed out: not while the log below it is in doubt."""
-        return self.phase is Phase.FETCHING and not self.is_paused
+        return self.phase is Phase.FETCHING and not self.is_paused and self.replaced is None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what the caller has is not what the log has: nothing is read before a seek."""
+        return self.truncation is not None or self.replaced is not None
 
 
 class Positions:
@@ -142,9 +153,9 @@ class Positions:
     def states(self) -> list[PartitionState]:
         return list(self._states.values())
 
-    def truncated(self) -> list[tuple[TopicPartition, PartitionState]]:
-        """Those whose truncation is to be told."""
-        return [(tp, state) for tp, state in self._states.items() if state.truncation is not None]
+    def lost(self) -> list[tuple[TopicPartition, PartitionState]]:
+        """Those of which the caller is to be told."""
+        return [(tp, state) for tp, state in self._states.items() if state.is_lost]
 
     def get(self, tp: TopicPartition) -> PartitionState | None:
         return self._states.get(tp)
@@ -186,6 +197,7 @@ class Positions:
         state.phase, state.reset_to = Phase.AWAIT_RESET, to
         state.position = state.fetch_position = None
         state.truncation, state.question, state.out_of_range = None, None, False
+        state.replaced, state.topic_id = None, ZERO_UUID
         state.serial += 1
 
     def complete_reset(self, tp: TopicPartition, serial: int, found: OffsetAndEpoch) -> None:
@@ -213,6 +225,17 @@ class Positions:
         elif state.truncation is None:
             state.phase = Phase.FETCHING
 
+    def check_topic(self, tp: TopicPartition, topic_id: UUID) -> None:
+        """Hold the position against the topic's id: offsets and epochs of a deleted topic mean nothing in a new one."""
+        state = self._states.get(tp)
+        if state is None or state.position is None or topic_id in (ZERO_UUID, state.topic_id):
+            return
+        if state.topic_id == ZERO_UUID:
+            state.topic_id = topic_id
+        elif state.replaced is None:
+            state.replaced = TopicReplacedError(tp.topic, state.topic_id, topic_id)
+            state.serial += 1
+
     def question(self, tp: TopicPartition) -> Question | None:
         """What the leader is to be asked for a position that awaits validation. None where there is nothing to ask, or
         nobody who would know: a leader of an older epoch than the position's is one that metadata is behind of (G7).
@@ -221,7 +244,7 @@ class Positions:
         if state is None or state.phase is not Phase.AWAIT_VALIDATION or state.fetch_position is None:
             return None
         position = state.fetch_position
-        if state.truncation is not None or position.leader.leader < 0 or position.epoch > position.leader.epoch:
+        if state.is_lost or position.leader.leader < 0 or position.epoch > position.leader.epoch:
             return None
         return state.question or Question(position.epoch, position.offset)
 
@@ -299,6 +322,7 @@ class Positions:
         state.position = state.fetch_position = position
         state.epochs = EpochHistory(position.offset, position.record_epoch)
         state.truncation, state.question, state.reset_to, state.out_of_range = None, None, None, False
+        state.replaced, state.topic_id = None, ZERO_UUID
         state.waits_for_epoch_since_s, state.retry_at_s = None, 0.0
         state.read_replica = -1
         state.serial += 1
