@@ -100,7 +100,7 @@ def test_which_receipts_tell_of_a_range(changes: dict[str, Any], tells: bool) ->
 
 
 def test_receipts_are_joined_to_the_truncation(cluster: ScriptedCluster) -> None:
-    consumer, tp, _ = _cut_under(cluster, **{"truncation.evidence.timeout.ms": 30_000})
+    consumer, _, _ = _cut_under(cluster, **{"truncation.evidence.timeout.ms": 30_000})
     mine = _receipt(topic_id=cluster.ids["t"])
     gone = _receipt(topic_id=cluster.ids["t"], evidence=())
     _publish(

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Listener = Callable[[list[TopicPartition]], Awaitable[None] | None]
+_LONG_BYTES = 256 * 1024
+"""From which on decoding is a thread's work: the loop goes on meanwhile."""
 _ARROW_BATCH_BYTES = 8 * 1024 * 1024
 """About how much one `poll_arrow` decodes at most: large enough to be cheap a row, small enough for a cache."""
 
@@ -142,7 +144,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         deadline = Deadline(timeout_ms)
         while True:
             await self._prepare_poll(deadline)
-            records = self._handout.take_records(limit)
+            records = await self._handout.take_records(limit)
             if records:
                 return records
             if not await self._wait(deadline):
@@ -167,7 +169,19 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         Columns topic, partition, offset, timestamp, timestamp_type, leader_epoch, key, value, headers; `options` as in
         `fenceline.records.arrow.ArrowDecoder`. `max_bytes` bounds the fetched bytes decoded at once. Raises as `poll`.
         """
-        return to_arrow(await self.poll_pieces(timeout_ms, max_bytes=max_bytes), **options)
+        pieces = await self.poll_pieces(timeout_ms, max_bytes=max_bytes)
+        try:
+            if sum(piece.size_bytes for piece in pieces) >= _LONG_BYTES:
+                return await asyncio.to_thread(to_arrow, pieces, **options)
+            return to_arrow(pieces, **options)
+        except BaseException:
+            self.take_back_pieces()
+            raise
+
+    def take_back_pieces(self) -> None:
+        """The last `poll_pieces` gave what could not be decoded: the next one gives it again."""
+        self._handout.take_back_pieces()
+        self._fetcher.changed()
 
     async def _prepare_poll(self, deadline: Deadline) -> None:
         if self._is_closed:

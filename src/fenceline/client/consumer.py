@@ -81,7 +81,11 @@ class Consumer(BlockingFace[AsyncConsumer]):
     def poll_arrow(self, timeout_ms: float = 0, *, max_bytes: int = 8 * 1024 * 1024, **options: Any) -> pa.RecordBatch:
         """See `AsyncConsumer.poll_arrow`."""
         pieces = self._run_with_listeners(lambda: self._async.poll_pieces(timeout_ms, max_bytes=max_bytes))
-        return to_arrow(pieces, **options)
+        try:
+            return to_arrow(pieces, **options)
+        except BaseException:
+            self._on_loop(self._async.take_back_pieces)
+            raise
 
     # -- positions
 

@@ -15,7 +15,7 @@ from fenceline.client.errors import ClientError
 from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.records.aborted import AbortedTransactions
-from fenceline.records.batch import BatchHeader, crc_is_valid, iter_headers
+from fenceline.records.batch import BatchHeader, Codec, crc_is_valid, iter_headers
 from fenceline.records.decode import decode_rows
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Fetched(NamedTuple):
     """Upper bound: counts of whole batches, also where the first or last one is cut."""
     epoch_starts: tuple[EpochStart, ...] = ()
     """Of epochs other than the one before `start_offset`."""
+    is_compressed: bool = False
 
 
 def scan(
@@ -83,6 +84,7 @@ def scan(
     run_first_offset = run_next_offset = from_offset
     next_offset, size_bytes, record_count = from_offset, 0, 0
     newer: BatchHeader | None = None
+    is_compressed = False
     epoch_starts: list[EpochStart] = []
     for header in iter_headers(buf, allow_partial_tail=True):
         if header.last_offset < from_offset:
@@ -116,6 +118,7 @@ def scan(
             run_end = header.end_position
             run_next_offset = next_offset
             size_bytes += header.size_bytes
+            is_compressed = is_compressed or header.codec is not Codec.NONE
             record_count += header.record_count
     if run_end > run_start >= 0:
         runs.append(Run(buf[run_start:run_end], run_first_offset, run_next_offset))
@@ -129,6 +132,7 @@ def scan(
         size_bytes,
         record_count,
         tuple(epoch_starts),
+        is_compressed,
     )
     return fetched, newer
 

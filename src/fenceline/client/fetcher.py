@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fenceline.client")
 _NOBODY: Final = -1
+_WORTH_A_REQUEST: Final = 8
+"""The part of the buffer that must be free for one."""
 
 
 class Piece(NamedTuple):
@@ -71,6 +73,7 @@ class Fetcher:
         """What the requests in flight may bring."""
         self._buffered_by_tp: dict[TopicPartition, int] = {}
         self._limit_bytes = config["queued.max.bytes"]
+        self._is_full = False
         self._isolation = int(config["isolation.level"] == "read_committed")
         self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._requests = PositionRequests(
@@ -119,7 +122,13 @@ class Fetcher:
             self._buffered_by_tp[piece.tp] = left
         else:
             del self._buffered_by_tp[piece.tp]
-        self._wake.set()
+        if self._is_full and self._has_room():
+            self._wake.set()
+
+    def _has_room(self) -> bool:
+        """For a request that is worth it: many small ones cost more than a short wait for a large one."""
+        taken_bytes = self._buffered_bytes + self._promised_bytes
+        return not taken_bytes or self._limit_bytes - taken_bytes >= self._limit_bytes // _WORTH_A_REQUEST
 
     def _has_readable(self) -> bool:
         for piece in self._buffer:
@@ -225,11 +234,14 @@ class Fetcher:
 
     def _fetch_from(self, by_node: dict[int, list[TopicPartition]]) -> None:
         """One request to each node, as large as the room that is left allows them."""
+        self._is_full = False
         for number, (node_id, partitions) in enumerate(by_node.items()):
-            room_bytes = self._limit_bytes - self._buffered_bytes - self._promised_bytes
-            if room_bytes <= 0:
+            if not self._has_room():
+                self._is_full = True
                 return
-            max_bytes = min(self._config["fetch.max.bytes"], max(1, room_bytes // (len(by_node) - number)))
+            share_bytes = (self._limit_bytes - self._buffered_bytes - self._promised_bytes) // (len(by_node) - number)
+            wished_bytes = len(partitions) * self._config["max.partition.fetch.bytes"]
+            max_bytes = min(self._config["fetch.max.bytes"], wished_bytes, max(1, share_bytes))
             self._turn += 1
             self._promised_bytes += max_bytes
             task = self._in_flight[node_id] = asyncio.ensure_future(self._fetch(node_id, partitions, max_bytes))
