@@ -187,7 +187,10 @@ class Fetcher:
                 continue
             if leader.leader < 0:
                 is_behind = True
-            elif now_s < state.retry_at_s:
+                continue
+            if leader.epoch < 0:
+                self._requests.warn_of_old_brokers(leader.leader)
+            if now_s < state.retry_at_s:
                 due_s = min(due_s, state.retry_at_s)
             elif state.phase is Phase.AWAIT_RESET:
                 if state.reset_to in (None, "none"):
@@ -358,6 +361,7 @@ class Fetcher:
             # A follower that is behind, or none any more: the leader knows (E52).
             state.read_replica = _NOBODY
             if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                self._delay([tp])
                 return
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             # With a known epoch first find out whether the log was cut below us; without one only the policy is left.

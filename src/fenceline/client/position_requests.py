@@ -91,7 +91,7 @@ class PositionRequests:
             deadline = Deadline(self._config["request.timeout.ms"])
             connection = await self._cluster.link(node_id).connection()
             if connection.max_version(ApiKey.OFFSET_FOR_LEADER_EPOCH) < VALIDATING_VERSION:
-                self._warn_of_old_broker(node_id, connection.peer)
+                self.warn_of_old_brokers(node_id)
                 for tp, (position, _) in asked.items():
                     self._positions.skip_validation(tp, position)
                 self._settled(asked)
@@ -114,14 +114,14 @@ class PositionRequests:
             self._delay(open_ones)
         self._settled(asked.keys() - open_ones)
 
-    def _warn_of_old_broker(self, node_id: int, peer: str) -> None:
+    def warn_of_old_brokers(self, node_id: int) -> None:
+        """Once for each broker: it can not be asked."""
         if node_id not in self._warned_of:
             self._warned_of.add(node_id)
             _log.warning(
-                "%s can not tell where leader epochs end (OffsetForLeaderEpoch below version %d): a truncation of its "
-                "logs can only be noticed by records of an older epoch",
-                peer,
-                VALIDATING_VERSION,
+                "broker %d is too old to tell where leader epochs end (Kafka 2.4 does): a truncation of its logs can "
+                "only be noticed by records of an older epoch",
+                node_id,
             )
 
     # -- resets
