@@ -99,18 +99,17 @@ def test_what_can_not_be_decoded_is_not_skipped(cluster: ScriptedCluster, arrow:
             return [record.offset for record in consumer.poll(50)]
 
         found: list[int] = []
-        refused = 0
+        refusals: list[RecordsError] = []
 
         def poll() -> bool:
-            nonlocal refused
             try:
                 found.extend(offsets())
             except RecordsError as error:
-                assert error.code is ErrorCode.CORRUPT_MESSAGE
-                refused += 1
-            return refused >= 3
+                refusals.append(error)
+            return len(refusals) >= 3
 
         _until(poll)
+        assert {error.code for error in refusals} == {ErrorCode.CORRUPT_MESSAGE}
         assert found == [0]
         assert consumer.position(tp) == 1
         consumer.seek(tp, 2)
