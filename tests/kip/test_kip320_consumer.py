@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fenceline.client.admin import Admin
 from fenceline.client.consumer import Consumer
 from fenceline.client.errors import LogTruncationError, OffsetOutOfRangeError, UnknownEpochError
 from fenceline.client.producer import Producer
@@ -174,8 +175,10 @@ def test_a_leader_that_does_not_answer_holds_up_its_own_partitions_only(cluster:
     cluster.node_rule = lambda node, key: SILENT if (node, key) == (2, ApiKey.OFFSET_FOR_LEADER_EPOCH) else None
     with Consumer(cluster.bootstrap, **QUICK) as consumer:
         consumer.assign([first, second])
+        consumer.seek(first, 0)
         consumer.seek(second, 1, 0)
-        _until(lambda: consumer.poll(10) or ApiKey.OFFSET_FOR_LEADER_EPOCH in cluster.seen)
+        assert read(consumer, 2) == [b"a0", b"a1"]
+        _until(lambda: asked(cluster) == [(0, 1)])
         consumer.seek(first, 1, 0)
         assert read(consumer, 1) == [b"a1"]
 
@@ -359,9 +362,11 @@ def test_on_truncation_may_be_a_function(cluster: ScriptedCluster, choice: Any, 
         if goes_on_at is None:
             assert told(consumer).truncated_from == 10
         else:
-            _until(lambda: met or consumer.poll(20, max_records=1))
+            found: list[int] = []
+            _until(lambda: found.extend(r.offset for r in consumer.poll(20)) or met)
             assert met[0].divergent_offset == 6
-            read(consumer, 10 - goes_on_at)
+            _until(lambda: found.extend(r.offset for r in consumer.poll(20)) or len(found) >= 10 - goes_on_at)
+            assert found == list(range(goes_on_at, 10))
             assert consumer.position(tp) == 10
             assert len(met) == 1
 
@@ -400,11 +405,12 @@ def test_e48_a_rewind_to_an_unknown_place_goes_by_the_reset_policy(
         with cluster.lock:
             cluster.logs[tp].elect(1)
             cluster.logs[tp].epochs = [(-1, 0)]
-        _until(lambda: consumer.poll(20, max_records=1) or consumer.truncations())
+        found: list[int] = []
+        _until(lambda: found.extend(r.offset for r in consumer.poll(20)) or consumer.truncations())
         with cluster.lock:
             cluster.logs[tp].epochs = [(0, 0), (1, 4)]
-        if offset == 0:
-            read(consumer, 3)
+        _until(lambda: found.extend(r.offset for r in consumer.poll(20)) or len(found) >= 4 - offset)
+        assert found == list(range(offset, 4))
         assert consumer.position(tp) == 4
 
 
@@ -501,13 +507,13 @@ def test_e55_offsets_come_with_epochs(cluster: ScriptedCluster) -> None:
 def test_g15_an_offset_that_is_not_available_yet_is_asked_again_without_metadata(cluster: ScriptedCluster) -> None:
     """KIP-207 made the code so that clients do not look for another leader."""
     (tp,) = cluster.add_topic("t")
-    with Consumer(cluster.bootstrap, **QUICK) as consumer:
-        consumer.assign([tp])
-        consumer.end_offsets([tp])
+    with Admin(cluster.bootstrap, **QUICK) as admin:
+        admin.list_offsets({tp: "latest"})
         before = cluster.seen[ApiKey.METADATA]
         cluster.faults[ApiKey.LIST_OFFSETS] = [ErrorCode.OFFSET_NOT_AVAILABLE] * 3
-        assert consumer.end_offsets([tp])[tp] == 0
+        assert admin.list_offsets({tp: "latest"})[tp].offset == 0
         assert cluster.seen[ApiKey.METADATA] == before
+        assert cluster.seen[ApiKey.LIST_OFFSETS] == 5
 
 
 # -- § Compatibility -----------------------------------------------------------------------------------------------

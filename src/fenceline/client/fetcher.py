@@ -228,7 +228,7 @@ class Fetcher:
     # -- fetching
 
     def _node_to_read(self, state: PartitionState, leader: int, now_s: float) -> int:
-        """The follower that the leader named, for as long as metadata counts as fresh (KIP-392); else the leader."""
+        """The follower that the leader named, else the leader."""
         if state.read_replica != _NOBODY and (
             now_s >= state.read_replica_until_s or state.read_replica not in self._cluster.metadata.brokers
         ):
@@ -316,9 +316,7 @@ class Fetcher:
             self._take_refusal(tp, state, position, code, node_id)
             return
         if answer.preferred_read_replica >= 0 and answer.preferred_read_replica != node_id:
-            state.read_replica = answer.preferred_read_replica
-            lease_s = self._config["metadata.max.age.ms"] / 1000
-            state.read_replica_until_s = asyncio.get_running_loop().time() + lease_s
+            self._read_near(tp, state, answer.preferred_read_replica)
         state.high_watermark = answer.high_watermark
         state.last_stable_offset = answer.last_stable_offset
         state.log_start_offset = answer.log_start_offset
@@ -353,6 +351,16 @@ class Fetcher:
         self._buffered_bytes += fetched.size_bytes
         self._buffered_by_tp[tp] = self._buffered_by_tp.get(tp, 0) + 1
         self._arrived.set()
+
+    def _read_near(self, tp: TopicPartition, state: PartitionState, replica: int) -> None:
+        """The leader names a replica near by, for as long as metadata counts as fresh (KIP-392)."""
+        if replica not in self._cluster.metadata.brokers:
+            self._cluster.request_refresh()
+            self._delay([tp])
+            return
+        state.read_replica = replica
+        lease_s = self._config["metadata.max.age.ms"] / 1000
+        state.read_replica_until_s = asyncio.get_running_loop().time() + lease_s
 
     def _take_refusal(
         self, tp: TopicPartition, state: PartitionState, position: Position, code: ErrorCode, node_id: int
