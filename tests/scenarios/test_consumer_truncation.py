@@ -38,11 +38,12 @@ _SETTINGS: Final = {**SETTINGS, "offsets.topic.replication.factor": "3", "offset
 
 @pytest.fixture(params=["fenceline", pytest.param("kafka", marks=pytest.mark.kafka)])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MixedCluster]:
-    before = "kafka:" if request.param == "kafka" else ""
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    kinds = [before + kind for kind in _KINDS]
-    made = MixedCluster(tmp_path, kinds, settings=_SETTINGS, heap="320m", environment=quick_environment(scratch))
+    kinds, environment = list(_KINDS), None
+    if request.param == "kafka":
+        scratch = tmp_path / "scratch"
+        scratch.mkdir()
+        kinds, environment = ["kafka:" + kind for kind in _KINDS], quick_environment(scratch)
+    made = MixedCluster(tmp_path, kinds, settings=_SETTINGS, heap="320m", environment=environment)
     with made as running:
         running.wait_ready()
         running.wait_complete()
