@@ -26,7 +26,7 @@ from fenceline.records.errors import corrupt
 cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void*)
 
-ABI = 5
+ABI = 6
 IS_NATIVE = True
 
 cdef enum Problem:

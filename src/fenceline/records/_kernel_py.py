@@ -18,7 +18,7 @@ from fenceline.records.errors import corrupt
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-ABI: Final = 5
+ABI: Final = 6
 """Raised with every change of this interface, so that a stale build of the other twin is noticed."""
 IS_NATIVE: Final = False
 
