@@ -398,7 +398,14 @@ def test_e48_a_rewind_to_an_unknown_place_goes_by_the_reset_policy(
 ) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
-    with Consumer(cluster.bootstrap, **{**QUICK, "on.truncation": "rewind", "auto.offset.reset": reset}) as consumer:
+
+    def decide(error: LogTruncationError) -> str:
+        assert error.divergent_offset == -1
+        with cluster.lock:
+            cluster.logs[tp].epochs = [(0, 0), (1, 4)]  # from here on it knows again
+        return "rewind"
+
+    with Consumer(cluster.bootstrap, **{**QUICK, "on.truncation": decide, "auto.offset.reset": reset}) as consumer:
         consumer.assign([tp])
         consumer.seek(tp, 0)
         read(consumer, 4)
@@ -407,8 +414,6 @@ def test_e48_a_rewind_to_an_unknown_place_goes_by_the_reset_policy(
             cluster.logs[tp].epochs = [(-1, 0)]
         found: list[int] = []
         _until(lambda: found.extend(r.offset for r in consumer.poll(20)) or consumer.truncations())
-        with cluster.lock:
-            cluster.logs[tp].epochs = [(0, 0), (1, 4)]
         _until(lambda: found.extend(r.offset for r in consumer.poll(20)) or len(found) >= 4 - offset)
         assert found == list(range(offset, 4))
         assert consumer.position(tp) == 4

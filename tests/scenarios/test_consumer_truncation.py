@@ -1,138 +1,59 @@
-"""An unclean election under consumers of every policy, on a cluster of Fenceline and on one of Apache Kafka.
+"""Consumers over unclean elections, on a cluster of Fenceline and on one of Apache Kafka.
 
-Three brokers; a partition on the last two. One of these is down while the other takes records alone; then that one goes
-down, and the first is elected without them. Whoever had read them is told what is gone: from the fetches that it makes,
-or at its start from what it had committed. When the old leader comes back it cuts its log, and where it is a broker of
-Fenceline its receipt is found for the error.
+Whoever read records that an election threw away is told what is gone: by the fetches that it makes, at a seek with an
+epoch, at its start from what it had committed. Where the old leader is a broker of Fenceline, its receipt is found for
+the error once it has cut its log. And consumers go where leaders send them, without asking for metadata.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
 
-from fenceline.client import Consumer, LogTruncationError, NewTopic, Producer, TopicPartition
-from fenceline.client.admin import Admin
-from fenceline.client.metadata import PartitionMetadata
+from fenceline.client import Consumer, LogTruncationError
+from fenceline.client.cluster import Purpose
 from fenceline.errors import PeerError
 from fenceline.testing.mixed_cluster import MixedCluster
 from fenceline.testing.waiting import eventually
-from tests.support.kafka_start import quick_environment
-from tests.support.leaders import UNCLEAN, elect
-from tests.support.mixed_stage import SETTINGS
+from tests.scheduling import CLUSTERS
+from tests.support.unclean_story import (
+    FIRST,
+    KEPT,
+    LOST,
+    SECOND,
+    WAIT_S,
+    UncleanStory,
+    cluster_of,
+    read,
+    said,
+    told,
+)
 
 pytestmark = pytest.mark.timeout(600)
 
-KEPT: Final = 100
-LOST: Final = 50
 ANEW: Final = 20
-TOPIC: Final = "truncated"
-TP: Final = TopicPartition(TOPIC, 0)
-_KINDS: Final = ("broker,controller", "broker", "broker")
-_SETTINGS: Final = {**SETTINGS, "offsets.topic.replication.factor": "3", "offsets.topic.num.partitions": "1"}
+KINDS: Final = ["fenceline", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.together(CLUSTERS)])]
 
 
-@pytest.fixture(params=["fenceline", pytest.param("kafka", marks=pytest.mark.kafka)])
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MixedCluster]:
-    kinds, environment = list(_KINDS), None
-    if request.param == "kafka":
-        scratch = tmp_path / "scratch"
-        scratch.mkdir()
-        kinds, environment = ["kafka:" + kind for kind in _KINDS], quick_environment(scratch)
-    made = MixedCluster(tmp_path, kinds, settings=_SETTINGS, heap="320m", environment=environment)
-    with made as running:
+@pytest.fixture(scope="module", params=KINDS)
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MixedCluster]:
+    with cluster_of(request.param, tmp_path_factory.mktemp("unclean")) as running:
         running.wait_ready()
         running.wait_complete()
         yield running
 
 
-class Story:
-    def __init__(self, cluster: MixedCluster) -> None:
-        self.cluster = cluster
-        self.bootstrap = ",".join(node.bootstrap for node in cluster.nodes)
-        with Admin(self.bootstrap) as admin:
-            configs = {"min.insync.replicas": "1", "retention.ms": "-1", "unclean.leader.election.enable": "true"}
-            admin.create_topics([NewTopic(TOPIC, assignments={0: [2, 3]}, configs=configs)])
-        self.await_partition(lambda it: it.leader == 2 and set(it.isr) == {2, 3}, "node 2 leads")
-
-    def await_partition(self, holds: Callable[[PartitionMetadata], bool], what: str) -> None:
-        def look() -> bool:
-            with Admin(self.bootstrap) as admin:
-                found = admin.metadata([TOPIC]).topics[TOPIC].partitions
-            return 0 in found and holds(found[0])
-
-        eventually(look, what, wait_s=120)
-
-    def write(self, count: int, stem: str) -> list[bytes]:
-        values = [f"{stem}{number}".encode() for number in range(count)]
-        with Producer({"bootstrap.servers": self.bootstrap, "acks": "all"}) as producer:
-            for delivery in [producer.send(TOPIC, value, partition=0) for value in values]:
-                delivery.result(60)
-        return values
-
-    def consumer(self, **config: Any) -> Consumer:
-        made = Consumer(
-            {
-                "bootstrap.servers": self.bootstrap,
-                "auto.offset.reset": "none",
-                "enable.auto.commit": False,
-                "metadata.max.age.ms": 2000,
-                **config,
-            }
-        )
-        made.assign([TP])
-        return made
-
-    def lose(self) -> None:
-        cluster = self.cluster
-        cluster.node(2).kill()
-        cluster.node(3).start()
-        cluster.node(3).wait_ready()
-
-        def is_elected() -> bool:
-            elect(cluster.node(1).port, TOPIC, [0], UNCLEAN)
-            with Admin(self.bootstrap) as admin:
-                return admin.metadata([TOPIC]).topics[TOPIC].partitions[0].leader == 3
-
-        eventually(is_elected, "node 3 is elected uncleanly", wait_s=120)
+@pytest.fixture
+def story(cluster: MixedCluster) -> Iterator[UncleanStory]:
+    made = UncleanStory(cluster)
+    yield made
+    made.mend()
 
 
-def _read(consumer: Consumer, count: int) -> list[bytes | None]:
-    found: list[bytes | None] = []
-    end_s = time.monotonic() + 120
-    while len(found) < count:
-        assert time.monotonic() < end_s, f"{len(found)} of {count} records came"
-        found += [record.value for record in consumer.poll(1000)]
-    return found
-
-
-def _told(consumer: Consumer) -> LogTruncationError:
-    end_s = time.monotonic() + 120
-    while time.monotonic() < end_s:
-        try:
-            assert consumer.poll(1000) == [], "it crossed the truncation unnoticed"
-        except LogTruncationError as error:
-            return error
-    raise AssertionError("it is not told")
-
-
-def _is_exact(error: LogTruncationError) -> bool:
-    return (error.truncated_from, error.divergent_offset) == (KEPT + LOST, KEPT)
-
-
-def test_consumers_of_every_policy(cluster: MixedCluster) -> None:
-    story = Story(cluster)
-    group = {"group.id": "keepers"}
-    with story.consumer(**group) as consumer:
-        consumer.commit({TP: 0})  # its coordinator's topic is made while all are there
-    kept = story.write(KEPT, "kept")
-    cluster.node(3).kill()
-    story.await_partition(lambda it: it.isr == (2,), "node 2 leads alone")
-    lost = story.write(LOST, "lost")
+def test_consumers_of_every_policy_that_poll(story: UncleanStory) -> None:
+    kept, lost = story.part()
     met: list[LogTruncationError] = []
 
     def decide(error: LogTruncationError) -> str:
@@ -145,59 +66,183 @@ def test_consumers_of_every_policy(cluster: MixedCluster) -> None:
         "latest": {"on.truncation": "latest"},
         "function": {"on.truncation": decide},
         "earliest": {"auto.offset.reset": "earliest"},
+        "near": {"client.rack": "c"},
     }
     consumers = {name: story.consumer(**config) for name, config in policies.items()}
     try:
         for consumer in consumers.values():
-            consumer.seek(TP, 0)
-            assert _read(consumer, KEPT + LOST) == [*kept, *lost]
-        with story.consumer(**group) as consumer:
-            consumer.seek(TP, 0)
-            _read(consumer, KEPT + LOST)
-            consumer.commit()
-            epoch = consumer.position_and_epoch(TP).leader_epoch
-        story.lose()
+            consumer.seek(story.tp, 0)
+            assert read(consumer, KEPT + LOST) == [*kept, *lost]
+        epoch = consumers["fail"].position_and_epoch(story.tp).leader_epoch
+        story.lead_uncleanly(SECOND, instead_of=FIRST)
         anew = story.write(ANEW, "new")
 
-        for name in ("fail", "earliest"):
-            error = _told(consumers[name])
-            assert _is_exact(error)
+        for name in ("fail", "earliest", "near"):
+            error = told(consumers[name])
+            assert said([error]) == [(KEPT + LOST, KEPT)], name
             assert (error.leader_epoch, error.epochs[-1]) == (epoch, epoch)
-            consumers[name].seek(TP, error.divergent_offset, error.divergent_epoch)
-        for name in ("fail", "earliest", "rewind", "function"):
-            assert _read(consumers[name], ANEW) == anew, name
-        assert [_is_exact(error) for error in met] == [True]
-        eventually(lambda: consumers["latest"].poll(200) or consumers["latest"].truncations(), "it has met it")
-        assert [record.value for record in consumers["latest"].poll(500)] == []
-        assert consumers["latest"].position(TP) == KEPT + ANEW
+            assert said([told(consumers[name])]) == [(KEPT + LOST, KEPT)], "until a seek"
+            consumers[name].seek(story.tp, error.divergent_offset, error.divergent_epoch)
+        for name in ("fail", "earliest", "near", "rewind", "function"):
+            assert read(consumers[name], ANEW) == anew, name
+        assert said(met) == [(KEPT + LOST, KEPT)]
+        latest = consumers["latest"]
+        eventually(lambda: latest.poll(200) or latest.truncations(), "it has met it")
+        assert latest.poll(500) == []
+        assert latest.position(story.tp) == KEPT + ANEW
         later = story.write(1, "later")
         for name, consumer in consumers.items():
-            assert _read(consumer, 1) == later, name
-            assert [_is_exact(each) for each in consumer.truncations()] == [True], name
-
-        cluster.node(2).start()
-        cluster.node(2).wait_ready()
-        story.await_partition(lambda it: set(it.isr) == {2, 3}, "the old leader is in sync again")
-        is_kafka = cluster.node(2).is_kafka
-
-        def has_receipt() -> bool:
-            try:
-                found = consumers["fail"].loss_receipts(error, timeout_ms=5000)
-            except PeerError:
-                return False
-            return bool(found) != is_kafka
-
-        eventually(has_receipt, "the receipt is there, or there is none")
-        with story.consumer(**group, **{"truncation.evidence.timeout.ms": 20_000}) as consumer:
-            error = _told(consumer)
-        assert _is_exact(error)
-        if is_kafka:
-            assert error.evidence == ()
-        else:
-            (receipt,) = error.evidence
-            assert (receipt.start_offset, receipt.end_offset_exclusive) == (KEPT, KEPT + LOST)
-            assert (receipt.replica, receipt.records) == (2, LOST)
-            assert receipt.id[:12] in str(error)
+            assert read(consumer, 1) == later, name
+            assert said(consumer.truncations()) == [(KEPT + LOST, KEPT)], name
     finally:
         for consumer in consumers.values():
             consumer.close()
+
+
+def test_starts_and_seeks_with_an_epoch_and_the_receipt_of_the_loss(story: UncleanStory) -> None:
+    group = {"group.id": story.tp.topic}
+    with story.consumer(**group) as consumer:
+        consumer.commit({story.tp: 0})  # its coordinator's topic is made while all are there
+    story.part()
+    with story.consumer(**group) as consumer:
+        consumer.seek(story.tp, 0)
+        read(consumer, KEPT + LOST)
+        consumer.commit()
+        epoch = consumer.position_and_epoch(story.tp).leader_epoch
+    story.lead_uncleanly(SECOND, instead_of=FIRST)
+    anew = story.write(ANEW, "new")
+
+    # What was committed is behind the cut, and behind the new end of the log.
+    with story.consumer(**group, **{"auto.offset.reset": "latest"}) as consumer:
+        error = told(consumer)
+        assert said([error]) == [(KEPT + LOST, KEPT)]
+        assert error.epochs == (epoch,)
+
+    with story.consumer() as consumer:
+        for offset in (KEPT + LOST, KEPT + 1):  # behind the new end, and within what is there now
+            consumer.seek(story.tp, offset, epoch)
+            assert said([told(consumer)]) == [(offset, KEPT)]
+        consumer.seek(story.tp, KEPT, epoch)
+        assert read(consumer, ANEW) == anew, "up to there it is the log"
+        consumer.seek(story.tp, KEPT + 1)
+        assert read(consumer, ANEW - 1) == anew[1:], "nothing is claimed"
+
+        story.restart(FIRST)
+
+        def has_receipt() -> bool:
+            try:
+                return bool(consumer.loss_receipts(error, timeout_ms=5000)) != story.is_kafka
+            except PeerError:
+                return False
+
+        eventually(has_receipt, "the receipt is there, or there is none", wait_s=WAIT_S)
+    with story.consumer(**group, **{"truncation.evidence.timeout.ms": 20_000}) as consumer:
+        error = told(consumer)
+    assert said([error]) == [(KEPT + LOST, KEPT)]
+    if story.is_kafka:
+        assert error.evidence == ()
+        return
+    (receipt,) = error.evidence
+    assert (receipt.start_offset, receipt.end_offset_exclusive) == (KEPT, KEPT + LOST)
+    assert (receipt.replica, receipt.records) == (FIRST, LOST)
+    assert receipt.id[:12] in str(error)
+
+
+def test_a_leader_that_comes_back_with_an_older_history(story: UncleanStory) -> None:
+    """It says that the epoch before ends behind where others had gone on without it (`gaps.md G6`)."""
+    kept, _ = story.part()
+    story.lead_uncleanly(SECOND, instead_of=FIRST)
+    anew = story.write(LOST + ANEW, "new")
+    stops = {"beyond what it has": KEPT + LOST + ANEW, "within what it has": KEPT + ANEW, "before": KEPT}
+    consumers = {name: story.consumer() for name in stops}
+    try:
+        for name, end in stops.items():
+            consumers[name].seek(story.tp, 0)
+            assert read(consumers[name], end) == [*kept, *anew][:end]
+        story.lead_uncleanly(FIRST, instead_of=SECOND)
+        for name, end in stops.items():
+            if end > KEPT:
+                error = told(consumers[name])
+                assert said([error]) == [(end, KEPT)], name
+                consumers[name].seek(story.tp, error.divergent_offset, error.divergent_epoch)
+        later = story.write(1, "later")
+        expected = [f"lost{number}".encode() for number in range(LOST)] + later
+        for name, consumer in consumers.items():
+            assert read(consumer, LOST + 1) == expected, name
+    finally:
+        for consumer in consumers.values():
+            consumer.close()
+
+
+class _Watched:
+    """What a consumer asks whom for."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.cluster = consumer._async.cluster
+        self.read_from: list[int] = []
+        self.metadata_requests = 0
+        link, fetch_metadata = self.cluster.link, self.cluster.fetch_metadata
+
+        def watched_link(node_id: int, purpose: Purpose = Purpose.CONTROL) -> Any:
+            if purpose is Purpose.FETCH:
+                self.read_from.append(node_id)
+            return link(node_id, purpose)
+
+        def watched_fetch_metadata(*given: Any, **named: Any) -> Any:
+            self.metadata_requests += 1
+            return fetch_metadata(*given, **named)
+
+        self.cluster.link = watched_link  # type: ignore[method-assign]
+        self.cluster.fetch_metadata = watched_fetch_metadata  # type: ignore[method-assign]
+
+    def is_left_alone(self) -> None:
+        """From now on it has only what answers of Fetch tell it (KIP-951)."""
+
+        def leave() -> None:
+            assert self.cluster._keeper is not None
+            self.cluster._keeper.cancel()
+            self.cluster.request_refresh = lambda: None  # type: ignore[method-assign]
+            self.metadata_requests = 0
+
+        self.consumer._on_loop(leave)
+
+
+def test_kip951_a_consumer_follows_leaders_by_what_fetches_answer(story: UncleanStory) -> None:
+    values = story.write(KEPT, "kept")
+    with story.consumer(**{"metadata.max.age.ms": 3_600_000}) as consumer:
+        watched = _Watched(consumer)
+        consumer.seek(story.tp, 0)
+        assert read(consumer, KEPT) == values
+        watched.is_left_alone()
+        for leader in (SECOND, FIRST):
+            story.move_to(leader)
+            more = story.write(ANEW, f"of-{leader}-")
+            assert read(consumer, ANEW) == more
+            assert watched.read_from[-1] == leader
+        assert watched.metadata_requests == 0
+        assert consumer.truncations() == []
+
+
+def test_kip392_a_consumer_reads_from_the_replica_in_its_rack(story: UncleanStory) -> None:
+    values = story.write(KEPT, "kept")
+    with story.consumer(**{"client.rack": "c"}) as consumer:
+        watched = _Watched(consumer)
+        consumer.seek(story.tp, 0)
+        assert read(consumer, KEPT) == values
+        eventually(lambda: consumer.poll(100) or watched.read_from[-1] == SECOND, "it is sent to the replica")
+        more = story.write(ANEW, "near")
+        asked = len(watched.read_from)
+        assert read(consumer, ANEW) == more
+        assert SECOND in watched.read_from[asked - 1 :]
+
+        story.cluster.node(SECOND).kill()
+        more = story.write(ANEW, "far")
+        assert read(consumer, ANEW) == more
+        assert watched.read_from[-1] == FIRST
+
+        story.restart(SECOND)
+        eventually(lambda: consumer.poll(100) or watched.read_from[-1] == SECOND, "it is sent there again")
+        more = story.write(ANEW, "again")
+        assert read(consumer, ANEW) == more
+        assert consumer.truncations() == []
