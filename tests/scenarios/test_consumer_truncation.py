@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import pytest
 
-from fenceline.client import Consumer, LogTruncationError
-from fenceline.client.cluster import Purpose
+from fenceline.client import LogTruncationError
 from fenceline.errors import PeerError
 from fenceline.testing.mixed_cluster import MixedCluster
 from fenceline.testing.waiting import eventually
+from fenceline.wire.apis import ApiKey
 from tests.scheduling import CLUSTERS
 from tests.support.unclean_story import (
     FIRST,
@@ -30,6 +30,7 @@ from tests.support.unclean_story import (
     said,
     told,
 )
+from tests.support.watched_consumer import Asked, Learned, WatchedConsumer
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -69,6 +70,7 @@ def test_consumers_of_every_policy_that_poll(story: UncleanStory) -> None:
         "near": {"client.rack": "c"},
     }
     consumers = {name: story.consumer(**config) for name, config in policies.items()}
+    watched = WatchedConsumer(consumers["fail"], story.tp)
     try:
         for consumer in consumers.values():
             consumer.seek(story.tp, 0)
@@ -82,6 +84,11 @@ def test_consumers_of_every_policy_that_poll(story: UncleanStory) -> None:
             assert said([error]) == [(KEPT + LOST, KEPT)], name
             assert (error.leader_epoch, error.epochs[-1]) == (epoch, epoch)
             assert said([told(consumers[name])]) == [(KEPT + LOST, KEPT)], "until a seek"
+        # Within one round trip of the new leader's metadata: nothing is fetched from it before.
+        found = story.partition()
+        assert found is not None
+        assert watched.asked_since(Learned(SECOND, found.leader_epoch), ApiKey.FETCH) == []
+        for name in ("fail", "earliest", "near"):
             consumers[name].seek(story.tp, error.divergent_offset, error.divergent_epoch)
         for name in ("fail", "earliest", "near", "rewind", "function"):
             assert read(consumers[name], ANEW) == anew, name
@@ -174,75 +181,42 @@ def test_a_leader_that_comes_back_with_an_older_history(story: UncleanStory) -> 
             consumer.close()
 
 
-class _Watched:
-    """What a consumer asks whom for."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self.consumer = consumer
-        self.cluster = consumer._async.cluster
-        self.read_from: list[int] = []
-        self.metadata_requests = 0
-        link, fetch_metadata = self.cluster.link, self.cluster.fetch_metadata
-
-        def watched_link(node_id: int, purpose: Purpose = Purpose.CONTROL) -> Any:
-            if purpose is Purpose.FETCH:
-                self.read_from.append(node_id)
-            return link(node_id, purpose)
-
-        def watched_fetch_metadata(*given: Any, **named: Any) -> Any:
-            self.metadata_requests += 1
-            return fetch_metadata(*given, **named)
-
-        self.cluster.link = watched_link  # type: ignore[method-assign]
-        self.cluster.fetch_metadata = watched_fetch_metadata  # type: ignore[method-assign]
-
-    def is_left_alone(self) -> None:
-        """From now on it has only what answers of Fetch tell it (KIP-951)."""
-
-        def leave() -> None:
-            assert self.cluster._keeper is not None
-            self.cluster._keeper.cancel()
-            self.cluster.request_refresh = lambda: None  # type: ignore[method-assign]
-            self.metadata_requests = 0
-
-        self.consumer._on_loop(leave)
-
-
 def test_kip951_a_consumer_follows_leaders_by_what_fetches_answer(story: UncleanStory) -> None:
     values = story.write(KEPT, "kept")
     with story.consumer(**{"metadata.max.age.ms": 3_600_000}) as consumer:
-        watched = _Watched(consumer)
+        watched = WatchedConsumer(consumer, story.tp)
         consumer.seek(story.tp, 0)
         assert read(consumer, KEPT) == values
-        watched.is_left_alone()
+        watched.leave_alone()
+        begun = len(watched.story)
         for leader in (SECOND, FIRST):
             story.move_to(leader)
             more = story.write(ANEW, f"of-{leader}-")
             assert read(consumer, ANEW) == more
-            assert watched.read_from[-1] == leader
-        assert watched.metadata_requests == 0
+            assert watched.read_from()[-1] == leader
+        assert Asked(ApiKey.METADATA, None) not in watched.story[begun:]
         assert consumer.truncations() == []
 
 
 def test_kip392_a_consumer_reads_from_the_replica_in_its_rack(story: UncleanStory) -> None:
     values = story.write(KEPT, "kept")
     with story.consumer(**{"client.rack": "c"}) as consumer:
-        watched = _Watched(consumer)
+        watched = WatchedConsumer(consumer, story.tp)
         consumer.seek(story.tp, 0)
         assert read(consumer, KEPT) == values
-        eventually(lambda: consumer.poll(100) or watched.read_from[-1] == SECOND, "it is sent to the replica")
+        eventually(lambda: consumer.poll(100) or watched.read_from()[-1] == SECOND, "it is sent to the replica")
         more = story.write(ANEW, "near")
-        asked = len(watched.read_from)
+        asked = len(watched.read_from())
         assert read(consumer, ANEW) == more
-        assert SECOND in watched.read_from[asked - 1 :]
+        assert SECOND in watched.read_from()[asked - 1 :]
 
         story.cluster.node(SECOND).kill()
         more = story.write(ANEW, "far")
         assert read(consumer, ANEW) == more
-        assert watched.read_from[-1] == FIRST
+        assert watched.read_from()[-1] == FIRST
 
         story.restart(SECOND)
-        eventually(lambda: consumer.poll(100) or watched.read_from[-1] == SECOND, "it is sent there again")
+        eventually(lambda: consumer.poll(100) or watched.read_from()[-1] == SECOND, "it is sent there again")
         more = story.write(ANEW, "again")
         assert read(consumer, ANEW) == more
         assert consumer.truncations() == []
