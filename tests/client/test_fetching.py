@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fenceline.client.consumer import Consumer
-from fenceline.errors import ErrorCode
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.records.batch import BATCH_OVERHEAD, Codec, assign_in_place, read_header
 from fenceline.records.build import build_batch
@@ -116,6 +116,74 @@ def test_what_can_not_be_decoded_is_not_skipped(cluster: ScriptedCluster, arrow:
         consumer.seek(tp, 2)
         _until(lambda: found.extend(offsets()) or len(found) >= 2)
         assert found == [0, 2]
+
+
+def _damaged(batch: bytes, at: int) -> bytes:
+    return batch[:at] + bytes([batch[at] ^ 1]) + batch[at + 1 :]
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+@pytest.mark.parametrize("at", [_CRC_FROM, 16], ids=["checksum", "magic"])
+def test_what_lies_before_and_behind_a_damaged_batch_is_read(cluster: ScriptedCluster, arrow: bool, at: int) -> None:
+    """In one answer with it, and the answer's other partitions too. It is told by every poll until a seek."""
+    bad, good = cluster.add_topic("t", 2)
+    cluster.logs[bad].batches = [_batch(offset, b"%d" % offset) for offset in range(6)]
+    cluster.logs[bad].batches[3] = _damaged(cluster.logs[bad].batches[3], at)
+    cluster.logs[good].batches = [_batch(offset, b"%d" % offset) for offset in range(3)]
+    found: dict[int, list[int]] = {0: [], 1: []}
+    refusals: list[PeerError] = []
+    with Consumer(cluster.bootstrap, **_QUICK, **{"auto.offset.reset": "none"}) as consumer:
+        consumer.assign([bad, good])
+        consumer.seek(bad, 0)
+        consumer.seek(good, 0)
+
+        def poll() -> None:
+            try:
+                if arrow:
+                    columns = consumer.poll_arrow(20).select(["partition", "offset"]).to_pydict()
+                    rows = list(zip(columns["partition"], columns["offset"], strict=True))
+                else:
+                    rows = [(record.partition, record.offset) for record in consumer.poll(20)]
+                for partition, offset in rows:
+                    found[partition].append(offset)
+            except PeerError as error:
+                refusals.append(error)
+
+        _until(lambda: poll() or len(refusals) >= 3)
+        assert found[0] == [0, 1, 2]
+        assert {error.code for error in refusals} == {ErrorCode.CORRUPT_MESSAGE}
+        assert all("t-0" in str(error) and "offset 3" in str(error) for error in refusals)
+        _until(lambda: poll() or len(found[1]) >= 3)
+        with cluster.lock:
+            cluster.logs[good].batches.append(_batch(3, b"3"))
+        _until(lambda: poll() or len(found[1]) >= 4)
+        assert found == {0: [0, 1, 2], 1: [0, 1, 2, 3]}
+
+        consumer.seek(bad, 4)
+        del refusals[:]
+        _until(lambda: poll() or len(found[0]) >= 5)
+        assert found[0] == [0, 1, 2, 4, 5]
+        assert refusals == []
+
+
+def test_what_a_broker_refuses_again_and_again_is_told_once_a_poll(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    cluster.logs[tp].batches = [_batch(0, b"value")]
+    cluster.fault_rule = lambda key: ErrorCode.CORRUPT_MESSAGE if key is ApiKey.FETCH else None
+    with Consumer(cluster.bootstrap, **_QUICK, **{"auto.offset.reset": "none"}) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+        with pytest.raises(PeerError, match="CORRUPT_MESSAGE"):
+            consumer.poll(10_000)
+        asked = len(cluster.fetches)
+        _until(lambda: len(cluster.fetches) >= asked + 5)
+        with pytest.raises(PeerError, match="CORRUPT_MESSAGE"):
+            consumer.poll(10_000)
+        with cluster.lock:
+            cluster.fault_rule = None
+        # What was refused at the position before is no news after a seek.
+        consumer.seek(tp, 0)
+        assert [record.value for record in consumer.poll(10_000)] == [b"value"]
 
 
 def test_a_large_compressed_batch_is_read_in_parts(cluster: ScriptedCluster) -> None:

@@ -193,8 +193,8 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         elif not list(self.positions):
             raise OperatorError("The consumer has nothing to read", "Call assign or subscribe first.")
         self._auto_commit.when_due()
-        if self._fetcher.trouble:
-            raise self._fetcher.trouble.popleft()
+        if (trouble := self._fetcher.take_trouble()) is not None:
+            raise trouble
         await self._start_positions()
         if lost := self.positions.lost():
             for tp, state in lost:
@@ -275,8 +275,8 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
                 raise error
             if state.position is not None:
                 return CommittedOffset(state.position.offset, state.position.record_epoch)
-            if self._fetcher.trouble:
-                raise self._fetcher.trouble.popleft()
+            if (trouble := self._fetcher.take_trouble()) is not None:
+                raise trouble
             if deadline.is_over:
                 raise TimedOut(f"no position for {tp} within {deadline.timeout_ms:.0f} ms: are its brokers up?")
             await self._fetcher.wait_for_arrival(min(0.02, deadline.left_ms / 1000))

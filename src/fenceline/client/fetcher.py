@@ -3,7 +3,7 @@ the way.
 
 Owns the task that keeps the buffer filled and turns what brokers answer into state: data, another leader, a replica
 near by, an offset that is out of range, a divergence. Never raises into the void: what the caller must know waits in
-`trouble` or in the partition's state for the next poll.
+`take_trouble` or in the partition's state for the next poll.
 
 Memory: what is buffered and what requests in flight may bring stay below `queued.max.bytes` together, but for single
 batches that are larger than their share.
@@ -26,6 +26,7 @@ from fenceline.client.epoch_history import fits
 from fenceline.client.errors import (
     RETRIABLE,
     STALE_METADATA,
+    ClientError,
     ConnectionLost,
     NoOffsetError,
     OffsetOutOfRangeError,
@@ -60,6 +61,14 @@ class Piece(NamedTuple):
     fetched: Fetched
 
 
+class Trouble(NamedTuple):
+    """What the caller must know; of a partition only until it is positioned anew."""
+
+    error: Exception
+    tp: TopicPartition | None
+    serial: int
+
+
 class Fetcher:
     """Runs on the consumer's loop. `changed()` tells it that assignment, positions or room have changed."""
 
@@ -83,7 +92,7 @@ class Fetcher:
         self._arrived = asyncio.Event()
         self._failures = 0
         self._turn = 0
-        self.trouble: deque[Exception] = deque()
+        self._trouble: deque[Trouble] = deque()
         self._task = asyncio.ensure_future(self._run())
 
     def changed(self) -> None:
@@ -115,6 +124,15 @@ class Fetcher:
         self._buffer.extendleft(reversed(kept))
         return found
 
+    def take_trouble(self) -> Exception | None:
+        """The oldest error that the caller was not told yet."""
+        while self._trouble:
+            error, tp, serial = self._trouble.popleft()
+            state = None if tp is None else self._positions.get(tp)
+            if tp is None or (state is not None and state.serial == serial):
+                return error
+        return None
+
     def _let_go(self, piece: Piece) -> None:
         self._buffered_bytes -= piece.fetched.size_bytes
         left = self._buffered_by_tp[piece.tp] - 1
@@ -139,7 +157,7 @@ class Fetcher:
 
     async def wait_for_arrival(self, timeout_s: float) -> None:
         """Wait until something new is there to take or to raise, at most `timeout_s`."""
-        if self.trouble or self._has_readable():
+        if self._trouble or self._has_readable():
             return
         self._arrived.clear()
         try:
@@ -194,7 +212,7 @@ class Fetcher:
                 due_s = min(due_s, state.retry_at_s)
             elif state.phase is Phase.AWAIT_RESET:
                 if state.reset_to in (None, "none"):
-                    self._tell(NoOffsetError(tp.topic, tp.partition))
+                    self._tell(NoOffsetError(tp.topic, tp.partition), tp)
                     self._delay([tp])
                 else:
                     to_reset.setdefault(leader.leader, []).append(tp)
@@ -223,7 +241,7 @@ class Fetcher:
             state.waits_for_epoch_since_s = now_s
         elif (now_s - state.waits_for_epoch_since_s) * 1000 >= self._config["default.api.timeout.ms"]:
             state.waits_for_epoch_since_s = now_s
-            self._tell(UnknownEpochError(tp.topic, tp.partition, position.offset, position.epoch, known_epoch))
+            self._tell(UnknownEpochError(tp.topic, tp.partition, position.offset, position.epoch, known_epoch), tp)
 
     # -- fetching
 
@@ -289,7 +307,7 @@ class Fetcher:
                 if tp in asked and state is not None:
                     serial, position = asked[tp]
                     if state.serial == serial and state.fetch_position == position:
-                        self._take_answer(tp, state, position, answer, node_id)
+                        self._take_or_tell(tp, state, position, answer, node_id)
         except (ConnectionLost, TimedOut) as error:
             self._failures += 1
             _log.info("fetch failed: %s", error)
@@ -307,6 +325,19 @@ class Fetcher:
         finally:
             self._promised_bytes -= max_bytes
             self._in_flight.pop(node_id, None)
+
+    def _take_or_tell(
+        self, tp: TopicPartition, state: PartitionState, position: Position, answer: FetchedPartition, node_id: int
+    ) -> None:
+        """What is damaged is no reason to forget the other partitions of the answer. It is fetched again: the next
+        time another replica may have it, or the bytes were damaged on their way."""
+        try:
+            self._take_answer(tp, state, position, answer, node_id)
+        except PeerError as error:
+            is_told = isinstance(error, ClientError)
+            where = f"reading {tp} at offset {position.offset}"
+            self._tell(error if is_told else broker_error(error.code, where, str(error)), tp)
+            self._delay([tp])
 
     def _take_answer(
         self, tp: TopicPartition, state: PartitionState, position: Position, answer: FetchedPartition, node_id: int
@@ -381,8 +412,9 @@ class Fetcher:
             known = self._cluster.metadata.leader(tp)
             if known.leader >= 0 and known != position.leader:
                 return  # The answer named the new leader (KIP-951).
-        elif code not in RETRIABLE:
-            self._tell(broker_error(code, f"reading {tp} at offset {position.offset}"))
+        elif code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
+            # The broker has found the damage on its disk: asking again does not mend it.
+            self._tell(broker_error(code, f"reading {tp} at offset {position.offset}"), tp)
         self._delay([tp])
 
     def _out_of_range(self, tp: TopicPartition, state: PartitionState, position: Position) -> None:
@@ -400,7 +432,8 @@ class Fetcher:
                     leader_epoch=position.record_epoch,
                     log_start_offset=state.log_start_offset,
                     log_end_offset=state.high_watermark,
-                )
+                ),
+                tp,
             )
             self._delay([tp])
             return
@@ -438,6 +471,10 @@ class Fetcher:
             else:
                 state.retry_at_s = until_s
 
-    def _tell(self, error: Exception) -> None:
-        self.trouble.append(error)
+    def _tell(self, error: Exception, tp: TopicPartition | None = None) -> None:
+        """Once, however often it comes before the next poll."""
+        state = None if tp is None else self._positions.get(tp)
+        trouble = Trouble(error, tp, -1 if state is None else state.serial)
+        if not any((t.tp, t.serial, str(t.error)) == (tp, trouble.serial, str(error)) for t in self._trouble):
+            self._trouble.append(trouble)
         self._arrived.set()

@@ -32,7 +32,7 @@ VALIDATING_VERSION: Final = 3
 
 class PositionRequests:
     """Runs on the consumer's loop. `settled(tps)`: something was learned of them; `delay(tps)`: ask later;
-    `tell(error)`: the caller must know.
+    `tell(error, tp)`: the caller must know.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PositionRequests:
         *,
         settled: Callable[[Collection[TopicPartition]], None],
         delay: Callable[[Collection[TopicPartition]], None],
-        tell: Callable[[Exception], None],
+        tell: Callable[[Exception, TopicPartition | None], None],
     ) -> None:
         self._cluster = cluster
         self._positions = positions
@@ -169,11 +169,11 @@ class PositionRequests:
             _log.info("positions could not be %s: %s", what, error)
             self._cluster.request_refresh()
         elif not isinstance(error, PeerError) or error.code not in RETRIABLE:
-            self._tell(error)
+            self._tell(error, None)
         self._delay(partitions.keys())
 
     def _refused(self, what: str, tp: TopicPartition, code: ErrorCode) -> None:
         if code in STALE_METADATA or code is ErrorCode.UNKNOWN_LEADER_EPOCH:
             self._cluster.request_refresh()
         elif code not in RETRIABLE:
-            self._tell(broker_error(code, f"{what} of {tp}"))
+            self._tell(broker_error(code, f"{what} of {tp}"), tp)

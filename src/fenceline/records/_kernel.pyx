@@ -396,13 +396,14 @@ def decode_rows(
     cdef _Input given = _Input(buf, start, end, count)
     cdef const uint8_t* at = given.start
     cdef Rec record
-    cdef int64_t previous = -1, offset
+    cdef int64_t previous = -1, offset, timestamp_delta = 0
     cdef Py_ssize_t index = 0
     cdef int problem = FINE
     cdef list rows = []
     cdef tuple row
     topic, partition = before
     kind, epoch = between
+    timestamp = fixed_timestamp
     _check_offsets(base_offset, last_offset_delta)
     while index < count:
         problem = _parse(&at, given.end, &record)
@@ -415,9 +416,10 @@ def decode_rows(
         offset = base_offset + record.offset_delta
         if offset < start_offset or offset >= end_offset_exclusive:
             continue
-        timestamp = fixed_timestamp
-        if timestamp is None:
-            timestamp = <int64_t>(<uint64_t>base_timestamp + <uint64_t>record.timestamp_delta)
+        if fixed_timestamp is None and (timestamp is None or record.timestamp_delta != timestamp_delta):
+            # Most records of a busy batch share their millisecond, and then the number.
+            timestamp_delta = record.timestamp_delta
+            timestamp = <int64_t>(<uint64_t>base_timestamp + <uint64_t>timestamp_delta)
         key = _bytes(record.key)
         value = _bytes(record.value)
         headers = _headers(&record) if record.header_count else ()
