@@ -55,6 +55,9 @@ class Log:
     replica_end: int | None = None
     """Where that follower's log ends; None: where the leader's does."""
 
+    sent: Callable[[bytes], bytes] = bytes
+    """What Fetch gives in place of a batch."""
+
     @property
     def end_offset(self) -> int:
         return read_header(self.batches[-1]).next_offset if self.batches else self.start_offset
@@ -346,7 +349,7 @@ class ScriptedCluster:
             found, size = [], 0
             for raw in log.batches:
                 if read_header(raw).next_offset > asked.fetch_offset and (not size or size < asked.max_bytes):
-                    found.append(raw)
+                    found.append(log.sent(raw))
                     size += len(raw)
             self._fetched.append(fetch.FetchedPartition(*name, 0, *ends, records=b"".join(found)))
         return fetch.encode_response(version, fetch.FetchResponse(self._fetched))
