@@ -209,7 +209,10 @@ def test_e49_e50_a_truncation_names_the_position_and_where_the_histories_part(
             assert "records 3 to 7 as read before in epochs 0 and 1 are gone" in str(error)
             assert told(consumer).truncated_from == 8
             assert [e.truncated_from for e in consumer.truncations()] == [8]
+            # A position that is lost is not committed (E44).
+            assert consumer._on_loop(consumer._async.commitable) == {}
             consumer.seek(tp, error.divergent_offset, error.divergent_epoch)
+            assert consumer._on_loop(consumer._async.commitable) == {tp: (3, 0, "")}
             assert read(consumer, 9) == new
 
 
