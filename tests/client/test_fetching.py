@@ -166,21 +166,31 @@ def test_what_lies_before_and_behind_a_damaged_batch_is_read(cluster: ScriptedCl
         assert refusals == []
 
 
-def test_what_a_broker_refuses_again_and_again_is_told_once_a_poll(cluster: ScriptedCluster) -> None:
+def test_what_a_broker_refuses_again_and_again_is_told_by_one_poll(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     cluster.logs[tp].batches = [_batch(0, b"value")]
-    cluster.fault_rule = lambda key: ErrorCode.CORRUPT_MESSAGE if key is ApiKey.FETCH else None
-    with Consumer(cluster.bootstrap, **_QUICK, **{"auto.offset.reset": "none"}) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 0)
-        with pytest.raises(PeerError, match="CORRUPT_MESSAGE"):
-            consumer.poll(10_000)
+
+    def await_fetches(count: int) -> None:
         asked = len(cluster.fetches)
-        _until(lambda: len(cluster.fetches) >= asked + 5)
-        with pytest.raises(PeerError, match="CORRUPT_MESSAGE"):
-            consumer.poll(10_000)
+        _until(lambda: len(cluster.fetches) >= asked + count)
+
+    def refuse(times: int) -> None:
+        """All of it has been heard when this ends: the next request is there."""
+        cluster.fault_rule = lambda key: ErrorCode.CORRUPT_MESSAGE if key is ApiKey.FETCH else None
+        await_fetches(times)
         with cluster.lock:
             cluster.fault_rule = None
+        await_fetches(2)
+
+    with Consumer(cluster.bootstrap, **_QUICK, **{"auto.offset.reset": "none"}) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 1)
+        assert consumer.poll(100) == []
+        refuse(5)
+        with pytest.raises(PeerError, match="CORRUPT_MESSAGE"):
+            consumer.poll(10_000)
+        assert consumer.poll(100) == []
+        refuse(5)
         # What was refused at the position before is no news after a seek.
         consumer.seek(tp, 0)
         assert [record.value for record in consumer.poll(10_000)] == [b"value"]

@@ -24,6 +24,8 @@ _QUICK = {
     "reconnect.backoff.ms": 1,
     "fetch.max.wait.ms": 10,
     "auto.offset.reset": "none",
+    # A request that is not answered stays under way.
+    "request.timeout.ms": 600_000,
 }
 _ABOUT_POSITIONS = (ApiKey.FETCH, ApiKey.OFFSET_FOR_LEADER_EPOCH, ApiKey.LIST_OFFSETS)
 
