@@ -50,6 +50,13 @@ class Log:
     epochs: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
     producers: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=lambda: defaultdict(list))
     """Producer id -> (epoch, first sequence, last sequence, base offset)."""
+    read_replica: int | None = None
+    """The follower that consumers with a rack are sent to (KIP-392)."""
+    replica_end: int | None = None
+    """Where that follower's log ends; None: where the leader's does."""
+
+    sent: Callable[[bytes], bytes] = bytes
+    """What Fetch gives in place of a batch."""
 
     @property
     def end_offset(self) -> int:
@@ -111,9 +118,12 @@ class ScriptedCluster:
         self.lock = threading.RLock()
         self.seen: Counter[ApiKey] = Counter()
         self.requests: list[tuple[ApiKey, int, Any]] = []
+        self.fetches: list[tuple[int, int, Any]] = []
+        """(node, version, request)"""
         self.faults: dict[ApiKey, list[Any]] = defaultdict(list)
         """Next outcomes by API: None (as usual), HANG_UP, REFUSE, or an ErrorCode for every partition asked for."""
         self.fault_rule: Callable[[ApiKey], Any] | None = None
+        self.node_rule: Callable[[int, ApiKey], Any] | None = None
         self._nodes = nodes
         self._next_producer_id = 100
         self._loop = asyncio.new_event_loop()
@@ -177,6 +187,8 @@ class ScriptedCluster:
                     fault = self.faults[key].pop(0) if self.faults[key] else None
                     if fault is None and self.fault_rule is not None:
                         fault = self.fault_rule(key)
+                    if fault is None and self.node_rule is not None:
+                        fault = self.node_rule(node_id, key)
                     if fault is REFUSE:
                         return
                     version, answer = self._answer(node_id, key, header.api_version, body, fault)
@@ -304,12 +316,19 @@ class ScriptedCluster:
 
     def _fetch(self, node_id: int, version: int, request: fetch.FetchRequest, code: ErrorCode | None) -> Any:
         self.requests.append((ApiKey.FETCH, version, request))
+        self.fetches.append((node_id, version, request))
         self._fetched: list[fetch.FetchedPartition] = []
         for asked in request.partitions:
             tp = self._tp(asked.topic, asked.topic_id, asked.index)
             log = self.logs[tp]
-            error = code or self._check(log, node_id, asked.current_leader_epoch)
+            is_near = version >= 11 and node_id == log.read_replica
+            error = code or self._check(log, log.leader if is_near else node_id, asked.current_leader_epoch)
             name = asked.topic, asked.topic_id, asked.index
+            if not error and not is_near and request.rack_id and log.read_replica is not None:
+                ends = log.end_offset, log.end_offset, log.start_offset
+                self._fetched.append(fetch.FetchedPartition(*name, 0, *ends, preferred_read_replica=log.read_replica))
+                continue
+            end_offset = log.replica_end if is_near and log.replica_end is not None else log.end_offset
             if error:
                 leads_elsewhere = error in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
                 hint = (log.leader, log.leader_epoch) if version >= 16 and leads_elsewhere else None
@@ -324,13 +343,13 @@ class ScriptedCluster:
                 if epoch < asked.last_fetched_epoch or end < asked.fetch_offset:
                     self._fetched.append(fetch.FetchedPartition(*name, 0, *ends, diverging_epoch=(epoch, end)))
                     continue
-            if not log.start_offset <= asked.fetch_offset <= log.end_offset:
+            if not log.start_offset <= asked.fetch_offset <= end_offset:
                 self._fetched.append(fetch.FetchedPartition(*name, ErrorCode.OFFSET_OUT_OF_RANGE))
                 continue
             found, size = [], 0
             for raw in log.batches:
                 if read_header(raw).next_offset > asked.fetch_offset and (not size or size < asked.max_bytes):
-                    found.append(raw)
+                    found.append(log.sent(raw))
                     size += len(raw)
             self._fetched.append(fetch.FetchedPartition(*name, 0, *ends, records=b"".join(found)))
         return fetch.encode_response(version, fetch.FetchResponse(self._fetched))

@@ -69,8 +69,14 @@ def test_a_newer_epoch_seen_elsewhere_hides_the_leader_until_metadata_has_it() -
     assert cache.leader(_TP) == LeaderAndEpoch(2, 6)
 
 
-def test_an_epoch_is_noted_only_where_one_is_known() -> None:
-    assert not _cache().note_epoch(_TP, 3)
+def test_an_epoch_that_comes_before_metadata_is_remembered() -> None:
+    """G8: a leader of before it is not trusted."""
+    cache = _cache()
+    assert cache.note_epoch(_TP, 6)
+    cache.apply(_answer(1, 5), asked=["t"])
+    assert cache.leader(_TP) == LeaderAndEpoch(-1, 6)
+    cache.apply(_answer(2, 6), asked=["t"])
+    assert cache.leader(_TP) == LeaderAndEpoch(2, 6)
 
 
 def test_a_hint_is_taken_only_when_newer_and_resolvable() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
-from fenceline.client.epoch_history import EpochStart
+from fenceline.client.epoch_history import EpochStart, Question
 from fenceline.client.metadata import LeaderAndEpoch
-from fenceline.client.offsets import EpochEnd
-from fenceline.client.positions import PartitionState, Phase, Position, Positions
+from fenceline.client.offsets import EpochEnd, OffsetAndEpoch
+from fenceline.client.positions import PartitionState, Phase, Position, Positions, Verdict
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 
@@ -23,6 +25,14 @@ def _at(offset: int, epoch: int, leader: LeaderAndEpoch = _L5) -> tuple[Position
     state = positions.of(_TP)
     state.phase = Phase.FETCHING
     return positions, state
+
+
+def _answer(positions: Positions, end: EpochEnd) -> Verdict:
+    """The leader's answer to what is asked now."""
+    position, question = positions.of(_TP).fetch_position, positions.question(_TP)
+    assert position is not None
+    assert question is not None
+    return positions.complete_validation(_TP, position, question, end)
 
 
 def test_a_new_partition_has_no_position_and_is_not_fetched() -> None:
@@ -73,24 +83,30 @@ def test_seek_with_an_epoch_is_validated_before_the_next_fetch() -> None:
 def test_an_answer_at_or_behind_the_position_validates_it() -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
-    assert state.fetch_position is not None
-    assert positions.complete_validation(_TP, state.fetch_position, EpochEnd(5, 10))
+    assert _answer(positions, EpochEnd(5, 10)) is Verdict.STANDS
     assert state.phase is Phase.FETCHING
     assert state.truncation is None
 
 
 @pytest.mark.parametrize(
-    ("end", "divergent"), [(EpochEnd(4, 8), (8, 4)), (EpochEnd(-1, -1), (-1, -1)), (EpochEnd(5, -1), (-1, 5))]
+    ("end", "divergent"),
+    [
+        pytest.param(EpochEnd(5, 8), (8, 5), id="E49: the epoch ends below the position"),
+        pytest.param(EpochEnd(4, 8), (8, 4), id="E49: and the leader has a lower one"),
+        pytest.param(EpochEnd(4, 40), (9, -1), id="G6: a lower epoch, whatever its end: record 9 is none of the log's"),
+        pytest.param(EpochEnd(-1, -1), (-1, -1), id="E48: the leader can not tell"),
+        pytest.param(EpochEnd(5, -1), (-1, -1), id="E48: nor so"),
+    ],
 )
 def test_a_divergence_below_what_was_handed_out_is_kept_until_a_seek(end: EpochEnd, divergent: tuple[int, int]) -> None:
     positions, state = _at(10, 5)
     positions.check_leader(_TP, _L6)
-    assert state.fetch_position is not None
-    assert not positions.complete_validation(_TP, state.fetch_position, end)
+    assert _answer(positions, end) is Verdict.DIVERGED
     assert state.phase is Phase.AWAIT_VALIDATION
     error = state.truncation
     assert error is not None
-    assert (error.topic, error.partition, error.offset, error.leader_epoch) == ("t", 0, 10, 5)
+    assert (error.topic, error.partition, error.truncated_from, error.leader_epoch) == ("t", 0, 10, 5)
+    assert error.epochs == (5,)
     assert (error.divergent_offset, error.divergent_epoch) == divergent
     positions.check_leader(_TP, LeaderAndEpoch(1, 7))
     assert state.truncation is error
@@ -101,35 +117,128 @@ def test_a_divergence_below_what_was_handed_out_is_kept_until_a_seek(end: EpochE
 
 
 @pytest.mark.parametrize(
-    ("leaders_end", "parting"),
+    ("answers", "parting", "epochs"),
     [
-        pytest.param(EpochEnd(5, 14), (14, 5), id="within the last epoch"),
-        pytest.param(EpochEnd(3, 12), (10, 3), id="the leader's epoch ends behind where ours ended"),
-        pytest.param(EpochEnd(3, 40), (10, 3), id="and behind the position"),
-        pytest.param(EpochEnd(3, 9), (9, 3), id="the leader's epoch ends before ours"),
-        pytest.param(EpochEnd(4, 12), (10, 3), id="an epoch that was never read: to be looked for further down"),
-        pytest.param(EpochEnd(2, 5), (5, 2), id="it is not known where what was read before began"),
-        pytest.param(EpochEnd(-1, -1), (-1, -1), id="the leader can not tell"),
+        pytest.param([EpochEnd(5, 14)], (14, 5), (5,), id="within the last epoch"),
+        pytest.param([EpochEnd(3, 12)], (10, 3), (5,), id="the leader's epoch ends behind where ours ended"),
+        pytest.param([EpochEnd(3, 40)], (10, 3), (5,), id="and behind the position"),
+        pytest.param([EpochEnd(3, 9)], (9, 3), (3, 5), id="the leader's epoch ends before ours"),
+        pytest.param(
+            [EpochEnd(4, 12), EpochEnd(3, 9)], (9, 3), (3, 5), id="an epoch never read: ask for the one below"
+        ),
+        pytest.param([EpochEnd(4, 12), EpochEnd(3, 11)], (10, 3), (5,), id="which ends no later than ours"),
+        pytest.param([EpochEnd(4, 12), EpochEnd(2, 6)], (6, 2), (3, 5), id="and not even that is there"),
+        pytest.param([EpochEnd(4, 12), EpochEnd(2, 9)], (7, -1), (3, 5), id="nor the record before the first one read"),
+        pytest.param([EpochEnd(2, 5)], (5, 2), (3, 5), id="at once"),
+        pytest.param([EpochEnd(-1, -1)], (-1, -1), (3, 5), id="the leader can not tell"),
     ],
 )
 def test_the_logs_part_no_later_than_what_was_read_of_later_epochs(
-    leaders_end: EpochEnd, parting: tuple[int, int]
+    answers: list[EpochEnd], parting: tuple[int, int], epochs: tuple[int, ...]
 ) -> None:
-    """Read from 8 on: epoch 3 up to 9, epoch 5 from 10 to 19. What the leader has of epoch 3 behind 9 was not read."""
-    positions, state = _at(8, 3)
+    """E25, G6. Read from 8 on, where 3 was the epoch: up to 9 in epoch 3, from 10 to 19 in epoch 5."""
+    positions, state = _at(8, 3, _L6)
     positions.consumed(_TP, 9, 3, [EpochStart(5, 10)])
     positions.consumed(_TP, 20, 5, [EpochStart(5, 10)])
-    state.fetch_position = state.position
-    positions.diverged(_TP, leaders_end)
+    assert state.position is not None
+    state.fetch_position = state.position._replace(leader=_L6)
+    positions.diverged(_TP, answers[0])
+    for answer in answers[1:]:
+        assert state.truncation is None
+        _answer(positions, answer)
     error = state.truncation
     assert error is not None
     assert (error.divergent_offset, error.divergent_epoch) == parting
+    assert error.epochs == epochs
     positions.seek(_TP, 12)
     positions.consumed(_TP, 20, 5, [EpochStart(5, 12)])
     state.fetch_position = state.position
     positions.diverged(_TP, EpochEnd(3, 15))
     assert state.truncation is not None
     assert state.truncation.divergent_offset == 12, "what was read before a seek says nothing"
+
+
+def test_a_search_begins_anew_with_another_leader() -> None:
+    """E64: its look-ups are fenced by one epoch."""
+    positions, state = _at(8, 3, _L6)
+    positions.consumed(_TP, 20, 5, [EpochStart(5, 10)])
+    assert state.position is not None
+    state.fetch_position = state.position._replace(leader=_L6)
+    positions.diverged(_TP, EpochEnd(4, 12))
+    assert positions.question(_TP) == Question(3, 10)
+    positions.check_leader(_TP, LeaderAndEpoch(1, 7))
+    assert positions.question(_TP) == Question(5, 20)
+    assert _answer(positions, EpochEnd(5, 20)) is Verdict.STANDS
+
+
+def test_answers_to_a_question_that_is_not_asked_any_more_are_ignored() -> None:
+    """E47."""
+    positions, state = _at(8, 3, _L6)
+    positions.consumed(_TP, 20, 5, [EpochStart(5, 10)])
+    assert state.position is not None
+    state.fetch_position = state.position._replace(leader=_L6)
+    positions.diverged(_TP, EpochEnd(4, 12))
+    first = Question(5, 20)
+    assert positions.complete_validation(_TP, state.fetch_position, first, EpochEnd(5, 20)) is Verdict.TOO_LATE
+    assert positions.question(_TP) == Question(3, 10)
+
+
+def test_a_leader_of_an_older_epoch_than_the_positions_is_not_asked() -> None:
+    """E54, G7: it would not know the epoch, which proves nothing; metadata has to catch up."""
+    positions, state = _at(8, 3)
+    positions.seek(_TP, 10, 6)
+    positions.check_leader(_TP, _L5)
+    assert state.phase is Phase.AWAIT_VALIDATION
+    assert positions.question(_TP) is None
+    assert not positions.is_fetchable(_TP, 0.0)
+    positions.check_leader(_TP, _L6)
+    assert positions.question(_TP) == Question(6, 10)
+
+
+def test_a_seek_with_an_epoch_is_not_read_from_before_a_leader_is_known() -> None:
+    """E53, G8: an epoch that comes before the first metadata is remembered."""
+    positions = Positions()
+    positions.assign([_TP])
+    positions.seek(_TP, 10, 6)
+    assert not positions.is_fetchable(_TP, 0.0)
+    positions.check_leader(_TP, LeaderAndEpoch(-1, -1))
+    assert not positions.is_fetchable(_TP, 0.0)
+    positions.check_leader(_TP, LeaderAndEpoch(1, -1))
+    assert positions.is_fetchable(_TP, 0.0), "a broker that knows no epochs"
+
+
+def test_a_negative_epoch_is_none() -> None:
+    """E56."""
+    positions, state = _at(8, 3)
+    positions.seek(_TP, 10, -7)
+    assert state.position == Position(10, -1)
+
+
+_BOUND = OffsetAndEpoch(10, 5)
+"""A look-up in epoch 5: the record before offset 10 may be of any epoch up to it."""
+
+
+@pytest.mark.parametrize(
+    ("end", "offset", "epoch"),
+    [
+        pytest.param(EpochEnd(5, 12), 10, 5, id="it stands"),
+        pytest.param(EpochEnd(4, 12), 10, 5, id="so it does where the record before may be of that epoch"),
+        pytest.param(EpochEnd(-1, -1), 10, 5, id="and where the leader can not tell"),
+        pytest.param(EpochEnd(4, 7), 7, 4, id="it was cut off before anything was read: begin where the log ended"),
+    ],
+)
+def test_a_position_of_a_reset_has_an_epoch_at_most(end: EpochEnd, offset: int, epoch: int) -> None:
+    """E55, G9: what is cut off before the first record was given concerns nobody, but new records lie there."""
+    positions, state = _at(3, 4)
+    positions.await_reset(_TP, "latest")
+    positions.complete_reset(_TP, state.serial, _BOUND)
+    positions.check_leader(_TP, _L6)
+    assert positions.question(_TP) == Question(5, 10)
+    _answer(positions, end)
+    assert state.truncation is None
+    assert state.phase is Phase.FETCHING
+    assert state.position is not None
+    assert (state.position.offset, state.position.epoch) == (offset, epoch)
 
 
 def test_a_divergence_under_what_was_only_fetched_ahead_is_fetched_again() -> None:
@@ -163,21 +272,24 @@ def test_answers_for_a_position_that_moved_on_are_ignored() -> None:
     assert old is not None
     positions.seek(_TP, 3, 5)
     state.phase = Phase.AWAIT_VALIDATION
-    assert not positions.complete_validation(_TP, old, EpochEnd(1, 1))
+    asked = Question(5, 10)
+    assert positions.complete_validation(_TP, old, asked, EpochEnd(1, 1)) is Verdict.TOO_LATE
     assert state.truncation is None
     positions.await_reset(_TP, "latest")
-    positions.complete_reset(_TP, state.serial - 1, 99)
+    positions.complete_reset(_TP, state.serial - 1, OffsetAndEpoch(99))
     assert state.position is None
 
 
-def test_a_reset_has_no_position_until_its_answer_and_then_no_epoch() -> None:
+@pytest.mark.parametrize("epoch", [-1, 5])
+def test_a_reset_has_no_position_until_its_answer_and_then_commits_no_epoch(epoch: int) -> None:
     positions, state = _at(10, 5)
     positions.await_reset(_TP, "earliest")
     assert (state.position, state.phase) == (None, Phase.AWAIT_RESET)
     positions.check_leader(_TP, _L6)
     assert state.phase is Phase.AWAIT_RESET
-    positions.complete_reset(_TP, state.serial, 3)
-    assert state.position == Position(3)
+    positions.complete_reset(_TP, state.serial, OffsetAndEpoch(3, epoch))
+    assert state.position is not None
+    assert (state.position.offset, state.position.record_epoch) == (3, -1)
     assert state.phase is Phase.FETCHING
 
 
@@ -197,3 +309,18 @@ def test_negative_offsets_and_foreign_partitions_are_refused() -> None:
         positions.seek(_TP, -1)
     with pytest.raises(OperatorError, match="not assigned"):
         positions.seek(TopicPartition("u", 0), 1)
+
+
+def test_a_position_is_of_no_use_in_another_topic_of_that_name() -> None:
+    positions, state = _at(10, 5)
+    first, second = UUID(int=7), UUID(int=8)
+    positions.check_topic(_TP, first)
+    positions.check_topic(_TP, UUID(int=0))
+    assert positions.is_fetchable(_TP, 0.0)
+    positions.check_topic(_TP, second)
+    assert state.replaced is not None
+    assert (state.replaced.expected_id, state.replaced.found_id) == (first, second)  # type: ignore[attr-defined]
+    assert not positions.is_fetchable(_TP, 0.0)
+    positions.seek(_TP, 0)
+    positions.check_topic(_TP, second)
+    assert positions.is_fetchable(_TP, 0.0)

@@ -4,9 +4,7 @@
 real handlers over real logs. What a follower does with the answers is `tests/replica/test_follower.py`'s and
 `test_fetcher.py`'s.
 
-Not here, because it is the consumer's side (E44-E59): validation of positions after a change of leader, `LogTruncation`
-raised by poll, the reset policies after a truncation, `seek` with an epoch, epochs of committed offsets, and trust in
-metadata. The producer and consumer of `fenceline.client` have their tests in `tests/client`.
+The consumer's side (E44-E63) is in `test_kip320_consumer.py`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ except ImportError:
 if native is not None and native.ABI != _kernel_py.ABI:
     native = None
 
-RECORD_FUNCTIONS = ("append_record", "decode", "encode", "murmur2", "walk")
+RECORD_FUNCTIONS = ("append_record", "decode", "decode_rows", "encode", "murmur2", "walk")
 COLUMN_FUNCTIONS = ("ColumnBuilder", "encode_columns", "hash_column")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fenceline.client.fetched import ConsumerRecord
 from fenceline.records import _columns_py, _kernel_py
 from fenceline.records.batch import BATCH_OVERHEAD, Codec, read_header
 from fenceline.records.build import Record, build_batch
@@ -67,6 +69,9 @@ def test_mutated_records(
     both(lambda k: k.walk(records, 0, len(records), count, base))
     both(lambda k: k.decode(records, 0, len(records), count, 5, count, base, None, Record))
     both(lambda k: k.decode(records, 0, len(records), count, 5, count, base, 99, Record, False))
+    of = (ConsumerRecord, ("t", 3), (1, 7))
+    both(lambda k: k.decode_rows(records, 0, len(records), count, 5, count, base, None, *of, 0, 1 << 62))
+    both(lambda k: k.decode_rows(records, 0, len(records), count, 5, count, base, 99, *of, 7, 9))
 
 
 @settings(max_examples=400, deadline=None)
@@ -123,6 +128,22 @@ def test_both_encode_alike(natives: ModuleType, rows: list[Any]) -> None:
     assert native == pure
     decoded = natives.decode(native, 1, len(native), len(rows), 0, len(rows) - 1, rows[0][0], None, tuple)
     assert [row[1:] for row in decoded] == rows
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=ROWS)
+def test_rows_are_what_they_were_and_no_work_for_the_garbage_collector(natives: ModuleType, rows: list[Any]) -> None:
+    batch = bytes(build_batch([(0, *row[1:]) for row in rows]))
+    header = read_header(batch)
+    found = natives.decode_rows(
+        batch, BATCH_OVERHEAD, len(batch), len(rows), 5, len(rows) - 1, header.base_timestamp, None,
+        ConsumerRecord, ("t", 3), (1, 7), 0, 1 << 62,
+    )  # fmt: skip
+    assert found == [ConsumerRecord("t", 3, 5 + i, 0, 1, 7, *row[1:]) for i, row in enumerate(rows)]
+    assert all(type(row) is ConsumerRecord for row in found)
+    assert not any(map(gc.is_tracked, found))
+    del found
+    gc.collect()
 
 
 @given(key=st.binary(max_size=40))

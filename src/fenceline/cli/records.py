@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +24,9 @@ from fenceline.client.admin import Admin
 from fenceline.client.offsets import OffsetAndEpoch
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from fenceline.client.errors import LogTruncationError
 
 
 def produce(
@@ -72,10 +76,17 @@ def consume(
     count: Annotated[int, typer.Option("--count", "-n", help="stop after so many records; 0: do not stop")] = 0,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="wait for more at the end of the log")] = False,
     partition: Annotated[int | None, typer.Option(help="only this partition")] = None,
+    on_truncation: Annotated[
+        str,
+        typer.Option(help="when printed records are cut off the log: fail, rewind to there, or go on at the latest"),
+    ] = "fail",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: AsJson = False,
 ) -> None:
-    """Print records. With --json, one JSON object a line with offsets and leader epochs."""
+    """Print records. With --json, one JSON object a line with offsets and leader epochs.
+
+    Records that were printed and are then lost, as by an unclean election, are told on standard error.
+    """
     from fenceline.client.consumer import Consumer
 
     with admin_of(bootstrap) as admin:
@@ -94,7 +105,7 @@ def consume(
             found = admin.list_offsets(dict.fromkeys(partitions, spec))
             starts = {tp: at.offset if at.offset >= 0 else ends[tp].offset for tp, at in found.items()}
         left = {tp: ends[tp].offset for tp in partitions if starts[tp] < ends[tp].offset}
-        with Consumer(bootstrap) as consumer:
+        with Consumer({"bootstrap.servers": bootstrap, "on.truncation": _policy(on_truncation)}) as consumer:
             consumer.assign(partitions)
             for tp, offset in starts.items():
                 consumer.seek(tp, offset)
@@ -111,6 +122,44 @@ def consume(
                 if not follow:
                     # The last offsets may belong to control records, which are never delivered.
                     left = {tp: end for tp, end in left.items() if consumer.position(tp) < end}
+
+
+def _policy(choice: str) -> Callable[[LogTruncationError], str]:
+    """Tells a truncation in words, then goes on by the choice; raises OperatorError instead of failing."""
+    if choice not in ("fail", "rewind", "latest"):
+        raise OperatorError(f"--on-truncation {choice} is no choice", "Choose fail, rewind or latest.")
+
+    def decide(error: LogTruncationError) -> str:
+        message, advice = truncation_in_words(error)
+        if choice == "fail" or (choice == "rewind" and error.divergent_offset < 0):
+            raise OperatorError(message, advice)
+        goes_on = f"from offset {error.divergent_offset} again" if choice == "rewind" else "at the end of the log"
+        print(f"fenceline: {message} Reading goes on {goes_on}.", file=sys.stderr)
+        return choice
+
+    return decide
+
+
+def truncation_in_words(error: LogTruncationError) -> tuple[str, str]:
+    """What happened, and what to do."""
+    name, end = f"{error.topic}-{error.partition}", error.truncated_from
+    if error.divergent_offset < 0:
+        return (
+            f"{name}: the log was truncated below offset {end}. Which of the records printed before are gone its leader"
+            " can not tell.",
+            f"Compare them with the log: fenceline consume {error.topic} --partition {error.partition}",
+        )
+    last = end - 1
+    records = f"record {last}" if error.divergent_offset == last else f"records {error.divergent_offset} to {last}"
+    epochs = ", ".join(map(str, error.epochs))
+    read_in = f" (of leader epoch {epochs})" if epochs else ""
+    message = f"{name}: the log was truncated. What was printed as {records}{read_in} is not in it any more."
+    for receipt in error.evidence:
+        message += f" Loss receipt {receipt}: see fenceline losses show {receipt.id[:12]}."
+    return message, (
+        f"Read what is there now: fenceline consume {error.topic} --partition {error.partition} "
+        f"--from ={error.divergent_offset}"
+    )
 
 
 def _exact_offset(text: str) -> int:

@@ -19,14 +19,16 @@ from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.consumer_offsets import ConsumerOffsets
 from fenceline.client.deadline import Deadline
-from fenceline.client.errors import NoOffsetError, TimedOut
+from fenceline.client.errors import LogTruncationError, NoOffsetError, TimedOut
 from fenceline.client.face import AsyncFace
 from fenceline.client.fetched import ConsumerRecord, Fetched, to_arrow
 from fenceline.client.fetcher import Fetcher
 from fenceline.client.group import Group
 from fenceline.client.handout import Handout
+from fenceline.client.loss_receipts import LossReceipt
 from fenceline.client.offsets import EARLIEST, LATEST, CommittedOffset
 from fenceline.client.positions import Phase, Positions
+from fenceline.client.truncation import Decide, Truncations
 from fenceline.errors import OperatorError
 from fenceline.ids import INTERNAL_TOPICS, NO_EPOCH, TopicPartition
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Listener = Callable[[list[TopicPartition]], Awaitable[None] | None]
+_LONG_BYTES = 256 * 1024
+"""From which on decoding is a thread's work: the loop goes on meanwhile."""
 _ARROW_BATCH_BYTES = 8 * 1024 * 1024
 """About how much one `poll_arrow` decodes at most: large enough to be cheap a row, small enough for a cache."""
 
@@ -57,6 +61,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         self._pattern: re.Pattern[str] | None = None
         self._listeners: dict[str, Listener | None] = {}
         self._handout = Handout(self._fetcher, self.positions)
+        self._truncations = Truncations(self.cluster, self.positions, self.config)
         self._auto_commit = AutoCommit(
             self.config, self.commitable, lambda offsets, timeout_ms: self.commit(offsets, timeout_ms=timeout_ms)
         )
@@ -131,14 +136,15 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     async def poll(self, timeout_ms: float = 0, *, max_records: int | None = None) -> list[ConsumerRecord]:
         """Records that came next, at most `max.poll.records` (or `max_records`), waiting at most `timeout_ms` for any.
 
-        Raises LogTruncationError, OffsetOutOfRangeError, NoOffsetError and what brokers refuse for good. A refusal is
-        raised once; polling again goes on, or raises anew while its reason lasts.
+        Raises LogTruncationError and TopicReplacedError (until a seek), OffsetOutOfRangeError, NoOffsetError,
+        UnknownEpochError and what brokers refuse for good. A refusal is raised once; polling again goes on, or raises
+        anew while its reason lasts.
         """
         limit = self.config["max.poll.records"] if max_records is None else max_records
         deadline = Deadline(timeout_ms)
         while True:
             await self._prepare_poll(deadline)
-            records = self._handout.take_records(limit)
+            records = await self._handout.take_records(limit)
             if records:
                 return records
             if not await self._wait(deadline):
@@ -163,7 +169,19 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         Columns topic, partition, offset, timestamp, timestamp_type, leader_epoch, key, value, headers; `options` as in
         `fenceline.records.arrow.ArrowDecoder`. `max_bytes` bounds the fetched bytes decoded at once. Raises as `poll`.
         """
-        return to_arrow(await self.poll_pieces(timeout_ms, max_bytes=max_bytes), **options)
+        pieces = await self.poll_pieces(timeout_ms, max_bytes=max_bytes)
+        try:
+            if sum(piece.size_bytes for piece in pieces) >= _LONG_BYTES:
+                return await asyncio.to_thread(to_arrow, pieces, **options)
+            return to_arrow(pieces, **options)
+        except BaseException:
+            self.take_back_pieces()
+            raise
+
+    def take_back_pieces(self) -> None:
+        """The last `poll_pieces` gave what could not be decoded: the next one gives it again."""
+        self._handout.take_back_pieces()
+        self._fetcher.changed()
 
     async def _prepare_poll(self, deadline: Deadline) -> None:
         if self._is_closed:
@@ -175,12 +193,15 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         elif not list(self.positions):
             raise OperatorError("The consumer has nothing to read", "Call assign or subscribe first.")
         self._auto_commit.when_due()
-        if self._fetcher.trouble:
-            raise self._fetcher.trouble.popleft()
+        if (trouble := self._fetcher.take_trouble()) is not None:
+            raise trouble
         await self._start_positions()
-        for state in self.positions.states():
-            if state.truncation is not None:
-                raise state.truncation
+        if lost := self.positions.lost():
+            for tp, state in lost:
+                if state.replaced is not None:
+                    raise state.replaced
+                await self._truncations.settle(tp, state)
+            self._fetcher.changed()
 
     async def _wait(self, deadline: Deadline) -> bool:
         """Wait for news; False when the time is over."""
@@ -213,8 +234,6 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
                 continue
             offset = found.get(tp)
             if offset is not None:
-                if self.cluster.metadata.note_epoch(tp, offset.leader_epoch):
-                    self.cluster.request_refresh()
                 self.positions.seek(tp, offset.offset, offset.leader_epoch)
             elif self.config["auto.offset.reset"] == "none":
                 raise NoOffsetError(tp.topic, tp.partition)
@@ -227,8 +246,6 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     def seek(self, tp: TopicPartition, offset: int, leader_epoch: int = NO_EPOCH) -> None:
         """Read on from `offset`. With the epoch of the record before it, the log is checked against it first (E53)."""
         self.positions.seek(TopicPartition(*tp), offset, leader_epoch)
-        if self.cluster.metadata.note_epoch(TopicPartition(*tp), leader_epoch):
-            self.cluster.request_refresh()
         self._fetcher.changed()
 
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
@@ -254,12 +271,12 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         while True:
             await self._start_positions()
             state = self.positions.of(tp)
-            if state.truncation is not None:
-                raise state.truncation
+            if (error := state.replaced or state.truncation) is not None:
+                raise error
             if state.position is not None:
-                return CommittedOffset(state.position.offset, state.position.epoch)
-            if self._fetcher.trouble:
-                raise self._fetcher.trouble.popleft()
+                return CommittedOffset(state.position.offset, state.position.record_epoch)
+            if (trouble := self._fetcher.take_trouble()) is not None:
+                raise trouble
             if deadline.is_over:
                 raise TimedOut(f"no position for {tp} within {deadline.timeout_ms:.0f} ms: are its brokers up?")
             await self._fetcher.wait_for_arrival(min(0.02, deadline.left_ms / 1000))
@@ -288,6 +305,25 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         committed = self.config["isolation.level"] == "read_committed"
         end = state.last_stable_offset if committed else state.high_watermark
         return None if end < 0 or state.position is None else max(0, end - state.position.offset)
+
+    # -- truncations
+
+    def truncations(self) -> list[LogTruncationError]:
+        """The truncations that this consumer has met, oldest first, whatever `on.truncation` made of them."""
+        return list(self._truncations.seen)
+
+    def decide_truncations(self, decide: Decide) -> None:
+        """Have `decide` asked about every truncation, as the function of `on.truncation` is."""
+        self._truncations.decide = decide
+
+    async def loss_receipts(
+        self, error: LogTruncationError, *, timeout_ms: float | None = None
+    ) -> tuple[LossReceipt, ...]:
+        """What a Fenceline cluster has written down of the loss that `error` tells, oldest first; () elsewhere.
+
+        A replica writes its receipt when it cuts its log, so that there may be more than `error.evidence` has by now.
+        """
+        return await self._truncations.receipts_of(error, self._deadline(timeout_ms))
 
     # -- closing
 

@@ -86,6 +86,17 @@ def _isolation(value: Any) -> str:
     return _one_of("read_uncommitted", "read_committed")(value)
 
 
+def _on_truncation(value: Any) -> Any:
+    if callable(value):
+        return value
+    text = str(value).strip().lower()
+    if text == "callback":
+        raise ValueError("pass the function itself: on_truncation=what_to_do")
+    if text not in ("fail", "rewind", "latest"):
+        raise ValueError("must be fail, rewind, latest or a function")
+    return text
+
+
 def _refused(reason: str) -> Callable[[Any], Any]:
     def parse(value: Any) -> Any:
         raise ValueError(reason)
@@ -152,6 +163,8 @@ _CONSUMER: Final[dict[str, Property]] = {
     "enable.auto.commit": Property(True, _boolean),
     "auto.commit.interval.ms": Property(5_000, _integer(1)),
     "auto.offset.reset": Property("latest", _reset),
+    "on.truncation": Property("fail", _on_truncation),
+    "truncation.evidence.timeout.ms": Property(500, _integer(0)),
     "isolation.level": Property("read_uncommitted", _isolation),
     "fetch.min.bytes": Property(1, _integer(0)),
     "fetch.max.bytes": Property(50 * 1024 * 1024, _integer(0)),

@@ -11,9 +11,12 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fenceline.client.async_consumer import AsyncConsumer, Listener
+from fenceline.client.errors import LogTruncationError
 from fenceline.client.face import BlockingFace, Errands
 from fenceline.client.fetched import ConsumerRecord, to_arrow
-from fenceline.client.offsets import CommittedOffset, OffsetAndEpoch
+from fenceline.client.loss_receipts import LossReceipt
+from fenceline.client.offsets import CommittedOffset, LogOffset, OffsetAndEpoch
+from fenceline.client.truncation import Choice, Decide
 from fenceline.ids import NO_EPOCH, TopicPartition
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ class Consumer(BlockingFace[AsyncConsumer]):
         super().__init__("fenceline-consumer", lambda: AsyncConsumer(bootstrap, **config))
         self.config = self._async.config
         self._errands: Errands | None = None
+        if (decide := self.config["on.truncation"]) and callable(decide):
+            self._async.decide_truncations(self._asked(decide))
 
     # -- assignment and subscription
 
@@ -76,7 +81,11 @@ class Consumer(BlockingFace[AsyncConsumer]):
     def poll_arrow(self, timeout_ms: float = 0, *, max_bytes: int = 8 * 1024 * 1024, **options: Any) -> pa.RecordBatch:
         """See `AsyncConsumer.poll_arrow`."""
         pieces = self._run_with_listeners(lambda: self._async.poll_pieces(timeout_ms, max_bytes=max_bytes))
-        return to_arrow(pieces, **options)
+        try:
+            return to_arrow(pieces, **options)
+        except BaseException:
+            self._on_loop(self._async.take_back_pieces)
+            raise
 
     # -- positions
 
@@ -131,12 +140,13 @@ class Consumer(BlockingFace[AsyncConsumer]):
 
     def beginning_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, LogOffset]:
+        """See `AsyncConsumer.beginning_offsets`."""
         return self._face.run(self._async.beginning_offsets(partitions, timeout_ms=timeout_ms))
 
     def end_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, LogOffset]:
         """See `AsyncConsumer.end_offsets`."""
         return self._face.run(self._async.end_offsets(partitions, timeout_ms=timeout_ms))
 
@@ -148,6 +158,16 @@ class Consumer(BlockingFace[AsyncConsumer]):
 
     def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> list[int]:
         return self._face.run(self._async.partitions_for(topic, timeout_ms=timeout_ms))
+
+    # -- truncations
+
+    def truncations(self) -> list[LogTruncationError]:
+        """See `AsyncConsumer.truncations`."""
+        return self._on_loop(self._async.truncations)
+
+    def loss_receipts(self, error: LogTruncationError, *, timeout_ms: float | None = None) -> tuple[LossReceipt, ...]:
+        """See `AsyncConsumer.loss_receipts`."""
+        return self._face.run(self._async.loss_receipts(error, timeout_ms=timeout_ms))
 
     # -- closing
 
@@ -185,6 +205,16 @@ class Consumer(BlockingFace[AsyncConsumer]):
             await self._errands.call(lambda: listener(partitions))
 
         return call
+
+    def _asked(self, decide: Callable[[LogTruncationError], Choice]) -> Decide:
+        """The function of `on.truncation`, to be called in the thread that polls."""
+
+        async def ask(error: LogTruncationError) -> Choice:
+            assert self._errands is not None, "truncations are told inside of poll"
+            choice: Choice = await self._errands.call(lambda: decide(error))
+            return choice
+
+        return ask
 
 
 __all__ = ["AsyncConsumer", "Consumer"]

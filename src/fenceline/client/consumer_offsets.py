@@ -14,7 +14,15 @@ from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
 from fenceline.client.group import Group
-from fenceline.client.offsets import EARLIEST, LATEST, CommittedOffset, OffsetAndEpoch, OffsetSpec, list_offsets
+from fenceline.client.offsets import (
+    EARLIEST,
+    LATEST,
+    CommittedOffset,
+    LogOffset,
+    OffsetAndEpoch,
+    OffsetSpec,
+    list_offsets,
+)
 from fenceline.client.positions import Positions
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
@@ -69,26 +77,27 @@ class ConsumerOffsets(ABC):
     def commitable(self) -> dict[TopicPartition, CommittedOffset]:
         """Positions up to which records were handed out."""
         return {
-            tp: CommittedOffset(state.position.offset, state.position.epoch)
+            tp: CommittedOffset(state.position.offset, state.position.record_epoch)
             for tp, state in self.positions.items()
-            if state.position is not None and state.truncation is None
+            if state.position is not None and not state.is_lost
         }
 
     async def beginning_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
-        return {tp: found.offset for tp, found in (await self._look_up(partitions, EARLIEST, timeout_ms)).items()}
+    ) -> dict[TopicPartition, LogOffset]:
+        """First offsets that are there, each with the leader epoch of its record (-1: unknown)."""
+        return await self._look_up(partitions, EARLIEST, timeout_ms)
 
     async def end_offsets(
         self, partitions: Collection[TopicPartition], *, timeout_ms: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """High watermarks, or last stable offsets with isolation.level=read_committed."""
-        return {tp: found.offset for tp, found in (await self._look_up(partitions, LATEST, timeout_ms)).items()}
+    ) -> dict[TopicPartition, LogOffset]:
+        """High watermarks, or last stable offsets with isolation.level=read_committed, each with the leader's epoch."""
+        return await self._look_up(partitions, LATEST, timeout_ms)
 
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int], *, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndEpoch | None]:
-        """The first record at or after each time; None where there is none."""
+        """The first record at or after each time, with its leader epoch; None where there is none."""
         wanted = {TopicPartition(*tp): at for tp, at in timestamps_ms.items()}
         found = await self._list(wanted, timeout_ms)
         return {tp: None if answer.offset < 0 else answer for tp, answer in found.items()}
@@ -100,8 +109,9 @@ class ConsumerOffsets(ABC):
 
     async def _look_up(
         self, partitions: Collection[TopicPartition], spec: int, timeout_ms: float | None
-    ) -> dict[TopicPartition, OffsetAndEpoch]:
-        return await self._list({TopicPartition(*tp): spec for tp in partitions}, timeout_ms)
+    ) -> dict[TopicPartition, LogOffset]:
+        found = await self._list({TopicPartition(*tp): spec for tp in partitions}, timeout_ms)
+        return {tp: LogOffset(each.offset, each.leader_epoch) for tp, each in found.items()}
 
     async def _list(
         self, wanted: Mapping[TopicPartition, OffsetSpec], timeout_ms: float | None

@@ -1,55 +1,109 @@
-"""Where each leader epoch began in what a reader was given, for finding out where another log parts from it.
+"""Where each leader epoch began in what a reader was given, and the search for the offset where another log parts.
 
 Owns those starts, since the last time that the reader was positioned. A leader knows where an epoch ends in its own log
 only; where it ended in the log that was read, the reader has to know (`gaps.md G6`). Pure.
+
+Two logs that hold a record of the same epoch at the same offset are the same up to there. So the search goes as a
+follower's does (`epochs.md E25`): ask for the last epoch; where the leader answers a lower one, all that was read of
+the epochs above it is not in its log, and the next question is for the epoch before those.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from fenceline.client.offsets import EpochEnd
 from fenceline.ids import NO_EPOCH
 
 _UNKNOWN: Final = -1
+_MAX_STARTS: Final = 1024
+"""Elections that were read across. With more of them, the place of a cut further back is told too low, never too high.
+"""
 
 
 class EpochStart(NamedTuple):
-    """The first offset that was read of an epoch."""
+    """No record read before `offset` is of the epoch, nor of a later one."""
 
     epoch: int
     offset: int
 
 
+class Question(NamedTuple):
+    """To be asked of the leader: where does `epoch` end? The logs part at `below` at the latest."""
+
+    epoch: int
+    below: int
+
+
+class Parting(NamedTuple):
+    """The leader's log is what was read up to `offset`, and no further. -1: the leader can not tell.
+
+    `epoch`: of the leader's record before `offset`, -1 where that is not known. Not `is_exact`: the logs may part
+    earlier, among records that this reader was not given.
+    """
+
+    offset: int
+    epoch: int
+    is_exact: bool = True
+
+
 class EpochHistory:
     """Epochs in their order. An entry is kept for each election of a leader that was read across."""
 
-    __slots__ = ("_starts",)
+    __slots__ = ("_from_offset", "_starts")
 
-    def __init__(self, epoch: int = NO_EPOCH) -> None:
-        """`epoch`: of the record before the position, which was not read; where it began is not known."""
+    def __init__(self, from_offset: int, epoch: int = NO_EPOCH) -> None:
+        """`epoch`: of the record before the position, which was not read here; where it began is not known."""
+        self._from_offset = from_offset
         self._starts = [EpochStart(epoch, _UNKNOWN)] if epoch >= 0 else []
 
     def note(self, start: EpochStart) -> None:
         """It was read. One that is known already, or none, changes nothing."""
         if start.epoch >= 0 and (not self._starts or start.epoch > self._starts[-1].epoch):
             self._starts.append(start)
+            if len(self._starts) > _MAX_STARTS:
+                self._starts[:2] = [EpochStart(self._starts[1].epoch, _UNKNOWN)]
 
-    def parting(self, end: EpochEnd) -> EpochEnd:
-        """Up to where at most the leader's log is what was read, and the epoch there, when the leader says that the
-        largest of its epochs not above the last one read ends at `end`.
+    def read_from(self, offset: int) -> tuple[int, ...]:
+        """The epochs of what was read from `offset` on, oldest first; with that of the record before it where what
+        was read began later."""
+        epochs = [start.epoch for start in self._starts]
+        starts = [start.offset for start in self._starts[1:]]
+        ends = [*starts, 2**63][: len(epochs)]
+        return tuple(epoch for epoch, end in zip(epochs, ends, strict=True) if end > offset)
 
-        With an epoch below the one that `end` names the two logs may part earlier: who goes on there with that epoch is
-        told so.
+    def compare(self, asked: Question, end: EpochEnd) -> Question | Parting:
+        """What the leader's answer to `asked` means: another question, or where the logs part (E25).
+
+        A parting at or behind `asked.below` means that they do not part before it.
         """
         if end.end_offset < 0 or end.leader_epoch < 0:
-            return end
-        epoch = end.leader_epoch
-        for number, start in enumerate(self._starts):
-            if start.epoch > end.leader_epoch:
-                if start.offset == _UNKNOWN:
-                    return end
-                if number:
-                    epoch = self._starts[number - 1].epoch
-                return EpochEnd(epoch, min(end.end_offset, start.offset))
-        return end
+            return Parting(-1, NO_EPOCH, is_exact=False)
+        if end.leader_epoch >= asked.epoch:
+            return self._parting(min(end.end_offset, asked.below), end)
+        number = next((n for n, start in enumerate(self._starts) if start.epoch > end.leader_epoch), None)
+        if number is None:
+            return self._parting(min(end.end_offset, asked.below), end, is_exact=False)
+        start = self._starts[number]
+        if start.offset == _UNKNOWN:
+            # The record before the first one that was read here is of an epoch that the leader does not have.
+            below = min(asked.below, end.end_offset, self._from_offset - 1)
+            return self._parting(max(0, below), end, is_exact=False)
+        below = min(asked.below, start.offset)
+        if number == 0:
+            return self._parting(min(below, end.end_offset), end, is_exact=False)
+        before = self._starts[number - 1].epoch
+        if before == end.leader_epoch:
+            return self._parting(min(below, end.end_offset), end)
+        return Question(before, min(below, end.end_offset))
+
+    def _parting(self, offset: int, end: EpochEnd, *, is_exact: bool = True) -> Parting:
+        """The leader's record before `offset` is of the answered epoch where that ends there, or was read in it."""
+        known = offset == end.end_offset or any(s.epoch == end.leader_epoch for s in self._starts)
+        return Parting(offset, end.leader_epoch if known else NO_EPOCH, is_exact)
+
+
+def fits(starts: Iterable[EpochStart], epoch: int) -> bool:
+    """Whether records may follow one of `epoch`: in a log epochs never go down."""
+    return all(start.epoch >= epoch for start in starts)

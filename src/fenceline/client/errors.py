@@ -9,11 +9,14 @@ Rules: `epochs.md` E48-E52, `list_offsets.md` L29.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from fenceline.client.loss_receipts import LossReceipt
 
 STALE_METADATA: Final = frozenset(
     {
@@ -169,51 +172,91 @@ class OffsetOutOfRangeError(ClientError):
 class LogTruncationError(ClientError):
     """The log was cut below a position that had been read, so records seen before no longer exist (KIP-320, E48-E50).
 
-    Attributes: topic, partition, offset and leader_epoch (the position: next offset and epoch of the record before it),
-    divergent_offset and divergent_epoch (where the histories part; -1 when the leader could not tell).
+    Attributes: topic, partition; truncated_from and leader_epoch (the position: next offset and epoch of the record
+    before it); divergent_offset and divergent_epoch (up to where the log is what was read, and the epoch of its record
+    before; -1 when the leader could not tell); epochs (of what was read from there on, oldest first); evidence (loss
+    receipts of a Fenceline cluster for that range, empty where there are none). What was read of offsets
+    `divergent_offset` to `truncated_from - 1` is gone.
     """
 
     topic: str
     partition: int
-    offset: int
+    truncated_from: int
     leader_epoch: int
     divergent_offset: int
     divergent_epoch: int
+    epochs: tuple[int, ...]
+    evidence: tuple[LossReceipt, ...]
 
     def __init__(
         self,
         topic: str,
         partition: int,
-        offset: int,
+        truncated_from: int,
         leader_epoch: int,
         *,
         divergent_offset: int = -1,
         divergent_epoch: int = -1,
+        epochs: Iterable[int] = (),
+        evidence: Iterable[LossReceipt] = (),
     ) -> None:
+        read_epochs, receipts = tuple(epochs), tuple(evidence)
         facts = {
             "topic": topic,
             "partition": partition,
-            "offset": offset,
+            "truncated_from": truncated_from,
             "leader_epoch": leader_epoch,
             "divergent_offset": divergent_offset,
             "divergent_epoch": divergent_epoch,
+            "epochs": read_epochs,
+            "evidence": receipts,
         }
         if divergent_offset >= 0:
+            read_in = "" if not read_epochs else f" in {_epochs(read_epochs)}"
+            at_epoch = "" if divergent_epoch < 0 else f" (epoch {divergent_epoch})"
             where = (
-                f"the histories part at offset {divergent_offset} (epoch {divergent_epoch}): "
-                f"records {divergent_offset} to {offset - 1} as read before are gone"
+                f"the histories part at offset {divergent_offset}{at_epoch}: "
+                f"records {divergent_offset} to {truncated_from - 1} as read before{read_in} are gone"
             )
             advice = f"undo what was derived from them, then seek to {divergent_offset}"
         else:
             where = "the leader no longer knows that epoch, so the point where the histories part is unknown"
             advice = "compare what was read with the log, then seek to an offset you trust"
         message = (
-            f"{topic}-{partition}: the log was truncated under offset {offset} (read in leader epoch {leader_epoch}); "
-            f"{where}. "
+            f"{topic}-{partition}: the log was truncated under offset {truncated_from} "
+            f"(read in leader epoch {leader_epoch}); {where}. "
             f"To go on, {advice}."
         )
+        if receipts:
+            message += " Loss receipts: " + "; ".join(map(str, receipts)) + "."
         super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, message, **facts)
         self.__dict__.update(facts)
+
+    @property
+    def offset(self) -> int:
+        """`truncated_from`, under the name that `OffsetOutOfRangeError` has for it."""
+        return self.truncated_from
+
+    def with_evidence(self, evidence: Iterable[LossReceipt]) -> LogTruncationError:
+        """The same truncation with the receipts that were found for it."""
+        return LogTruncationError(
+            self.topic,
+            self.partition,
+            self.truncated_from,
+            self.leader_epoch,
+            divergent_offset=self.divergent_offset,
+            divergent_epoch=self.divergent_epoch,
+            epochs=self.epochs,
+            evidence=tuple(evidence),
+        )
+
+
+def _epochs(epochs: tuple[int, ...]) -> str:
+    if len(epochs) == 1:
+        return f"epoch {epochs[0]}"
+    if len(epochs) > 4:
+        return f"epochs {epochs[0]} to {epochs[-1]}"
+    return f"epochs {', '.join(map(str, epochs[:-1]))} and {epochs[-1]}"
 
 
 class EpochMismatchError(ClientError):
@@ -259,6 +302,35 @@ class TopicReplacedError(ClientError):
             ErrorCode.INCONSISTENT_TOPIC_ID,
             f"{topic}: the topic was deleted and created anew (id {expected_id} was expected, {found_id} found). "
             "Offsets of the old one mean nothing here: start over.",
+            **facts,
+        )
+        self.__dict__.update(facts)
+
+
+class UnknownEpochError(ClientError):
+    """A position's epoch is newer than any that the cluster has had for a long while: brokers that are behind, or an
+    offset of another cluster. Attributes: topic, partition, offset, leader_epoch (the position's), known_epoch.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int
+    known_epoch: int
+
+    def __init__(self, topic: str, partition: int, offset: int, leader_epoch: int, known_epoch: int) -> None:
+        facts = {
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "leader_epoch": leader_epoch,
+            "known_epoch": known_epoch,
+        }
+        super().__init__(
+            ErrorCode.UNKNOWN_LEADER_EPOCH,
+            f"{topic}-{partition}: offset {offset} was read in leader epoch {leader_epoch}, but the cluster is in "
+            f"epoch {known_epoch}. Either its brokers are behind, or the offset is of another cluster or of a topic "
+            "that was deleted: look where it comes from, or seek without an epoch.",
             **facts,
         )
         self.__dict__.update(facts)

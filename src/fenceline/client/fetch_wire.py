@@ -42,8 +42,13 @@ async def fetch_once(
     config: ClientConfig,
     *,
     max_wait_ms: int | None = None,
+    max_bytes: int | None = None,
+    rack_id: str = "",
 ) -> dict[TopicPartition, fetch.FetchedPartition]:
-    """One answer for each partition that the broker spoke of. Raises PeerError for a refusal of the whole request."""
+    """One answer for each partition that the broker spoke of. Raises PeerError for a refusal of the whole request.
+
+    `rack_id`: of who can follow a leader's pointer to a replica near by (KIP-392), as which a leader may answer then.
+    """
     version = connection.version_for(ApiKey.FETCH)
     ids = {p.tp.topic: cluster.metadata.topic_id(p.tp.topic) for p in wanted}
     if version >= _FIRST_WITH_IDS and ZERO_UUID in ids.values():
@@ -55,7 +60,7 @@ async def fetch_once(
         replica_epoch=-1,
         max_wait_ms=wait_ms,
         min_bytes=config["fetch.min.bytes"],
-        max_bytes=config["fetch.max.bytes"],
+        max_bytes=config["fetch.max.bytes"] if max_bytes is None else max_bytes,
         isolation_level=int(config["isolation.level"] == "read_committed"),
         session_id=0,
         session_epoch=NO_SESSION_EPOCH,
@@ -72,8 +77,7 @@ async def fetch_once(
             for p in wanted
         ],
         forgotten=[],
-        # A rack would make the leader point to a replica near by instead of answering; leaders serve everyone here.
-        rack_id="",
+        rack_id=rack_id,
     )
     response = await connection.exchange(
         ApiKey.FETCH,

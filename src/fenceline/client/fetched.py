@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fenceline.client.epoch_history import EpochStart
 from fenceline.client.errors import ClientError
-from fenceline.errors import ErrorCode
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.records.aborted import AbortedTransactions
-from fenceline.records.batch import BatchHeader, crc_is_valid, iter_headers
-from fenceline.records.decode import decode_batch
+from fenceline.records.batch import BatchHeader, Codec, crc_is_valid, iter_headers
+from fenceline.records.decode import decode_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,6 +60,7 @@ class Fetched(NamedTuple):
     """Upper bound: counts of whole batches, also where the first or last one is cut."""
     epoch_starts: tuple[EpochStart, ...] = ()
     """Of epochs other than the one before `start_offset`."""
+    is_compressed: bool = False
 
 
 def scan(
@@ -76,46 +77,55 @@ def scan(
     """Cut `buf` (the records of a Fetch answer, maybe with a torn tail) into runs a reader may see.
 
     The second value is the first batch whose epoch is above `max_leader_epoch` (-1: any is fine), where the scan
-    stopped. Raises ClientError(CORRUPT_MESSAGE) when a CRC is wrong, RecordsError for bytes that are no batches.
+    stopped. A damaged batch ends the scan where something was found before it. Where nothing was, raises
+    ClientError(CORRUPT_MESSAGE) when its CRC is wrong, RecordsError for bytes that are no batches.
     """
     runs: list[Run] = []
     run_start = run_end = -1
     run_first_offset = run_next_offset = from_offset
     next_offset, size_bytes, record_count = from_offset, 0, 0
     newer: BatchHeader | None = None
+    is_compressed = False
     epoch_starts: list[EpochStart] = []
-    for header in iter_headers(buf, allow_partial_tail=True):
-        if header.last_offset < from_offset:
-            continue
-        if header.base_offset >= end_offset_exclusive:
-            next_offset = max(next_offset, end_offset_exclusive)
-            break
-        if 0 <= max_leader_epoch < header.leader_epoch:
-            newer = header
-            break
-        if check_crcs and not crc_is_valid(buf, header):
-            raise ClientError(
-                ErrorCode.CORRUPT_MESSAGE,
-                f"{tp}: the batch at offset {header.base_offset} has a wrong checksum. Read again; if it stays "
-                "so, the broker's segment is damaged.",
-            )
-        hidden = (aborted is not None and aborted.hides(buf, header)) or header.is_control
-        if hidden or header.position != run_end:
-            if run_end > run_start >= 0:
-                runs.append(Run(buf[run_start:run_end], run_first_offset, run_next_offset))
-            run_start = run_end = header.position
-            run_first_offset = max(from_offset, header.base_offset)
-        next_offset = min(header.next_offset, end_offset_exclusive)
-        if hidden:
-            run_start = run_end = -1
-        else:
-            run_end = header.end_position
-            run_next_offset = next_offset
-            size_bytes += header.size_bytes
-            record_count += header.record_count
-        if header.leader_epoch != epoch:
-            epoch = header.leader_epoch
-            epoch_starts.append(EpochStart(epoch, max(from_offset, header.base_offset)))
+    try:
+        for header in iter_headers(buf, allow_partial_tail=True):
+            if header.last_offset < from_offset:
+                continue
+            if header.base_offset >= end_offset_exclusive:
+                next_offset = max(next_offset, end_offset_exclusive)
+                break
+            if 0 <= max_leader_epoch < header.leader_epoch:
+                newer = header
+                break
+            if check_crcs and not crc_is_valid(buf, header):
+                raise ClientError(
+                    ErrorCode.CORRUPT_MESSAGE,
+                    f"{tp}: the batch at offset {header.base_offset} has a wrong checksum. Read again; if it stays "
+                    f"so, the broker's segment is damaged; by its header, the next one begins at {header.next_offset}.",
+                )
+            hidden = (aborted is not None and aborted.hides(buf, header)) or header.is_control
+            if hidden or header.position != run_end:
+                if run_end > run_start >= 0:
+                    runs.append(Run(buf[run_start:run_end], run_first_offset, run_next_offset))
+                run_start = run_end = header.position
+                run_first_offset = max(from_offset, header.base_offset)
+            if header.leader_epoch != epoch:
+                # From where the batch before ended: what lay between may be compacted away, and of this epoch.
+                epoch = header.leader_epoch
+                epoch_starts.append(EpochStart(epoch, next_offset))
+            next_offset = min(header.next_offset, end_offset_exclusive)
+            if hidden:
+                run_start = run_end = -1
+            else:
+                run_end = header.end_position
+                run_next_offset = next_offset
+                size_bytes += header.size_bytes
+                is_compressed = is_compressed or header.codec is not Codec.NONE
+                record_count += header.record_count
+    except PeerError:
+        # What lies before the damage is as good as ever; the next answer begins with it.
+        if next_offset == from_offset:
+            raise
     if run_end > run_start >= 0:
         runs.append(Run(buf[run_start:run_end], run_first_offset, run_next_offset))
     fetched = Fetched(
@@ -128,6 +138,7 @@ def scan(
         size_bytes,
         record_count,
         tuple(epoch_starts),
+        is_compressed,
     )
     return fetched, newer
 
@@ -136,17 +147,11 @@ def to_records(fetched: Fetched) -> list[ConsumerRecord]:
     """The records as tuples, in offset order."""
     found: list[ConsumerRecord] = []
     topic, partition = fetched.topic, fetched.partition
-    # Straight to the tuple: the generated constructor would cost half of the time that a record takes.
-    new = tuple.__new__
     for run in fetched.runs:
-        start, end = run.start_offset, run.end_offset_exclusive
         for header in iter_headers(run.records):
-            kind, epoch = int(header.timestamp_type), header.leader_epoch
-            found += [
-                new(ConsumerRecord, (topic, partition, offset, timestamp, kind, epoch, key, value, headers))
-                for offset, timestamp, key, value, headers in decode_batch(run.records, header)
-                if start <= offset < end
-            ]
+            found += decode_rows(
+                run.records, header, ConsumerRecord, topic, partition, run.start_offset, run.end_offset_exclusive
+            )
     return found
 
 

@@ -1,9 +1,12 @@
 """Fetching ahead for a consumer: one request in flight a broker, a bounded buffer, positions validated and reset on
 the way.
 
-Owns the task that keeps the buffer filled and turns what brokers answer into state: data, another leader, an offset
-that is out of range, a divergence. Never raises into the void: what the caller must know waits in `trouble` or in the
-partition's state for the next poll.
+Owns the task that keeps the buffer filled and turns what brokers answer into state: data, another leader, a replica
+near by, an offset that is out of range, a divergence. Never raises into the void: what the caller must know waits in
+`take_trouble` or in the partition's state for the next poll.
+
+Memory: what is buffered and what requests in flight may bring stay below `queued.max.bytes` together, but for single
+batches that are larger than their share.
 
 Rules: `epochs.md` E46-E52, E55, E59.
 """
@@ -13,37 +16,41 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection, Coroutine
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
-from fenceline.client.deadline import Deadline, backoff_ms
+from fenceline.client.deadline import backoff_ms
+from fenceline.client.epoch_history import fits
 from fenceline.client.errors import (
     RETRIABLE,
     STALE_METADATA,
+    ClientError,
     ConnectionLost,
     NoOffsetError,
     OffsetOutOfRangeError,
     TimedOut,
+    UnknownEpochError,
     broker_error,
     error_code,
 )
 from fenceline.client.fetch_wire import PartitionFetch, fetch_once
 from fenceline.client.fetched import Fetched, scan
-from fenceline.client.offsets import EpochEnd, list_offsets, offsets_for_leader_epoch
+from fenceline.client.offsets import EpochEnd
+from fenceline.client.position_requests import PositionRequests
 from fenceline.client.positions import PartitionState, Phase, Position, Positions
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.records.aborted import AbortedTransactions
-from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
     from fenceline.wire.fetch import FetchedPartition
 
 _log = logging.getLogger("fenceline.client")
-_VALIDATING_VERSION = 3
-"""OffsetForLeaderEpoch before this version is not for consumers (E22, E46)."""
+_NOBODY: Final = -1
+_WORTH_A_REQUEST: Final = 8
+"""The part of the buffer that must be free for one."""
 
 
 class Piece(NamedTuple):
@@ -52,6 +59,14 @@ class Piece(NamedTuple):
     tp: TopicPartition
     serial: int
     fetched: Fetched
+
+
+class Trouble(NamedTuple):
+    """What the caller must know; of a partition only until it is positioned anew."""
+
+    error: Exception
+    tp: TopicPartition | None
+    serial: int
 
 
 class Fetcher:
@@ -63,50 +78,86 @@ class Fetcher:
         self._config = config
         self._buffer: deque[Piece] = deque()
         self._buffered_bytes = 0
+        self._promised_bytes = 0
+        """What the requests in flight may bring."""
         self._buffered_by_tp: dict[TopicPartition, int] = {}
         self._limit_bytes = config["queued.max.bytes"]
+        self._is_full = False
         self._isolation = int(config["isolation.level"] == "read_committed")
         self._in_flight: dict[int, asyncio.Task[None]] = {}
-        self._resetting: asyncio.Task[None] | None = None
-        self._validating: asyncio.Task[None] | None = None
+        self._requests = PositionRequests(
+            cluster, positions, config, settled=self._settled, delay=self._delay, tell=self._tell
+        )
         self._wake = asyncio.Event()
         self._arrived = asyncio.Event()
         self._failures = 0
         self._turn = 0
-        self._seen_version = -1
-        self.trouble: deque[Exception] = deque()
+        self._trouble: deque[Trouble] = deque()
         self._task = asyncio.ensure_future(self._run())
 
     def changed(self) -> None:
         self._wake.set()
 
     async def close(self) -> None:
-        tasks = [t for t in (self._task, self._resetting, self._validating, *self._in_flight.values()) if t is not None]
+        tasks = [self._task, *self._in_flight.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._requests.close()
 
     # -- what poll takes
 
     def take(self) -> Piece | None:
-        """The oldest piece that still counts, None when there is none."""
-        while self._buffer:
+        """The oldest piece that still counts and may be handed out now, None when there is none."""
+        kept: list[Piece] = []
+        found: Piece | None = None
+        while self._buffer and found is None:
             piece = self._buffer.popleft()
-            self._buffered_bytes -= piece.fetched.size_bytes
-            left = self._buffered_by_tp[piece.tp] - 1
-            if left:
-                self._buffered_by_tp[piece.tp] = left
-            else:
-                del self._buffered_by_tp[piece.tp]
-            self._wake.set()
             state = self._positions.get(piece.tp)
-            if state is not None and state.serial == piece.serial and not state.is_paused:
-                return piece
+            if state is None or state.serial != piece.serial or state.is_paused:
+                self._let_go(piece)
+            elif state.is_readable:
+                self._let_go(piece)
+                found = piece
+            else:
+                kept.append(piece)
+        self._buffer.extendleft(reversed(kept))
+        return found
+
+    def take_trouble(self) -> Exception | None:
+        """The oldest error that the caller was not told yet."""
+        while self._trouble:
+            error, tp, serial = self._trouble.popleft()
+            state = None if tp is None else self._positions.get(tp)
+            if tp is None or (state is not None and state.serial == serial):
+                return error
         return None
+
+    def _let_go(self, piece: Piece) -> None:
+        self._buffered_bytes -= piece.fetched.size_bytes
+        left = self._buffered_by_tp[piece.tp] - 1
+        if left:
+            self._buffered_by_tp[piece.tp] = left
+        else:
+            del self._buffered_by_tp[piece.tp]
+        if self._is_full and self._has_room():
+            self._wake.set()
+
+    def _has_room(self) -> bool:
+        """For a request that is worth it: many small ones cost more than a short wait for a large one."""
+        taken_bytes = self._buffered_bytes + self._promised_bytes
+        return not taken_bytes or self._limit_bytes - taken_bytes >= self._limit_bytes // _WORTH_A_REQUEST
+
+    def _has_readable(self) -> bool:
+        for piece in self._buffer:
+            state = self._positions.get(piece.tp)
+            if state is not None and state.serial == piece.serial and state.is_readable:
+                return True
+        return False
 
     async def wait_for_arrival(self, timeout_s: float) -> None:
         """Wait until something new is there to take or to raise, at most `timeout_s`."""
-        if self._buffer or self.trouble:
+        if self._trouble or self._has_readable():
             return
         self._arrived.clear()
         try:
@@ -141,51 +192,83 @@ class Fetcher:
         """Start whatever can be started; seconds until another look is due (None: not before a change)."""
         now_s = asyncio.get_running_loop().time()
         metadata = self._cluster.metadata
-        if metadata.update_version != self._seen_version:
-            self._seen_version = metadata.update_version
         due_s = float("inf")
-        by_node: dict[int, list[TopicPartition]] = {}
-        to_reset: list[TopicPartition] = []
-        to_validate: list[TopicPartition] = []
-        unknown_leader = False
+        to_fetch: dict[int, list[TopicPartition]] = {}
+        to_reset: dict[int, list[TopicPartition]] = {}
+        to_validate: dict[int, list[TopicPartition]] = {}
+        is_behind = False
         for tp, state in self._positions.items():
             leader = metadata.leader(tp)
+            self._positions.check_topic(tp, metadata.topic_id(tp.topic))
             self._positions.check_leader(tp, leader)
-            if state.phase is Phase.INITIALIZING or state.truncation is not None:
-                continue
-            if now_s < state.retry_at_s:
-                due_s = min(due_s, state.retry_at_s)
+            if state.phase is Phase.INITIALIZING or state.is_lost:
                 continue
             if leader.leader < 0:
-                unknown_leader = True
+                is_behind = True
+                continue
+            if leader.epoch < 0:
+                self._requests.warn_of_old_brokers(leader.leader)
+            if now_s < state.retry_at_s:
+                due_s = min(due_s, state.retry_at_s)
             elif state.phase is Phase.AWAIT_RESET:
-                to_reset.append(tp)
+                if state.reset_to in (None, "none"):
+                    self._tell(NoOffsetError(tp.topic, tp.partition), tp)
+                    self._delay([tp])
+                else:
+                    to_reset.setdefault(leader.leader, []).append(tp)
             elif state.phase is Phase.AWAIT_VALIDATION:
-                to_validate.append(tp)
-            elif self._positions.is_fetchable(tp, now_s):
-                by_node.setdefault(leader.leader, []).append(tp)
-        if to_reset and (self._resetting is None or self._resetting.done()):
-            self._resetting = self._start(self._reset(to_reset))
-        if to_validate and (self._validating is None or self._validating.done()):
-            self._validating = self._start(self._validate(to_validate))
-        if self._buffered_bytes < self._limit_bytes:
-            self._turn += 1
-            for node_id, partitions in by_node.items():
-                if node_id not in self._in_flight:
-                    self._in_flight[node_id] = self._start(self._fetch(node_id, partitions))
-        if unknown_leader:
+                if self._positions.question(tp) is not None:
+                    to_validate.setdefault(leader.leader, []).append(tp)
+                else:
+                    is_behind = True
+                    self._wait_for_epoch(tp, state, leader.epoch, now_s)
+            elif not state.is_paused:
+                to_fetch.setdefault(self._node_to_read(state, leader.leader, now_s), []).append(tp)
+        for node_id, partitions in to_reset.items():
+            self._requests.reset(node_id, partitions)
+        for node_id, partitions in to_validate.items():
+            self._requests.validate(node_id, partitions)
+        self._fetch_from({n: tps for n, tps in to_fetch.items() if n not in self._in_flight})
+        if is_behind:
             self._cluster.request_refresh()
             due_s = min(due_s, now_s + self._config["retry.backoff.ms"] / 1000)
         return None if due_s == float("inf") else max(0.001, due_s - now_s)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        task.add_done_callback(lambda _: self._wake.set())
-        return task
+    def _wait_for_epoch(self, tp: TopicPartition, state: PartitionState, known_epoch: int, now_s: float) -> None:
+        """No leader that is known could tell about the position (E54): wait for one, and say so when none comes."""
+        position = state.fetch_position
+        if state.waits_for_epoch_since_s is None or position is None:
+            state.waits_for_epoch_since_s = now_s
+        elif (now_s - state.waits_for_epoch_since_s) * 1000 >= self._config["default.api.timeout.ms"]:
+            state.waits_for_epoch_since_s = now_s
+            self._tell(UnknownEpochError(tp.topic, tp.partition, position.offset, position.epoch, known_epoch), tp)
 
     # -- fetching
 
-    async def _fetch(self, node_id: int, partitions: list[TopicPartition]) -> None:
+    def _node_to_read(self, state: PartitionState, leader: int, now_s: float) -> int:
+        """The follower that the leader named, else the leader."""
+        if state.read_replica != _NOBODY and (
+            now_s >= state.read_replica_until_s or state.read_replica not in self._cluster.metadata.brokers
+        ):
+            state.read_replica = _NOBODY
+        return leader if state.read_replica == _NOBODY else state.read_replica
+
+    def _fetch_from(self, by_node: dict[int, list[TopicPartition]]) -> None:
+        """One request to each node, as large as the room that is left allows them."""
+        self._is_full = False
+        for number, (node_id, partitions) in enumerate(by_node.items()):
+            if not self._has_room():
+                self._is_full = True
+                return
+            share_bytes = (self._limit_bytes - self._buffered_bytes - self._promised_bytes) // (len(by_node) - number)
+            wished_bytes = len(partitions) * self._config["max.partition.fetch.bytes"]
+            max_bytes = min(self._config["fetch.max.bytes"], wished_bytes, max(1, share_bytes))
+            self._turn += 1
+            self._promised_bytes += max_bytes
+            task = self._in_flight[node_id] = asyncio.ensure_future(self._fetch(node_id, partitions, max_bytes))
+            task.add_done_callback(lambda _: self._wake.set())
+
+    async def _fetch(self, node_id: int, partitions: list[TopicPartition], max_bytes: int) -> None:
         try:
             asked: dict[TopicPartition, tuple[int, Position]] = {}
             # Those with nothing buffered go first, and the order turns, so that full answers starve nobody.
@@ -194,7 +277,7 @@ class Fetcher:
             wanted = []
             for tp in order:
                 state = self._positions.get(tp)
-                if state is None or state.fetch_position is None:
+                if state is None or state.fetch_position is None or state.phase is not Phase.FETCHING:
                     continue
                 position = state.fetch_position
                 asked[tp] = state.serial, position
@@ -202,61 +285,77 @@ class Fetcher:
                     PartitionFetch(
                         tp,
                         position.offset,
-                        position.epoch,
-                        self._cluster.metadata.leader(tp).epoch,
+                        position.record_epoch,
+                        position.leader.epoch,
                         self._config["max.partition.fetch.bytes"],
                     )
                 )
             if not wanted:
                 return
             connection = await self._cluster.link(node_id, Purpose.FETCH).connection()
-            answers = await fetch_once(self._cluster, connection, wanted, self._config)
+            answers = await fetch_once(
+                self._cluster,
+                connection,
+                wanted,
+                self._config,
+                max_bytes=max_bytes,
+                rack_id=self._config["client.rack"],
+            )
             self._failures = 0
             for tp, answer in answers.items():
                 state = self._positions.get(tp)
                 if tp in asked and state is not None:
                     serial, position = asked[tp]
                     if state.serial == serial and state.fetch_position == position:
-                        self._take_answer(tp, state, position, answer)
+                        self._take_or_tell(tp, state, position, answer, node_id)
         except (ConnectionLost, TimedOut) as error:
             self._failures += 1
             _log.info("fetch failed: %s", error)
             self._cluster.request_refresh()
-            self._delay(partitions)
+            self._delay(partitions, leaves=node_id)
         except PeerError as error:
             if error.code not in RETRIABLE:
                 self._tell(error)
-            self._delay(partitions)
+            self._delay(partitions, leaves=node_id)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             self._tell(error)
             self._delay(partitions)
         finally:
+            self._promised_bytes -= max_bytes
             self._in_flight.pop(node_id, None)
 
+    def _take_or_tell(
+        self, tp: TopicPartition, state: PartitionState, position: Position, answer: FetchedPartition, node_id: int
+    ) -> None:
+        """What is damaged is no reason to forget the other partitions of the answer. It is fetched again: the next
+        time another replica may have it, or the bytes were damaged on their way."""
+        try:
+            self._take_answer(tp, state, position, answer, node_id)
+        except PeerError as error:
+            is_told = isinstance(error, ClientError)
+            where = f"reading {tp} at offset {position.offset}"
+            self._tell(error if is_told else broker_error(error.code, where, str(error)), tp)
+            self._delay([tp])
+
     def _take_answer(
-        self, tp: TopicPartition, state: PartitionState, position: Position, answer: FetchedPartition
+        self, tp: TopicPartition, state: PartitionState, position: Position, answer: FetchedPartition, node_id: int
     ) -> None:
         code = error_code(answer.error_code)
-        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            # With a known epoch first find out whether the log was cut below us; without one only the policy is left.
-            if not self._positions.demand_validation(tp):
-                self._out_of_range(tp, state, position)
-            return
         if code is not ErrorCode.NONE:
-            if code in STALE_METADATA:
-                self._cluster.request_refresh()
-            elif code not in RETRIABLE:
-                self._tell(broker_error(code, f"reading {tp} at offset {position.offset}"))
-            self._delay([tp])
+            self._take_refusal(tp, state, position, code, node_id)
             return
+        if answer.preferred_read_replica >= 0 and answer.preferred_read_replica != node_id:
+            self._read_near(tp, state, answer.preferred_read_replica)
         state.high_watermark = answer.high_watermark
         state.last_stable_offset = answer.last_stable_offset
         state.log_start_offset = answer.log_start_offset
         if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
             epoch, end_offset = answer.diverging_epoch
             self._positions.diverged(tp, EpochEnd(epoch, end_offset))
+            if state.truncation is not None:
+                _log.warning("%s", state.truncation)
             self._arrived.set()
             return
         if not answer.records:
@@ -265,11 +364,16 @@ class Fetcher:
             tp,
             memoryview(answer.records),
             position.offset,
-            position.epoch,
+            position.record_epoch,
             aborted=AbortedTransactions(answer.aborted_transactions or ()) if self._isolation else None,
             check_crcs=self._config["check.crcs"],
         )
         if fetched.next_offset == position.offset:
+            return
+        if position.leader.epoch < 0 and not fits(fetched.epoch_starts, position.record_epoch):
+            # No broker could be asked whether the log is still the one that was read: its records say that it is not.
+            self._positions.rewritten(tp)
+            self._arrived.set()
             return
         if self._cluster.metadata.note_epoch(tp, fetched.last_epoch):
             self._cluster.request_refresh()
@@ -278,6 +382,40 @@ class Fetcher:
         self._buffered_bytes += fetched.size_bytes
         self._buffered_by_tp[tp] = self._buffered_by_tp.get(tp, 0) + 1
         self._arrived.set()
+
+    def _read_near(self, tp: TopicPartition, state: PartitionState, replica: int) -> None:
+        """The leader names a replica near by, for as long as metadata counts as fresh (KIP-392)."""
+        if replica not in self._cluster.metadata.brokers:
+            self._cluster.request_refresh()
+            self._delay([tp])
+            return
+        state.read_replica = replica
+        lease_s = self._config["metadata.max.age.ms"] / 1000
+        state.read_replica_until_s = asyncio.get_running_loop().time() + lease_s
+
+    def _take_refusal(
+        self, tp: TopicPartition, state: PartitionState, position: Position, code: ErrorCode, node_id: int
+    ) -> None:
+        if state.read_replica == node_id:
+            # A follower that is behind, or none any more: the leader knows (E52).
+            state.read_replica = _NOBODY
+            if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                self._delay([tp])
+                return
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            # With a known epoch first find out whether the log was cut below us; without one only the policy is left.
+            if not self._positions.demand_validation(tp):
+                self._out_of_range(tp, state, position)
+            return
+        if code in STALE_METADATA:
+            self._cluster.request_refresh()
+            known = self._cluster.metadata.leader(tp)
+            if known.leader >= 0 and known != position.leader:
+                return  # The answer named the new leader (KIP-951).
+        elif code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
+            # The broker has found the damage on its disk: asking again does not mend it.
+            self._tell(broker_error(code, f"reading {tp} at offset {position.offset}"), tp)
+        self._delay([tp])
 
     def _out_of_range(self, tp: TopicPartition, state: PartitionState, position: Position) -> None:
         if state.position is not None and state.position.offset != position.offset:
@@ -291,96 +429,52 @@ class Fetcher:
                     tp.topic,
                     tp.partition,
                     position.offset,
-                    leader_epoch=position.epoch,
+                    leader_epoch=position.record_epoch,
                     log_start_offset=state.log_start_offset,
                     log_end_offset=state.high_watermark,
-                )
+                ),
+                tp,
             )
             self._delay([tp])
             return
         _log.warning("%s: offset %d is out of range, going to %s", tp, position.offset, policy)
         self._positions.await_reset(tp, policy)
 
-    # -- resets and validation
-
-    async def _reset(self, partitions: list[TopicPartition]) -> None:
-        wanted: dict[TopicPartition, str | int] = {}
-        serials: dict[TopicPartition, int] = {}
-        for tp in partitions:
-            state = self._positions.get(tp)
-            if state is None or state.phase is not Phase.AWAIT_RESET:
-                continue
-            if state.reset_to is None or state.reset_to == "none":
-                self._tell(NoOffsetError(tp.topic, tp.partition))
-                self._delay([tp])
-                continue
-            wanted[tp], serials[tp] = state.reset_to, state.serial
-        if not wanted:
-            return
-        try:
-            deadline = Deadline(self._config["request.timeout.ms"])
-            found = await list_offsets(self._cluster, wanted, deadline=deadline, isolation_level=self._isolation)
-        except TimedOut as error:
-            _log.warning("no offsets to start from: %s", error)
-            self._delay(list(wanted))
-        except Exception as error:
-            self._tell(error)
-            self._delay(list(wanted))
-        else:
-            for tp, answer in found.items():
-                if answer.offset < 0:
-                    # A timestamp beyond the last record: the end of the log is where such records will come.
-                    self._positions.of(tp).reset_to = "latest"
-                else:
-                    self._positions.complete_reset(tp, serials[tp], answer.offset)
-            self._arrived.set()
-
-    async def _validate(self, partitions: list[TopicPartition]) -> None:
-        checked: dict[TopicPartition, Position] = {}
-        for tp in partitions:
-            state = self._positions.get(tp)
-            if state is not None and state.phase is Phase.AWAIT_VALIDATION and state.fetch_position is not None:
-                checked[tp] = state.fetch_position
-        if not checked:
-            return
-        try:
-            deadline = Deadline(self._config["request.timeout.ms"])
-            connection = await self._cluster.any_connection(deadline)
-            if connection.max_version(ApiKey.OFFSET_FOR_LEADER_EPOCH) < _VALIDATING_VERSION:
-                ends = {tp: EpochEnd(position.epoch, position.offset) for tp, position in checked.items()}
-            else:
-                asked = {tp: (position.epoch, -1) for tp, position in checked.items()}
-                ends = await offsets_for_leader_epoch(self._cluster, asked, deadline=deadline)
-        except TimedOut as error:
-            _log.warning("positions could not be validated: %s", error)
-            self._delay(list(checked))
-        except Exception as error:
-            self._tell(error)
-            self._delay(list(checked))
-        else:
-            for tp, end in ends.items():
-                state = self._positions.get(tp)
-                if (
-                    self._positions.complete_validation(tp, checked[tp], end)
-                    and state is not None
-                    and state.out_of_range
-                ):
-                    state.out_of_range = False
-                    self._out_of_range(tp, state, checked[tp])
-            self._arrived.set()
-
     # -- inside
 
-    def _delay(self, partitions: Collection[TopicPartition]) -> None:
+    def _settled(self, partitions: Collection[TopicPartition]) -> None:
+        """Something was learned of these positions; one that stands though it is out of range goes by the policy."""
+        for tp in partitions:
+            state = self._positions.get(tp)
+            if state is None:
+                continue
+            state.waits_for_epoch_since_s = None
+            if state.out_of_range and state.phase is Phase.FETCHING and state.fetch_position is not None:
+                state.out_of_range = False
+                self._out_of_range(tp, state, state.fetch_position)
+        self._wake.set()
+        if partitions:
+            self._arrived.set()
+
+    def _delay(self, partitions: Collection[TopicPartition], *, leaves: int = _NOBODY) -> None:
+        """Ask about these later. `leaves`: a node that does not serve them as a near replica any more."""
         pause_ms = backoff_ms(
             max(1, self._failures), self._config["retry.backoff.ms"], self._config["retry.backoff.max.ms"]
         )
         until_s = asyncio.get_running_loop().time() + pause_ms / 1000
         for tp in partitions:
             state = self._positions.get(tp)
-            if state is not None:
+            if state is None:
+                continue
+            if leaves != _NOBODY and state.read_replica == leaves:
+                state.read_replica = _NOBODY
+            else:
                 state.retry_at_s = until_s
 
-    def _tell(self, error: Exception) -> None:
-        self.trouble.append(error)
+    def _tell(self, error: Exception, tp: TopicPartition | None = None) -> None:
+        """Once, however often it comes before the next poll."""
+        state = None if tp is None else self._positions.get(tp)
+        trouble = Trouble(error, tp, -1 if state is None else state.serial)
+        if not any((t.tp, t.serial, str(t.error)) == (tp, trouble.serial, str(error)) for t in self._trouble):
+            self._trouble.append(trouble)
         self._arrived.set()

@@ -1,14 +1,30 @@
 """Handing out what was fetched: as records, a limited number at a time, or as whole pieces.
 
-Owns the piece that is handed out in part. Positions move as records are handed out, so that a commit covers just what
-the caller has; pieces of partitions that were given up or repositioned since they were fetched are dropped. Pure.
+Owns the pieces that are handed out in part. Positions move as records are handed out, so that a commit covers just what
+the caller has; pieces of partitions that were given up or repositioned since they were fetched are dropped, those of
+positions that are being validated wait. Makes no requests.
 """
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final, NamedTuple
+
 from fenceline.client.fetched import ConsumerRecord, Fetched, to_records
 from fenceline.client.fetcher import Fetcher, Piece
-from fenceline.client.positions import Positions
+from fenceline.client.positions import Position, Positions
+from fenceline.ids import TopicPartition
+
+_LONG_BYTES: Final = 64 * 1024
+"""Compressed, from which on decoding is a thread's work: the loop serves brokers meanwhile."""
+
+
+class _Begun(NamedTuple):
+    """A piece of which `records[:taken]` were handed out."""
+
+    piece: Piece
+    records: list[ConsumerRecord]
+    taken: int
 
 
 class Handout:
@@ -17,52 +33,62 @@ class Handout:
     def __init__(self, fetcher: Fetcher, positions: Positions) -> None:
         self._fetcher = fetcher
         self._positions = positions
-        self._held: tuple[Piece, list[ConsumerRecord], int] | None = None
+        self._begun: dict[TopicPartition, _Begun] = {}
+        """One of a partition at most; more than one partition only while one of them is being validated."""
+        self._last_taken: dict[TopicPartition, tuple[int, Position]] = {}
+        """By the last `take_pieces`: serial, and the position before it."""
 
-    def take_records(self, limit: int) -> list[ConsumerRecord]:
-        """At most `limit` records."""
+    async def take_records(self, limit: int) -> list[ConsumerRecord]:
+        """At most `limit` records. Raises RecordsError for what can not be decoded, where the next call tries again."""
         found: list[ConsumerRecord] = []
         while len(found) < limit:
-            if self._held is None:
+            begun = self._take_begun()
+            if begun is None:
                 piece = self._fetcher.take()
                 if piece is None:
                     break
-                self._held = piece, to_records(piece.fetched), 0
-            piece, records, index = self._held
-            state = self._positions.get(piece.tp)
-            if state is None or state.serial != piece.serial:
-                self._held = None
+                self._begun[piece.tp] = _Begun(piece, await self._decoded(piece), 0)
+                # What happened meanwhile may have made it useless.
                 continue
+            piece, records, index = begun
             taken = records[index : index + limit - len(found)]
             found += taken
             index += len(taken)
             if index == len(records):
-                self._held = None
                 self._took_all(piece)
+                self._last_taken.clear()
             else:
-                self._held = piece, records, index
+                self._begun[piece.tp] = _Begun(piece, records, index)
                 starts = piece.fetched.epoch_starts
                 self._positions.consumed(piece.tp, taken[-1].offset + 1, taken[-1].leader_epoch, starts)
         return found
+
+    async def _decoded(self, piece: Piece) -> list[ConsumerRecord]:
+        """What can not be decoded, or is not waited for, is fetched again: nothing is skipped."""
+        try:
+            if piece.fetched.is_compressed and piece.fetched.size_bytes >= _LONG_BYTES:
+                return await asyncio.to_thread(to_records, piece.fetched)
+            return to_records(piece.fetched)
+        except BaseException:
+            if (state := self._positions.get(piece.tp)) is not None and state.serial == piece.serial:
+                self._positions.rewind(piece.tp)
+            raise
 
     def take_pieces(self, max_bytes: int) -> list[Fetched]:
         """Whole pieces until they hold `max_bytes`, undecoded; first the rest of one that `take_records` began."""
         pieces: list[Fetched] = []
         size_bytes = 0
-        if self._held is not None:
-            piece, records, index = self._held
-            self._held = None
-            state = self._positions.get(piece.tp)
-            if state is not None and state.serial == piece.serial:
-                # A poll for records took the first part of this piece: hand out the rest.
-                rest_from = records[index].offset
-                runs = tuple(
-                    run._replace(start_offset=max(run.start_offset, rest_from))
-                    for run in piece.fetched.runs
-                    if run.end_offset_exclusive > rest_from
-                )
-                pieces.append(piece.fetched._replace(runs=runs, start_offset=rest_from))
-                self._took_all(piece)
+        self._last_taken.clear()
+        while (begun := self._take_begun()) is not None:
+            piece, records, index = begun
+            rest_from = records[index].offset
+            runs = tuple(
+                run._replace(start_offset=max(run.start_offset, rest_from))
+                for run in piece.fetched.runs
+                if run.end_offset_exclusive > rest_from
+            )
+            pieces.append(piece.fetched._replace(runs=runs, start_offset=rest_from))
+            self._took_all(piece)
         while size_bytes < max_bytes:
             taken = self._fetcher.take()
             if taken is None:
@@ -73,11 +99,32 @@ class Handout:
                 size_bytes += taken.fetched.size_bytes
         return pieces
 
+    def _take_begun(self) -> _Begun | None:
+        """One that may be gone on with now; those that are of no use any more are dropped."""
+        for tp, begun in list(self._begun.items()):
+            state = self._positions.get(tp)
+            if state is None or state.serial != begun.piece.serial:
+                del self._begun[tp]
+            elif state.is_readable:
+                return self._begun.pop(tp)
+        return None
+
+    def take_back_pieces(self) -> None:
+        """What `take_pieces` gave last could not be decoded: it is fetched again, and was not handed out."""
+        for tp, (serial, position) in self._last_taken.items():
+            state = self._positions.get(tp)
+            if state is not None and state.serial == serial and state.position is not None:
+                state.position = position
+                self._positions.rewind(tp)
+        self._last_taken.clear()
+
     def _took_all(self, piece: Piece) -> None:
         fetched = piece.fetched
+        state = self._positions.get(piece.tp)
+        if state is not None and state.position is not None:
+            self._last_taken.setdefault(piece.tp, (piece.serial, state.position))
         self._positions.consumed(piece.tp, fetched.next_offset, fetched.last_epoch, fetched.epoch_starts)
 
     def forget_strangers(self) -> None:
-        """Forget a piece that is partly handed out, when its partition is not ours any more."""
-        if self._held is not None and self._held[0].tp not in self._positions:
-            self._held = None
+        """Forget pieces that are partly handed out, of partitions that are not ours any more."""
+        self._begun = {tp: begun for tp, begun in self._begun.items() if tp in self._positions}

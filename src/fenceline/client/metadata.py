@@ -150,10 +150,9 @@ class MetadataCache:
 
     def note_epoch(self, tp: TopicPartition, epoch: int) -> bool:
         """A partition's epoch was seen outside of metadata; True when it is newer, so metadata must be asked anew
-        (E58).
+        (E58). It is remembered also where no metadata is there yet, so that none of before it is trusted then (G8).
         """
-        known = self._last_seen.get(tp)
-        if known is None or epoch <= known:
+        if epoch <= self._last_seen.get(tp, NO_EPOCH):
             return False
         self._last_seen[tp] = epoch
         return True
@@ -204,7 +203,11 @@ class MetadataCache:
             last_seen = self._last_seen.get(tp)
             if partition.leader_epoch < 0:
                 self._last_seen.pop(tp, None)
-            elif (same_topic or nameless) and last_seen is not None and partition.leader_epoch < last_seen:
+            elif (
+                (known is None or same_topic or nameless)
+                and last_seen is not None
+                and partition.leader_epoch < last_seen
+            ):
                 kept = known.partitions.get(index) if known is not None else None
                 if kept is not None:
                     partitions[index] = kept

@@ -9,16 +9,17 @@ Rules: `list_offsets.md` L29-L33, `epochs.md` E46-E51.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple, Self, TypeVar
 
 from fenceline.client.cluster import Cluster
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import RETRIABLE, ConnectionLost, TimedOut, broker_error, error_code
-from fenceline.client.metadata import LeaderAndEpoch
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.ids import NO_EPOCH, TopicPartition
 from fenceline.wire.apis import ApiKey
+
+A = TypeVar("A")
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -46,6 +47,20 @@ class OffsetAndEpoch(NamedTuple):
     offset: int
     leader_epoch: int = NO_EPOCH
     timestamp: int = -1
+
+
+class LogOffset(int):
+    """An end or a beginning of a log, as a number; `leader_epoch` as in `OffsetAndEpoch`."""
+
+    leader_epoch: int
+
+    def __new__(cls, offset: int, leader_epoch: int = NO_EPOCH) -> Self:
+        made = super().__new__(cls, offset)
+        made.leader_epoch = leader_epoch
+        return made
+
+    def __reduce__(self) -> tuple[type[LogOffset], tuple[int, int]]:
+        return LogOffset, (int(self), self.leader_epoch)
 
 
 class CommittedOffset(NamedTuple):
@@ -81,6 +96,75 @@ def timestamp_of(spec: OffsetSpec) -> int:
     return known
 
 
+async def ask_offsets(
+    cluster: Cluster,
+    node_id: int,
+    wanted: Mapping[TopicPartition, OffsetSpec],
+    *,
+    deadline: Deadline,
+    isolation_level: int = 0,
+) -> dict[TopicPartition, OffsetAndEpoch | ErrorCode]:
+    """Ask one node once, with the leader epochs of metadata. Partitions that its answer leaves out are left out."""
+    timestamps = {tp: timestamp_of(spec) for tp, spec in wanted.items()}
+    by_topic: dict[str, list[dict[str, int]]] = {}
+    for tp, timestamp in timestamps.items():
+        by_topic.setdefault(tp.topic, []).append(
+            {
+                "partition_index": tp.partition,
+                "current_leader_epoch": cluster.metadata.leader(tp).epoch,
+                "timestamp": timestamp,
+                "max_num_offsets": 1,
+            }
+        )
+    fields = {
+        "replica_id": -1,
+        "isolation_level": isolation_level,
+        "topics": [{"name": name, "partitions": listed} for name, listed in by_topic.items()],
+        "timeout": int(deadline.left_ms),
+    }
+    needed = max((_MIN_VERSION.get(timestamp, 0) for timestamp in timestamps.values()), default=0)
+    response = await cluster.call(node_id, ApiKey.LIST_OFFSETS, fields, deadline=deadline, min_version=needed)
+    found: dict[TopicPartition, OffsetAndEpoch | ErrorCode] = {}
+    for topic in response.topics:
+        for answer in topic.partitions:
+            tp = TopicPartition(str(topic.name), int(answer.partition_index))
+            code = error_code(answer.error_code)
+            epoch = int(getattr(answer, "leader_epoch", NO_EPOCH))
+            if code is ErrorCode.NONE:
+                cluster.metadata.note_epoch(tp, epoch)
+                found[tp] = OffsetAndEpoch(int(answer.offset), epoch, int(answer.timestamp))
+            elif code is ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT:
+                found[tp] = OffsetAndEpoch(-1)
+            else:
+                found[tp] = code
+    return found
+
+
+async def ask_epoch_ends(
+    cluster: Cluster, node_id: int, wanted: Mapping[TopicPartition, tuple[int, int]], *, deadline: Deadline
+) -> dict[TopicPartition, EpochEnd | ErrorCode]:
+    """Ask one node once. `wanted`: partition -> (epoch asked for, current leader epoch, -1 for no check)."""
+    by_topic: dict[str, list[dict[str, int]]] = {}
+    for tp, (epoch, current) in wanted.items():
+        by_topic.setdefault(tp.topic, []).append(
+            {"partition": tp.partition, "current_leader_epoch": current, "leader_epoch": epoch}
+        )
+    fields = {
+        "replica_id": -1,
+        "topics": [{"topic": name, "partitions": listed} for name, listed in by_topic.items()],
+    }
+    response = await cluster.call(node_id, ApiKey.OFFSET_FOR_LEADER_EPOCH, fields, deadline=deadline)
+    found: dict[TopicPartition, EpochEnd | ErrorCode] = {}
+    for topic in response.topics:
+        for answer in topic.partitions:
+            tp = TopicPartition(str(topic.topic), int(answer.partition))
+            code = error_code(answer.error_code)
+            # Version 0 does not tell the epoch; clients of such brokers do not validate.
+            epoch = int(getattr(answer, "leader_epoch", NO_EPOCH))
+            found[tp] = EpochEnd(epoch, int(answer.end_offset)) if code is ErrorCode.NONE else code
+    return found
+
+
 async def list_offsets(
     cluster: Cluster,
     wanted: Mapping[TopicPartition, OffsetSpec],
@@ -89,42 +173,13 @@ async def list_offsets(
     isolation_level: int = 0,
 ) -> dict[TopicPartition, OffsetAndEpoch]:
     """One answer for each partition asked for. Raises the first refusal that no retry mends, or TimedOut."""
-    timestamps = {tp: timestamp_of(spec) for tp, spec in wanted.items()}
-    found: dict[TopicPartition, OffsetAndEpoch] = {}
+    specs = {tp: timestamp_of(spec) for tp, spec in wanted.items()}
 
-    async def ask(node_id: int, partitions: list[tuple[TopicPartition, LeaderAndEpoch]]) -> None:
-        by_topic: dict[str, list[dict[str, int]]] = {}
-        for tp, leader in partitions:
-            by_topic.setdefault(tp.topic, []).append(
-                {
-                    "partition_index": tp.partition,
-                    "current_leader_epoch": leader.epoch,
-                    "timestamp": timestamps[tp],
-                    "max_num_offsets": 1,
-                }
-            )
-        fields = {
-            "replica_id": -1,
-            "isolation_level": isolation_level,
-            "topics": [{"name": name, "partitions": listed} for name, listed in by_topic.items()],
-            "timeout": int(deadline.left_ms),
-        }
-        needed = max((_MIN_VERSION.get(timestamps[tp], 0) for tp, _ in partitions), default=0)
-        response = await cluster.call(node_id, ApiKey.LIST_OFFSETS, fields, deadline=deadline, min_version=needed)
-        for topic in response.topics:
-            for answer in topic.partitions:
-                tp = TopicPartition(str(topic.name), int(answer.partition_index))
-                code = error_code(answer.error_code)
-                epoch = int(getattr(answer, "leader_epoch", NO_EPOCH))
-                if code is ErrorCode.NONE:
-                    cluster.metadata.note_epoch(tp, epoch)
-                    found[tp] = OffsetAndEpoch(int(answer.offset), epoch, int(answer.timestamp))
-                elif code is ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT:
-                    found[tp] = OffsetAndEpoch(-1)
-                else:
-                    _note_refusal(cluster, code, tp, "ListOffsets", deadline)
+    async def ask(node_id: int, partitions: list[TopicPartition]) -> dict[TopicPartition, OffsetAndEpoch | ErrorCode]:
+        asked = {tp: specs[tp] for tp in partitions}
+        return await ask_offsets(cluster, node_id, asked, deadline=deadline, isolation_level=isolation_level)
 
-    await _ask_leaders(cluster, set(timestamps), found, ask, deadline)
+    found = await _ask_leaders(cluster, set(specs), "ListOffsets", ask, deadline)
     return {tp: found[tp] for tp in wanted}
 
 
@@ -140,71 +195,61 @@ async def offsets_for_leader_epoch(
     A current epoch above what metadata knows makes metadata catch up first; one below is told to the leader, which
     fences it.
     """
-    found: dict[TopicPartition, EpochEnd] = {}
     for tp, (_, current) in wanted.items():
         if cluster.metadata.note_epoch(tp, current):
             cluster.request_refresh()
 
-    async def ask(node_id: int, partitions: list[tuple[TopicPartition, LeaderAndEpoch]]) -> None:
-        by_topic: dict[str, list[dict[str, int]]] = {}
-        for tp, leader in partitions:
+    async def ask(node_id: int, partitions: list[TopicPartition]) -> dict[TopicPartition, EpochEnd | ErrorCode]:
+        asked = {}
+        for tp in partitions:
             epoch, current = wanted[tp]
-            by_topic.setdefault(tp.topic, []).append(
-                {
-                    "partition": tp.partition,
-                    "current_leader_epoch": leader.epoch if current < 0 else current,
-                    "leader_epoch": epoch,
-                }
-            )
-        fields = {
-            "replica_id": -1,
-            "topics": [{"topic": name, "partitions": listed} for name, listed in by_topic.items()],
-        }
-        response = await cluster.call(node_id, ApiKey.OFFSET_FOR_LEADER_EPOCH, fields, deadline=deadline)
-        for topic in response.topics:
-            for answer in topic.partitions:
-                tp = TopicPartition(str(topic.topic), int(answer.partition))
-                code = error_code(answer.error_code)
-                if code is ErrorCode.NONE:
-                    found[tp] = EpochEnd(int(answer.leader_epoch), int(answer.end_offset))
-                else:
-                    fatal = code is ErrorCode.FENCED_LEADER_EPOCH and wanted[tp][1] >= 0
-                    _note_refusal(cluster, code, tp, "OffsetForLeaderEpoch", deadline, fatal=fatal)
+            asked[tp] = epoch, cluster.metadata.leader(tp).epoch if current < 0 else current
+        found = await ask_epoch_ends(cluster, node_id, asked, deadline=deadline)
+        for tp, end in found.items():
+            if end is ErrorCode.FENCED_LEADER_EPOCH and wanted[tp][1] >= 0:
+                raise broker_error(end, f"OffsetForLeaderEpoch of {tp}")
+        return found
 
-    await _ask_leaders(cluster, set(wanted), found, ask, deadline)
-    return {tp: found[tp] for tp in wanted}
-
-
-def _note_refusal(
-    cluster: Cluster, code: ErrorCode, tp: TopicPartition, what: str, deadline: Deadline, *, fatal: bool = False
-) -> None:
-    error = broker_error(code, f"{what} of {tp}")
-    if fatal or code not in RETRIABLE:
-        raise error
-    deadline.trouble = error
+    ends = await _ask_leaders(cluster, set(wanted), "OffsetForLeaderEpoch", ask, deadline)
+    return {tp: ends[tp] for tp in wanted}
 
 
 async def _ask_leaders(
-    cluster: Cluster, wanted: set[TopicPartition], found: Mapping[TopicPartition, Any], ask: Any, deadline: Deadline
-) -> None:
-    """Run `ask(node, partitions)` for each leader, again for whatever is missing in `found`, until all is there."""
+    cluster: Cluster,
+    wanted: set[TopicPartition],
+    what: str,
+    ask: Callable[[int, list[TopicPartition]], Awaitable[dict[TopicPartition, A | ErrorCode]]],
+    deadline: Deadline,
+) -> dict[TopicPartition, A]:
+    """Run `ask(node, partitions)` for each leader, again for whatever was refused in passing, until all is there."""
+    found: dict[TopicPartition, A] = {}
     while True:
-        missing = sorted(wanted - found.keys())
-        if not missing:
-            return
-        grouped = await cluster.by_leader(missing, deadline)
+        grouped = await cluster.by_leader(sorted(wanted - found.keys()), deadline)
         outcomes = await asyncio.gather(
-            *(ask(node_id, partitions) for node_id, partitions in grouped.items()), return_exceptions=True
+            *(ask(node_id, [tp for tp, _ in partitions]) for node_id, partitions in grouped.items()),
+            return_exceptions=True,
         )
+        moved = set(wanted)
         for outcome in outcomes:
             if isinstance(outcome, ConnectionLost | TimedOut):
                 deadline.trouble = outcome
             elif isinstance(outcome, BaseException):
                 raise outcome
-        missing = sorted(wanted - found.keys())
-        if not missing:
-            return
+            else:
+                for tp, answer in outcome.items():
+                    if not isinstance(answer, ErrorCode):
+                        found[tp] = answer
+                        continue
+                    deadline.trouble = error = broker_error(answer, f"{what} of {tp}")
+                    if answer not in RETRIABLE:
+                        raise error
+                    if answer is ErrorCode.OFFSET_NOT_AVAILABLE:
+                        moved.discard(tp)
+        if not wanted - found.keys():
+            return found
         if deadline.is_over:
             raise cluster.out_of_time(deadline)
         await cluster.pause(deadline)
-        await cluster.fetch_metadata({tp.topic for tp in missing}, deadline)
+        # Who says that the offset is not known yet leads: it is asked again, and nothing looked up (gaps.md G15).
+        if stale := {tp.topic for tp in moved - found.keys()}:
+            await cluster.fetch_metadata(stale, deadline)

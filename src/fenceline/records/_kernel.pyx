@@ -11,6 +11,9 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_SET_ITEM
+from cpython.type cimport PyType_GenericAlloc
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -27,7 +30,10 @@ from fenceline.records._kernel_py import Walk, decode_name
 from fenceline.records.crc import crc32c
 from fenceline.records.errors import corrupt
 
-ABI = 5
+cdef extern from "Python.h":
+    void PyObject_GC_UnTrack(void*)
+
+ABI = 6
 IS_NATIVE = True
 
 _PROBLEMS = {
@@ -240,6 +246,74 @@ def decode(
     if problem or at != given.end:
         _raise(problem, index, count, given.end - at)
     return records
+
+
+cdef inline void _set(tuple row, Py_ssize_t index, object item):
+    Py_INCREF(item)  # the next line takes a reference away
+    PyTuple_SET_ITEM(row, index, item)
+
+
+def decode_rows(
+    buf,
+    Py_ssize_t start,
+    Py_ssize_t end,
+    Py_ssize_t count,
+    int64_t base_offset,
+    int64_t last_offset_delta,
+    int64_t base_timestamp,
+    fixed_timestamp,
+    row_type,
+    before,
+    between,
+    int64_t start_offset,
+    int64_t end_offset_exclusive,
+):
+    cdef _Input given = _Input(buf, start, end, count)
+    cdef const uint8_t* at = given.start
+    cdef Rec record
+    cdef int64_t previous = -1, offset, timestamp_delta = 0
+    cdef Py_ssize_t index = 0
+    cdef int problem = FINE
+    cdef list rows = []
+    cdef tuple row
+    topic, partition = before
+    kind, epoch = between
+    timestamp = fixed_timestamp
+    _check_offsets(base_offset, last_offset_delta)
+    while index < count:
+        problem = _parse(&at, given.end, &record)
+        if not problem and (record.offset_delta <= previous or record.offset_delta > last_offset_delta):
+            problem = BAD_OFFSET
+        if problem:
+            break
+        previous = record.offset_delta
+        index += 1
+        offset = base_offset + record.offset_delta
+        if offset < start_offset or offset >= end_offset_exclusive:
+            continue
+        if fixed_timestamp is None and (timestamp is None or record.timestamp_delta != timestamp_delta):
+            # Most records of a busy batch share their millisecond, and then the number.
+            timestamp_delta = record.timestamp_delta
+            timestamp = <int64_t>(<uint64_t>base_timestamp + <uint64_t>timestamp_delta)
+        key = _bytes(record.key)
+        value = _bytes(record.value)
+        headers = _headers(&record) if record.header_count else ()
+        row = <tuple>PyType_GenericAlloc(row_type, 9)
+        _set(row, 0, topic)
+        _set(row, 1, partition)
+        _set(row, 2, offset)
+        _set(row, 3, timestamp)
+        _set(row, 4, kind)
+        _set(row, 5, epoch)
+        _set(row, 6, key)
+        _set(row, 7, value)
+        _set(row, 8, headers)
+        # Nothing in a row can lead back to it: the collector would only walk over all of them again and again.
+        PyObject_GC_UnTrack(<void*>row)
+        rows.append(row)
+    if problem or at != given.end:
+        _raise(problem, index, count, given.end - at)
+    return rows
 
 
 # --- writing

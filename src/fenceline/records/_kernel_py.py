@@ -18,7 +18,7 @@ from fenceline.records.errors import corrupt
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-ABI: Final = 5
+ABI: Final = 6
 """Raised with every change of this interface, so that a stale build of the other twin is noticed."""
 IS_NATIVE: Final = False
 
@@ -210,6 +210,42 @@ def decode(
         records.append(new(record_type, (base_offset + delta, timestamp, key, value, headers)))
     check_end(position, len(view), count)
     return records
+
+
+def decode_rows(
+    buf: Buffer,
+    start: int,
+    end: int,
+    count: int,
+    base_offset: int,
+    last_offset_delta: int,
+    base_timestamp: int,
+    fixed_timestamp: int | None,
+    row_type: type[T],
+    before: tuple[str, int],
+    between: tuple[int, int],
+    start_offset: int,
+    end_offset_exclusive: int,
+) -> list[T]:
+    """As `decode`, a `row_type` (a tuple of nine without a `__dict__`) for each record of the range of offsets:
+    `before` (topic, partition), offset, timestamp, `between` (timestamp type, leader epoch), key, value, headers.
+    """
+    new = tuple.__new__
+    return [
+        new(row_type, (*before, offset, timestamp, *between, key, value, headers))
+        for offset, timestamp, key, value, headers in decode(
+            buf,
+            start,
+            end,
+            count,
+            base_offset,
+            last_offset_delta,
+            base_timestamp,
+            fixed_timestamp,
+            tuple,
+        )
+        if start_offset <= offset < end_offset_exclusive
+    ]
 
 
 def check_offsets(base_offset: int, last_offset_delta: int) -> None:

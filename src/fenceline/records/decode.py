@@ -7,7 +7,7 @@ RecordsError(CORRUPT_MESSAGE). The CRC is the caller's to check (`batch.check_cr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fenceline.records import kernel
 from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, Codec, TimestampType, iter_headers
@@ -16,6 +16,8 @@ from fenceline.records.compression import DEFAULT_MAX_SIZE_BYTES, decompress_vie
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+T = TypeVar("T", bound=tuple)  # type: ignore[type-arg]
 
 
 def records_of(
@@ -47,6 +49,38 @@ def decode_batch(buf: Buffer, header: BatchHeader, max_size_bytes: int = DEFAULT
         header.base_timestamp,
         fixed,
         Record,
+    )
+
+
+def decode_rows(
+    buf: Buffer,
+    header: BatchHeader,
+    row_type: type[T],
+    topic: str,
+    partition: int,
+    start_offset: int,
+    end_offset_exclusive: int,
+    max_size_bytes: int = DEFAULT_MAX_SIZE_BYTES,
+) -> list[T]:
+    """The records of one batch within a range of offsets as `row_type` (topic, partition, offset, timestamp, timestamp
+    type, leader epoch, key, value, headers), a tuple type without a `__dict__`. Raises RecordsError.
+    """
+    payload, start, end = records_of(buf, header, max_size_bytes)
+    is_fixed = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+    return kernel.decode_rows(
+        payload,
+        start,
+        end,
+        header.record_count,
+        header.base_offset,
+        header.last_offset_delta,
+        header.base_timestamp,
+        header.max_timestamp if is_fixed else None,
+        row_type,
+        (topic, partition),
+        (int(header.timestamp_type), header.leader_epoch),
+        start_offset,
+        end_offset_exclusive,
     )
 
 

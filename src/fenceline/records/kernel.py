@@ -12,7 +12,7 @@ from fenceline.records import _columns_py, _kernel_py
 
 if TYPE_CHECKING:
     from fenceline.records._columns_py import ColumnBuilder, Columns, encode_columns, hash_column
-    from fenceline.records._kernel_py import IS_NATIVE, Walk, append_record, decode, encode, murmur2, walk
+    from fenceline.records._kernel_py import IS_NATIVE, Walk, append_record, decode, decode_rows, encode, murmur2, walk
 else:
     _chosen = compiled("fenceline.records._kernel", _kernel_py.ABI)
     _records = _chosen or _kernel_py
@@ -22,6 +22,7 @@ else:
     IS_NATIVE = _records.IS_NATIVE
     append_record = _records.append_record
     decode = _records.decode
+    decode_rows = _records.decode_rows
     encode = _records.encode
     murmur2 = _records.murmur2
     walk = _records.walk
@@ -36,6 +37,7 @@ __all__ = [
     "Walk",
     "append_record",
     "decode",
+    "decode_rows",
     "encode",
     "encode_columns",
     "hash_column",

@@ -1,0 +1,148 @@
+"""What a Fenceline cluster wrote down of records that its logs lost: receipts from its ledger topic.
+
+Owns a receipt as clients see it, and the look-up of those that tell of a range. Other clusters have no such topic,
+which is no error; nothing here creates it. A replica writes its receipt when it cuts its log, which may be after a
+reader has noticed: none found means that none is there yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from fenceline.client.cluster import Cluster
+from fenceline.client.config import ClientConfig
+from fenceline.client.deadline import Deadline
+from fenceline.client.errors import ConnectionLost, TimedOut
+from fenceline.client.fetch_wire import PartitionFetch, fetch_once
+from fenceline.client.fetched import scan, to_records
+from fenceline.client.offsets import EARLIEST, LATEST, list_offsets
+from fenceline.errors import ErrorCode
+from fenceline.ids import LOSSES_TOPIC, NO_EPOCH, ZERO_UUID, TopicPartition, decode_uuid
+
+_PIECE_BYTES: Final = 1024 * 1024
+
+
+class LossReceipt(NamedTuple):
+    """Offsets [start_offset, end_offset_exclusive) that `replica` lost, written in `leader_epochs` (oldest first).
+
+    `loss_class`: committed, maybe_acknowledged, never_acknowledged or expired. `evidence`: paths on that node where the
+    lost bytes are kept. `topic_id` as text, "" unknown.
+    """
+
+    id: str
+    topic: str
+    topic_id: str
+    partition: int
+    start_offset: int
+    end_offset_exclusive: int
+    leader_epochs: tuple[int, ...]
+    records: int
+    size_bytes: int
+    loss_class: str
+    cause: str
+    replica: int
+    leader: int
+    time_ms: int
+    evidence: tuple[str, ...]
+
+    def __str__(self) -> str:
+        kept = "evidence kept" if self.evidence else "no evidence"
+        return (
+            f"{self.id[:12]} (node {self.replica} cut offsets {self.start_offset} to {self.end_offset_exclusive - 1}, "
+            f"{self.records} records, {self.loss_class}, {kept})"
+        )
+
+    def tells_of(
+        self, tp: TopicPartition, start_offset: int, end_offset_exclusive: int, epochs: Iterable[int] = ()
+    ) -> bool:
+        """Whether it covers some of the range; `epochs`: of the records that were read there, none where unknown."""
+        read_in = set(epochs)
+        return (
+            (self.topic, self.partition) == tp
+            and self.start_offset < end_offset_exclusive
+            and start_offset < self.end_offset_exclusive
+            and (not read_in or not self.leader_epochs or not read_in.isdisjoint(self.leader_epochs))
+        )
+
+
+def parse_receipt(document: bytes) -> LossReceipt | None:
+    """A ledger record's value; None for what is no receipt that this client understands."""
+    try:
+        fields: dict[str, Any] = json.loads(document)
+        return LossReceipt(
+            str(fields["id"]),
+            str(fields["topic"]),
+            str(fields["topic_id"] or ""),
+            int(fields["partition"]),
+            int(fields["start_offset"]),
+            int(fields["end_offset_exclusive"]),
+            tuple(map(int, fields["leader_epochs"])),
+            int(fields["records"]),
+            int(fields["bytes"]),
+            str(fields["class"]),
+            str(fields["cause"]),
+            int(fields["replica"]),
+            int(fields["leader"]),
+            int(fields["time_ms"]),
+            tuple(map(str, fields["evidence"])),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+async def find_receipts(
+    cluster: Cluster,
+    config: ClientConfig,
+    tp: TopicPartition,
+    start_offset: int,
+    end_offset_exclusive: int,
+    *,
+    epochs: Iterable[int] = (),
+    deadline: Deadline,
+) -> tuple[LossReceipt, ...]:
+    """The receipts that tell of a range, oldest first, each as it was last written. Raises PeerError, TimedOut.
+
+    Reads the ledger from its beginning: it holds one small record for each loss.
+    """
+    known = (await cluster.fetch_metadata([LOSSES_TOPIC], deadline)).topics.get(LOSSES_TOPIC)
+    if known is None or known.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or not known.partitions:
+        return ()
+    partitions = [TopicPartition(LOSSES_TOPIC, index) for index in known.partitions]
+    starts = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), deadline=deadline)
+    ends = await list_offsets(cluster, dict.fromkeys(partitions, LATEST), deadline=deadline)
+    left = {ledger: starts[ledger].offset for ledger in partitions if starts[ledger].offset < ends[ledger].offset}
+    topic_id = cluster.metadata.topic_id(tp.topic)
+    found: dict[str, LossReceipt] = {}
+    while left:
+        if deadline.is_over:
+            raise cluster.out_of_time(deadline)
+        moved = False
+        for node_id, led in (await cluster.by_leader(list(left), deadline)).items():
+            wanted = [
+                PartitionFetch(ledger, left[ledger], NO_EPOCH, leader.epoch, _PIECE_BYTES) for ledger, leader in led
+            ]
+            try:
+                # Not over the connection of fetches: there one may be parked for as long as fetch.max.wait.ms.
+                connection = await cluster.link(node_id).connection()
+                answers = await fetch_once(cluster, connection, wanted, config, max_wait_ms=0)
+            except (ConnectionLost, TimedOut) as error:
+                deadline.trouble = error
+                continue
+            for ledger, answer in answers.items():
+                if answer.error_code or not answer.records:
+                    continue
+                piece, _ = scan(ledger, memoryview(answer.records), left[ledger], NO_EPOCH)
+                moved |= piece.next_offset > left[ledger]
+                left[ledger] = piece.next_offset
+                for record in to_records(piece):
+                    receipt = parse_receipt(record.value or b"")
+                    if receipt is not None and receipt.tells_of(tp, start_offset, end_offset_exclusive, epochs):
+                        found[receipt.id] = receipt
+        left = {ledger: offset for ledger, offset in left.items() if offset < ends[ledger].offset}
+        if left and not moved:
+            await cluster.pause(deadline)
+            await cluster.fetch_metadata([LOSSES_TOPIC], deadline)
+    of_this_topic = [r for r in found.values() if not r.topic_id or topic_id in (ZERO_UUID, decode_uuid(r.topic_id))]
+    return tuple(sorted(of_this_topic, key=lambda receipt: (receipt.time_ms, receipt.id)))

@@ -1,0 +1,179 @@
+"""What a consumer asks leaders about its positions: where epochs end (validation), and where to begin (resets).
+
+Owns one task for each leader and kind of question, so that one that does not answer holds up its own partitions only.
+Each task asks once; the fetcher's next look asks again for whatever stayed open. Decides nothing: what an answer means
+is the positions' to say.
+
+Rules: `epochs.md` E46-E51, E55; `list_offsets.md` L29-L33.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any, Final
+
+from fenceline.client.cluster import Cluster
+from fenceline.client.config import ClientConfig
+from fenceline.client.deadline import Deadline
+from fenceline.client.epoch_history import Question
+from fenceline.client.errors import RETRIABLE, STALE_METADATA, ConnectionLost, TimedOut, broker_error
+from fenceline.client.offsets import OffsetAndEpoch, ask_epoch_ends, ask_offsets
+from fenceline.client.positions import Phase, Position, Positions, Verdict
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import TopicPartition
+from fenceline.wire.apis import ApiKey
+
+_log = logging.getLogger("fenceline.client")
+VALIDATING_VERSION: Final = 3
+"""OffsetForLeaderEpoch before this version is not for consumers (E22, E46)."""
+
+
+class PositionRequests:
+    """Runs on the consumer's loop. `settled(tps)`: something was learned of them; `delay(tps)`: ask later;
+    `tell(error, tp)`: the caller must know.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        positions: Positions,
+        config: ClientConfig,
+        *,
+        settled: Callable[[Collection[TopicPartition]], None],
+        delay: Callable[[Collection[TopicPartition]], None],
+        tell: Callable[[Exception, TopicPartition | None], None],
+    ) -> None:
+        self._cluster = cluster
+        self._positions = positions
+        self._config = config
+        self._isolation = int(config["isolation.level"] == "read_committed")
+        self._settled, self._delay, self._tell = settled, delay, tell
+        self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._warned_of: set[int] = set()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def validate(self, node_id: int, partitions: Collection[TopicPartition]) -> None:
+        """Have the leader asked about the positions of these, unless a question to it is under way."""
+        self._start("validate", node_id, lambda: self._validate(node_id, partitions))
+
+    def reset(self, node_id: int, partitions: Collection[TopicPartition]) -> None:
+        """Have the leader asked where these are to begin."""
+        self._start("reset", node_id, lambda: self._reset(node_id, partitions))
+
+    def _start(self, kind: str, node_id: int, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if (kind, node_id) in self._tasks:
+            return
+        task = self._tasks[kind, node_id] = asyncio.ensure_future(make())
+        task.add_done_callback(lambda _: self._ended(kind, node_id))
+
+    def _ended(self, kind: str, node_id: int) -> None:
+        del self._tasks[kind, node_id]
+        self._settled(())
+
+    # -- validation
+
+    async def _validate(self, node_id: int, partitions: Collection[TopicPartition]) -> None:
+        asked: dict[TopicPartition, tuple[Position, Question]] = {}
+        for tp in partitions:
+            state, question = self._positions.get(tp), self._positions.question(tp)
+            if state is not None and state.fetch_position is not None and question is not None:
+                asked[tp] = state.fetch_position, question
+        if not asked:
+            return
+        try:
+            deadline = Deadline(self._config["request.timeout.ms"])
+            connection = await self._cluster.link(node_id).connection()
+            if connection.max_version(ApiKey.OFFSET_FOR_LEADER_EPOCH) < VALIDATING_VERSION:
+                self.warn_of_old_brokers(node_id)
+                for tp, (position, _) in asked.items():
+                    self._positions.skip_validation(tp, position)
+                self._settled(asked)
+                return
+            wanted = {tp: (question.epoch, position.leader.epoch) for tp, (position, question) in asked.items()}
+            ends = await ask_epoch_ends(self._cluster, node_id, wanted, deadline=deadline)
+        except Exception as error:
+            self._failed("validated", asked, error)
+            return
+        open_ones = set(asked)
+        for tp, end in ends.items():
+            if isinstance(end, ErrorCode):
+                self._refused("OffsetForLeaderEpoch", tp, end)
+            elif tp in asked:
+                open_ones.discard(tp)
+                position, question = asked[tp]
+                if self._positions.complete_validation(tp, position, question, end) is Verdict.DIVERGED:
+                    _log.warning("%s", self._positions.of(tp).truncation or f"{tp}: what a look-up found was cut off")
+        if open_ones:
+            self._delay(open_ones)
+        self._settled(asked.keys() - open_ones)
+
+    def warn_of_old_brokers(self, node_id: int) -> None:
+        """Once for each broker: it can not be asked."""
+        if node_id not in self._warned_of:
+            self._warned_of.add(node_id)
+            _log.warning(
+                "broker %d is too old to tell where leader epochs end (Kafka 2.4 does): a truncation of its logs can "
+                "only be noticed by records of an older epoch",
+                node_id,
+            )
+
+    # -- resets
+
+    async def _reset(self, node_id: int, partitions: Collection[TopicPartition]) -> None:
+        wanted: dict[TopicPartition, str | int] = {}
+        serials: dict[TopicPartition, int] = {}
+        for tp in partitions:
+            state = self._positions.get(tp)
+            if state is not None and state.phase is Phase.AWAIT_RESET and state.reset_to is not None:
+                wanted[tp], serials[tp] = state.reset_to, state.serial
+        if not wanted:
+            return
+        try:
+            deadline = Deadline(self._config["request.timeout.ms"])
+            found = await ask_offsets(
+                self._cluster, node_id, wanted, deadline=deadline, isolation_level=self._isolation
+            )
+        except Exception as error:
+            self._failed("looked up", wanted, error)
+            return
+        open_ones = set(wanted)
+        for tp, answer in found.items():
+            if isinstance(answer, ErrorCode):
+                self._refused("ListOffsets", tp, answer)
+                continue
+            open_ones.discard(tp)
+            self._take_offset(tp, serials.get(tp, -1), answer)
+        if open_ones:
+            self._delay(open_ones)
+        self._settled(wanted.keys() - open_ones)
+
+    def _take_offset(self, tp: TopicPartition, serial: int, answer: OffsetAndEpoch) -> None:
+        state = self._positions.get(tp)
+        if answer.offset >= 0:
+            self._positions.complete_reset(tp, serial, answer)
+        elif state is not None and state.serial == serial:
+            # A timestamp beyond the last record: the end of the log is where such records will come.
+            state.reset_to = "latest"
+
+    # -- inside
+
+    def _failed(self, what: str, partitions: Mapping[TopicPartition, Any], error: Exception) -> None:
+        if isinstance(error, ConnectionLost | TimedOut):
+            _log.info("positions could not be %s: %s", what, error)
+            self._cluster.request_refresh()
+        elif not isinstance(error, PeerError) or error.code not in RETRIABLE:
+            self._tell(error, None)
+        self._delay(partitions.keys())
+
+    def _refused(self, what: str, tp: TopicPartition, code: ErrorCode) -> None:
+        if code in STALE_METADATA or code is ErrorCode.UNKNOWN_LEADER_EPOCH:
+            self._cluster.request_refresh()
+        elif code not in RETRIABLE:
+            self._tell(broker_error(code, f"{what} of {tp}"), tp)

@@ -1,0 +1,113 @@
+"""What poll does when the log was cut below what was handed out: tells it, or goes on by `on.truncation`.
+
+Owns that policy and the joining of loss receipts. Every truncation is logged, and kept for `truncations()`, whatever
+the policy: going on is a choice, not noticing is none.
+
+| on.truncation | |
+|---|---|
+| fail | raise LogTruncationError from every poll until a seek (E50) |
+| rewind | read on from where the histories part (E49); where that is unknown by `auto.offset.reset`, or fail (E48) |
+| latest | read on from the end of the log |
+| a function | is given the error: it may seek, or return one of the above, an offset or (offset, epoch); None fails |
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from fenceline.client.cluster import Cluster
+from fenceline.client.config import ClientConfig
+from fenceline.client.deadline import Deadline
+from fenceline.client.errors import LogTruncationError
+from fenceline.client.loss_receipts import LossReceipt, find_receipts
+from fenceline.client.positions import PartitionState, Positions
+from fenceline.errors import OperatorError, PeerError
+from fenceline.ids import TopicPartition
+
+_log = logging.getLogger("fenceline.client")
+_KEPT: Final = 1000
+
+Choice = str | int | tuple[int, int] | None
+Decide = Callable[[LogTruncationError], Choice | Awaitable[Choice]]
+
+
+class Truncations:
+    """Of one consumer. `decide` is the function of `on.truncation`, where that is one."""
+
+    def __init__(self, cluster: Cluster, positions: Positions, config: ClientConfig) -> None:
+        self._cluster = cluster
+        self._positions = positions
+        self._config = config
+        chosen = config["on.truncation"]
+        self._policy: str = chosen if isinstance(chosen, str) else "fail"
+        self.decide: Decide | None = None if isinstance(chosen, str) else chosen
+        self._joined: dict[TopicPartition, LogTruncationError] = {}
+        self.seen: deque[LogTruncationError] = deque(maxlen=_KEPT)
+
+    async def settle(self, tp: TopicPartition, state: PartitionState) -> None:
+        """Do what was chosen for the partition's truncation. Raises LogTruncationError where that is to fail."""
+        error = state.truncation
+        if error is None:
+            return
+        if self._joined.get(tp) is not error:
+            found = error.with_evidence(await self._receipts(tp, error))
+            if state.truncation is not error or self._positions.get(tp) is not state:
+                return
+            state.truncation = self._joined[tp] = error = found
+            self.seen.append(error)
+        if self.decide is None:
+            self._go_on(tp, state, error, self._policy)
+            return
+        serial = state.serial
+        choice = self.decide(error)
+        if inspect.isawaitable(choice):
+            choice = await choice
+        if self._positions.get(tp) is state and state.serial == serial:
+            self._go_on(tp, state, error, "fail" if choice is None else choice)
+
+    def _go_on(self, tp: TopicPartition, state: PartitionState, error: LogTruncationError, choice: Any) -> None:
+        if choice == "latest":
+            self._positions.await_reset(tp, "latest")
+        elif choice == "rewind" and error.divergent_offset >= 0:
+            self._positions.seek(tp, error.divergent_offset, error.divergent_epoch)
+        elif choice == "rewind" and self._config["auto.offset.reset"] != "none":
+            self._positions.await_reset(tp, self._config["auto.offset.reset"])
+        elif choice in ("fail", "rewind"):
+            raise error
+        elif isinstance(choice, int):
+            self._positions.seek(tp, choice)
+        elif isinstance(choice, tuple):
+            self._positions.seek(tp, int(choice[0]), int(choice[1]))
+        else:
+            raise OperatorError(
+                f"on.truncation returned {choice!r}",
+                "Return 'fail', 'rewind', 'latest', an offset, (offset, epoch), or nothing.",
+            ) from error
+        _log.warning("%s goes on by on.truncation (%s)", tp, choice)
+
+    async def _receipts(self, tp: TopicPartition, error: LogTruncationError) -> tuple[LossReceipt, ...]:
+        """What the cluster tells of the loss within `truncation.evidence.timeout.ms`: the error waits no longer."""
+        timeout_ms = self._config["truncation.evidence.timeout.ms"]
+        if not timeout_ms:
+            return ()
+        try:
+            return await self.receipts_of(error, Deadline(timeout_ms))
+        except (PeerError, OperatorError) as trouble:
+            _log.info("%s: no loss receipts could be read: %s", tp, trouble)
+            return ()
+
+    async def receipts_of(self, error: LogTruncationError, deadline: Deadline) -> tuple[LossReceipt, ...]:
+        """The loss receipts that the cluster has of what `error` tells. Raises PeerError, OperatorError."""
+        return await find_receipts(
+            self._cluster,
+            self._config,
+            TopicPartition(error.topic, error.partition),
+            max(0, error.divergent_offset),
+            error.truncated_from,
+            epochs=error.epochs,
+            deadline=deadline,
+        )

@@ -1,0 +1,72 @@
+"""`fenceline consume` says in words that what it printed is gone, and goes on as it is told to."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fenceline.cli import records
+from fenceline.cli.app import app
+from fenceline.cli.records import _print_record, truncation_in_words
+from fenceline.client.errors import LogTruncationError
+from fenceline.client.loss_receipts import LossReceipt
+from fenceline.testing.waiting import eventually
+from tests.client.scripted_cluster import ScriptedCluster
+from tests.kip.test_kip320_consumer import write
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "printed", "said"),
+    [
+        ("fail", 1, 10, "--from =6"),
+        ("rewind", 0, 14, "Reading goes on from offset 6 again."),
+    ],
+)
+def test_what_was_printed_and_is_gone_is_told(
+    policy: str, code: int, printed: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[None] = []
+
+    def print_record(record: Any, as_json: bool) -> None:
+        _print_record(record, as_json)
+        done.append(None)
+
+    monkeypatch.setattr(records, "_print_record", print_record)
+    with ScriptedCluster(nodes=2) as cluster:
+        (tp,) = cluster.add_topic("t")
+        write(cluster, tp, "a", 10)
+        results: list[Any] = []
+        arguments = ["consume", "t", "--follow", "-n", "14", "--on-truncation", policy, "-b", cluster.bootstrap]
+        thread = threading.Thread(target=lambda: results.append(CliRunner().invoke(app, arguments)))
+        thread.start()
+        eventually(lambda: len(done) == 10, "ten are printed")
+        cluster.logs[tp].elect(2, cut_to=6)
+        write(cluster, tp, "b", 4)
+        thread.join(60)
+        (result,) = results
+    assert result.exit_code == code, result.output
+    assert len(result.stdout.splitlines()) == printed
+    assert "What was printed as records 6 to 9 (of leader epoch 0) is not in it any more." in result.stderr
+    assert said in result.stderr
+
+
+def test_words_without_a_known_place_and_with_a_receipt() -> None:
+    message, advice = truncation_in_words(LogTruncationError("t", 3, 10, 5))
+    assert "t-3: the log was truncated below offset 10" in message
+    assert "--partition 3" in advice
+    receipt = LossReceipt("0123456789abcdef", "t", "", 3, 9, 10, (5,), 1, 70, "committed", "divergence", 2, 1, 0, ())
+    told = LogTruncationError("t", 3, 10, 5, divergent_offset=9, divergent_epoch=4, epochs=[5], evidence=[receipt])
+    message, _ = truncation_in_words(told)
+    assert "record 9 (of leader epoch 5)" in message
+    assert "fenceline losses show 0123456789ab" in message
+
+
+def test_a_policy_that_is_none_is_refused() -> None:
+    with ScriptedCluster() as cluster:
+        cluster.add_topic("t")
+        result = CliRunner().invoke(app, ["consume", "t", "--on-truncation", "maybe", "-b", cluster.bootstrap])
+    assert result.exit_code == 1
+    assert "Choose fail, rewind or latest" in result.stderr

@@ -1,0 +1,210 @@
+"""Fetching ahead: bounded over all brokers together, and nothing that was fetched is skipped without a word."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fenceline.client.consumer import Consumer
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import TopicPartition
+from fenceline.records.batch import BATCH_OVERHEAD, Codec, assign_in_place, read_header
+from fenceline.records.build import build_batch
+from fenceline.records.crc import crc32c
+from fenceline.records.errors import RecordsError
+from fenceline.wire.apis import ApiKey
+from tests.client.scripted_cluster import SILENT, ScriptedCluster
+
+_QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "fetch.max.wait.ms": 10}
+_CRC_AT, _CRC_FROM = 17, 21
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster(nodes=3) as scripted:
+        yield scripted
+
+
+def _until(done: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end_s, "it did not come to that"
+
+
+def _spread(cluster: ScriptedCluster) -> list[TopicPartition]:
+    tps = cluster.add_topic("t", 6)
+    for tp in tps:
+        cluster.logs[tp].leader = 1 + tp.partition % 3
+    return tps
+
+
+def test_requests_to_all_brokers_together_ask_for_no_more_than_there_is_room_for(cluster: ScriptedCluster) -> None:
+    tps = _spread(cluster)
+    cluster.node_rule = lambda node, key: SILENT if key is ApiKey.FETCH else None
+    with Consumer(cluster.bootstrap, **_QUICK, **{"queued.max.bytes": 100_000}) as consumer:
+        consumer.assign(tps)
+        # At once: the first one alone would be given all of the room.
+        consumer._on_loop(lambda: [consumer._async.seek(tp, 0) for tp in tps])
+        _until(lambda: consumer.poll(10) or {node for node, _, _ in list(cluster.fetches)} == {1, 2, 3})
+        asked = [request.max_bytes for _, _, request in cluster.fetches]
+    assert len(asked) == 3
+    assert sum(asked) <= 100_000
+    assert min(asked) >= 100_000 // 4
+
+
+def test_a_request_asks_for_no_more_than_its_partitions_may_bring(cluster: ScriptedCluster) -> None:
+    tps = _spread(cluster)
+    with Consumer(cluster.bootstrap, **_QUICK, **{"max.partition.fetch.bytes": 1000}) as consumer:
+        consumer.assign(tps)
+        for tp in tps:
+            consumer.seek(tp, 0)
+        _until(lambda: consumer.poll(10) or len(cluster.fetches) >= 6)
+        asked = [request for _, _, request in list(cluster.fetches)]
+    assert all(request.max_bytes == 1000 * len(request.partitions) for request in asked)
+
+
+def _batch(base_offset: int, value: bytes, *, codec: Codec = Codec.NONE, count: int = 1) -> bytes:
+    raw = bytearray(build_batch([(1_000, None, value, ())] * count, codec=codec))
+    assign_in_place(raw, 0, base_offset, 0)
+    return bytes(raw)
+
+
+def _poisoned(batch: bytes) -> bytes:
+    """Its records can not be read, though its checksum is right: it was written so."""
+    raw = bytearray(batch)
+    raw[BATCH_OVERHEAD : BATCH_OVERHEAD + 2] = b"\x7f\x7f"
+    raw[_CRC_AT:_CRC_FROM] = crc32c(bytes(raw[_CRC_FROM:])).to_bytes(4, "big")
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+def test_what_can_not_be_decoded_is_not_skipped(cluster: ScriptedCluster, arrow: bool, codec: Codec) -> None:
+    (tp,) = cluster.add_topic("t")
+    noise = bytes(range(256)) * 4
+    first = _batch(0, noise, codec=codec)
+    second = _poisoned(_batch(1, noise * 100, codec=codec))
+    third = _batch(2, b"third", codec=codec)
+    cluster.logs[tp].batches = [first, second, third]
+    assert read_header(third).base_offset == 2
+    # One batch an answer, so that the first one does not share its fate.
+    with Consumer(cluster.bootstrap, **_QUICK, **{"max.partition.fetch.bytes": 1}) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+
+        def offsets() -> list[int]:
+            if arrow:
+                return list(consumer.poll_arrow(50, max_bytes=1).column("offset").to_pylist())
+            return [record.offset for record in consumer.poll(50)]
+
+        found: list[int] = []
+        refusals: list[RecordsError] = []
+
+        def poll() -> bool:
+            try:
+                found.extend(offsets())
+            except RecordsError as error:
+                refusals.append(error)
+            return len(refusals) >= 3
+
+        _until(poll)
+        assert {error.code for error in refusals} == {ErrorCode.CORRUPT_MESSAGE}
+        assert found == [0]
+        assert consumer.position(tp) == 1
+        consumer.seek(tp, 2)
+        _until(lambda: found.extend(offsets()) or len(found) >= 2)
+        assert found == [0, 2]
+
+
+def _damaged(batch: bytes, at: int) -> bytes:
+    return batch[:at] + bytes([batch[at] ^ 1]) + batch[at + 1 :]
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+@pytest.mark.parametrize("at", [_CRC_FROM, 16], ids=["checksum", "magic"])
+def test_what_lies_before_and_behind_a_damaged_batch_is_read(cluster: ScriptedCluster, arrow: bool, at: int) -> None:
+    """In one answer with it, and the answer's other partitions too. It is told by every poll until a seek."""
+    bad, good = cluster.add_topic("t", 2)
+    cluster.logs[bad].batches = [_batch(offset, b"%d" % offset) for offset in range(6)]
+    cluster.logs[bad].sent = lambda raw: _damaged(raw, at) if read_header(raw).base_offset == 3 else raw
+    cluster.logs[good].batches = [_batch(offset, b"%d" % offset) for offset in range(3)]
+    found: dict[int, list[int]] = {0: [], 1: []}
+    refusals: list[PeerError] = []
+    with Consumer(cluster.bootstrap, **_QUICK, **{"auto.offset.reset": "none"}) as consumer:
+        consumer.assign([bad, good])
+        consumer.seek(bad, 0)
+        consumer.seek(good, 0)
+
+        def poll() -> None:
+            try:
+                if arrow:
+                    columns = consumer.poll_arrow(20).select(["partition", "offset"]).to_pydict()
+                    rows = list(zip(columns["partition"], columns["offset"], strict=True))
+                else:
+                    rows = [(record.partition, record.offset) for record in consumer.poll(20)]
+                for partition, offset in rows:
+                    found[partition].append(offset)
+            except PeerError as error:
+                refusals.append(error)
+
+        _until(lambda: poll() or len(refusals) >= 3)
+        assert found[0] == [0, 1, 2]
+        assert {error.code for error in refusals} == {ErrorCode.CORRUPT_MESSAGE}
+        assert all("t-0" in str(error) and "offset 3" in str(error) for error in refusals)
+        _until(lambda: poll() or len(found[1]) >= 3)
+        with cluster.lock:
+            cluster.logs[good].batches.append(_batch(3, b"3"))
+        _until(lambda: poll() or len(found[1]) >= 4)
+        assert found == {0: [0, 1, 2], 1: [0, 1, 2, 3]}
+
+        consumer.seek(bad, 4)
+        del refusals[:]
+        _until(lambda: poll() or len(found[0]) >= 5)
+        assert found[0] == [0, 1, 2, 4, 5]
+        assert refusals == []
+
+
+def test_what_a_broker_refuses_again_and_again_is_told_by_one_poll(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    cluster.logs[tp].batches = [_batch(0, b"value")]
+
+    def await_fetches(count: int) -> None:
+        asked = len(cluster.fetches)
+        _until(lambda: len(cluster.fetches) >= asked + count)
+
+    def refuse(times: int) -> None:
+        """All of it has been heard when this ends: the next request is there."""
+        cluster.fault_rule = lambda key: ErrorCode.CORRUPT_MESSAGE if key is ApiKey.FETCH else None
+        await_fetches(times)
+        with cluster.lock:
+            cluster.fault_rule = None
+        await_fetches(2)
+
+    with Consumer(cluster.bootstrap, **_QUICK, **{"auto.offset.reset": "none"}) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 1)
+        assert consumer.poll(100) == []
+        refuse(5)
+        with pytest.raises(PeerError, match="CORRUPT_MESSAGE"):
+            consumer.poll(10_000)
+        assert consumer.poll(100) == []
+        refuse(5)
+        # What was refused at the position before is no news after a seek.
+        consumer.seek(tp, 0)
+        assert [record.value for record in consumer.poll(10_000)] == [b"value"]
+
+
+def test_a_large_compressed_batch_is_read_in_parts(cluster: ScriptedCluster) -> None:
+    """Decoded by a thread, handed out a few at a time."""
+    (tp,) = cluster.add_topic("t")
+    words = b"".join(b"%x" % (number * 2654435761 % 2**32) for number in range(200))
+    cluster.logs[tp].batches = [_batch(0, words, codec=Codec.SNAPPY, count=2_000)]
+    with Consumer(cluster.bootstrap, **_QUICK, **{"max.poll.records": 300}) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+        found: list[int] = []
+        _until(lambda: found.extend(r.offset for r in consumer.poll(50)) or len(found) >= 2_000)
+        assert found == list(range(2_000))
+        assert consumer.position_and_epoch(tp)[:2] == (2_000, 0)

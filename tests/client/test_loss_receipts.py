@@ -1,0 +1,160 @@
+"""Receipts of the ledger topic are joined to the truncation that they tell of, and to no other."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fenceline.client.errors import LogTruncationError
+from fenceline.client.loss_receipts import LossReceipt, parse_receipt
+from fenceline.ids import LOSSES_TOPIC, TopicPartition, encode_uuid
+from fenceline.losses.receipt import Cause, LossClass, Receipt, encode, identified
+from fenceline.wire.apis import ApiKey
+from tests.client.scripted_cluster import SILENT, ScriptedCluster
+from tests.kip.test_kip320_consumer import QUICK, _cut_under, read, told
+
+_OTHER = UUID(int=77)
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster(nodes=2) as scripted:
+        yield scripted
+
+
+def _receipt(**changes: Any) -> Receipt:
+    facts: dict[str, Any] = {
+        "topic": "t",
+        "topic_id": None,
+        "partition": 0,
+        "start_offset": 6,
+        "end_offset_exclusive": 10,
+        "leader_epochs": (0,),
+        "records": 4,
+        "size_bytes": 400,
+        "loss_class": LossClass.MAYBE_ACKNOWLEDGED,
+        "known_by": "the high watermark",
+        "cause": Cause.DIVERGENCE,
+        "reason": "",
+        "replica": 1,
+        "leader": 2,
+        "leader_epoch": 1,
+        "time_ms": 5,
+        "evidence": ("/data/lost+found/t-0/6.log",),
+    }
+    return identified(Receipt(**{**facts, **changes}))
+
+
+def _publish(cluster: ScriptedCluster, *documents: bytes) -> None:
+    from fenceline.client.producer import Producer
+
+    if LOSSES_TOPIC not in cluster.ids:
+        cluster.add_topic(LOSSES_TOPIC, 2, leader=2)
+    with Producer(cluster.bootstrap, **QUICK, **{"linger.ms": 0}) as producer:
+        for number, document in enumerate(documents):
+            producer.send(LOSSES_TOPIC, document, partition=number % 2).result(60)
+
+
+def test_a_receipt_reads_as_it_was_written() -> None:
+    written = _receipt(topic_id=_OTHER)
+    found = parse_receipt(encode(written))
+    assert found is not None
+    assert (found.id, found.topic, found.topic_id, found.partition) == (written.id, "t", encode_uuid(_OTHER), 0)
+    assert (found.start_offset, found.end_offset_exclusive, found.leader_epochs) == (6, 10, (0,))
+    assert (found.records, found.size_bytes, found.loss_class, found.cause) == (
+        4,
+        400,
+        "maybe_acknowledged",
+        "divergence",
+    )
+    assert (found.replica, found.leader, found.time_ms, found.evidence) == (1, 2, 5, ("/data/lost+found/t-0/6.log",))
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"7", b'{"id": "x"}', b"\xff", b'{"id":1,"topic":[]}'])
+def test_what_is_no_receipt_is_passed_over(raw: bytes) -> None:
+    assert parse_receipt(raw) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "tells"),
+    [
+        ({}, True),
+        ({"start_offset": 0, "end_offset_exclusive": 7}, True),
+        ({"start_offset": 9, "end_offset_exclusive": 99}, True),
+        ({"start_offset": 0, "end_offset_exclusive": 6}, False),
+        ({"start_offset": 10, "end_offset_exclusive": 11}, False),
+        ({"partition": 1}, False),
+        ({"topic": "u"}, False),
+        ({"leader_epochs": (3, 4)}, False),
+        ({"leader_epochs": ()}, True),
+    ],
+)
+def test_which_receipts_tell_of_a_range(changes: dict[str, Any], tells: bool) -> None:
+    found = parse_receipt(encode(_receipt(**changes)))
+    assert found is not None
+    assert found.tells_of(TopicPartition("t", 0), 6, 10, (0,)) is tells
+
+
+def test_receipts_are_joined_to_the_truncation(cluster: ScriptedCluster) -> None:
+    consumer, _, _ = _cut_under(cluster, **{"truncation.evidence.timeout.ms": 30_000})
+    mine = _receipt(topic_id=cluster.ids["t"])
+    gone = _receipt(topic_id=cluster.ids["t"], evidence=())
+    _publish(
+        cluster,
+        encode(_receipt(replica=7, partition=1)),
+        b"no receipt",
+        encode(_receipt(replica=8, topic_id=_OTHER)),
+        encode(mine),
+        encode(_receipt(replica=9, time_ms=2)),
+        encode(gone),
+    )
+    with consumer:
+        error = told(consumer)
+        assert [(r.replica, r.evidence) for r in error.evidence] == [(9, mine.evidence), (1, ())]
+        assert "Loss receipts: " in str(error)
+        assert mine.id[:12] in str(error)
+        again = pickle.loads(pickle.dumps(error))
+        assert again.evidence == error.evidence
+        assert all(isinstance(each, LossReceipt) for each in again.evidence)
+        # More of them come later, when other replicas hear of the new leader.
+        _publish(cluster, encode(_receipt(replica=11, time_ms=9)))
+        assert [r.replica for r in consumer.loss_receipts(error)] == [9, 1, 11]
+        assert [len(each.evidence) for each in consumer.truncations()] == [2]
+
+
+def test_a_cluster_without_a_ledger_has_none_and_gets_none(cluster: ScriptedCluster) -> None:
+    consumer, _, _ = _cut_under(cluster)
+    with consumer:
+        assert told(consumer).evidence == ()
+    asked = [
+        request
+        for key, _, request in cluster.requests
+        if key is ApiKey.METADATA and any(topic.name == LOSSES_TOPIC for topic in request.topics or ())
+    ]
+    assert len(asked) == 1
+    assert not asked[0].allow_auto_topic_creation
+
+
+def test_the_error_does_not_wait_for_a_ledger_that_does_not_answer(cluster: ScriptedCluster) -> None:
+    consumer, tp, new = _cut_under(cluster, **{"truncation.evidence.timeout.ms": 20})
+    _publish(cluster, encode(_receipt()))
+    cluster.fault_rule = lambda key: SILENT if key is ApiKey.LIST_OFFSETS else None
+    with consumer:
+        error = told(consumer)
+        assert isinstance(error, LogTruncationError)
+        assert error.evidence == ()
+        consumer.seek(tp, error.divergent_offset, error.divergent_epoch)
+        assert read(consumer, 4) == new
+
+
+def test_no_look_up_is_made_where_none_is_wanted(cluster: ScriptedCluster) -> None:
+    consumer, _, _ = _cut_under(cluster, **{"truncation.evidence.timeout.ms": 0})
+    _publish(cluster, encode(_receipt()))
+    before = cluster.seen[ApiKey.LIST_OFFSETS]
+    with consumer:
+        assert told(consumer).evidence == ()
+    assert cluster.seen[ApiKey.LIST_OFFSETS] == before
