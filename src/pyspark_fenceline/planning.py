@@ -51,7 +51,9 @@ class OffsetRange:
         if offset == self.end_offset_exclusive:
             return self
         below = tuple(start for start in self.epochs if start.offset < offset)
-        return replace(self, end_offset_exclusive=offset, end_epoch=below[-1].epoch if below else -1, epochs=below)
+        # Where no epochs are known the last one is still the newest that a record may have.
+        epoch = below[-1].epoch if below else -1 if self.epochs else self.end_epoch
+        return replace(self, end_offset_exclusive=offset, end_epoch=epoch, epochs=below)
 
 
 Task = tuple[OffsetRange, ...]
