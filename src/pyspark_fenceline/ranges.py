@@ -227,6 +227,19 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History) -> Compari
     return Comparison(positions, [_with_clusters(loss, held, snapshot) for loss in losses], may_be_stale)
 
 
+def compare_patiently(
+    held: SourceOffset, look: Callable[[], Snapshot], history: History, *, attempts: int, interval_ms: int
+) -> tuple[Snapshot, Comparison]:
+    """Snapshot and comparison. A loss that a broker's stale answer may show is looked at again first."""
+    for attempt in range(1, attempts + 1):
+        snapshot = look()
+        comparison = compare(held, snapshot, history)
+        if attempt == attempts or not comparison.may_be_stale:
+            break
+        time.sleep(interval_ms / 1000)
+    return snapshot, comparison
+
+
 def recreated_topics(held: SourceOffset, snapshot: Snapshot) -> set[str]:
     """Topics of the snapshot that are not those of which `held` tells: their ids differ, or, where brokers give topics
     no ids, the cluster is another one."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -28,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
 from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.admission import TriggerGate, limit_offsets
+from pyspark_fenceline.batches import PlannedBatch, beginning, plan_batch
 from pyspark_fenceline.cluster import Cluster, TopicFacts
 from pyspark_fenceline.connect import connect
 from pyspark_fenceline.errors import Loss, LossKind
@@ -39,8 +39,7 @@ from pyspark_fenceline.policy import settle
 from pyspark_fenceline.ranges import (
     Comparison,
     Snapshot,
-    compare,
-    range_between,
+    compare_patiently,
     require_all,
     resolve,
     subscribed,
@@ -82,8 +81,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_blind: bool | None = None
         self._target: Snapshot | None = None
         self._newest: Snapshot | None = None
-        self._planned: dict[TopicPartition, _Planned] = {}
-        """The last batch."""
+        self._last_batch: PlannedBatch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay on the driver; an executor's copy only reads.
@@ -179,10 +177,11 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if isinstance(held, Unresolved):
             snapshot = self._look(held)
             initial = held = self._initial_offset(snapshot)
-            comparison = Comparison(held.positions, ())
+            comparison = Comparison(held.positions, held.losses)
         else:
             snapshot, comparison = self._compare(held, lambda: self._look(held))
-            comparison = self._with_what_was_left_out(held, comparison, snapshot)
+            if self._last_batch is not None and LossKind.LOG_TRUNCATED in self._options.policy.tolerated:
+                comparison = self._last_batch.with_what_was_left_out(held, comparison, snapshot)
             settle(comparison.losses, self._options.policy)
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
@@ -245,54 +244,28 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 )
 
     def _compare(self, held: SourceOffset, look: Callable[[], Snapshot]) -> tuple[Snapshot, Comparison]:
-        """Snapshot and comparison. A loss that a broker's stale answer may show is looked at again first."""
-        for attempt in range(1, self._options.fetch_retries + 1):
-            snapshot = look()
-            comparison = compare(held, snapshot, self._history)
-            if attempt == self._options.fetch_retries or not comparison.may_be_stale:
-                break
-            time.sleep(self._options.fetch_retry_interval_ms / 1000)
-        return snapshot, comparison
-
-    def _with_what_was_left_out(self, held: SourceOffset, comparison: Comparison, snapshot: Snapshot) -> Comparison:
-        """Goes back where the last batch was not read to its end, or may not have been, though the log holds that end:
-        after two unclean elections it may be again what it was when the batch was planned. A task that ends early says
-        so to nobody but its log, so that two elections since then count as reason enough."""
-        if LossKind.LOG_TRUNCATED not in self._options.policy.tolerated:
-            return comparison
-        positions, losses = dict(comparison.positions), list(comparison.losses)
-        for tp, planned in self._planned.items():
-            end = planned.end
-            if held.positions.get(tp) != end or positions.get(tp) != end:
-                continue
-            is_doubtful = snapshot.ends[tp].leader_epoch > planned.leader_epoch + 1
-            back_to = planned.begin if is_doubtful else planned.read_to
-            if back_to.offset >= end.offset:
-                continue
-            losses.append(
-                Loss(
-                    LossKind.LOG_TRUNCATED,
-                    tp.topic,
-                    tp.partition,
-                    end.offset,
-                    end.leader_epoch,
-                    log_epoch=end.leader_epoch,
-                    log_start_offset=snapshot.starts[tp],
-                    log_end_offset=snapshot.ends[tp].offset,
-                    topic_id=held.topic_ids.get(tp.topic),
-                    found_topic_id=snapshot.topic_ids.get(tp.topic),
-                    resume_offset=back_to.offset,
-                )
-            )
-            positions[tp] = back_to
-        return Comparison(positions, losses)
+        return compare_patiently(
+            held,
+            look,
+            self._history,
+            attempts=self._options.fetch_retries,
+            interval_ms=self._options.fetch_retry_interval_ms,
+        )
 
     def _initial_offset(self, snapshot: Snapshot) -> SourceOffset:
         """Where the query starts; looked up once, so that "latest" does not drift while the first batch is planned."""
         if self._initial is None:
             offsets = resolve(self._options.starting, snapshot, self._cluster, side="starting")
             out_of_range = [
-                Loss(LossKind.OFFSETS_EXPIRED, tp.topic, tp.partition, offset, log_start_offset=snapshot.starts[tp])
+                Loss(
+                    LossKind.OFFSETS_EXPIRED,
+                    tp.topic,
+                    tp.partition,
+                    offset,
+                    log_start_offset=snapshot.starts[tp],
+                    log_end_offset=snapshot.ends[tp].offset,
+                    resume_offset=snapshot.starts[tp],
+                )
                 for tp, offset in offsets.items()
                 if offset < snapshot.starts[tp]
             ]
@@ -302,7 +275,9 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 tp: min(max(offset, snapshot.starts[tp]), snapshot.ends[tp].offset) for tp, offset in offsets.items()
             }
             tagged = self._history.tag(offsets, snapshot.starts, snapshot.ends)
-            self._initial = SourceOffset(tagged, snapshot.topic_ids, cluster_id=snapshot.cluster_id)
+            self._initial = SourceOffset(
+                tagged, snapshot.topic_ids, cluster_id=snapshot.cluster_id, losses=tuple(out_of_range)
+            )
         return self._initial
 
     def _readable_end(self, tp: TopicPartition, snapshot: Snapshot) -> int:
@@ -313,12 +288,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return 0 if target is None else min(end, target.offset)
 
     def _ranges(self, first: SourceOffset, last: SourceOffset) -> list[OffsetRange]:
-        """What a batch reads, checked against the logs at both ends, because a replay comes here first (S8).
-
-        It begins where the plan of the batch said, also where the plan went back. Where its end is not in the log any
-        more it reads up to where the log parts from it, and the next plan goes back to there.
-        """
-        begins = _begins(first, last)
+        """What a batch reads, checked against the logs at both ends, because a replay comes here first (S8)."""
         topics = by_topic(last.positions)
 
         def look() -> Snapshot:
@@ -329,34 +299,11 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             }
             return take_snapshot(self._cluster, existing)
 
-        _, begin = self._compare(begins, look)
+        _, begin = self._compare(beginning(first, last), look)
         snapshot, finish = self._compare(last, look)
-        at_start = {TopicPartition(loss.topic, loss.partition): loss for loss in begin.losses}
-        at_end = {
-            TopicPartition(loss.topic, loss.partition): loss
-            for loss in finish.losses
-            if loss.kind is not LossKind.OFFSETS_EXPIRED
-        }
-        # What is lost below the start as well is told once.
-        settle([*at_start.values(), *(at_end[tp] for tp in at_end.keys() - at_start.keys())], self._options.policy)
-        ranges = []
-        self._planned = {}
-        for tp, log_end in snapshot.ends.items():
-            end = read_to = last.positions[tp]
-            # A partition that is new in this batch is read from its offset 0.
-            position = begins.positions.get(tp, Position(0))
-            if tp in at_start:
-                position = end.at(min(at_start[tp].resume_offset, end.offset))
-                if at_start[tp].kind is not LossKind.OFFSETS_EXPIRED:
-                    # All of the batch lies above: the next plan goes back.
-                    read_to = position
-            if tp in at_end:
-                read_to = end.at(min(at_end[tp].resume_offset, end.offset))
-            if end.offset > position.offset:
-                self._planned[tp] = _Planned(position, read_to, end, log_end.leader_epoch)
-            if read_to.offset > position.offset:
-                ranges.append(range_between(tp, position, read_to))
-        return ranges
+        self._last_batch = plan_batch(first, last, begin, finish, snapshot)
+        settle(self._last_batch.losses, self._options.policy)
+        return self._last_batch.ranges
 
     def _tasks(self, ranges: list[OffsetRange]) -> list[Task]:
         return plan_tasks(
@@ -386,17 +333,6 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._kept_history
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """What one batch was to read of a partition: from `begin` to `end`, but no further than `read_to`. `leader_epoch`:
-    the leader's when it was planned."""
-
-    begin: Position
-    read_to: Position
-    end: Position
-    leader_epoch: int
-
-
 class RefusedStreamReader(DataSourceStreamReader):
     """Says why there is no reader as soon as Spark asks it anything: an error while a reader is made reaches the user
     under another one of Spark's own.
@@ -419,23 +355,6 @@ class RefusedStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         raise self._reason
-
-
-def _begins(first: SourceOffset, last: SourceOffset) -> SourceOffset:
-    """Where the batch between two offsets begins: at `first`, but for what was lost before it was planned.
-
-    The end of the batch says which partitions go on.
-    """
-    kept = {tp: position for tp, position in first.positions.items() if tp in last.positions}
-    ids = dict(first.topic_ids)
-    for loss in last.losses:
-        tp = TopicPartition(loss.topic, loss.partition)
-        if tp in last.positions:
-            end = last.positions[tp]
-            # Where it stands still the end is the place itself.
-            kept[tp] = end.at(min(loss.resume_offset, end.offset))
-            ids[tp.topic] = last.topic_ids[tp.topic]
-    return replace(first, positions=kept, topic_ids=ids, cluster_id=last.cluster_id or first.cluster_id)
 
 
 def _refuse_beyond_end(offsets: Mapping[TopicPartition, int], snapshot: Snapshot, *, fail_on_data_loss: bool) -> None:

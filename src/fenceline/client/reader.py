@@ -32,6 +32,7 @@ from fenceline.client.errors import (
 from fenceline.client.face import AsyncFace, BlockingFace, LoopThread
 from fenceline.client.fetch_wire import PartitionFetch, fetch_once
 from fenceline.client.fetched import ConsumerRecord, Fetched, scan, to_arrow, to_records
+from fenceline.client.news import NewsWatch
 from fenceline.client.offsets import EARLIEST, LATEST, EpochEnd, list_offsets, offsets_for_leader_epoch
 from fenceline.client.ranges import Budget, Cursor, OffsetRange, RangeSpec, first_of_another_epoch
 from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
@@ -62,44 +63,15 @@ class AsyncRangeReader(AsyncFace):
         self.config = ClientConfig.parse("reader", bootstrap, config)
         self.cluster = Cluster(self.config)
         self._stall_timeout_ms = stall_timeout_ms
-        self._watches: dict[int, asyncio.Task[bool]] = {}
+        self._watch = NewsWatch(self.cluster)
 
     async def close(self) -> None:
-        for watch in self._watches.values():
-            watch.cancel()
-        await asyncio.gather(*self._watches.values(), return_exceptions=True)
+        await self._watch.close()
         await self.cluster.close()
 
     async def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
-        """Wait at the brokers until there is something new for a reader at `positions` (next offset, epoch before it):
-        records, another leader, another history. False when the time is over.
-
-        A broker that still holds back its answer when another one has news is not asked again before it has answered,
-        so news of where the reader stood then may come late, and may be old.
-        """
-        grouped = await self.cluster.by_leader(positions, self._deadline())
-        for node_id, led in grouped.items():
-            if (watch := self._watches.get(node_id)) is None or watch.done():
-                wanted = [PartitionFetch(tp, *positions[tp], leader.epoch, 1) for tp, leader in led]
-                self._watches[node_id] = asyncio.ensure_future(self._watch(node_id, wanted, timeout_ms))
-        waiting = {self._watches[node_id] for node_id in grouped}
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if any(watch.result() for watch in done):
-                return True
-        return False
-
-    async def _watch(self, node_id: int, wanted: list[PartitionFetch], timeout_ms: int) -> bool:
-        try:
-            connection = await self.cluster.link(node_id, Purpose.FETCH).connection()
-            answers = await fetch_once(self.cluster, connection, wanted, self.config, max_wait_ms=timeout_ms)
-        except PeerError:
-            self.cluster.request_refresh()
-            return True
-        if any(error_code(answer.error_code) is not ErrorCode.NONE for answer in answers.values()):
-            self.cluster.request_refresh()
-            return True
-        return any(answer.records or answer.diverging_epoch is not None for answer in answers.values())
+        """See `NewsWatch.await_news`."""
+        return await self._watch.await_news(positions, timeout_ms)
 
     async def fetch(self, ranges: Mapping[TopicPartition, RangeSpec]) -> AsyncIterator[Fetched]:
         """Pieces of the ranges as they come, each partition's in order. The caller need not give back memory."""
@@ -428,7 +400,7 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
                     yield to_records(piece)
 
     def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
-        """See `AsyncRangeReader.await_news`."""
+        """See `NewsWatch.await_news`."""
         return self._face.run(self._async.await_news(positions, timeout_ms))
 
     def _pieces(self, ranges: Mapping[TopicPartition, RangeSpec]) -> Iterator[list[Fetched]]:
