@@ -68,7 +68,7 @@ def _foreign(cluster: ScriptedCluster) -> TopicPartition:
     _write(cluster, tp, "a", 4)
     log.elect(1)
     _write(cluster, tp, "b", 16)
-    log.elect(1)
+    log.leader_epoch = 2
     log.elect(1)
     return tp
 

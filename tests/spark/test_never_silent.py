@@ -43,7 +43,8 @@ class Replicas:
         self.logs: list[list[int]] = [[], [], []]
         self.leader = 0
         self.epoch = 0
-        self.cluster = FakeCluster(t=1)
+        self.cluster = FakeCluster()
+        self.cluster.create("t", 1, id=None)
         self.show()
 
     def show(self) -> None:
@@ -228,9 +229,9 @@ def test_the_sink_holds_what_the_log_holds(steps: list[Any], limit: int | None) 
         assert len(kept) == len(replicas.rows), "rows came twice though every point of divergence was known"
 
 
-@given(_steps, st.integers(0, 40))
+@given(_steps)
 @settings(max_examples=300)
-def test_nothing_that_was_read_changes_without_an_error(steps: list[Any], skipped: int) -> None:
+def test_nothing_that_was_read_changes_without_an_error(steps: list[Any]) -> None:
     """With `onTruncation=fail`: as long as the query lives, what it has read is in the log."""
     replicas = Replicas()
     client = FakeReader(replicas)

@@ -415,11 +415,29 @@ def test_a_replay_reads_what_is_left_of_its_range_and_goes_back_for_the_rest() -
     cluster.log("t").append(5)
     reader = make(cluster, onTruncation="rewind")
     assert reads(reader, first, second) == {"t-0": (150, 180)}
-    # Two unclean elections later the log is what it was: what the batch left out is read nevertheless.
-    cluster.logs[TopicPartition("t", 0)] = FakeLog(before, leader_epoch=4)
+    # An unclean election later the log is what it was: what the batch left out is read nevertheless.
+    cluster.logs[TopicPartition("t", 0)] = FakeLog(before, leader_epoch=3)
     third = reader.latestOffset(second, ALL)
     assert reads(reader, second, third) == {"t-0": (180, 200)}
     assert third["truncations"][0]["resume_offset"] == 180
+
+
+def test_two_elections_within_a_batch_are_reason_to_read_it_again() -> None:
+    """A task may have met the log of the first one and have left something out, and the second may have undone it."""
+    cluster = cluster_with(150)
+    reader = make(cluster, onTruncation="rewind")
+    first = reader.latestOffset(reader.initialOffset(), ALL)
+    cluster.log("t").append(50)
+    second = reader.latestOffset(first, ALL)
+    assert reads(reader, first, second) == {"t-0": (150, 200)}
+    cluster.log("t").elect(2)
+    third = reader.latestOffset(second, ALL)
+    assert reads(reader, second, third) == {"t-0": (150, 200)}
+    # Once that is settled, elections are of no interest.
+    assert reader.latestOffset(third, ALL) == third
+    cluster.log("t").elect(9)
+    assert reader.latestOffset(third, ALL) == third
+    assert make(cluster).latestOffset(second, ALL) == second
 
 
 def test_a_rewind_over_several_elections_is_exact() -> None:
