@@ -36,23 +36,29 @@ class PlannedBatch:
     """Partitions of which it is not known yet that all was read."""
 
     def with_what_was_left_out(self, held: SourceOffset, comparison: Comparison, snapshot: Snapshot) -> Comparison:
-        """The next plan's comparison; it goes back where this batch was not read to its end, or may not have been,
-        though the log holds that end: after two unclean elections the log may be again what it was when the batch was
-        planned. A task that ends early says so to nobody but its log, so that two elections before the next plan count
-        as reason enough."""
-        positions, losses = dict(comparison.positions), list(comparison.losses)
+        """The next plan's comparison; it goes back further where this batch was not read to its end, or may not have
+        been: after two unclean elections the log may be again what it was when the batch was planned, or more of that
+        than a task has met. A task that ends early says so to nobody but its log, so that two elections before the next
+        plan count as reason enough."""
+        positions = dict(comparison.positions)
+        losses = {TopicPartition(loss.topic, loss.partition): loss for loss in comparison.losses}
         for tp, planned in list(self.unsettled.items()):
-            end = planned.end
-            if held.positions.get(tp) != end or positions.get(tp) != end:
+            end, loss = planned.end, losses.get(tp)
+            if held.positions.get(tp) != end or tp not in positions:
+                continue
+            if loss is not None and loss.kind is not LossKind.LOG_TRUNCATED:
                 continue
             is_doubtful = snapshot.ends[tp].leader_epoch > planned.leader_epoch + 1
             back_to = planned.begin if is_doubtful else planned.read_to
-            if back_to.offset >= end.offset:
-                # All was read; later elections are the next batch's.
-                del self.unsettled[tp]
+            if positions[tp].offset <= back_to.offset:
+                if loss is None:
+                    # All was read; later elections are the next batch's.
+                    del self.unsettled[tp]
                 continue
-            losses.append(
-                Loss(
+            positions[tp] = back_to
+            losses[tp] = replace(
+                loss
+                or Loss(
                     LossKind.LOG_TRUNCATED,
                     tp.topic,
                     tp.partition,
@@ -63,11 +69,10 @@ class PlannedBatch:
                     log_end_offset=snapshot.ends[tp].offset,
                     topic_id=held.topic_ids.get(tp.topic),
                     found_topic_id=snapshot.topic_ids.get(tp.topic),
-                    resume_offset=back_to.offset,
-                )
+                ),
+                resume_offset=back_to.offset,
             )
-            positions[tp] = back_to
-        return Comparison(positions, losses)
+        return Comparison(positions, list(losses.values()))
 
 
 def beginning(first: SourceOffset, last: SourceOffset) -> SourceOffset:
