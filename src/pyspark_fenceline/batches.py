@@ -71,6 +71,7 @@ class PlannedBatch:
                     found_topic_id=snapshot.topic_ids.get(tp.topic),
                 ),
                 resume_offset=back_to.offset,
+                current_leader_epoch=snapshot.ends[tp].leader_epoch,
             )
         return Comparison(positions, list(losses.values()))
 

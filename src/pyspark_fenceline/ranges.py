@@ -290,6 +290,7 @@ def _loss(
             topic_id=held.topic_ids.get(tp.topic),
             found_topic_id=snapshot.topic_ids.get(tp.topic),
             resume_offset=max(start, resume),
+            current_leader_epoch=end.leader_epoch,
         )
 
     if is_recreated:

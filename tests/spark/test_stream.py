@@ -365,6 +365,7 @@ def test_the_offset_tells_what_was_lost_and_only_once(caplog: pytest.LogCaptureF
     later = reader.latestOffset(end, ALL)
     assert later["truncations"] == [
         {
+            "current_leader_epoch": 2,
             "divergence_offset": 100,
             "found_topic_id": cluster.ids["t"],
             "leader_epoch": 0,
@@ -438,6 +439,23 @@ def test_two_elections_within_a_batch_are_reason_to_read_it_again() -> None:
     cluster.log("t").elect(9)
     assert reader.latestOffset(third, ALL) == third
     assert make(cluster).latestOffset(second, ALL) == second
+
+
+def test_a_batch_that_is_read_again_for_two_elections_each_time_differs_each_time() -> None:
+    """Spark runs no batch whose end is, as text, where the query stands (S4): what lies behind it would wait for
+    ever."""
+    cluster = cluster_with(5)
+    reader = make(cluster, onTruncation="rewind")
+    limit = ReadMaxRows(4)
+    at = reader.latestOffset(reader.initialOffset(), limit)
+    reads(reader, reader.initialOffset(), at)
+    for epoch in (2, 4):
+        cluster.log("t").elect(epoch)
+        end = reader.latestOffset(at, limit)
+        assert end != at
+        assert reads(reader, at, end) == {"t-0": (0, 4)}
+        at = end
+    assert ends(reader.latestOffset(at, limit)) == {"t-0": 5}
 
 
 def test_a_rewind_over_several_elections_is_exact() -> None:
