@@ -42,8 +42,9 @@ class Loss:
     unknown). `divergence_offset`: first offset whose record is not the one read before (None: somewhere at or before
     `offset - 1`). `log_epoch`: the log's own epoch at that place. `log_start_offset`, `log_end_offset`: what the log
     holds now. `resume_offset`: where a query that is told to go on does so, never above the first record that it has
-    not read as the log holds it (-1: nowhere). The cluster's ids are there where they differ. `current_leader_epoch`: the
-    leader's own when the loss was found, so that offsets that tell of two losses at one place differ (S4).
+    not read as the log holds it (-1: nowhere). The cluster's ids are there where they differ.
+    `current_leader_epoch`: the leader's own when the loss was found; offsets that tell of two losses at one place
+    differ by it (S4).
     """
 
     kind: LossKind

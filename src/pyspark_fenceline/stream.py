@@ -74,7 +74,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_available_now = False
         self._idle_looks = 0
         self._idle_at: dict[str, Any] | None = None
-        """The offset at which the last look found nothing to do."""
+        """The offset at which the last look found nothing to do; `_idle_held` is what it means."""
+        self._idle_held: SourceOffset | Unresolved = Unresolved()
         self._is_held_back = False
         """There are records, but not enough of them yet."""
         self._looked_at_s = 0.0
@@ -111,17 +112,17 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """End of the next batch; `start` itself when there is nothing to do after a short wait."""
-        held = decode(start)
+        is_idle = self._idle_at == start and not self._is_available_now
+        held = self._idle_held if is_idle else decode(start)
         # `processAllAvailable` waits for idle looks, so the first are short.
         wait_ms = min(_FIRST_IDLE_WAIT_MS << min(self._idle_looks, 10), IDLE_WAIT_MS)
-        is_idle = self._idle_at == start and not self._is_available_now
         end = None
         if not is_idle or self._await_news(held, wait_ms):
             end = self._retrying(lambda: self._next(held, limit))
             if end is None and is_idle:
                 time.sleep(wait_ms / 1000)
         if end is None:
-            self._idle_looks, self._idle_at = self._idle_looks + 1, start
+            self._idle_looks, self._idle_at, self._idle_held = self._idle_looks + 1, start, held
             return start
         self._idle_looks, self._idle_at = 0, None
         return end.encode()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +16,7 @@ from fenceline.ids import TopicPartition
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from pyspark_fenceline.errors import LossKind, losses_of, parse
 from tests.spark.conftest import CONNECTOR, Broker
+from tests.spark.sinks import OURS, THEIRS, Row, Sinks
 from tests.spark.test_truncation import cut
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`"),
 ]
-OURS, THEIRS = "fenceline", "kafka"
 
 
 @pytest.fixture(scope="module")
@@ -37,38 +37,14 @@ def kafka() -> Iterator[ApacheKafka]:
         yield running
 
 
-class Sinks:
-    """A parquet table of each source, fed by one query that is started and ended again and again."""
-
-    def __init__(self, spark: SparkSession, bootstrap: str, topic: str, folder: Path) -> None:
-        self._spark, self._bootstrap, self._topic, self._folder = spark, bootstrap, topic, folder
-
-    def drain(self, word: str, **options: Any) -> Any:
-        """Read what there is; the query, ended. The checkpoint is one for all runs of a source."""
-        given = {"kafka.bootstrap.servers": self._bootstrap, "subscribe": self._topic, "startingOffsets": "earliest"}
-        given.update({"kafka.metadata.max.age.ms": "500"} if word == THEIRS else {})
-        frame = self._spark.readStream.format(word).options(**given, **options).load()
-        writer = frame.writeStream.format("parquet").option(
-            "checkpointLocation", str(self._folder / f"{word}-checkpoint")
-        )
-        query = writer.trigger(availableNow=True).start(str(self._folder / word))
-        query.awaitTermination()
-        return query
-
-    def rows(self, word: str) -> list[tuple[int, int]]:
-        """Offset and value."""
-        found = self._spark.read.parquet(str(self._folder / word)).collect()
-        return sorted((row.offset, int(row.value)) for row in found)
-
-
-def old(first: int, end: int) -> list[tuple[int, int]]:
+def old(first: int, end: int) -> list[Row]:
     """Rows whose value is their offset."""
-    return [(offset, offset) for offset in range(first, end)]
+    return [(offset, b"%d" % offset) for offset in range(first, end)]
 
 
-def new(first: int, end: int, base: int = 100) -> list[tuple[int, int]]:
+def new(first: int, end: int, base: int = 100) -> list[Row]:
     """Rows that were written after the log was cut at `base`."""
-    return [(offset, 1000 + offset - base) for offset in range(first, end)]
+    return [(offset, b"%d" % (1000 + offset - base)) for offset in range(first, end)]
 
 
 @pytest.fixture
