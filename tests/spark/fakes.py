@@ -54,6 +54,7 @@ class FakeCluster:
         self.logs: dict[TopicPartition, FakeLog] = {}
         self.questions: list[str] = []
         self.keeps_epochs = True
+        self.has_news = True
         self.stale_ends: dict[TopicPartition, list[int]] = {}
         for name, count in topics.items():
             self.create(name, count)
@@ -116,7 +117,7 @@ class FakeCluster:
 
     def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
         self.questions.append("await_news")
-        return True
+        return self.has_news
 
     def _known(self, tp: TopicPartition) -> FakeLog:
         if tp not in self.logs:

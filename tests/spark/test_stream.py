@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from typing import Any
 
@@ -106,6 +107,33 @@ def test_without_news_the_start_comes_back_unchanged() -> None:
     kept = json.loads(json.dumps(end))
     assert json.dumps(reader.latestOffset(kept, ALL)) == json.dumps(end)
     assert "from" in kept
+
+
+def test_an_idle_query_asks_nothing_but_for_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "LOOK_AGAIN_S", math.inf)
+    cluster = cluster_with(10)
+    reader = make(cluster)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert reader.latestOffset(end, ALL) == end
+    cluster.has_news = False
+    cluster.questions.clear()
+    for _ in range(3):
+        assert reader.latestOffset(end, ALL) == end
+    assert cluster.questions == ["await_news"] * 3
+    cluster.log("t").append(1)
+    cluster.has_news = True
+    assert ends(reader.latestOffset(end, ALL)) == {"t-0": 11}
+
+
+def test_an_idle_query_looks_for_new_topics_and_partitions_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "LOOK_AGAIN_S", -1.0)
+    cluster = cluster_with(10)
+    cluster.has_news = False
+    reader = make(cluster)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert reader.latestOffset(end, ALL) == end
+    cluster.logs[TopicPartition("t", 1)] = FakeLog([0] * 5)
+    assert ends(reader.latestOffset(end, ALL)) == {"t-0": 10, "t-1": 5}
 
 
 def test_the_start_is_dropped_from_later_offsets() -> None:
