@@ -53,6 +53,8 @@ class MixedNode:
         self.log_dir = self.root / "data"
         self.log_dirs = (self.log_dir, *(self.root / f"data-{number}" for number in range(2, cluster.directories + 1)))
         self.properties_file = self.root / "server.properties"
+        self.settings: dict[str, str] = {}
+        """Its own, from its next start on; they win."""
         self._cluster = cluster
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -105,6 +107,7 @@ class MixedNode:
             "log.dirs": ",".join(map(str, self.log_dirs)),
             "offsets.topic.replication.factor": "1",
             **self._cluster.settings,
+            **self.settings,
         }
         self.root.mkdir(parents=True, exist_ok=True)
         self.properties_file.write_text(format_properties(settings))
