@@ -24,7 +24,7 @@ from fenceline.testing.apache_kafka import free_port
 from tests.conftest import need_java, unavailable
 from tests.spark.conftest import Broker
 
-pytestmark = [pytest.mark.spark, pytest.mark.together("spark elsewhere"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.together("spark elsewhere"), pytest.mark.timeout(600)]
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 
 
@@ -91,7 +91,7 @@ def run(where: str, broker: Broker, topic: str, folder: Path) -> dict[str, Any]:
     with process(
         [sys.executable, "-m", "tests.spark.elsewhere_query", where, broker.bootstrap, topic, str(folder)], log
     ) as driver:
-        assert driver.wait(380) == 0, log.read_text()[-6000:]
+        assert driver.wait(550) == 0, log.read_text()[-6000:]
     found = json.loads([line for line in log.read_text().splitlines() if line.startswith("{")][-1])
     assert isinstance(found, dict)
     return found
