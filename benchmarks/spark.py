@@ -2,7 +2,8 @@
 
 10 M records of 100 B (key 8 B) in 4 partitions, local[2]. Both sides are warmed up before they count. Small batches
 come in two ways: records that keep trickling in, and records that come once the query is idle, where the connector
-waits for its own long poll (`docs/decisions/008-small-batches-of-the-connector.md`).
+waits for its own long poll (`docs/decisions/008-small-batches-of-the-connector.md`). An idle query is there to see what
+it costs to have no data: a session without any query is its yardstick.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.harness import Figures, scratch, start_fenceline
+from benchmarks.harness import Figures, cpu_of, scratch, start_fenceline
 from benchmarks.workloads import create_topic
 from fenceline.client import Producer
 from fenceline.testing.apache_kafka import DEFAULT_JARS
@@ -30,6 +31,8 @@ RECORDS = 10_000_000
 TOPIC = "spark-100"
 SIDES = {"fenceline": "fenceline", "connector": "kafka"}
 SMALL_BATCHES = 20
+IDLE_S = 20
+IDLE = "idle query, CPU of the driver and its Python"
 
 
 def run(figures: Figures, repeats: int) -> None:
@@ -102,6 +105,11 @@ def measure(figures: Figures, repeats: int, spark: Any, bootstrap: str, director
                     figures.add(
                         f"micro-batch of a handful of rows {name}, p50", side, statistics.median(durations), "ms"
                     )
+    for _ in range(repeats):
+        figures.add(IDLE, "no query", idle_percent(spark), "% of a core")
+        for side, form in SIDES.items():
+            with idle_query(spark, form, bootstrap, directory):
+                figures.add(IDLE, side, idle_percent(spark), "% of a core")
 
 
 def read(spark: Any, form: str, bootstrap: str) -> Any:
@@ -143,6 +151,33 @@ def small_batches(spark: Any, form: str, bootstrap: str, directory: Path, topic:
             query.stop()
     # The first batches pay for the start of the query.
     return [duration for _, duration in sorted(durations.items())][3:]
+
+
+@contextmanager
+def idle_query(spark: Any, form: str, bootstrap: str, directory: Path) -> Iterator[None]:
+    """A query with trigger 0 that has read all there is."""
+    topic = f"idle-{form}-{time.monotonic_ns()}"
+    create_topic(bootstrap, topic, PARTITIONS)
+    with Producer(bootstrap) as producer:
+        send_round(producer, topic)
+    frame = stream(spark, form, bootstrap, topic).load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(directory / topic)).start()
+    try:
+        query.processAllAvailable()
+        # Until compilers and collectors are through with its first batch.
+        time.sleep(IDLE_S / 2)
+        yield
+        if (failure := query.exception()) is not None:
+            raise failure
+    finally:
+        query.stop()
+
+
+def idle_percent(spark: Any) -> float:
+    """Of one core, by the JVM and its Python processes."""
+    with cpu_of(spark.sparkContext._gateway.proc.pid) as used:
+        time.sleep(IDLE_S)
+        return 100 * used() / IDLE_S
 
 
 def send_round(producer: Producer, topic: str) -> None:

@@ -20,11 +20,12 @@ from pyspark_fenceline.filters import Narrowing, narrowing_of
 from pyspark_fenceline.history import History
 from pyspark_fenceline.options import ReadOptions
 from pyspark_fenceline.planning import OffsetRange, plan_tasks
+from pyspark_fenceline.policy import settle
 from pyspark_fenceline.ranges import (
     Snapshot,
+    range_between,
     require_all,
     resolve,
-    settle,
     subscribed,
     take_snapshot,
     with_retries,
@@ -79,7 +80,7 @@ class FencelineReader(DataSourceReader):
         starts, ends = self._narrow(starts, ends, cluster)
         ends = {tp: end for tp, end in ends.items() if end > starts[tp]}
         tagged = History(cluster).tag(ends, snapshot.starts, snapshot.ends)
-        ranges = [OffsetRange(tp, starts[tp], end.offset, -1, end.leader_epoch) for tp, end in sorted(tagged.items())]
+        ranges = [range_between(tp, end.at(starts[tp]), end) for tp, end in sorted(tagged.items())]
         return ranges, snapshot.topic_ids
 
     def _narrow(self, starts: Bounds, ends: Bounds, cluster: Cluster) -> tuple[Bounds, Bounds]:
@@ -89,7 +90,7 @@ class FencelineReader(DataSourceReader):
     def _check(
         self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], snapshot: Snapshot
     ) -> None:
-        """Refuse ranges that the log can not give; with failOnDataLoss=false they are cut to what it holds."""
+        """Refuse ranges that the log can not give; where the options say so they are cut to what it holds."""
         losses = []
         beyond = []
         for tp, start in starts.items():
@@ -103,6 +104,7 @@ class FencelineReader(DataSourceReader):
                         start,
                         log_start_offset=log_start,
                         log_end_offset=log_end,
+                        resume_offset=log_start,
                     )
                 )
             beyond += [f"{tp} {offset} (the log ends at {log_end})" for offset in {start, ends[tp]} if offset > log_end]
@@ -111,7 +113,7 @@ class FencelineReader(DataSourceReader):
                 f"Offsets beyond the end of the log were asked for: {', '.join(beyond)}",
                 'Choose offsets that exist, or set the option failOnDataLoss to "false" to read what there is.',
             )
-        settle(losses, fail_on_data_loss=self._options.fail_on_data_loss)
+        settle(losses, self._options.policy)
 
 
 class FilteringReader(FencelineReader):

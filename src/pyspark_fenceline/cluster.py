@@ -9,7 +9,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from fenceline.client.offsets import EpochEnd
 from fenceline.ids import TopicPartition
+
+__all__ = ["Cluster", "EpochEnd", "LogEnd", "TopicFacts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +31,12 @@ class LogEnd(NamedTuple):
     leader_epoch: int
 
 
-class EpochEnd(NamedTuple):
-    """Largest epoch not above the one asked for and where it ends (`epochs.md E13`); both -1 when undefined."""
-
-    leader_epoch: int
-    end_offset: int
-
-
 class Cluster(Protocol):
     """What the driver asks of a cluster. Every method raises a `FencelineError` when the cluster can not answer."""
+
+    def cluster_id(self) -> str | None:
+        """Of the cluster that answered `topics` last; None from brokers that do not tell."""
+        ...
 
     def topics(self, names: Collection[str] | None) -> Mapping[str, TopicFacts]:
         """Those of `names` that exist (None: all topics)."""
@@ -56,4 +56,9 @@ class Cluster(Protocol):
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, EpochEnd]:
         """OffsetForLeaderEpoch: partition -> (epoch asked for, current leader epoch) to what the leader knows of it."""
+        ...
+
+    def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
+        """Wait at the brokers until something changed for who reads at `positions` (next offset, epoch before it), or
+        the time is over: then False."""
         ...

@@ -69,29 +69,29 @@ def producer(properties: Mapping[str, str]) -> Producer:
 
 
 def read_arrow(
-    client: RangeReader, task: Collection[OffsetRange], topic_ids: Mapping[str, str | None], **columns: Any
+    client: RangeReader,
+    ranges: Collection[OffsetRange],
+    topic_ids: Mapping[str, str | None],
+    progress: dict[TopicPartition, int],
+    **columns: Any,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a task's ranges. Several ranges of one partition are read one after another."""
+    """The records of ranges, at most one of a partition. `progress` is told how far each was yielded, offset exclusive,
+    before the caller gets it."""
     from fenceline.client.ranges import OffsetRange as ClientRange
 
-    waiting = list(task)
-    while waiting:
-        now: dict[TopicPartition, ClientRange] = {}
-        later: list[OffsetRange] = []
-        for one in waiting:
-            if one.topic_partition in now:
-                later.append(one)
-                continue
-            topic_id = topic_ids.get(one.topic_partition.topic)
-            now[one.topic_partition] = ClientRange(
-                one.start_offset,
-                one.end_offset_exclusive,
-                one.start_epoch,
-                one.end_epoch,
-                decode_uuid(topic_id) if topic_id else None,
-            )
-        yield from client.read(now, **columns)
-        waiting = later
+    wanted = {}
+    for one in ranges:
+        topic_id = topic_ids.get(one.topic_partition.topic)
+        wanted[one.topic_partition] = ClientRange(
+            one.start_offset,
+            one.end_offset_exclusive,
+            one.start_epoch,
+            one.end_epoch,
+            decode_uuid(topic_id) if topic_id else None,
+            one.epochs,
+        )
+    assert len(wanted) == len(ranges), "two ranges of one partition at once"
+    return client.read(wanted, progress=progress, **columns)
 
 
 class ClientCluster:
@@ -102,12 +102,21 @@ class ClientCluster:
 
         self._admin = Admin(dict(properties))
         self._isolation_level = str(properties.get("isolation.level", "read_uncommitted"))
+        self._cluster_id: str | None = None
+        self._properties = dict(properties)
+        self._watcher: RangeReader | None = None
 
     def close(self) -> None:
         self._admin.close()
+        if self._watcher is not None:
+            self._watcher.close()
+
+    def cluster_id(self) -> str | None:
+        return self._cluster_id
 
     def topics(self, names: Collection[str] | None) -> Mapping[str, TopicFacts]:
-        found = self._admin.metadata(None if names is None else list(names)).topics
+        answer = self._admin.metadata(None if names is None else list(names))
+        found, self._cluster_id = answer.topics, answer.cluster_id
         return {
             name: TopicFacts(
                 id=None if topic.id == ZERO_UUID else encode_uuid(topic.id),
@@ -131,5 +140,11 @@ class ClientCluster:
         return {tp: None if one.offset < 0 else one.offset for tp, one in found.items()}
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, EpochEnd]:
-        found = self._admin.offsets_for_leader_epoch(dict(epochs))
-        return {tp: EpochEnd(one.leader_epoch, one.end_offset) for tp, one in found.items()}
+        return self._admin.offsets_for_leader_epoch(dict(epochs))
+
+    def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
+        from fenceline.client.reader import RangeReader
+
+        if self._watcher is None:
+            self._watcher = RangeReader(self._properties)
+        return self._watcher.await_news(positions, timeout_ms)

@@ -1,8 +1,10 @@
 """What the Spark side refuses to go on from, in words that survive the way to the user.
 
-Owns the four ways in which a log can lose what a query still needs, and the text form they travel in. Spark keeps
-only the message of a Python exception (`pyspark.md S14`), so each message holds a code and a JSON object; `parse`
-finds them again in whatever Spark made of it. Never decides whether something is a loss.
+Owns the four ways in which a log can lose what a query still needs, and the forms they travel in: the message of an
+exception, and the query's progress. Spark keeps only the message of a Python exception (`pyspark.md S14`), so each
+message holds a code and a JSON object; `parse` finds them again in whatever Spark made of it. A query that goes on puts
+them into its offset, which progress shows (S5); `losses_of` finds them there. Never decides whether something is a
+loss.
 
 Shape of a message: `LOG_TRUNCATED {"partitions": [...]} sentence for a person`.
 """
@@ -39,7 +41,10 @@ class Loss:
     `offset` is the query's position: the next offset to read; `leader_epoch` the epoch of the record before it (-1:
     unknown). `divergence_offset`: first offset whose record is not the one read before (None: somewhere at or before
     `offset - 1`). `log_epoch`: the log's own epoch at that place. `log_start_offset`, `log_end_offset`: what the log
-    holds now.
+    holds now. `resume_offset`: where a query that is told to go on does so, never above the first record that it has
+    not read as the log holds it (-1: nowhere). The cluster's ids are there where they differ.
+    `current_leader_epoch`: the leader's own when the loss was found; offsets that tell of two losses at one place
+    differ by it (S4).
     """
 
     kind: LossKind
@@ -53,6 +58,10 @@ class Loss:
     log_end_offset: int = -1
     topic_id: str | None = None
     found_topic_id: str | None = None
+    resume_offset: int = -1
+    cluster_id: str | None = None
+    found_cluster_id: str | None = None
+    current_leader_epoch: int = -1
 
     def sentence(self) -> str:
         """What happened to this partition, for a person."""
@@ -69,6 +78,12 @@ class Loss:
                     f"{name} was truncated under the query: position {self.offset} was read in {read_in}, {where} "
                     f"(the log is now in epoch {self.log_epoch} there and ends at {self.log_end_offset})"
                 )
+            case LossKind.TOPIC_RECREATED if self.found_cluster_id is not None:
+                return (
+                    f"topic {self.topic} is of another cluster: the checkpoint is of cluster {self.cluster_id}, "
+                    f"kafka.bootstrap.servers leads to cluster {self.found_cluster_id}; position {self.offset} of "
+                    f"{name} means nothing there"
+                )
             case LossKind.TOPIC_RECREATED:
                 return (
                     f"topic {self.topic} was deleted and created anew: the checkpoint is of id {self.topic_id}, "
@@ -84,20 +99,29 @@ class Loss:
                 return (
                     f"{name} is gone, or is not what the query subscribes to any more; it had been read up to offset "
                     f"{self.offset}"
+                    + (
+                        f" in cluster {self.cluster_id}; kafka.bootstrap.servers leads to cluster "
+                        f"{self.found_cluster_id}"
+                        if self.found_cluster_id is not None
+                        else ""
+                    )
                 )
 
 
 _ADVICE: Final[Mapping[LossKind, str]] = {
     LossKind.LOG_TRUNCATED: (
-        "Rows of the lost range are still in the sink. Remove them and start from a new checkpoint, or set the option "
-        'failOnDataLoss to "false" to go on from the divergence point.'
+        'Rows of the lost range are still in the sink. Set the option onTruncation to "rewind" (or failOnDataLoss to '
+        '"false") to go back to where the histories part and read what the log holds from there on; a sink that knows '
+        "leader epochs then removes the stale rows, as fenceline_delta does. Or remove them and start from a new "
+        "checkpoint."
     ),
     LossKind.TOPIC_RECREATED: (
-        "Use a new checkpointLocation for the new topic, or set the option "
-        'failOnDataLoss to "false" to read it from its start.'
+        'Use a new checkpointLocation for the new topic, or set the option onRecreated to "restart" (or failOnDataLoss '
+        'to "false") to read it from its start.'
     ),
     LossKind.OFFSETS_EXPIRED: (
-        "Raise the topic's retention, or set the option failOnDataLoss to \"false\" to go on from the log's start."
+        'Raise the topic\'s retention, or set the option onExpired to "continue" (or failOnDataLoss to "false") to go '
+        "on from the log's start."
     ),
     LossKind.PARTITIONS_GONE: (
         "A query that reads other topics needs a checkpointLocation of its own; to go on without these partitions, set "
@@ -135,6 +159,47 @@ def describe(losses: Sequence[Loss]) -> str:
     more = f"; and {len(losses) - 3} more" if len(losses) > 3 else ""
     return f"{kind} {facts} {sentences}{more}. {_ADVICE[kind]}"
 
+
+# In the progress of a query ------------------------------------------------------------------------------------------
+
+_NAMES: Final[Mapping[LossKind, str]] = {
+    LossKind.LOG_TRUNCATED: "truncations",
+    LossKind.TOPIC_RECREATED: "recreated",
+    LossKind.OFFSETS_EXPIRED: "expired",
+    LossKind.PARTITIONS_GONE: "gone",
+}
+
+
+def losses_by_name(losses: Sequence[Loss]) -> dict[str, list[dict[str, Any]]]:
+    """As an offset shows them: each kind under a name of its own, what is not known left out."""
+    named: dict[str, list[dict[str, Any]]] = {}
+    for loss in losses:
+        facts = {key: value for key, value in sorted(asdict(loss).items()) if key != "kind" and value not in (-1, None)}
+        named.setdefault(_NAMES[loss.kind], []).append(facts)
+    return named
+
+
+def losses_named(encoded: Mapping[str, Any]) -> tuple[Loss, ...]:
+    """Inverse of `losses_by_name`, for the whole object that they were put into. Raises TypeError for other things."""
+    return tuple(Loss(kind=kind, **facts) for kind, name in _NAMES.items() for facts in encoded.get(name, ()))
+
+
+def losses_of(progress: Any) -> tuple[Loss, ...]:
+    """The losses that a query went on from, as one of its progress reports (`query.lastProgress`, or that of a
+    listener's event) tells them. Empty where there was none, and for sources of other kinds."""
+    sources = progress["sources"] if isinstance(progress, Mapping) else progress.sources
+    found: list[Loss] = []
+    for source in sources:
+        end = source["endOffset"] if isinstance(source, Mapping) else source.endOffset
+        try:
+            encoded = json.loads(end) if isinstance(end, str) else end
+            found += losses_named(encoded) if isinstance(encoded, Mapping) else ()
+        except (ValueError, TypeError):
+            continue
+    return tuple(found)
+
+
+# In the message of an exception ---------------------------------------------------------------------------------------
 
 _MARK: Final = re.compile(r"\b(" + "|".join(LossKind) + r") (?=\{)")
 

@@ -3,9 +3,10 @@
 Owns the two questions that make a checkpoint notice truncation. A position is tagged with the epoch of the record
 before it (as a fetching replica tags its own log end), never with the leader's current epoch: only the exact epoch
 tells every divergence, because then "the log has no such epoch" and "that epoch ends earlier" are both proof
-(`epochs.md E10`).
+(`epochs.md E10`). It is tagged with the epochs before that one too: with them the point where another log parts from it
+is found exactly, over any number of elections that it remembers (`gaps.md G6`).
 
-Never decides what happens after a loss. Rules: `epochs.md` E5, E8-E13, E21; KIP-320.
+Never decides what happens after a loss. Rules: `epochs.md` E5, E8-E13, E21; KIP-101, KIP-279, KIP-320.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from fenceline.client import divergence
+from fenceline.client.divergence import AskAbout, NotKnown, Parting
+from fenceline.client.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.cluster import Cluster, EpochEnd, LogEnd
-from pyspark_fenceline.offsets import UNKNOWN_EPOCH, Position
+from pyspark_fenceline.offsets import EPOCHS_KEPT, UNKNOWN_EPOCH, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +31,14 @@ class Holds:
 class Diverged:
     """The log was truncated below the position.
 
-    `offset`: where the histories part, None when only "below the position" is known. `log_epoch`: the log's epoch
-    before that place (-1: it knows none). `resume_offset`: the best place to go on from, `offset` where that is
-    known, else the start of the log's epoch at the position (-1: unknown).
+    `offset`: where the histories part, exactly; None when only "below the position" is known. `log_epoch`: the log's
+    epoch before that place (-1: it knows none). `resume_offset`: where to go on from, so that nothing of the log is
+    left out: `offset`, or else the beginning of all.
     """
 
     offset: int | None
     log_epoch: int
-    resume_offset: int
+    resume_offset: int = 0
 
 
 Verdict = Holds | Diverged
@@ -52,15 +56,18 @@ class _Boundaries:
     def __post_init__(self) -> None:
         self.oldest_candidate = self.leader_epoch
 
-    def epoch_before(self, offset: int) -> int | None:
-        """Epoch of record `offset - 1`: -1 when the log can not tell, None when an older epoch must be asked for."""
-        for start, epoch in self.starts:
-            if start < offset:
-                return epoch
-        if self.oldest_candidate == 0:
+    def position_at(self, offset: int, log_start: int) -> Position | None:
+        """The position at an offset above the log's start: without an epoch when the log can not tell, None when an
+        older epoch must be asked for."""
+        below = [EpochStart(epoch, start) for start, epoch in self.starts if start < offset]
+        reaches_back = not self.starts or self.starts[-1][0] > log_start
+        if len(below) < EPOCHS_KEPT and reaches_back and self.oldest_candidate > 0 and not self.is_exhausted:
+            return None
+        if reaches_back and self.oldest_candidate == 0 and not self.is_exhausted:
             # 0 is the first epoch there is (E5).
-            return 0
-        return UNKNOWN_EPOCH if self.is_exhausted else None
+            below.append(EpochStart(0, 0))
+        epochs = tuple(reversed(below[:EPOCHS_KEPT]))
+        return Position(offset, epochs[-1].epoch if epochs else UNKNOWN_EPOCH, epochs)
 
     def learn(self, answer: EpochEnd) -> None:
         """Take the answer about `oldest_candidate - 1`: it ends where the candidate starts."""
@@ -89,7 +96,7 @@ class History:
         starts: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, LogEnd],
     ) -> dict[TopicPartition, Position]:
-        """Positions at `offsets` with the epoch of the record before each.
+        """Positions at `offsets` with the epoch of the record before each, and the epochs before that.
 
         -1 where that record is not in the log (nothing was read, or it expired) and where the broker keeps no epochs.
         `starts` and `ends`: the logs' bounds now.
@@ -109,11 +116,11 @@ class History:
             questions: dict[TopicPartition, tuple[int, int]] = {}
             for tp in pending:
                 known = self._known[tp]
-                epoch = known.epoch_before(offsets[tp])
-                if epoch is None:
+                position = known.position_at(offsets[tp], starts[tp])
+                if position is None:
                     questions[tp] = (known.oldest_candidate - 1, known.leader_epoch)
                 else:
-                    tagged[tp] = Position(offsets[tp], epoch)
+                    tagged[tp] = position
             for tp, answer in self._cluster.epoch_ends(questions).items() if questions else ():
                 self._known[tp].learn(answer)
             pending = list(questions)
@@ -140,22 +147,19 @@ class History:
             and ends[tp].leader_epoch >= 0
             and self._held.get(tp) != (position, ends[tp].leader_epoch)
         }
-        if not questions:
-            return verdicts
-        foreign: dict[TopicPartition, tuple[int, int]] = {}
-        for tp, answer in self._cluster.epoch_ends(questions).items():
-            position = positions[tp]
-            if answer.leader_epoch < 0 or answer.end_offset < 0:
-                verdicts[tp] = Diverged(None, UNKNOWN_EPOCH, -1)
-            elif answer.end_offset < position.offset:
-                verdicts[tp] = Diverged(answer.end_offset, answer.leader_epoch, answer.end_offset)
-            elif answer.leader_epoch < position.leader_epoch:
-                verdicts[tp] = Diverged(None, answer.leader_epoch, 0)
-                if answer.leader_epoch > 0:
-                    foreign[tp] = (answer.leader_epoch - 1, ends[tp].leader_epoch)
-        for tp in questions:
-            if isinstance(verdicts[tp], Holds):
-                self._held[tp] = (positions[tp], ends[tp].leader_epoch)
-        for tp, answer in self._cluster.epoch_ends(foreign).items() if foreign else ():
-            verdicts[tp] = Diverged(None, foreign[tp][0] + 1, answer.end_offset)
+        while questions:
+            answers = self._cluster.epoch_ends(questions)
+            next_questions: dict[TopicPartition, tuple[int, int]] = {}
+            for tp, (asked, current) in questions.items():
+                position = positions[tp]
+                match divergence.next_step(position.read_epochs, position.offset, asked, answers[tp]):
+                    case AskAbout(older):
+                        next_questions[tp] = (older, current)
+                    case Parting(offset, log_epoch) if offset < position.offset:
+                        verdicts[tp] = Diverged(offset, log_epoch, offset)
+                    case Parting():
+                        self._held[tp] = (position, current)
+                    case NotKnown(log_epoch):
+                        verdicts[tp] = Diverged(None, log_epoch)
+            questions = next_questions
         return verdicts

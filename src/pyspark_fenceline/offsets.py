@@ -4,59 +4,89 @@ Owns the JSON forms: the source's own offsets (one JSON object a batch, compared
 and the offsets that Spark's Kafka source writes, which are read too so that a query can change its format word and
 keep its checkpoint. Never talks to a broker.
 
-Form: `{"topics": {topic: {"id": id, "partitions": {index: {"leader_epoch": e, "offset": o}}}}, "version": 1}`.
-`offset` is the next one to read, `leader_epoch` the epoch of the record before it (-1: none or unknown), `id` the
-topic's id or null. The first offset of a query carries its resolved start as `"from"`, because Spark stores only the
-end of batch 0 and asks for the start again when it replays that batch (S9).
+Form: `{"cluster": id, "topics": {topic: {"id": id, "partitions": {index: {"epochs": [[e, o], ...], "leader_epoch": e,
+"offset": o}}}}, "version": 1}`. `offset` is the next one to read, `leader_epoch` the epoch of the record before it (-1:
+none or unknown), `id` the topic's id or null. `epochs` are the newest epochs of the log that was read, oldest first,
+each with its first offset there, so that the point where another log parts from it can be found over several elections
+(`gaps.md G6`). The first offset of a query carries its resolved start as `"from"`, because Spark stores only the end of
+batch 0 and asks for the start again when it replays that batch (S9). A batch that a loss went before names it, under
+`"truncations"`, `"recreated"`, `"expired"` or `"gone"`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from fenceline.client.epoch_history import EpochStart
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+from pyspark_fenceline.errors import Loss, losses_by_name, losses_named
 
 VERSION: Final = 1
 UNKNOWN_EPOCH: Final = -1
+EPOCHS_KEPT: Final = 8
+"""Of each partition. With a truncation that reaches over more elections the query goes back to the log's start."""
 
 
 class Position(NamedTuple):
     """Where a reader of one partition stands: next offset, and the epoch of the record before it (-1: none or
     unknown).
+
+    `epochs`: the newest ones below the offset, oldest first, each with its first offset in the log that was read. Empty
+    when only the last one is known, as in checkpoints of older releases.
     """
 
     offset: int
     leader_epoch: int = UNKNOWN_EPOCH
+    epochs: tuple[EpochStart, ...] = ()
+
+    @property
+    def read_epochs(self) -> tuple[EpochStart, ...]:
+        """`epochs`, or the last one alone with its start unknown."""
+        if self.epochs or self.leader_epoch < 0:
+            return self.epochs
+        return (EpochStart(self.leader_epoch, -1),)
+
+    def at(self, offset: int) -> Position:
+        """The position at an offset before this one, in the same log."""
+        below = tuple(start for start in self.epochs if start.offset < offset)
+        if offset == self.offset:
+            return self
+        return Position(offset, below[-1].epoch if below else UNKNOWN_EPOCH, below)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOffset:
     """Positions of a query in all its partitions. `topic_ids` has every topic of `positions` (None: broker has no
-    ids).
+    ids). `losses` were found when the batch that ends here was planned: it begins at their `resume_offset`.
     """
 
     positions: Mapping[TopicPartition, Position]
     topic_ids: Mapping[str, str | None]
     started_at: SourceOffset | None = field(default=None)
+    cluster_id: str | None = None
+    losses: tuple[Loss, ...] = ()
 
     def encode(self) -> dict[str, Any]:
         """The JSON object, keys in a fixed order (topics by name, partitions by number)."""
-        encoded: dict[str, Any] = {}
+        encoded: dict[str, Any] = {"topics": self._encode_topics(), "version": VERSION, **losses_by_name(self.losses)}
         if self.started_at is not None:
             encoded["from"] = self.started_at._encode_topics()
-        encoded["topics"] = self._encode_topics()
-        encoded["version"] = VERSION
-        return encoded
+        if self.cluster_id is not None:
+            encoded["cluster"] = self.cluster_id
+        return dict(sorted(encoded.items()))
 
     def _encode_topics(self) -> dict[str, Any]:
         topics: dict[str, Any] = {}
         for tp in sorted(self.positions):
             position = self.positions[tp]
             topic = topics.setdefault(tp.topic, {"id": self.topic_ids.get(tp.topic), "partitions": {}})
-            topic["partitions"][str(tp.partition)] = {"leader_epoch": position.leader_epoch, "offset": position.offset}
+            place: dict[str, Any] = {"leader_epoch": position.leader_epoch, "offset": position.offset}
+            if position.epochs:
+                place = {"epochs": [list(start) for start in position.epochs], **place}
+            topic["partitions"][str(tp.partition)] = place
         return topics
 
 
@@ -84,22 +114,25 @@ def decode(encoded: Any) -> SourceOffset | Unresolved:
     if "unresolved" in encoded:
         return Unresolved()
     try:
-        start = encoded.get("from")
-        return _decode_topics(encoded["topics"], None if start is None else _decode_topics(start, None))
+        start, cluster_id = encoded.get("from"), encoded.get("cluster")
+        found = _decode_topics(encoded["topics"], cluster_id)
+        started_at = None if start is None else _decode_topics(start, cluster_id)
+        return replace(found, started_at=started_at, losses=losses_named(encoded))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _unreadable(encoded) from error
 
 
-def _decode_topics(topics: Mapping[str, Any], started_at: SourceOffset | None) -> SourceOffset:
+def _decode_topics(topics: Mapping[str, Any], cluster_id: str | None) -> SourceOffset:
     positions: dict[TopicPartition, Position] = {}
     ids: dict[str, str | None] = {}
     for topic, content in topics.items():
         ids[topic] = content["id"]
         for index, position in content["partitions"].items():
+            epochs = tuple(EpochStart(int(epoch), int(offset)) for epoch, offset in position.get("epochs", ()))
             positions[TopicPartition(topic, int(index))] = Position(
-                int(position["offset"]), int(position["leader_epoch"])
+                int(position["offset"]), int(position["leader_epoch"]), epochs
             )
-    return SourceOffset(positions, ids, started_at)
+    return SourceOffset(positions, ids, cluster_id=cluster_id)
 
 
 def _decode_kafka(encoded: Mapping[str, Any]) -> SourceOffset:

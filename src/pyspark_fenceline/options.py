@@ -3,7 +3,8 @@
 Owns names, defaults and refusals (`pyspark.md S27`), so that a notebook works after changing `format("kafka")` to
 `format("fenceline")`. Pure: no broker, no Spark. Keys are case-insensitive, as everywhere in Spark.
 
-Options beyond the Kafka source's: `includeLeaderEpoch`, `maxPartitions`, `filterPushdown`.
+Options beyond the Kafka source's: `onTruncation`, `onExpired`, `onRecreated`, `includeLeaderEpoch`, `maxPartitions`,
+`filterPushdown`, `losses`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pyspark_fenceline.bounds import (
     subscription_of,
 )
 from pyspark_fenceline.given_options import GivenOptions, duration_ms
+from pyspark_fenceline.policy import STRICT, LossPolicy, policy_of
 
 _log = logging.getLogger("pyspark_fenceline")
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
@@ -42,6 +44,7 @@ class ReadOptions:
     starting: Bound
     ending: Bound
     fail_on_data_loss: bool = True
+    policy: LossPolicy = STRICT
     include_headers: bool = False
     include_leader_epoch: bool = False
     min_partitions: int | None = None
@@ -70,6 +73,7 @@ _KNOWN: Final = {
         "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
         "failOnDataLoss", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions",
         "maxPartitions", "maxRecordsPerPartition", "includeHeaders", "includeLeaderEpoch", "filterPushdown",
+        "onTruncation", "onExpired", "onRecreated", "losses",
         "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs",
     )
 }  # fmt: skip
@@ -106,12 +110,14 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
         raise OperatorError(f"minPartitions({min_partitions}) is higher than maxPartitions({max_partitions})")
     retries = given.positive("fetchOffset.numRetries", _INT_MAX)
     interval = given.positive("fetchOffset.retryIntervalMs", _INT_MAX, low=0)
+    fail_on_data_loss = given.boolean("failOnDataLoss", True)
     return ReadOptions(
         subscription=subscription,
         client=_reader_properties(given),
         starting=Earliest(),
         ending=Latest(),
-        fail_on_data_loss=given.boolean("failOnDataLoss", True),
+        fail_on_data_loss=fail_on_data_loss,
+        policy=policy_of(given, fail_on_data_loss=fail_on_data_loss),
         include_headers=given.boolean("includeHeaders"),
         include_leader_epoch=given.boolean("includeLeaderEpoch"),
         min_partitions=min_partitions,
@@ -142,6 +148,18 @@ def check_general(options: Mapping[str, str]) -> tuple[bool, bool]:
         hint = f"; is {_KNOWN[close[0]]} meant?" if close else ""
         _log.warning("option %s is not known and is ignored%s", name, hint)
     return common.include_headers, common.include_leader_epoch
+
+
+def wants_losses(options: Mapping[str, str]) -> bool:
+    """Whether the read is of what logs have lost, not of what they hold."""
+    return GivenOptions(options).boolean("losses")
+
+
+def client_properties(options: Mapping[str, str]) -> dict[str, str]:
+    """The client's settings of a read, checked."""
+    given = GivenOptions(options)
+    _refuse_consumer_properties(given)
+    return _reader_properties(given)
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:

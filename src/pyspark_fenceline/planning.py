@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from typing import Final
 
+from fenceline.client.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
 
 RECORDS_WORTH_A_TASK: Final = 32_768
@@ -21,7 +22,9 @@ RECORDS_WORTH_A_TASK: Final = 32_768
 class OffsetRange:
     """Records `start_offset <= offset < end_offset_exclusive` of one partition.
 
-    `start_epoch`: epoch of the record before the range, `end_epoch`: of the last one in it (-1: unknown).
+    `start_epoch`: epoch of the record before the range, `end_epoch`: of the last one in it (-1: unknown). `epochs`: of
+    the log when it was planned, below the range's end, oldest first (empty: unknown); what is read is held against
+    them.
     """
 
     topic_partition: TopicPartition
@@ -29,11 +32,28 @@ class OffsetRange:
     end_offset_exclusive: int
     start_epoch: int = -1
     end_epoch: int = -1
+    epochs: tuple[EpochStart, ...] = ()
 
     @property
     def record_count(self) -> int:
         """Upper bound: compaction and transaction markers leave holes."""
         return self.end_offset_exclusive - self.start_offset
+
+    def starting_at(self, offset: int) -> OffsetRange:
+        """What is left of the range from an offset on."""
+        if offset == self.start_offset:
+            return self
+        before = [start.epoch for start in self.epochs if start.offset < offset]
+        return replace(self, start_offset=offset, start_epoch=before[-1] if before else -1)
+
+    def ending_at(self, offset: int) -> OffsetRange:
+        """What is left of the range up to an offset (exclusive)."""
+        if offset == self.end_offset_exclusive:
+            return self
+        below = tuple(start for start in self.epochs if start.offset < offset)
+        # Where no epochs are known the last one is still the newest that a record may have.
+        epoch = below[-1].epoch if below else -1 if self.epochs else self.end_epoch
+        return replace(self, end_offset_exclusive=offset, end_epoch=epoch, epochs=below)
 
 
 Task = tuple[OffsetRange, ...]
@@ -64,9 +84,7 @@ def split(one: OffsetRange, parts: int) -> list[OffsetRange]:
     start = one.start_offset
     for part in range(parts):
         end = one.start_offset + one.record_count * (part + 1) // parts
-        # Only the first piece follows a record whose epoch is known.
-        epoch = one.start_epoch if part == 0 else -1
-        pieces.append(replace(one, start_offset=start, end_offset_exclusive=end, start_epoch=epoch))
+        pieces.append(one.starting_at(start).ending_at(end))
         start = end
     return pieces
 

@@ -2,7 +2,7 @@
 
 Owns subscription, the meaning of `startingOffsets` and its kin, and the comparison of a query's positions with the
 logs as they are now. Every question goes through `cluster.Cluster`; nothing here knows Spark. Whether a loss ends the
-query is decided by `failOnDataLoss` alone, in one place (`settle`).
+query is decided elsewhere (`policy.settle`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.client.errors import RETRIABLE, BrokersUnreachable
+from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.bounds import (
     EARLIEST_OFFSET,
@@ -32,23 +33,13 @@ from pyspark_fenceline.bounds import (
     Subscription,
 )
 from pyspark_fenceline.cluster import Cluster, LogEnd, TopicFacts
-from pyspark_fenceline.errors import DataLossError, Loss, LossKind, describe
+from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import Diverged, History, Verdict
 from pyspark_fenceline.offsets import Position, SourceOffset
+from pyspark_fenceline.planning import OffsetRange
 
 T = TypeVar("T")
 _log = logging.getLogger("pyspark_fenceline")
-_RETRIABLE: Final = frozenset(
-    {
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.REQUEST_TIMED_OUT,
-        ErrorCode.NETWORK_EXCEPTION,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +49,7 @@ class Snapshot:
     topics: Mapping[str, TopicFacts]
     starts: Mapping[TopicPartition, int]
     ends: Mapping[TopicPartition, LogEnd]
+    cluster_id: str | None = None
 
     @property
     def topic_ids(self) -> dict[str, str | None]:
@@ -65,15 +57,23 @@ class Snapshot:
 
 
 def with_retries(work: Callable[[], T], *, attempts: int, interval_ms: int) -> T:
-    """Run `work` again while the cluster changes under it (`fetchOffset.numRetries`, `fetchOffset.retryIntervalMs`)."""
+    """Run `work` again while the cluster changes under it or can not be reached (`fetchOffset.numRetries`,
+    `fetchOffset.retryIntervalMs`)."""
     for attempt in range(1, attempts + 1):
         try:
             return work()
+        except BrokersUnreachable as error:
+            if attempt == attempts:
+                raise BrokersUnreachable(
+                    f"{error.message} (fetchOffset.numRetries: {attempts})", error.advice
+                ) from None
+            trouble: Exception = error
         except PeerError as error:
-            if error.code not in _RETRIABLE or attempt == attempts:
+            if error.code not in RETRIABLE or attempt == attempts:
                 raise
-            _log.warning("looking offsets up failed (attempt %d of %d): %s", attempt, attempts, error)
-            time.sleep(interval_ms / 1000)
+            trouble = error
+        _log.warning("looking offsets up failed (attempt %d of %d): %s", attempt, attempts, trouble)
+        time.sleep(interval_ms / 1000)
     raise AssertionError("unreachable: attempts is at least 1")
 
 
@@ -116,9 +116,9 @@ def take_snapshot(cluster: Cluster, topics: Mapping[str, TopicFacts]) -> Snapsho
     """Bounds of all partitions of `topics`. Ends are asked for last, so that no start lies above its end."""
     partitions = [TopicPartition(name, index) for name, facts in topics.items() for index in facts.partitions]
     if not partitions:
-        return Snapshot(topics, {}, {})
+        return Snapshot(topics, {}, {}, cluster.cluster_id())
     starts = cluster.log_starts(partitions)
-    return Snapshot(topics, starts, cluster.log_ends(partitions))
+    return Snapshot(topics, starts, cluster.log_ends(partitions), cluster.cluster_id())
 
 
 def resolve(bound: Bound, snapshot: Snapshot, cluster: Cluster, *, side: str) -> dict[TopicPartition, int]:
@@ -167,23 +167,31 @@ def _listed(partitions: Collection[TopicPartition]) -> str:
     return "[" + ", ".join(str(tp) for tp in sorted(partitions)) + "]"
 
 
+def range_between(tp: TopicPartition, begin: Position, end: Position) -> OffsetRange:
+    """The records between two positions of one log."""
+    return OffsetRange(tp, begin.offset, end.offset, begin.leader_epoch, end.leader_epoch, end.epochs)
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Where a query can go on in each partition of a snapshot, and what it lost on the way there."""
+    """Where a query can go on in each partition of a snapshot, and what it lost on the way there.
+
+    `may_be_stale`: a loss may be the answer of a broker that has not heard of the newest leader yet.
+    """
 
     positions: Mapping[TopicPartition, Position]
     losses: Sequence[Loss]
+    may_be_stale: bool = False
 
 
 def compare(held: SourceOffset, snapshot: Snapshot, history: History) -> Comparison:
     """Compare a query's positions with the logs.
 
     A partition that the query does not know yet is read from offset 0. A position above the readable end is no loss
-    when its epoch still matches: a new leader's high watermark may lag for a moment.
+    when its epoch still matches: a new leader's high watermark may lag for a moment. Where a loss was found the
+    position is the one to go on from, with its epochs.
     """
-    recreated = {
-        topic for topic, id in held.topic_ids.items() if id and snapshot.topic_ids.get(topic) not in (id, None)
-    }
+    recreated = recreated_topics(held, snapshot)
     history.forget(tp for tp in snapshot.ends if tp.topic in recreated)
     comparable = {
         tp: position for tp, position in held.positions.items() if tp in snapshot.ends and tp.topic not in recreated
@@ -191,14 +199,19 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History) -> Compari
     verdicts = history.check(comparable, snapshot.ends)
     positions: dict[TopicPartition, Position] = {}
     losses: list[Loss] = []
-    for tp in snapshot.ends:
+    resumed: dict[TopicPartition, int] = {}
+    may_be_stale = False
+    for tp, end in snapshot.ends.items():
         position = held.positions.get(tp, Position(0))
         loss = _loss(tp, position, held, snapshot, verdicts.get(tp), is_recreated=tp.topic in recreated)
         if loss is None:
             positions[tp] = position
-        else:
-            losses.append(loss)
-            positions[tp] = Position(_resume_offset(loss, verdicts.get(tp), snapshot.starts[tp]))
+            continue
+        losses.append(loss)
+        resumed[tp] = loss.resume_offset
+        is_behind = position.leader_epoch < 0 or position.leader_epoch > end.leader_epoch
+        may_be_stale |= loss.kind is LossKind.LOG_TRUNCATED and is_behind
+    positions |= history.tag(resumed, snapshot.starts, snapshot.ends)
     losses += [
         Loss(
             LossKind.PARTITIONS_GONE,
@@ -211,7 +224,45 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History) -> Compari
         for tp, position in held.positions.items()
         if tp not in snapshot.ends
     ]
-    return Comparison(positions, losses)
+    return Comparison(positions, [_with_clusters(loss, held, snapshot) for loss in losses], may_be_stale)
+
+
+def compare_patiently(
+    held: SourceOffset, look: Callable[[], Snapshot], history: History, *, attempts: int, interval_ms: int
+) -> tuple[Snapshot, Comparison]:
+    """Snapshot and comparison. A loss that a broker's stale answer may show is looked at again first."""
+    for attempt in range(1, attempts + 1):
+        snapshot = look()
+        comparison = compare(held, snapshot, history)
+        if attempt == attempts or not comparison.may_be_stale:
+            break
+        time.sleep(interval_ms / 1000)
+    return snapshot, comparison
+
+
+def recreated_topics(held: SourceOffset, snapshot: Snapshot) -> set[str]:
+    """Topics of the snapshot that are not those of which `held` tells: their ids differ, or, where brokers give topics
+    no ids, the cluster is another one."""
+    is_elsewhere = _is_elsewhere(held, snapshot)
+    found = set()
+    for topic, held_id in held.topic_ids.items():
+        if topic not in snapshot.topics:
+            continue
+        found_id = snapshot.topic_ids[topic]
+        if held_id != found_id if held_id and found_id else is_elsewhere:
+            found.add(topic)
+    return found
+
+
+def _is_elsewhere(held: SourceOffset, snapshot: Snapshot) -> bool:
+    return None not in (held.cluster_id, snapshot.cluster_id) and held.cluster_id != snapshot.cluster_id
+
+
+def _with_clusters(loss: Loss, held: SourceOffset, snapshot: Snapshot) -> Loss:
+    """The loss with the ids of both clusters, when they differ."""
+    if not _is_elsewhere(held, snapshot):
+        return loss
+    return replace(loss, cluster_id=held.cluster_id, found_cluster_id=snapshot.cluster_id)
 
 
 def _loss(
@@ -225,7 +276,7 @@ def _loss(
 ) -> Loss | None:
     start, end = snapshot.starts[tp], snapshot.ends[tp]
 
-    def loss(kind: LossKind, *, divergence_offset: int | None = None, log_epoch: int = -1) -> Loss:
+    def loss(kind: LossKind, resume: int, *, divergence_offset: int | None = None, log_epoch: int = -1) -> Loss:
         return Loss(
             kind=kind,
             topic=tp.topic,
@@ -238,30 +289,22 @@ def _loss(
             log_end_offset=end.offset,
             topic_id=held.topic_ids.get(tp.topic),
             found_topic_id=snapshot.topic_ids.get(tp.topic),
+            resume_offset=max(start, resume),
+            current_leader_epoch=end.leader_epoch,
         )
 
     if is_recreated:
-        return loss(LossKind.TOPIC_RECREATED)
+        return loss(LossKind.TOPIC_RECREATED, start)
     if isinstance(verdict, Diverged):
-        return loss(LossKind.LOG_TRUNCATED, divergence_offset=verdict.offset, log_epoch=verdict.log_epoch)
+        return loss(
+            LossKind.LOG_TRUNCATED,
+            verdict.resume_offset,
+            divergence_offset=verdict.offset,
+            log_epoch=verdict.log_epoch,
+        )
     if position.leader_epoch < 0 and position.offset > end.offset:
-        return loss(LossKind.LOG_TRUNCATED, divergence_offset=end.offset, log_epoch=end.leader_epoch)
+        # That the log ends before the position does not say where it parts from what was read: S35's rows are above.
+        return loss(LossKind.LOG_TRUNCATED, start, log_epoch=end.leader_epoch)
     if position.offset < start:
-        return loss(LossKind.OFFSETS_EXPIRED)
+        return loss(LossKind.OFFSETS_EXPIRED, start)
     return None
-
-
-def _resume_offset(loss: Loss, verdict: Verdict | None, log_start: int) -> int:
-    if loss.kind is not LossKind.LOG_TRUNCATED:
-        return log_start
-    known = verdict.resume_offset if isinstance(verdict, Diverged) else loss.divergence_offset
-    return max(log_start, min(known if known is not None and known >= 0 else loss.log_end_offset, loss.log_end_offset))
-
-
-def settle(losses: Sequence[Loss], *, fail_on_data_loss: bool) -> None:
-    """End the query over `losses`, or say them in the log and go on. Raises `DataLossError`."""
-    if not losses:
-        return
-    if fail_on_data_loss:
-        raise DataLossError(losses)
-    _log.warning("going on, as failOnDataLoss is false: %s", describe(losses))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from fenceline.errors import OperatorError
-from pyspark_fenceline.options import ReadOptions, check_general, read_options, write_options
+from fenceline.ids import LOSSES_TOPIC
+from pyspark_fenceline.options import ReadOptions, check_general, read_options, wants_losses, write_options
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -36,12 +37,20 @@ class FencelineDataSource(DataSource):
     def schema(self) -> StructType:
         from pyspark_fenceline.schema import spark_schema
 
+        if wants_losses(self.options):
+            from pyspark_fenceline import losses_table
+
+            return losses_table.SCHEMA
         include_headers, include_leader_epoch = check_general(self.options)
         return spark_schema(include_headers=include_headers, include_leader_epoch=include_leader_epoch)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_fenceline.batch import FencelineReader, FilteringReader
 
+        if wants_losses(self.options):
+            from pyspark_fenceline.losses_table import losses_reader
+
+            return losses_reader(self.options)
         options = read_options(self.options, streaming=False)
         kind = FilteringReader if options.filter_pushdown else FencelineReader
         return kind(options, _plan(options, schema))
@@ -50,6 +59,11 @@ class FencelineDataSource(DataSource):
         from pyspark_fenceline.stream import FencelineStreamReader, RefusedStreamReader
 
         try:
+            if wants_losses(self.options):
+                raise OperatorError(
+                    "The table of losses is read as a batch",
+                    f"Use spark.read, or stream the topic {LOSSES_TOPIC}: its values are the receipts as JSON.",
+                )
             options = read_options(self.options, streaming=True)
             return FencelineStreamReader(options, _plan(options, schema))
         except OperatorError as error:
@@ -74,4 +88,4 @@ def _plan(options: ReadOptions, schema: StructType) -> ReadPlan:
     from pyspark_fenceline.tasks import ReadPlan
 
     check_schema(schema, include_headers=options.include_headers, include_leader_epoch=options.include_leader_epoch)
-    return ReadPlan(options.client, schema, options.fail_on_data_loss)
+    return ReadPlan(options.client, schema, options.policy)

@@ -10,6 +10,7 @@ idle query asks some 60 times a second (S11), there is no composite read limit (
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -26,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
 from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.admission import TriggerGate, limit_offsets
+from pyspark_fenceline.batches import PlannedBatch, beginning, plan_batch
 from pyspark_fenceline.cluster import Cluster, TopicFacts
 from pyspark_fenceline.connect import connect
 from pyspark_fenceline.errors import Loss, LossKind
@@ -33,13 +35,13 @@ from pyspark_fenceline.history import History
 from pyspark_fenceline.offsets import Position, SourceOffset, Unresolved, by_topic, decode
 from pyspark_fenceline.options import ReadOptions
 from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
+from pyspark_fenceline.policy import settle
 from pyspark_fenceline.ranges import (
     Comparison,
     Snapshot,
-    compare,
+    compare_patiently,
     require_all,
     resolve,
-    settle,
     subscribed,
     take_snapshot,
     with_retries,
@@ -50,10 +52,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+_log = logging.getLogger("pyspark_fenceline")
 
-IDLE_WAIT_MS: Final = 250
-"""How long one look for new records may last when there are none."""
+IDLE_WAIT_MS: Final = 500
+"""How long one look for new records may last when there are none. A query that is stopped waits for it."""
 _FIRST_IDLE_WAIT_MS: Final = 20
+LOOK_AGAIN_S: Final = 5.0
+"""After so long an idle query asks for topics and partitions that are new, even if its own tell nothing."""
 
 
 class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -68,8 +73,16 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._initial: SourceOffset | None = None
         self._is_available_now = False
         self._idle_looks = 0
+        self._idle_at: dict[str, Any] | None = None
+        """The offset at which the last look found nothing to do; `_idle_held` is what it means."""
+        self._idle_held: SourceOffset | Unresolved = Unresolved()
+        self._is_held_back = False
+        """There are records, but not enough of them yet."""
+        self._looked_at_s = 0.0
+        self._is_blind: bool | None = None
         self._target: Snapshot | None = None
         self._newest: Snapshot | None = None
+        self._last_batch: PlannedBatch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections stay on the driver; an executor's copy only reads.
@@ -99,19 +112,36 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """End of the next batch; `start` itself when there is nothing to do after a short wait."""
-        held = decode(start)
-        # The first idle look is short, because `processAllAvailable` waits for one; then they grow.
+        is_idle = self._idle_at == start and not self._is_available_now
+        held = self._idle_held if is_idle else decode(start)
+        # `processAllAvailable` waits for idle looks, so the first are short.
         wait_ms = min(_FIRST_IDLE_WAIT_MS << min(self._idle_looks, 10), IDLE_WAIT_MS)
-        deadline = time.monotonic() + wait_ms / 1000
-        while True:
+        end = None
+        if not is_idle or self._await_news(held, wait_ms):
             end = self._retrying(lambda: self._next(held, limit))
-            if end is not None:
-                self._idle_looks = 0
-                return end.encode()
-            if self._is_available_now or time.monotonic() >= deadline:
-                self._idle_looks += 1
-                return start
-            time.sleep(wait_ms / 3000)
+            if end is None and is_idle:
+                time.sleep(wait_ms / 1000)
+        if end is None:
+            self._idle_looks, self._idle_at, self._idle_held = self._idle_looks + 1, start, held
+            return start
+        self._idle_looks, self._idle_at = 0, None
+        return end.encode()
+
+    def _await_news(self, held: SourceOffset | Unresolved, wait_ms: int) -> bool:
+        """Whether another look is worth it; waits a while for that, at the brokers (`pyspark.md S11`)."""
+        if isinstance(held, Unresolved) or self._newest is None or not self._newest.ends or self._is_held_back:
+            # Nothing that brokers could wait for.
+            return True
+        if time.monotonic() - self._looked_at_s > LOOK_AGAIN_S:
+            return True
+        began_s = time.monotonic()
+        positions = {tp: held.positions.get(tp, Position(0)) for tp in self._newest.ends}
+        at = {tp: (position.offset, position.leader_epoch) for tp, position in positions.items()}
+        is_news = self._retrying(lambda: self._cluster.await_news(at, wait_ms))
+        if not is_news:
+            # Brokers may answer early.
+            time.sleep(max(0.0, began_s + wait_ms / 1000 - time.monotonic()))
+        return is_news
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._newest is None or not self._newest.ends:
@@ -148,14 +178,17 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if isinstance(held, Unresolved):
             snapshot = self._look(held)
             initial = held = self._initial_offset(snapshot)
-            comparison = Comparison(held.positions, ())
+            comparison = Comparison(held.positions, held.losses)
         else:
-            snapshot, comparison = self._compare(held)
-            settle(comparison.losses, fail_on_data_loss=self._options.fail_on_data_loss)
+            snapshot, comparison = self._compare(held, lambda: self._look(held))
+            if self._last_batch is not None and LossKind.LOG_TRUNCATED in self._options.policy.tolerated:
+                comparison = self._last_batch.with_what_was_left_out(held, comparison, snapshot)
+            settle(comparison.losses, self._options.policy)
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
         available = sum(ends.values()) - sum(starts.values())
         must_run = initial is not None or bool(comparison.losses)
+        self._looked_at_s, self._is_held_back = time.monotonic(), available > 0
         if available == 0 and not must_run:
             return None
         is_limited = not isinstance(limit, ReadAllAvailable)
@@ -165,14 +198,23 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if is_limited and isinstance(limit, ReadMaxRows):
             ends = limit_offsets(limit.max_rows, starts, ends)
         moved = {tp: end for tp, end in ends.items() if end > starts[tp]}
-        tagged = self._history.tag(moved, snapshot.starts, snapshot.ends)
+        # Positions of an older release's checkpoint learn their epochs, now that they are known to hold.
+        bare = {tp: end for tp, end in ends.items() if tp not in moved and not comparison.positions[tp].epochs}
+        tagged = self._history.tag(moved | bare, snapshot.starts, snapshot.ends)
+        tagged = {tp: position for tp, position in tagged.items() if tp in moved or position.epochs}
         # A partition that the query does not know yet and that holds nothing stays out: it would cost an empty batch.
         known = (
             starts if must_run else {tp: start for tp, start in starts.items() if tp in held.positions or tp in moved}
         )
         positions = {tp: tagged.get(tp, comparison.positions[tp]) for tp in known}
         ids = snapshot.topic_ids
-        return SourceOffset(positions, {topic: ids[topic] for topic in by_topic(positions)}, started_at=initial)
+        return SourceOffset(
+            positions,
+            {topic: ids[topic] for topic in by_topic(positions)},
+            started_at=initial,
+            cluster_id=snapshot.cluster_id,
+            losses=tuple(comparison.losses),
+        )
 
     def _look(self, held: SourceOffset | Unresolved) -> Snapshot:
         """The subscription's logs now. Raises `OperatorError` for a named topic that neither exists nor was ever
@@ -188,36 +230,55 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._is_available_now and self._target is None:
             self._target = snapshot
         self._newest = snapshot
+        self._warn_without_epochs(snapshot)
         return snapshot
 
-    def _compare(self, held: SourceOffset) -> tuple[Snapshot, Comparison]:
-        """Snapshot and comparison. An end below an untagged position is looked at again first: it may be a stale
-        answer.
-        """
-        for attempt in range(1, self._options.fetch_retries + 1):
-            snapshot = self._look(held)
-            comparison = compare(held, snapshot, self._history)
-            if attempt == self._options.fetch_retries or not any(map(_may_be_stale, comparison.losses)):
-                break
-            time.sleep(self._options.fetch_retry_interval_ms / 1000)
-        return snapshot, comparison
+    def _warn_without_epochs(self, snapshot: Snapshot) -> None:
+        """Once: the brokers, or the topics' message formats, are too old for what this source is there for."""
+        filled = [end for tp, end in snapshot.ends.items() if end.offset > snapshot.starts[tp]]
+        if self._is_blind is None and filled:
+            self._is_blind = all(end.leader_epoch < 0 for end in filled)
+            if self._is_blind:
+                _log.warning(
+                    "the brokers keep no leader epochs for these topics: that a log was cut back and has grown again "
+                    "can not be seen, only that one is shorter than what was read"
+                )
+
+    def _compare(self, held: SourceOffset, look: Callable[[], Snapshot]) -> tuple[Snapshot, Comparison]:
+        return compare_patiently(
+            held,
+            look,
+            self._history,
+            attempts=self._options.fetch_retries,
+            interval_ms=self._options.fetch_retry_interval_ms,
+        )
 
     def _initial_offset(self, snapshot: Snapshot) -> SourceOffset:
         """Where the query starts; looked up once, so that "latest" does not drift while the first batch is planned."""
         if self._initial is None:
             offsets = resolve(self._options.starting, snapshot, self._cluster, side="starting")
             out_of_range = [
-                Loss(LossKind.OFFSETS_EXPIRED, tp.topic, tp.partition, offset, log_start_offset=snapshot.starts[tp])
+                Loss(
+                    LossKind.OFFSETS_EXPIRED,
+                    tp.topic,
+                    tp.partition,
+                    offset,
+                    log_start_offset=snapshot.starts[tp],
+                    log_end_offset=snapshot.ends[tp].offset,
+                    resume_offset=snapshot.starts[tp],
+                )
                 for tp, offset in offsets.items()
                 if offset < snapshot.starts[tp]
             ]
-            settle(out_of_range, fail_on_data_loss=self._options.fail_on_data_loss)
+            settle(out_of_range, self._options.policy)
             _refuse_beyond_end(offsets, snapshot, fail_on_data_loss=self._options.fail_on_data_loss)
             offsets = {
                 tp: min(max(offset, snapshot.starts[tp]), snapshot.ends[tp].offset) for tp, offset in offsets.items()
             }
             tagged = self._history.tag(offsets, snapshot.starts, snapshot.ends)
-            self._initial = SourceOffset(tagged, snapshot.topic_ids)
+            self._initial = SourceOffset(
+                tagged, snapshot.topic_ids, cluster_id=snapshot.cluster_id, losses=tuple(out_of_range)
+            )
         return self._initial
 
     def _readable_end(self, tp: TopicPartition, snapshot: Snapshot) -> int:
@@ -230,27 +291,20 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _ranges(self, first: SourceOffset, last: SourceOffset) -> list[OffsetRange]:
         """What a batch reads, checked against the logs at both ends, because a replay comes here first (S8)."""
         topics = by_topic(last.positions)
-        found = self._cluster.topics(topics)
-        existing = {
-            topic: TopicFacts(facts.id, tuple(index for index in topics[topic] if index in facts.partitions))
-            for topic, facts in found.items()
-        }
-        snapshot = take_snapshot(self._cluster, existing)
-        begin = compare(_only(first, last), snapshot, self._history)
-        finish = compare(last, snapshot, self._history)
-        end_losses = [loss for loss in finish.losses if loss.kind is not LossKind.OFFSETS_EXPIRED]
-        lost_at_start = {(loss.topic, loss.partition) for loss in begin.losses}
-        losses = [*begin.losses, *(loss for loss in end_losses if (loss.topic, loss.partition) not in lost_at_start)]
-        settle(losses, fail_on_data_loss=self._options.fail_on_data_loss)
-        ranges = []
-        for tp in snapshot.ends:
-            position = begin.positions[tp]
-            end = last.positions[tp]
-            if any(loss.topic == tp.topic and loss.partition == tp.partition for loss in end_losses):
-                end = Position(min(end.offset, snapshot.ends[tp].offset))
-            if end.offset > position.offset:
-                ranges.append(OffsetRange(tp, position.offset, end.offset, position.leader_epoch, end.leader_epoch))
-        return ranges
+
+        def look() -> Snapshot:
+            found = self._cluster.topics(topics)
+            existing = {
+                topic: TopicFacts(facts.id, tuple(index for index in topics[topic] if index in facts.partitions))
+                for topic, facts in found.items()
+            }
+            return take_snapshot(self._cluster, existing)
+
+        _, begin = self._compare(beginning(first, last), look)
+        snapshot, finish = self._compare(last, look)
+        self._last_batch = plan_batch(first, last, begin, finish, snapshot)
+        settle(self._last_batch.losses, self._options.policy)
+        return self._last_batch.ranges
 
     def _tasks(self, ranges: list[OffsetRange]) -> list[Task]:
         return plan_tasks(
@@ -302,16 +356,6 @@ class RefusedStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         raise self._reason
-
-
-def _may_be_stale(loss: Loss) -> bool:
-    return loss.kind is LossKind.LOG_TRUNCATED and loss.leader_epoch < 0
-
-
-def _only(first: SourceOffset, last: SourceOffset) -> SourceOffset:
-    """`first` without what the batch does not read on: the end of the batch says which partitions go on."""
-    kept = {tp: position for tp, position in first.positions.items() if tp in last.positions}
-    return SourceOffset(kept, first.topic_ids)
 
 
 def _refuse_beyond_end(offsets: Mapping[TopicPartition, int], snapshot: Snapshot, *, fail_on_data_loss: bool) -> None:

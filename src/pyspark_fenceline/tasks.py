@@ -1,7 +1,9 @@
 """What runs on executors for a read: ranges in, Arrow record batches in Spark's exact form out.
 
-Owns the per-task path and the translation of the client's errors into this package's. No Python object is made for a
-record (`pyspark.md S1`, S18). Never plans.
+Owns the per-task path, the translation of the client's errors into this package's, and what a task may leave out when
+the query is to go on: records that expired, and those behind the point where the log parts from the plan. The next plan
+finds that point too, and goes back to it: so a task ends a range early only where the leader confirms it, and never
+above it. No Python object is made for a record (`pyspark.md S1`, S18). Never plans.
 """
 
 from __future__ import annotations
@@ -15,15 +17,24 @@ from pyspark.sql.types import StructType
 
 from fenceline.client.errors import EpochMismatchError, LogTruncationError, OffsetOutOfRangeError, TopicReplacedError
 from fenceline.errors import PeerError
-from fenceline.ids import encode_uuid
+from fenceline.ids import TopicPartition, encode_uuid
 from pyspark_fenceline import connect, workers
-from pyspark_fenceline.errors import DataLossError, Loss, LossKind
+from pyspark_fenceline.errors import Loss, LossKind
+from pyspark_fenceline.history import Diverged, History, Holds, Verdict
+from pyspark_fenceline.offsets import Position
 from pyspark_fenceline.planning import OffsetRange, Task
-from pyspark_fenceline.ranges import settle
+from pyspark_fenceline.policy import LossPolicy, settle
+from pyspark_fenceline.ranges import with_retries
 from pyspark_fenceline.schema import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_TROUBLES_A_TASK: Final = 20
+"""Losses that one task goes on from; each takes something away, so more of them are a log that changes all the time."""
+_TRIES: Final = 3
+_LOOKS: Final = 5
+_BETWEEN_LOOKS_MS: Final = 500
 
 
 class RangesPartition(InputPartition):
@@ -37,11 +48,11 @@ class RangesPartition(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What every task of a query needs: client properties, columns, and whether a loss ends the query."""
+    """What every task of a query needs: client properties, columns, and which losses end the query."""
 
     client: Mapping[str, str]
     schema: StructType
-    fail_on_data_loss: bool
+    policy: LossPolicy
 
 
 def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -50,53 +61,83 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
         # Spark stands in a partition of its own when a batch query has none.
         return
     target = arrow_schema(plan.schema)
-    if plan.fail_on_data_loss:
-        yield from _read(plan, partition.task, partition.topic_ids, target)
-    else:
-        for one in partition.task:
-            yield from _read_what_is_left(plan, one, partition.topic_ids, target)
+    columns = client_columns(target)
+    waiting, troubles = list(partition.task), 0
+    while waiting:
+        now, later = _one_of_each_partition(waiting)
+        read_to = {one.topic_partition: one.start_offset for one in now}
+        client = connect.reader(plan.client)
+        try:
+            for batch in connect.read_arrow(client, now, partition.topic_ids, read_to, **columns):
+                yield to_spark(batch, target)
+        except PeerError as error:
+            # What follows starts with fresh connections and fresh metadata.
+            connect.forget("reader", plan.client)
+            troubles += 1
+            left = [one.starting_at(read_to[one.topic_partition]) for one in now] + later
+            waiting = _after(error, left, plan, troubles)
+        else:
+            waiting = later
     workers.settle()
 
 
-def _read(
-    plan: ReadPlan, task: Sequence[OffsetRange], topic_ids: Mapping[str, str | None], target: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    client = connect.reader(plan.client)
-    try:
-        for batch in connect.read_arrow(client, task, topic_ids, **client_columns(target)):
-            yield to_spark(batch, target)
-    except PeerError as error:
-        # The next task starts with fresh connections and fresh metadata.
-        connect.forget("reader", plan.client)
-        loss = _loss_of(error, task)
-        if loss is None:
-            raise
-        raise DataLossError([loss]) from error
+def _one_of_each_partition(waiting: Sequence[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
+    """What is read at once, and what after that: pieces of one partition are read one after another."""
+    now: dict[TopicPartition, OffsetRange] = {}
+    later = [one for one in waiting if now.setdefault(one.topic_partition, one) is not one]
+    return list(now.values()), later
 
 
-def _read_what_is_left(
-    plan: ReadPlan, one: OffsetRange, topic_ids: Mapping[str, str | None], target: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """One range under failOnDataLoss=false. Records that expired meanwhile are skipped; when the log was cut, the range
-    ends there and the next batch's plan goes back to the divergence point. Each is said in the log."""
-    wanted = replace(one)
-    while wanted.record_count > 0:
-        client = connect.reader(plan.client)
-        try:
-            for batch in connect.read_arrow(client, [wanted], topic_ids, **client_columns(target)):
-                if batch.num_rows:
-                    wanted = replace(wanted, start_offset=batch.column("offset")[-1].as_py() + 1, start_epoch=-1)
-                yield to_spark(batch, target)
-            return
-        except PeerError as error:
-            connect.forget("reader", plan.client)
-            loss = _loss_of(error, [wanted])
-            if loss is None:
-                raise
-            settle([loss], fail_on_data_loss=False)
-            if loss.kind is not LossKind.OFFSETS_EXPIRED:
-                return
-            wanted = replace(wanted, start_offset=loss.log_start_offset, start_epoch=-1)
+def _after(error: PeerError, left: list[OffsetRange], plan: ReadPlan, troubles: int) -> list[OffsetRange]:
+    """What is still to be read of `left` after the task's `troubles`-th error. Raises `DataLossError`, or the error."""
+    loss = _loss_of(error, left)
+    if loss is None or troubles > _TROUBLES_A_TASK:
+        raise error
+    if loss.kind is LossKind.TOPIC_RECREATED:
+        settle([loss], plan.policy)
+        return [one for one in left if one.topic_partition.topic != loss.topic]
+    tp = TopicPartition(loss.topic, loss.partition)
+    concerned = [one for one in left if one.topic_partition == tp]
+    others = [one for one in left if one.topic_partition != tp]
+    if loss.kind is LossKind.LOG_TRUNCATED:
+        end = max(concerned, key=lambda one: one.end_offset_exclusive)
+        found = _where_parted(end, plan)
+        if isinstance(found, Holds) and end.end_epoch >= 0:
+            # The leader has all that was planned. Either it is not the one that said otherwise, or its batches are not
+            # of the epochs that it remembers for them; that its high watermark lags is not for the task to mend.
+            if isinstance(error, OffsetOutOfRangeError):
+                raise error
+            return concerned + others if troubles < _TRIES else [replace(one, epochs=()) for one in concerned] + others
+        if isinstance(found, Diverged):
+            loss = replace(
+                loss,
+                offset=end.end_offset_exclusive,
+                leader_epoch=end.end_epoch,
+                divergence_offset=found.offset,
+                log_epoch=found.log_epoch,
+                resume_offset=found.resume_offset,
+            )
+            concerned = [one.ending_at(min(one.end_offset_exclusive, found.resume_offset)) for one in concerned]
+        else:
+            # A plan without epochs: the next one sees at least that the log is shorter.
+            concerned = []
+    else:
+        at = loss.log_start_offset
+        concerned = [one.starting_at(min(max(one.start_offset, at), one.end_offset_exclusive)) for one in concerned]
+    settle([loss], plan.policy)
+    return [one for one in concerned if one.record_count > 0] + others
+
+
+def _where_parted(one: OffsetRange, plan: ReadPlan) -> Verdict:
+    """Whether the leader's log holds the records up to the range's end, and where it parts from them if not."""
+    tp = one.topic_partition
+    cluster = connect.connect(plan.client)
+    end = Position(one.end_offset_exclusive, one.end_epoch, one.epochs)
+
+    def look() -> Verdict:
+        return History(cluster).check({tp: end}, cluster.log_ends([tp]))[tp]
+
+    return with_retries(look, attempts=_LOOKS, interval_ms=_BETWEEN_LOOKS_MS)
 
 
 def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:
@@ -134,6 +175,7 @@ def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:
                 error.leader_epoch,
                 log_start_offset=error.log_start_offset,
                 log_end_offset=error.log_end_offset,
+                resume_offset=error.log_start_offset,
             )
         case OffsetOutOfRangeError():
             end = max(r.end_offset_exclusive for r in task if r.topic_partition == (error.topic, error.partition))

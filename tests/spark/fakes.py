@@ -48,11 +48,13 @@ class FakeLog:
 class FakeCluster:
     def __init__(self, **topics: int) -> None:
         """Topics by name with their number of partitions."""
+        self.id: str | None = "a-cluster"
         self.ids: dict[str, str | None] = {}
         self.internal: set[str] = set()
         self.logs: dict[TopicPartition, FakeLog] = {}
         self.questions: list[str] = []
         self.keeps_epochs = True
+        self.has_news = True
         self.stale_ends: dict[TopicPartition, list[int]] = {}
         for name, count in topics.items():
             self.create(name, count)
@@ -69,6 +71,9 @@ class FakeCluster:
 
     def log(self, name: str, index: int = 0) -> FakeLog:
         return self.logs[TopicPartition(name, index)]
+
+    def cluster_id(self) -> str | None:
+        return self.id
 
     def topics(self, names: Collection[str] | None) -> Mapping[str, TopicFacts]:
         self.questions.append("topics")
@@ -109,6 +114,10 @@ class FakeCluster:
                 raise PeerError(ErrorCode.FENCED_LEADER_EPOCH, f"{tp}")
             answers[tp] = log.epoch_end(asked)
         return answers
+
+    def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
+        self.questions.append("await_news")
+        return self.has_news
 
     def _known(self, tp: TopicPartition) -> FakeLog:
         if tp not in self.logs:

@@ -3,10 +3,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fenceline.client.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.cluster import LogEnd
 from pyspark_fenceline.history import Diverged, History, Holds
-from pyspark_fenceline.offsets import Position
+from pyspark_fenceline.offsets import EPOCHS_KEPT, Position
 from tests.spark.fakes import FakeCluster, FakeLog
 
 TP = TopicPartition("t", 0)
@@ -25,6 +26,10 @@ def tag(cluster: FakeCluster, offset: int, history: History | None = None) -> Po
 
 def check(cluster: FakeCluster, position: Position) -> Holds | Diverged:
     return History(cluster).check({TP: position}, cluster.log_ends([TP]))[TP]
+
+
+def starts(*pairs: tuple[int, int]) -> tuple[EpochStart, ...]:
+    return tuple(EpochStart(epoch, offset) for epoch, offset in pairs)
 
 
 def test_a_position_has_the_epoch_of_the_record_before_it() -> None:
@@ -50,14 +55,14 @@ def test_boundaries_are_asked_for_once_while_the_leader_stays() -> None:
     history = History(cluster)
     tag(cluster, 3, history)
     asked = cluster.questions.count("epoch_ends")
-    assert asked == 1
+    assert asked == 2
     cluster.logs[TP].append(5)
-    assert tag(cluster, 8, history) == Position(8, 4)
+    assert tag(cluster, 8, history) == Position(8, 4, starts((1, 0), (4, 2)))
     assert cluster.questions.count("epoch_ends") == asked
     cluster.logs[TP].elect(6)
     cluster.logs[TP].append(1)
-    assert tag(cluster, 9, history) == Position(9, 6)
-    assert cluster.questions.count("epoch_ends") == asked + 1
+    assert tag(cluster, 9, history) == Position(9, 6, starts((1, 0), (4, 2), (6, 8)))
+    assert cluster.questions.count("epoch_ends") == asked + 3
 
 
 def test_truncation_is_seen_when_the_epoch_ends_earlier() -> None:
@@ -70,9 +75,26 @@ def test_truncation_is_seen_when_the_epoch_ends_earlier() -> None:
 
 
 def test_truncation_is_seen_when_the_log_never_had_the_epoch() -> None:
-    # Two leaders wrote past 60 in epochs 4 and 5; the reader followed 5, then the leader of 4 won.
-    cluster = cluster_of(FakeLog([3] * 80 + [4] * 70, leader_epoch=6))
-    assert check(cluster, Position(120, 5)) == Diverged(None, 4, 80)
+    # Two leaders wrote past 60 in epochs 4 and 5; the reader followed 5, then the leader of 4 won (gaps.md G6).
+    cluster = cluster_of(FakeLog([3] * 60 + [4] * 90, leader_epoch=6))
+    assert check(cluster, Position(120, 5, starts((3, 0), (5, 60)))) == Diverged(60, 3, 60)
+    # Without the epochs before, nothing is certain but the beginning.
+    assert check(cluster, Position(120, 5)) == Diverged(None, 4, 0)
+
+
+def test_the_point_is_exact_over_several_elections() -> None:
+    # What was read: 1@0 2@10 4@20 7@30. The log: 1@0 2@10 3@15 5@40 8@50.
+    cluster = cluster_of(FakeLog([1] * 10 + [2] * 5 + [3] * 25 + [5] * 10 + [8] * 50, leader_epoch=8))
+    assert check(cluster, Position(45, 7, starts((1, 0), (2, 10), (4, 20), (7, 30)))) == Diverged(15, 2, 15)
+    # Of the oldest it remembers nothing agrees: the beginning is taken, not a point that may skip stale rows.
+    assert check(cluster, Position(45, 7, starts((4, 20), (7, 30)))) == Diverged(None, 3, 0)
+
+
+def test_a_position_remembers_so_many_epochs_and_no_more() -> None:
+    log = _build([(1, 1)] * (EPOCHS_KEPT + 5))
+    position = tag(cluster_of(log), len(log.epochs))
+    assert len(position.epochs) == EPOCHS_KEPT
+    assert position.epochs[-1] == EpochStart(log.epochs[-1], len(log.epochs) - 1)
 
 
 def test_the_leaders_own_epoch_as_a_tag_would_have_missed_it() -> None:
@@ -83,7 +105,9 @@ def test_the_leaders_own_epoch_as_a_tag_would_have_missed_it() -> None:
 
 
 def test_an_epoch_from_the_future_is_a_truncation() -> None:
-    assert check(cluster_of(FakeLog([1] * 5, leader_epoch=1)), Position(5, 9)) == Diverged(None, -1, -1)
+    cluster = cluster_of(FakeLog([1] * 5, leader_epoch=1))
+    assert check(cluster, Position(5, 9)) == Diverged(None, -1, 0)
+    assert check(cluster, Position(5, 9, starts((1, 0), (9, 4)))) == Diverged(4, 1, 4)
 
 
 def test_untagged_positions_and_expired_epochs_hold() -> None:
@@ -128,8 +152,49 @@ def test_a_cut_below_a_tagged_position_never_goes_unnoticed(
         log.elect(log.leader_epoch + jump)
     verdict = History(cluster).check({TP: position}, {TP: LogEnd(len(log.epochs), log.leader_epoch)})[TP]
     if keep < offset:
-        # `elect` cut one history: what remains agrees up to `keep`, so the point is exact.
+        # `elect` cut one history, so what remains agrees up to `keep`, and the epochs that are kept reach so far.
         assert isinstance(verdict, Diverged)
-        assert verdict.resume_offset <= keep
+        assert (verdict.offset, verdict.resume_offset) == (keep, keep)
     else:
         assert verdict == Holds()
+
+
+_branches = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 30)), min_size=2, max_size=14)
+
+
+@given(_branches, st.data())
+@settings(max_examples=500)
+def test_the_parting_of_two_replicas_is_exact_or_below(
+    elections: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    """Four replicas, unclean elections in turn: each leader appends to its own log as far as that goes, and others copy
+    what they will. Whoever read one of the logs finds exactly where another one parts from it."""
+    replicas: list[list[int]] = [[] for _ in range(4)]
+    for epoch, (leader, appended, copied) in enumerate(elections):
+        replicas[leader] += [epoch] * appended
+        follower = data.draw(st.integers(0, 3))
+        source = replicas[leader]
+        if follower != leader:
+            # A follower truncates to where it agrees, then copies a part of the rest.
+            agreed = _agreed(replicas[follower], source)
+            replicas[follower] = source[: max(agreed, min(copied, len(source)))]
+    read, current = data.draw(st.sampled_from(replicas)), data.draw(st.sampled_from(replicas))
+    offset = data.draw(st.integers(0, len(read)))
+    position = tag(cluster_of(FakeLog(list(read), leader_epoch=len(elections))), offset)
+    verdict = check(cluster_of(FakeLog(list(current), leader_epoch=len(elections) + 1)), position)
+    agreed = min(_agreed(read, current), offset)
+    if agreed == offset:
+        assert verdict == Holds()
+        return
+    assert isinstance(verdict, Diverged)
+    if verdict.offset is None:
+        # Nothing that it remembers is in the log.
+        assert verdict.resume_offset == 0
+        assert agreed == 0 or len(position.epochs) == EPOCHS_KEPT
+    else:
+        assert (verdict.offset, verdict.resume_offset) == (agreed, agreed)
+
+
+def _agreed(one: list[int], other: list[int]) -> int:
+    """Log matching: two records at one offset are the same if their epochs are."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -175,3 +175,20 @@ def test_write_options() -> None:
         write_options({"kafka.bootstrap.servers": "h:1", "kafka.key.serializer": "x"})
     with pytest.raises(OperatorError, match="bootstrap"):
         write_options({"topic": "t"})
+
+
+def test_losses_are_gone_on_from_as_the_options_say() -> None:
+    def tolerated(**options: str) -> set[str]:
+        return {str(kind) for kind in read(True, **options).policy.tolerated}
+
+    assert tolerated() == set()
+    assert tolerated(onTruncation="fail", onExpired="Fail", onRecreated="fail") == set()
+    assert tolerated(onTruncation="rewind") == {"LOG_TRUNCATED"}
+    assert tolerated(onExpired="continue", onRecreated="restart") == {"OFFSETS_EXPIRED", "TOPIC_RECREATED"}
+    assert len(tolerated(failOnDataLoss="false")) == 4
+    assert tolerated(failOnDataLoss="false", onTruncation="fail", onRecreated="fail") == {
+        "OFFSETS_EXPIRED",
+        "PARTITIONS_GONE",
+    }
+    with pytest.raises(OperatorError, match="'onTruncation' must be fail or rewind, not 'skip'"):
+        tolerated(onTruncation="skip")

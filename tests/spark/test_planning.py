@@ -5,6 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fenceline.client.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.planning import RECORDS_WORTH_A_TASK, OffsetRange, plan_tasks, split
 
@@ -50,6 +51,14 @@ def test_only_the_first_piece_keeps_the_epoch_before_it() -> None:
     first, second = split(ranges(10)[0], 2)
     assert (first.start_epoch, second.start_epoch) == (3, -1)
     assert (first.end_epoch, second.end_epoch) == (4, 4)
+
+
+def test_pieces_know_their_own_epochs() -> None:
+    epochs = (EpochStart(2, 5), EpochStart(3, 12), EpochStart(4, 17))
+    whole = OffsetRange(TopicPartition("t", 0), 10, 20, 2, 4, epochs)
+    first, second = split(whole, 2)
+    assert first == OffsetRange(TopicPartition("t", 0), 10, 15, 2, 3, epochs[:2])
+    assert second == OffsetRange(TopicPartition("t", 0), 15, 20, 3, 4, epochs)
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from typing import Any
 
@@ -12,13 +13,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import stream
-from pyspark_fenceline.errors import DataLossError, LossKind
+from pyspark_fenceline.errors import DataLossError, LossKind, losses_of
 from pyspark_fenceline.options import read_options
 from pyspark_fenceline.schema import spark_schema
 from pyspark_fenceline.source import FencelineDataSource
 from pyspark_fenceline.stream import FencelineStreamReader, RefusedStreamReader
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan
-from tests.spark.fakes import FakeCluster
+from tests.spark.fakes import FakeCluster, FakeLog
 
 ALL = ReadAllAvailable()
 Offset = dict[str, Any]
@@ -40,7 +41,7 @@ def make(cluster: FakeCluster, **options: str) -> FencelineStreamReader:
     if "subscribePattern" in options or "assign" in options:
         del given["subscribe"]
     parsed = read_options(given, streaming=True)
-    plan = ReadPlan(parsed.client, spark_schema(include_headers=False, include_leader_epoch=False), True)
+    plan = ReadPlan(parsed.client, spark_schema(include_headers=False, include_leader_epoch=False), parsed.policy)
     return FencelineStreamReader(parsed, plan, cluster)
 
 
@@ -108,6 +109,33 @@ def test_without_news_the_start_comes_back_unchanged() -> None:
     assert "from" in kept
 
 
+def test_an_idle_query_asks_nothing_but_for_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "LOOK_AGAIN_S", math.inf)
+    cluster = cluster_with(10)
+    reader = make(cluster)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert reader.latestOffset(end, ALL) == end
+    cluster.has_news = False
+    cluster.questions.clear()
+    for _ in range(3):
+        assert reader.latestOffset(end, ALL) == end
+    assert cluster.questions == ["await_news"] * 3
+    cluster.log("t").append(1)
+    cluster.has_news = True
+    assert ends(reader.latestOffset(end, ALL)) == {"t-0": 11}
+
+
+def test_an_idle_query_looks_for_new_topics_and_partitions_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "LOOK_AGAIN_S", -1.0)
+    cluster = cluster_with(10)
+    cluster.has_news = False
+    reader = make(cluster)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert reader.latestOffset(end, ALL) == end
+    cluster.logs[TopicPartition("t", 1)] = FakeLog([0] * 5)
+    assert ends(reader.latestOffset(end, ALL)) == {"t-0": 10, "t-1": 5}
+
+
 def test_the_start_is_dropped_from_later_offsets() -> None:
     cluster = cluster_with(5)
     reader = make(cluster)
@@ -121,7 +149,7 @@ def test_positions_carry_the_epoch_of_the_record_before() -> None:
     cluster.log("t").elect(4)
     reader = make(cluster)
     end = reader.latestOffset(reader.initialOffset(), ALL)
-    assert end["topics"]["t"]["partitions"]["0"] == {"leader_epoch": 0, "offset": 5}
+    assert end["topics"]["t"]["partitions"]["0"] == {"epochs": [[0, 0]], "leader_epoch": 0, "offset": 5}
     assert end["topics"]["t"]["id"] == cluster.ids["t"]
 
 
@@ -297,7 +325,8 @@ def test_what_was_known_of_a_topic_is_forgotten_with_it() -> None:
     cluster.log("t").append(30)
     cluster.log("t").elect(3)
     later = reader.latestOffset(end, ALL)
-    assert later["topics"]["t"] == {"id": "new", "partitions": {"0": {"leader_epoch": 0, "offset": 30}}}
+    place = {"epochs": [[0, 0]], "leader_epoch": 0, "offset": 30}
+    assert later["topics"]["t"] == {"id": "new", "partitions": {"0": place}}
 
 
 def test_truncation_is_noticed_when_a_batch_is_replayed() -> None:
@@ -341,10 +370,207 @@ def test_without_failing_offsets_may_go_back() -> None:
     assert reads(lax, later, lax.latestOffset(later, ALL)) == {"t-0": (120, 125)}
 
 
+def test_each_policy_is_for_its_own_kind() -> None:
+    cluster = cluster_with(150)
+    _, end = planned(cluster)
+    cluster.log("t").elect(2, keep=100)
+    cluster.log("t").append(100)
+    assert ends(make(cluster, onTruncation="rewind").latestOffset(end, ALL)) == {"t-0": 200}
+    strict = make(cluster, failOnDataLoss="false", onTruncation="fail")
+    with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
+        strict.latestOffset(end, ALL)
+    other = make(cluster, onExpired="continue", onRecreated="restart")
+    with pytest.raises(DataLossError, match="LOG_TRUNCATED"):
+        other.latestOffset(end, ALL)
+
+
+def test_the_offset_tells_what_was_lost_and_only_once(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = cluster_with(150)
+    _, end = planned(cluster)
+    cluster.log("t").elect(2, keep=100)
+    cluster.log("t").append(20)
+    reader = make(cluster, onTruncation="rewind")
+    later = reader.latestOffset(end, ALL)
+    assert later["truncations"] == [
+        {
+            "current_leader_epoch": 2,
+            "divergence_offset": 100,
+            "found_topic_id": cluster.ids["t"],
+            "leader_epoch": 0,
+            "log_end_offset": 120,
+            "log_epoch": 0,
+            "log_start_offset": 0,
+            "offset": 150,
+            "partition": 0,
+            "resume_offset": 100,
+            "topic": "t",
+            "topic_id": cluster.ids["t"],
+        }
+    ]
+    assert "LOG_TRUNCATED" in caplog.text
+    (loss,) = losses_of({"sources": [{"endOffset": json.dumps(later)}]})
+    assert (loss.kind, loss.divergence_offset, loss.offset) == (LossKind.LOG_TRUNCATED, 100, 150)
+    assert reads(reader, end, later) == {"t-0": (100, 120)}
+    assert reader.latestOffset(later, ALL) == later
+    cluster.log("t").append(1)
+    assert "truncations" not in reader.latestOffset(later, ALL)
+
+
+def test_a_rewind_is_replayed_as_it_was_planned() -> None:
+    """Also when by then the log is again what it was before: what was planned is in the checkpoint."""
+    cluster = cluster_with(150)
+    _, end = planned(cluster)
+    before = list(cluster.log("t").epochs)
+    cluster.log("t").elect(2, keep=100)
+    cluster.log("t").append(20)
+    later = make(cluster, onTruncation="rewind").latestOffset(end, ALL)
+    again = make(cluster, onTruncation="rewind")
+    assert reads(again, end, later) == {"t-0": (100, 120)}
+    cluster.logs[TopicPartition("t", 0)] = FakeLog(before, leader_epoch=3)
+    again = make(cluster, onTruncation="rewind")
+    assert reads(again, end, later) == {}
+    third = again.latestOffset(later, ALL)
+    assert (third["truncations"][0]["resume_offset"], ends(third)) == (100, {"t-0": 150})
+    assert reads(again, later, third) == {"t-0": (100, 150)}
+
+
+def test_a_replay_reads_what_is_left_of_its_range_and_goes_back_for_the_rest() -> None:
+    cluster = cluster_with(150)
+    _, first = planned(cluster)
+    cluster.log("t").append(50)
+    _, second = planned(cluster, first)
+    before = list(cluster.log("t").epochs)
+    cluster.log("t").elect(2, keep=180)
+    cluster.log("t").append(5)
+    reader = make(cluster, onTruncation="rewind")
+    assert reads(reader, first, second) == {"t-0": (150, 180)}
+    # An unclean election later the log is what it was: what the batch left out is read nevertheless.
+    cluster.logs[TopicPartition("t", 0)] = FakeLog(before, leader_epoch=3)
+    third = reader.latestOffset(second, ALL)
+    assert reads(reader, second, third) == {"t-0": (180, 200)}
+    assert third["truncations"][0]["resume_offset"] == 180
+
+
+def test_two_elections_within_a_batch_are_reason_to_read_it_again() -> None:
+    """A task may have met the log of the first one and have left something out, and the second may have undone it."""
+    cluster = cluster_with(150)
+    reader = make(cluster, onTruncation="rewind")
+    first = reader.latestOffset(reader.initialOffset(), ALL)
+    cluster.log("t").append(50)
+    second = reader.latestOffset(first, ALL)
+    assert reads(reader, first, second) == {"t-0": (150, 200)}
+    cluster.log("t").elect(2)
+    third = reader.latestOffset(second, ALL)
+    assert reads(reader, second, third) == {"t-0": (150, 200)}
+    # Once that is settled, elections are of no interest.
+    assert reader.latestOffset(third, ALL) == third
+    cluster.log("t").elect(9)
+    assert reader.latestOffset(third, ALL) == third
+    assert make(cluster).latestOffset(second, ALL) == second
+
+
+def test_a_batch_that_is_read_again_for_two_elections_each_time_differs_each_time() -> None:
+    """Spark runs no batch whose end is, as text, where the query stands (S4): what lies behind it would wait for
+    ever."""
+    cluster = cluster_with(5)
+    reader = make(cluster, onTruncation="rewind")
+    limit = ReadMaxRows(4)
+    at = reader.latestOffset(reader.initialOffset(), limit)
+    reads(reader, reader.initialOffset(), at)
+    for epoch in (2, 4):
+        cluster.log("t").elect(epoch)
+        end = reader.latestOffset(at, limit)
+        assert end != at
+        assert reads(reader, at, end) == {"t-0": (0, 4)}
+        at = end
+    assert ends(reader.latestOffset(at, limit)) == {"t-0": 5}
+
+
+def test_a_rewind_over_several_elections_is_exact() -> None:
+    cluster = cluster_with(100)
+    log = cluster.log("t")
+    reader = make(cluster, onTruncation="rewind")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    for epoch in (2, 4, 5):
+        log.elect(epoch)
+        log.append(10)
+        end = reader.latestOffset(end, ALL)
+    # The leader of epoch 3 had 107 records, wrote 20 of its own, and wins.
+    cluster.logs[TopicPartition("t", 0)] = FakeLog([0] * 100 + [2] * 7 + [3] * 50, leader_epoch=6)
+    with pytest.raises(DataLossError) as caught:
+        make(cluster).latestOffset(end, ALL)
+    assert [(loss.divergence_offset, loss.offset) for loss in caught.value.losses] == [(107, 130)]
+    again = make(cluster, onTruncation="rewind")
+    later = again.latestOffset(end, ALL)
+    assert reads(again, end, later) == {"t-0": (107, 157)}
+    place = {"epochs": [[0, 0], [2, 100], [3, 107]], "leader_epoch": 3, "offset": 157}
+    assert later["topics"]["t"]["partitions"]["0"] == place
+
+
+def test_a_checkpoint_of_an_older_release_goes_back_to_the_beginning_when_it_can_not_know_better() -> None:
+    cluster = cluster_with(100)
+    cluster.logs[TopicPartition("t", 0)] = FakeLog([3] * 60 + [4] * 90, leader_epoch=6)
+    ids = cluster.ids["t"]
+    old = {"topics": {"t": {"id": ids, "partitions": {"0": {"leader_epoch": 5, "offset": 120}}}}, "version": 1}
+    reader = make(cluster, onTruncation="rewind")
+    later = reader.latestOffset(old, ALL)
+    assert reads(reader, old, later) == {"t-0": (0, 150)}
+    assert "divergence_offset" not in later["truncations"][0]
+    # Where it still holds it learns its epochs with the next batch.
+    fine = {"topics": {"t": {"id": ids, "partitions": {"0": {"leader_epoch": 4, "offset": 120}}}}, "version": 1}
+    later = reader.latestOffset(fine, ALL)
+    assert later["topics"]["t"]["partitions"]["0"]["epochs"] == [[3, 0], [4, 60]]
+
+
 def test_a_checkpoint_without_epochs_notices_at_least_a_shorter_log() -> None:
     cluster = cluster_with(100)
     error = losing(cluster, {"t": {"0": 150}})
     assert (error.kind, error.losses[0].offset) == (LossKind.LOG_TRUNCATED, 150)
+    # Where the histories part is not known: all of the log is read again rather than less than what changed.
+    reader = make(cluster, onTruncation="rewind")
+    assert reads(reader, {"t": {"0": 150}}, reader.latestOffset({"t": {"0": 150}}, ALL)) == {"t-0": (0, 100)}
+
+
+def test_a_leader_that_does_not_know_the_newest_epoch_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_with(100)
+    cluster.log("t").elect(3)
+    cluster.log("t").append(50)
+    _, end = planned(cluster)
+    newest = cluster.logs[TopicPartition("t", 0)]
+    cluster.logs[TopicPartition("t", 0)] = FakeLog([0] * 100, leader_epoch=2)
+    looks = []
+
+    def look(partitions: Any) -> Any:
+        looks.append(partitions)
+        if len(looks) > 1:
+            cluster.logs[TopicPartition("t", 0)] = newest
+        return FakeCluster.log_starts(cluster, partitions)
+
+    monkeypatch.setattr(cluster, "log_starts", look)
+    assert make(cluster).latestOffset(end, ALL) == end
+    assert len(looks) > 1
+
+
+def test_a_checkpoint_of_another_cluster_is_named_as_that() -> None:
+    cluster = cluster_with(5)
+    _, end = planned(cluster)
+    other = FakeCluster(t=1)
+    other.id = "another-cluster"
+    other.create("t", 1, id="another-id")
+    error = losing(other, end)
+    assert error.kind is LossKind.TOPIC_RECREATED
+    assert "checkpoint is of cluster a-cluster" in str(error)
+    # Brokers that give topics no ids: the cluster's tells it.
+    cluster.ids["t"] = other.ids["t"] = None
+    _, end = planned(cluster)
+    assert losing(other, end).kind is LossKind.TOPIC_RECREATED
+    # A cluster that was moved as it was keeps its topics' ids, and is held against its epochs.
+    cluster.ids["t"] = other.ids["t"] = "same"
+    other.log("t").append(9)
+    _, end = planned(cluster)
+    assert ends(make(other).latestOffset(end, ALL)) == {"t-0": 9}
+    del other.ids["t"]
+    assert "leads to cluster another-cluster" in str(losing(other, end))
 
 
 def test_an_end_that_was_stale_is_looked_at_again() -> None:

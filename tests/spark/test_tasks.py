@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from fenceline.client.epoch_history import EpochStart
 from fenceline.client.errors import (
     ClientError,
     EpochMismatchError,
@@ -23,8 +24,10 @@ from fenceline.ids import TopicPartition, encode_uuid
 from pyspark_fenceline import connect
 from pyspark_fenceline.errors import DataLossError, LossKind
 from pyspark_fenceline.planning import OffsetRange
+from pyspark_fenceline.policy import LENIENT, STRICT
 from pyspark_fenceline.schema import arrow_schema, spark_schema
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
+from tests.spark.fakes import FakeCluster, FakeLog
 
 TP = TopicPartition("t", 0)
 ID = UUID(int=7)
@@ -42,7 +45,9 @@ class FakeReader:
     def close(self) -> None:
         self.closed += 1
 
-    def read(self, ranges: dict[TopicPartition, Any], **columns: Any) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, ranges: dict[TopicPartition, Any], *, progress: dict[TopicPartition, int], **columns: Any
+    ) -> Iterator[pa.RecordBatch]:
         self.asked.append(ranges)
         assert columns["timestamp_unit"] == "us"
         for tp, wanted in ranges.items():
@@ -51,6 +56,7 @@ class FakeReader:
                 end = min(offset + 10, wanted.end_offset_exclusive)
                 for trouble in [at for at in self.troubles if offset <= at < end]:
                     raise self.troubles.pop(trouble)
+                progress[tp] = end
                 yield self._batch(tp, range(offset, end))
                 offset = end
 
@@ -71,7 +77,13 @@ class FakeReader:
         )
 
 
-def use(monkeypatch: pytest.MonkeyPatch, reader: FakeReader) -> FakeReader:
+def use(monkeypatch: pytest.MonkeyPatch, reader: FakeReader, cluster: FakeCluster | None = None) -> FakeReader:
+    """`cluster`: what the leader says when a task asks it whether the log was cut; 12 records of epoch 2 if not given,
+    then 40 of epoch 9."""
+    if cluster is None:
+        cluster = FakeCluster(t=2)
+        cluster.logs[TP] = FakeLog([2] * 12 + [9] * 40, leader_epoch=9)
+    monkeypatch.setattr(connect, "connect", lambda properties: cluster)
     monkeypatch.setattr(connect, "reader", lambda properties: reader)
     monkeypatch.setattr(connect, "forget", lambda kind, properties: reader.close())
     return reader
@@ -79,7 +91,7 @@ def use(monkeypatch: pytest.MonkeyPatch, reader: FakeReader) -> FakeReader:
 
 def offsets(task: tuple[OffsetRange, ...], *, strict: bool = True, schema: StructType | None = None) -> list[int]:
     schema = schema or spark_schema(include_headers=False, include_leader_epoch=True)
-    plan = ReadPlan({"bootstrap.servers": "h:1"}, schema, strict)
+    plan = ReadPlan({"bootstrap.servers": "h:1"}, schema, STRICT if strict else LENIENT)
     found: list[int] = []
     for batch in read_ranges(plan, RangesPartition(task, {"t": encode_uuid(ID)})):
         assert batch.schema.equals(arrow_schema(schema))
@@ -107,27 +119,29 @@ def test_only_chosen_columns_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_partition_that_spark_stands_in_reads_nothing() -> None:
-    plan = ReadPlan({}, spark_schema(include_headers=False, include_leader_epoch=False), True)
+    plan = ReadPlan({}, spark_schema(include_headers=False, include_leader_epoch=False), STRICT)
     assert list(read_ranges(plan, InputPartition(None))) == []
 
 
+EPOCHS = (EpochStart(2, 0), EpochStart(3, 15))
+CUT = LogTruncationError("t", 0, 20, 3, divergent_offset=18, divergent_epoch=2)
 TROUBLES = [
-    (LogTruncationError("t", 0, 20, 3, divergent_offset=12, divergent_epoch=2), LossKind.LOG_TRUNCATED, 20, 12),
-    (LogTruncationError("t", 0, 20, 3), LossKind.LOG_TRUNCATED, 20, None),
-    (EpochMismatchError("t", 0, 22, 5, 3), LossKind.LOG_TRUNCATED, 40, 22),
+    (CUT, LossKind.LOG_TRUNCATED, 40, 12),
+    (LogTruncationError("t", 0, 20, 3), LossKind.LOG_TRUNCATED, 40, 12),
+    (EpochMismatchError("t", 0, 22, 5, 3), LossKind.LOG_TRUNCATED, 40, 12),
     (OffsetOutOfRangeError("t", 0, 20, log_start_offset=25, log_end_offset=90), LossKind.OFFSETS_EXPIRED, 20, None),
-    (OffsetOutOfRangeError("t", 0, 20, log_start_offset=0, log_end_offset=20), LossKind.LOG_TRUNCATED, 40, 20),
-    (TopicReplacedError("t", ID, UUID(int=8)), LossKind.TOPIC_RECREATED, 0, None),
+    (OffsetOutOfRangeError("t", 0, 20, log_start_offset=0, log_end_offset=20), LossKind.LOG_TRUNCATED, 40, 12),
+    (TopicReplacedError("t", ID, UUID(int=8)), LossKind.TOPIC_RECREATED, 20, None),
 ]
 
 
 @pytest.mark.parametrize(("trouble", "kind", "offset", "divergence"), TROUBLES)
-def test_the_clients_findings_become_losses(
+def test_the_clients_findings_become_losses_with_what_the_leader_says_of_the_range(
     monkeypatch: pytest.MonkeyPatch, trouble: ClientError, kind: LossKind, offset: int, divergence: int | None
 ) -> None:
     reader = use(monkeypatch, FakeReader(troubles={20: trouble}))
     with pytest.raises(DataLossError) as caught:
-        offsets((OffsetRange(TP, 0, 40, -1, 3),))
+        offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),))
     (loss,) = caught.value.losses
     assert (loss.kind, loss.offset, loss.divergence_offset) == (kind, offset, divergence)
     assert reader.closed == 1
@@ -149,7 +163,43 @@ def test_without_failing_expired_records_are_skipped(monkeypatch: pytest.MonkeyP
 
 
 def test_without_failing_a_cut_range_ends_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = LogTruncationError("t", 0, 20, 3, divergent_offset=12, divergent_epoch=2)
-    use(monkeypatch, FakeReader(troubles={20: cut}))
+    use(monkeypatch, FakeReader(troubles={20: CUT}))
     other = OffsetRange(TopicPartition("t", 1), 100, 105)
-    assert offsets((OffsetRange(TP, 0, 40), other), strict=False) == [*range(20), *range(100, 105)]
+    assert offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS), other), strict=False) == [*range(20), *range(100, 105)]
+
+
+def test_without_failing_a_range_is_read_up_to_where_the_next_plan_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan goes back to 12, and what lies below is still to be read: ending here would lose it in silence."""
+    behind = OffsetOutOfRangeError("t", 0, 5, log_start_offset=0, log_end_offset=5)
+    use(monkeypatch, FakeReader(troubles={5: behind}))
+    assert offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),), strict=False) == list(range(12))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_log_that_only_lags_is_no_truncation(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
+    cluster = FakeCluster(t=1)
+    cluster.logs[TP] = FakeLog([2] * 15 + [3] * 25, leader_epoch=3)
+    behind = OffsetOutOfRangeError("t", 0, 20, log_start_offset=0, log_end_offset=20)
+    use(monkeypatch, FakeReader(troubles={20: behind}), cluster)
+    with pytest.raises(OffsetOutOfRangeError):
+        offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),), strict=strict)
+
+
+@pytest.mark.parametrize("trouble", [CUT, EpochMismatchError("t", 0, 22, 5, 3)])
+def test_what_the_leader_does_not_confirm_is_read_again(monkeypatch: pytest.MonkeyPatch, trouble: ClientError) -> None:
+    cluster = FakeCluster(t=1)
+    cluster.logs[TP] = FakeLog([2] * 15 + [3] * 25, leader_epoch=3)
+    use(monkeypatch, FakeReader(troubles={20: trouble}), cluster)
+    assert offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),)) == list(range(40))
+
+
+def test_a_plan_without_epochs_ends_where_the_log_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = OffsetOutOfRangeError("t", 0, 20, log_start_offset=0, log_end_offset=20)
+    use(monkeypatch, FakeReader(troubles={20: gone}))
+    assert offsets((OffsetRange(TP, 0, 40),), strict=False) == list(range(20))
+
+
+def test_a_topic_that_was_replaced_is_left_to_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, FakeReader(troubles={20: TopicReplacedError("t", ID, UUID(int=8))}))
+    found = offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS), OffsetRange(TopicPartition("t", 1), 0, 5)), strict=False)
+    assert found == list(range(20))

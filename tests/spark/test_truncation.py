@@ -4,26 +4,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fenceline.records.batch import iter_headers
 from fenceline.testing.node import EmbeddedNode
-from pyspark_fenceline.errors import LossKind, parse
+from pyspark_fenceline.errors import Loss, LossKind, losses_of, parse
 from tests.spark.conftest import Broker
 from tests.spark.test_source import batch, drain, rows, stream
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def cut(node: EmbeddedNode, topic: str, offset: int) -> None:
+def cut(log_dir: Path, topic: str, offset: int) -> None:
     """Remove everything from `offset` on (a batch begins there) from the stopped node's partition 0."""
-    (folder,) = node.log_dir.rglob(f"{topic}-0")
+    (folder,) = log_dir.rglob(f"{topic}-0")
     (segment,) = folder.glob("*.log")
     records = segment.read_bytes()
     position = next(header.position for header in iter_headers(records) if header.base_offset == offset)
@@ -31,7 +32,7 @@ def cut(node: EmbeddedNode, topic: str, offset: int) -> None:
         file.truncate(position)
     for derived in (*folder.glob("*.index"), *folder.glob("*.timeindex"), *folder.glob("*.snapshot")):
         derived.unlink()
-    for mark in node.log_dir.rglob(".kafka_cleanshutdown"):
+    for mark in log_dir.rglob(".kafka_cleanshutdown"):
         mark.unlink()
 
 
@@ -46,7 +47,7 @@ def test_a_cut_log_that_grew_again_ends_the_query(spark: SparkSession, tmp_path:
         assert len(rows(table)) == 150
 
         node.stop()
-        cut(node, topic, 100)
+        cut(node.log_dir, topic, 100)
         node.start()
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1100))
@@ -61,6 +62,109 @@ def test_a_cut_log_that_grew_again_ends_the_query(spark: SparkSession, tmp_path:
         assert len(rows(table)) == 150
 
         # Told to go on, it reads all of the new history, from the divergence point.
-        drain(stream(spark, broker, topic, failOnDataLoss=False), table, checkpoint)
+        drain(stream(spark, broker, topic, onTruncation="rewind"), table, checkpoint)
         new = [value for _, offset, value in rows(table) if offset >= 100 and int(value) >= 1000]
         assert new == [b"%d" % value for value in range(1000, 1100)]
+
+
+@pytest.fixture
+def node() -> Iterator[EmbeddedNode]:
+    """With a topic `t` of 150 records, 100 of them in batches of their own."""
+    with EmbeddedNode() as running:
+        broker = Broker("fenceline", running.bootstrap)
+        broker.create("t")
+        broker.produce("t", range(100))
+        broker.produce("t", range(100, 150))
+        yield running
+
+
+def cut_and_grow(node: EmbeddedNode) -> Broker:
+    """The log has 100 of what was in it, and 100 others."""
+    node.stop()
+    cut(node.log_dir, "t", 100)
+    node.start()
+    broker = Broker("fenceline", node.bootstrap)
+    broker.produce("t", range(1000, 1100))
+    return broker
+
+
+def told(error: BaseException | None) -> list[tuple[LossKind, int | None, int]]:
+    assert error is not None
+    return [(loss.kind, loss.divergence_offset, loss.offset) for loss in parse(error) or ()]
+
+
+def values(spark: SparkSession, table: str) -> list[int]:
+    return sorted(int(row.value) for row in spark.read.parquet(table).collect())
+
+
+def test_a_batch_read_is_told_when_the_log_is_cut_after_it_was_planned(spark: SparkSession, node: EmbeddedNode) -> None:
+    frame = batch(spark, Broker("fenceline", node.bootstrap), "t")
+    assert frame._jdf.queryExecution().toRdd().getNumPartitions() == 1
+    broker = cut_and_grow(node)
+    with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
+        frame.collect()
+    assert told(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
+    assert batch(spark, broker, "t").count() == 200
+
+
+@pytest.mark.parametrize("policy", ["fail", "rewind"])
+def test_a_stream_is_told_when_the_log_is_cut_between_plan_and_read(
+    spark: SparkSession, node: EmbeddedNode, tmp_path: Path, checkpoint: str, policy: str
+) -> None:
+    """What executors find (`pyspark.md` S14): the batch was planned while all of it was there."""
+    table, seen = str(tmp_path / "table"), list[int]()
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        # By now Spark has the batch's tasks, and has run none of them.
+        if not seen:
+            cut_and_grow(node)
+        seen.append(batch_id)
+        frame.write.mode("append").parquet(table)
+
+    def run(**options: Any) -> Any:
+        frame = stream(spark, Broker("fenceline", node.bootstrap), "t", **options)
+        writer = frame.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query
+
+    if policy == "fail":
+        with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
+            run()
+        assert told(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
+        assert not list(Path(table).glob("*.parquet"))
+        # The batch is in the checkpoint, and is planned anew from there: that is told, too (S8).
+        with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
+            run()
+        assert told(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
+    run(onTruncation="rewind")
+    run(onTruncation="rewind")
+    # A node that starts again has been elected twice since the plan: what was read under it may be read again.
+    assert sorted(set(values(spark, table))) == [*range(100), *range(1000, 1100)]
+
+
+def test_a_batch_that_is_replayed_is_told(
+    spark: SparkSession, node: EmbeddedNode, tmp_path: Path, checkpoint: str
+) -> None:
+    """Spark replays a batch that it has no commit of without asking for offsets first (S8)."""
+    table = str(tmp_path / "table")
+
+    def run(**options: Any) -> list[Loss]:
+        frame = stream(spark, Broker("fenceline", node.bootstrap), "t", **options)
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", checkpoint)
+        query = writer.trigger(availableNow=True).start(table)
+        query.awaitTermination()
+        return [loss for progress in query.recentProgress for loss in losses_of(progress)]
+
+    run()
+    newest = max(Path(checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    for written in (newest, *(Path(table) / "_spark_metadata").glob(f"*{newest.name}*")):
+        written.unlink()
+        written.with_name(f".{written.name}.crc").unlink(missing_ok=True)
+    cut_and_grow(node)
+    with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
+        run()
+    assert told(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
+    losses = run(onTruncation="rewind")
+    assert [(loss.divergence_offset, loss.resume_offset) for loss in losses] == [(100, 100)]
+    assert values(spark, table) == [*range(100), *range(1000, 1100)]

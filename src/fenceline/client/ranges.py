@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from fenceline.client.epoch_history import EpochStart
+from fenceline.client.fetched import Fetched
 from fenceline.ids import NO_EPOCH, TopicPartition
+from fenceline.records.batch import iter_headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +20,8 @@ class OffsetRange:
     leader_epoch: epoch of the position start_offset, as a checkpoint, a committed offset or ListOffsets gives it (-1:
     not known, then nothing is checked at the start). max_leader_epoch: epoch of the position end_offset_exclusive; a
     record inside the range with a newer one means that the log was rewritten since (-1: any). topic_id: the topic
-    must have it.
+    must have it. epochs: of the log when it was planned, oldest first, each with its first offset; a record of another
+    epoch than the one there means the same (empty: any).
     """
 
     start_offset: int
@@ -24,6 +29,7 @@ class OffsetRange:
     leader_epoch: int = NO_EPOCH
     max_leader_epoch: int = NO_EPOCH
     topic_id: UUID | None = None
+    epochs: tuple[EpochStart, ...] = ()
 
 
 RangeSpec = OffsetRange | tuple[int, int] | tuple[int, int, int] | tuple[int, int, int, int]
@@ -32,7 +38,7 @@ RangeSpec = OffsetRange | tuple[int, int] | tuple[int, int, int] | tuple[int, in
 class Cursor:
     """How far one range is read."""
 
-    __slots__ = ("epoch", "offset", "range", "stalled_since_s", "tp", "validated")
+    __slots__ = ("epoch", "offset", "range", "read_epochs", "stalled_since_s", "tp", "validated")
 
     def __init__(self, tp: TopicPartition, wanted: OffsetRange) -> None:
         self.tp = tp
@@ -41,10 +47,51 @@ class Cursor:
         self.epoch = wanted.leader_epoch
         self.stalled_since_s: float | None = None
         self.validated = wanted.leader_epoch < 0
+        self.read_epochs = [start for start in wanted.epochs if start.offset < wanted.start_offset]
+        """Of the log that was read, and of what the plan knows below it, oldest first; the first offset of the first
+        one may be unknown."""
+        if not self.read_epochs and self.epoch >= 0:
+            self.read_epochs = [EpochStart(self.epoch, -1)]
+
+    def take(self, piece: Fetched) -> None:
+        """Go on behind a piece that was read."""
+        for start in piece.epoch_starts:
+            if start.offset < piece.next_offset and start.epoch > (
+                self.read_epochs[-1].epoch if self.read_epochs else -1
+            ):
+                self.read_epochs.append(start)
+        self.offset, self.epoch, self.stalled_since_s = piece.next_offset, piece.last_epoch, None
 
     @property
     def is_done(self) -> bool:
         return self.offset >= self.range.end_offset_exclusive
+
+
+def first_of_another_epoch(planned: Sequence[EpochStart], epoch: int, piece: Fetched) -> EpochStart | None:
+    """The first offset in a piece whose record is of another epoch than the plan has for it, with that epoch.
+
+    `epoch`: of the record before the piece. Records below the first planned epoch, and those without an epoch, can not
+    be told. Offsets that compaction emptied belong to no epoch.
+    """
+    if not planned:
+        return None
+    if not any(piece.start_offset < start.offset < piece.next_offset for start in planned):
+        # The whole piece is planned to be of one epoch, so only the places where its own changes need a look.
+        found = [EpochStart(epoch, run.start_offset) for run in piece.runs[:1]]
+        if piece.epoch_starts and (not found or piece.epoch_starts[0].offset <= found[0].offset):
+            found = []
+        found += piece.epoch_starts
+    else:
+        found = [
+            EpochStart(header.leader_epoch, max(header.base_offset, run.start_offset))
+            for run in piece.runs
+            for header in iter_headers(run.records)
+        ]
+    for start in found:
+        expected = next((one.epoch for one in reversed(planned) if one.offset <= start.offset), NO_EPOCH)
+        if start.epoch >= 0 and expected >= 0 and start.epoch != expected:
+            return start
+    return None
 
 
 class Budget:

@@ -2,7 +2,7 @@
 
 Owns the bulk path that Spark executors use. Every Fetch carries the leader epoch known from metadata and the epoch of
 the last record read, so a broker of another history answers with the point of divergence instead of with other
-records (KIP-320, `epochs.md` E8-E10); every batch's epoch is held against the one that the range was planned with.
+records (KIP-320, `epochs.md` E8-E10); every batch's epoch is held against those that the range was planned with.
 Memory is bounded by `queued.max.bytes`; the next Fetch of a broker is under way while the caller decodes the last.
 """
 
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
+from fenceline.client.divergence import AskAbout, NotKnown, Parting, next_step
+from fenceline.client.epoch_history import EpochStart
 from fenceline.client.errors import (
     RETRIABLE,
     ConnectionLost,
@@ -30,11 +32,13 @@ from fenceline.client.errors import (
 from fenceline.client.face import AsyncFace, BlockingFace, LoopThread
 from fenceline.client.fetch_wire import PartitionFetch, fetch_once
 from fenceline.client.fetched import ConsumerRecord, Fetched, scan, to_arrow, to_records
-from fenceline.client.offsets import EARLIEST, LATEST, list_offsets, offsets_for_leader_epoch
-from fenceline.client.ranges import Budget, Cursor, OffsetRange, RangeSpec
+from fenceline.client.news import NewsWatch
+from fenceline.client.offsets import EARLIEST, LATEST, EpochEnd, list_offsets, offsets_for_leader_epoch
+from fenceline.client.ranges import Budget, Cursor, OffsetRange, RangeSpec, first_of_another_epoch
 from fenceline.errors import ErrorCode, InternalError, OperatorError, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition
 from fenceline.records.aborted import AbortedTransactions
+from fenceline.records.batch import BatchHeader
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
@@ -59,9 +63,15 @@ class AsyncRangeReader(AsyncFace):
         self.config = ClientConfig.parse("reader", bootstrap, config)
         self.cluster = Cluster(self.config)
         self._stall_timeout_ms = stall_timeout_ms
+        self._watch = NewsWatch(self.cluster)
 
     async def close(self) -> None:
+        await self._watch.close()
         await self.cluster.close()
+
+    async def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
+        """See `NewsWatch.await_news`."""
+        return await self._watch.await_news(positions, timeout_ms)
 
     async def fetch(self, ranges: Mapping[TopicPartition, RangeSpec]) -> AsyncIterator[Fetched]:
         """Pieces of the ranges as they come, each partition's in order. The caller need not give back memory."""
@@ -141,6 +151,9 @@ class AsyncRangeReader(AsyncFace):
                         deadline = self._deadline()
                         continue
                     waiting.extend(unfinished)
+                for cursor in waiting:
+                    # Another leader may have another history.
+                    cursor.validated = cursor.epoch < 0
                 if waiting:
                     if deadline.is_over:
                         raise self.cluster.out_of_time(deadline)
@@ -201,38 +214,70 @@ class AsyncRangeReader(AsyncFace):
                 raise broker_error(code, f"reading {tp} at offset {cursor.offset}")
             return False
         if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
-            epoch, end_offset = answer.diverging_epoch
-            raise LogTruncationError(
-                tp.topic, tp.partition, cursor.offset, cursor.epoch, divergent_offset=end_offset, divergent_epoch=epoch
-            )
+            raise await self._truncation(cursor, EpochEnd(*answer.diverging_epoch))
         if answer.records:
-            committed = self.config["isolation.level"] == "read_committed"
-            piece, newer = scan(
-                tp,
-                memoryview(answer.records),
-                cursor.offset,
-                cursor.epoch,
-                end_offset_exclusive=cursor.range.end_offset_exclusive,
-                aborted=AbortedTransactions(answer.aborted_transactions or ()) if committed else None,
-                check_crcs=self.config["check.crcs"],
-                max_leader_epoch=cursor.range.max_leader_epoch,
-            )
-            if newer is not None:
-                raise EpochMismatchError(
-                    tp.topic,
-                    tp.partition,
-                    max(newer.base_offset, cursor.offset),
-                    newer.leader_epoch,
-                    cursor.range.max_leader_epoch,
-                )
-            if piece.next_offset > cursor.offset:
-                cursor.offset, cursor.epoch, cursor.stalled_since_s = piece.next_offset, piece.last_epoch, None
+            piece, newer = self._scan(cursor, answer, cursor.range.end_offset_exclusive)
+            other = first_of_another_epoch(cursor.range.epochs, cursor.epoch, piece)
+            if other is not None:
+                # What lies below is what was planned, and is given.
+                piece, _ = self._scan(cursor, answer, other.offset)
+            elif newer is not None:
+                other = EpochStart(newer.leader_epoch, max(newer.base_offset, cursor.offset))
+            is_ahead = piece.next_offset > cursor.offset
+            if is_ahead:
+                cursor.take(piece)
                 if piece.runs:
                     budget.take(piece.size_bytes)
                     deliver(piece)
+            if other is not None:
+                raise EpochMismatchError(
+                    tp.topic, tp.partition, other.offset, other.epoch, cursor.range.max_leader_epoch
+                )
+            if is_ahead:
                 return True
         self._check_stall(cursor, answer, now_s)
         return True
+
+    def _scan(
+        self, cursor: Cursor, answer: FetchedPartition, end_offset_exclusive: int
+    ) -> tuple[Fetched, BatchHeader | None]:
+        committed = self.config["isolation.level"] == "read_committed"
+        return scan(
+            cursor.tp,
+            memoryview(answer.records or b""),
+            cursor.offset,
+            cursor.epoch,
+            end_offset_exclusive=end_offset_exclusive,
+            aborted=AbortedTransactions(answer.aborted_transactions or ()) if committed else None,
+            check_crcs=self.config["check.crcs"],
+            max_leader_epoch=cursor.range.max_leader_epoch,
+        )
+
+    async def _truncation(self, cursor: Cursor, answer: EpochEnd) -> LogTruncationError:
+        """Where the log parts from what was read, exactly where the epochs that were read tell (`gaps.md G6`).
+
+        `answer`: the leader's, about the cursor's epoch.
+        """
+        asked, deadline = cursor.epoch, self._deadline()
+        while True:
+            match next_step(cursor.read_epochs, cursor.offset, asked, answer):
+                case AskAbout(older):
+                    asked = older
+                    found = await offsets_for_leader_epoch(self.cluster, {cursor.tp: (asked, -1)}, deadline=deadline)
+                    answer = found[cursor.tp]
+                case Parting(offset, epoch):
+                    break
+                case NotKnown(epoch):
+                    offset = -1
+                    break
+        return LogTruncationError(
+            cursor.tp.topic,
+            cursor.tp.partition,
+            cursor.offset,
+            cursor.epoch,
+            divergent_offset=offset,
+            divergent_epoch=epoch,
+        )
 
     def _check_stall(self, cursor: Cursor, answer: FetchedPartition, now_s: float) -> None:
         end = answer.last_stable_offset if self.config["isolation.level"] == "read_committed" else answer.high_watermark
@@ -262,15 +307,8 @@ class AsyncRangeReader(AsyncFace):
         end = (await list_offsets(self.cluster, {tp: LATEST}, deadline=deadline))[tp]
         if cursor.epoch >= 0 and cursor.offset >= start.offset:
             known = (await offsets_for_leader_epoch(self.cluster, {tp: (cursor.epoch, -1)}, deadline=deadline))[tp]
-            if known.end_offset < cursor.offset:
-                return LogTruncationError(
-                    tp.topic,
-                    tp.partition,
-                    cursor.offset,
-                    cursor.epoch,
-                    divergent_offset=known.end_offset,
-                    divergent_epoch=known.leader_epoch,
-                )
+            if not _holds(cursor, known):
+                return await self._truncation(cursor, known)
         return OffsetOutOfRangeError(
             tp.topic,
             tp.partition,
@@ -289,16 +327,14 @@ class AsyncRangeReader(AsyncFace):
             self.cluster, {tp: (c.epoch, -1) for tp, c in unchecked.items()}, deadline=self._deadline()
         )
         for tp, cursor in unchecked.items():
-            if ends[tp].end_offset < cursor.offset or ends[tp].leader_epoch < 0:
-                raise LogTruncationError(
-                    tp.topic,
-                    tp.partition,
-                    cursor.offset,
-                    cursor.epoch,
-                    divergent_offset=ends[tp].end_offset,
-                    divergent_epoch=ends[tp].leader_epoch,
-                )
+            if not _holds(cursor, ends[tp]):
+                raise await self._truncation(cursor, ends[tp])
             cursor.validated = True
+
+
+def _holds(cursor: Cursor, end: EpochEnd) -> bool:
+    """Whether the leader's log holds what was read, by its answer about the cursor's epoch (E10)."""
+    return end.end_offset >= cursor.offset and end.leader_epoch >= cursor.epoch
 
 
 class RangeReader(BlockingFace[AsyncRangeReader]):
@@ -321,21 +357,40 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
 
     @overload
     def read(
-        self, ranges: Mapping[TopicPartition, RangeSpec], *, arrow: Literal[True] = True, **options: Any
+        self,
+        ranges: Mapping[TopicPartition, RangeSpec],
+        *,
+        arrow: Literal[True] = True,
+        progress: dict[TopicPartition, int] | None = None,
+        **options: Any,
     ) -> Iterator[pa.RecordBatch]: ...
     @overload
     def read(
-        self, ranges: Mapping[TopicPartition, RangeSpec], *, arrow: Literal[False]
+        self,
+        ranges: Mapping[TopicPartition, RangeSpec],
+        *,
+        arrow: Literal[False],
+        progress: dict[TopicPartition, int] | None = None,
     ) -> Iterator[list[ConsumerRecord]]: ...
-    def read(self, ranges: Mapping[TopicPartition, RangeSpec], *, arrow: bool = True, **options: Any) -> Iterator[Any]:
+    def read(
+        self,
+        ranges: Mapping[TopicPartition, RangeSpec],
+        *,
+        arrow: bool = True,
+        progress: dict[TopicPartition, int] | None = None,
+        **options: Any,
+    ) -> Iterator[Any]:
         """Every record of the ranges, each partition in offset order, partitions interleaved as they arrive.
 
         Yields pyarrow.RecordBatch (columns and `options` as in `fenceline.records.arrow.batches_to_arrow`), or lists of
         ConsumerRecord. A range is `OffsetRange` or its first two to four fields. Offsets that compaction or
-        transactions left empty are skipped. Raises LogTruncationError, EpochMismatchError, OffsetOutOfRangeError,
-        TopicReplacedError, or what the brokers refuse; nothing is skipped in silence.
+        transactions left empty are skipped. `progress` is told up to where (exclusive) each partition was given, before
+        the caller gets it. Raises LogTruncationError, EpochMismatchError, OffsetOutOfRangeError, TopicReplacedError, or
+        what the brokers refuse; nothing is skipped in silence.
         """
         for pieces in self._pieces(ranges):
+            if progress is not None:
+                progress.update((TopicPartition(piece.topic, piece.partition), piece.next_offset) for piece in pieces)
             if arrow:
                 batch = to_arrow(pieces, **options)
                 if batch.num_rows:
@@ -343,6 +398,10 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
             else:
                 for piece in pieces:
                     yield to_records(piece)
+
+    def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
+        """See `NewsWatch.await_news`."""
+        return self._face.run(self._async.await_news(positions, timeout_ms))
 
     def _pieces(self, ranges: Mapping[TopicPartition, RangeSpec]) -> Iterator[list[Fetched]]:
         """What has arrived, a few megabytes at a time, so that many small partitions become few batches."""

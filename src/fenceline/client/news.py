@@ -1,0 +1,94 @@
+"""Waiting at the brokers: a Fetch that they hold back until there is something new for who reads at a position.
+
+Owns at most one such request for each leader; it outlives the caller's patience, so that who waits for long asks
+seldom. Takes no records: whoever waits looks for himself afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fenceline.client.cluster import Cluster, Purpose
+from fenceline.client.deadline import Deadline
+from fenceline.client.errors import error_code
+from fenceline.client.fetch_wire import PartitionFetch, fetch_once
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import TopicPartition
+
+HOLD_MS: Final = 5_000
+"""How long a broker may hold an answer back."""
+
+Positions = Mapping[TopicPartition, tuple[int, int]]
+"""Next offset, and the epoch of the record before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    positions: Positions
+    answer: asyncio.Task[bool]
+
+
+class NewsWatch:
+    """Make it inside a running loop."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        # One record is news.
+        self._config = replace(cluster.config, values={**cluster.config.values, "fetch.min.bytes": 1})
+        self._asked: dict[int, _Asked] = {}
+        """By leader. A broker answers a connection in order, so that one who holds back is not asked again."""
+        self._is_stale = False
+        """A leader's answer says that metadata may be."""
+
+    async def close(self) -> None:
+        answers = [asked.answer for asked in self._asked.values()]
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+
+    async def await_news(self, positions: Positions, timeout_ms: int) -> bool:
+        """Wait until there is something new for a reader at `positions`: records, another leader, another history.
+
+        False when the time is over, or when the brokers have no news before that. True as well when it is over and a
+        leader was last asked about other positions: it can not be asked about these before it has answered.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = Deadline(self._config["default.api.timeout.ms"])
+        ends_s = loop.time() + timeout_ms / 1000
+        if self._is_stale:
+            await self._cluster.fetch_metadata(sorted({tp.topic for tp in positions}), deadline)
+            self._is_stale = False
+        grouped = await self._cluster.by_leader(positions, deadline)
+        is_covered = True
+        for node_id, led in grouped.items():
+            here = {tp: positions[tp] for tp, _ in led}
+            asked = self._asked.get(node_id)
+            if asked is None or asked.answer.done():
+                wanted = [PartitionFetch(tp, *here[tp], leader.epoch, 1) for tp, leader in led]
+                asked = self._asked[node_id] = _Asked(here, asyncio.ensure_future(self._ask(node_id, wanted)))
+            is_covered = is_covered and asked.positions == here
+        waiting = {self._asked[node_id].answer for node_id in grouped}
+        while waiting:
+            done, waiting = await asyncio.wait(
+                waiting, timeout=max(0.0, ends_s - loop.time()), return_when=asyncio.FIRST_COMPLETED
+            )
+            if any(answer.result() for answer in done):
+                return True
+            if not done:
+                break
+        return not is_covered
+
+    async def _ask(self, node_id: int, wanted: list[PartitionFetch]) -> bool:
+        try:
+            connection = await self._cluster.link(node_id, Purpose.FETCH).connection()
+            answers = await fetch_once(self._cluster, connection, wanted, self._config, max_wait_ms=HOLD_MS)
+        except PeerError:
+            self._is_stale = True
+            return True
+        if any(error_code(answer.error_code) is not ErrorCode.NONE for answer in answers.values()):
+            self._is_stale = True
+            return True
+        return any(answer.records or answer.diverging_epoch is not None for answer in answers.values())

@@ -1,0 +1,129 @@
+"""What one micro-batch reads between two offsets, and what it may have left out.
+
+Owns where a batch begins (its end says so, when a loss went before it), how far it is read when its end is not in the
+log any more, and the memory of that for the next plan. Pure: comparisons with the logs come in. Never ends a query.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.errors import Loss, LossKind
+from pyspark_fenceline.offsets import Position, SourceOffset
+from pyspark_fenceline.planning import OffsetRange
+from pyspark_fenceline.ranges import Comparison, Snapshot, range_between
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What one batch was to read of a partition: from `begin` to `end`, but no further than `read_to`. `leader_epoch`:
+    the leader's when it was planned."""
+
+    begin: Position
+    read_to: Position
+    end: Position
+    leader_epoch: int
+
+
+@dataclass(slots=True)
+class PlannedBatch:
+    """`ranges`: what its tasks read. `losses`: what was found against its beginning or its end."""
+
+    ranges: list[OffsetRange]
+    losses: list[Loss]
+    unsettled: dict[TopicPartition, _Planned]
+    """Partitions of which it is not known yet that all was read."""
+
+    def with_what_was_left_out(self, held: SourceOffset, comparison: Comparison, snapshot: Snapshot) -> Comparison:
+        """The next plan's comparison; it goes back further where this batch was not read to its end, or may not have
+        been: after two unclean elections the log may be again what it was when the batch was planned, or more of that
+        than a task has met. A task that ends early says so to nobody but its log, so that two elections before the next
+        plan count as reason enough."""
+        positions = dict(comparison.positions)
+        losses = {TopicPartition(loss.topic, loss.partition): loss for loss in comparison.losses}
+        for tp, planned in list(self.unsettled.items()):
+            end, loss = planned.end, losses.get(tp)
+            if held.positions.get(tp) != end or tp not in positions:
+                continue
+            if loss is not None and loss.kind is not LossKind.LOG_TRUNCATED:
+                continue
+            is_doubtful = snapshot.ends[tp].leader_epoch > planned.leader_epoch + 1
+            back_to = planned.begin if is_doubtful else planned.read_to
+            if positions[tp].offset <= back_to.offset:
+                if loss is None:
+                    # All was read; later elections are the next batch's.
+                    del self.unsettled[tp]
+                continue
+            positions[tp] = back_to
+            losses[tp] = replace(
+                loss
+                or Loss(
+                    LossKind.LOG_TRUNCATED,
+                    tp.topic,
+                    tp.partition,
+                    end.offset,
+                    end.leader_epoch,
+                    log_epoch=end.leader_epoch,
+                    log_start_offset=snapshot.starts[tp],
+                    log_end_offset=snapshot.ends[tp].offset,
+                    topic_id=held.topic_ids.get(tp.topic),
+                    found_topic_id=snapshot.topic_ids.get(tp.topic),
+                ),
+                resume_offset=back_to.offset,
+                current_leader_epoch=snapshot.ends[tp].leader_epoch,
+            )
+        return Comparison(positions, list(losses.values()))
+
+
+def beginning(first: SourceOffset, last: SourceOffset) -> SourceOffset:
+    """Where the batch between two offsets begins: at `first`, but for what was lost before it was planned.
+
+    The end of the batch says which partitions go on.
+    """
+    kept = {tp: position for tp, position in first.positions.items() if tp in last.positions}
+    ids = dict(first.topic_ids)
+    for loss in last.losses:
+        tp = TopicPartition(loss.topic, loss.partition)
+        if tp in last.positions:
+            end = last.positions[tp]
+            # Where it stands still the end is the place itself.
+            kept[tp] = end.at(min(loss.resume_offset, end.offset))
+            ids[tp.topic] = last.topic_ids[tp.topic]
+    return replace(first, positions=kept, topic_ids=ids, cluster_id=last.cluster_id or first.cluster_id)
+
+
+def plan_batch(
+    first: SourceOffset, last: SourceOffset, begin: Comparison, finish: Comparison, snapshot: Snapshot
+) -> PlannedBatch:
+    """What the batch between two offsets reads, by the comparisons of its `beginning` and of `last` with the logs.
+
+    Where its end is not in the log any more it reads up to where the log parts from it, and the next plan goes back to
+    there.
+    """
+    begins = beginning(first, last)
+    at_start = {TopicPartition(loss.topic, loss.partition): loss for loss in begin.losses}
+    at_end = {
+        TopicPartition(loss.topic, loss.partition): loss
+        for loss in finish.losses
+        if loss.kind is not LossKind.OFFSETS_EXPIRED
+    }
+    # What is lost below the start as well is told once.
+    losses = [*at_start.values(), *(loss for tp, loss in at_end.items() if tp not in at_start)]
+    batch = PlannedBatch([], losses, {})
+    for tp, log_end in snapshot.ends.items():
+        end = read_to = last.positions[tp]
+        # A partition that is new in this batch is read from its offset 0.
+        position = begins.positions.get(tp, Position(0))
+        if tp in at_start:
+            position = end.at(min(at_start[tp].resume_offset, end.offset))
+            if at_start[tp].kind is not LossKind.OFFSETS_EXPIRED:
+                # All of the batch lies above: the next plan goes back.
+                read_to = position
+        if tp in at_end:
+            read_to = end.at(min(at_end[tp].resume_offset, end.offset))
+        if end.offset > position.offset:
+            batch.unsettled[tp] = _Planned(position, read_to, end, log_end.leader_epoch)
+        if read_to.offset > position.offset:
+            batch.ranges.append(range_between(tp, position, read_to))
+    return batch

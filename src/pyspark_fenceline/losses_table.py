@@ -1,0 +1,131 @@
+"""What logs have lost, as a table: `spark.read.format("fenceline").option("losses", True)`.
+
+Owns the table's columns and how loss receipts become rows. Receipts are JSON in the ledger topic, keyed by the loss's
+id; what is said later of the same loss counts (its evidence went). Reads all of the ledger in one task: it is as long
+as the list of losses. Apache Kafka's brokers tell nobody what they lose, so theirs is empty.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from fenceline.errors import InternalError, OperatorError
+from fenceline.ids import LOSSES_TOPIC
+from pyspark_fenceline import connect, workers
+from pyspark_fenceline.cluster import Cluster
+from pyspark_fenceline.given_options import GivenOptions
+from pyspark_fenceline.options import client_properties
+from pyspark_fenceline.planning import OffsetRange
+from pyspark_fenceline.ranges import take_snapshot, with_retries
+from pyspark_fenceline.schema import arrow_schema
+from pyspark_fenceline.tasks import RangesPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA: Final = StructType(
+    [
+        StructField("id", StringType()),
+        StructField("time", TimestampType()),
+        StructField("topic", StringType()),
+        StructField("topic_id", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("start_offset", LongType()),
+        StructField("end_offset_exclusive", LongType()),
+        StructField("leader_epochs", ArrayType(IntegerType())),
+        StructField("records", LongType()),
+        StructField("bytes", LongType()),
+        StructField("class", StringType()),
+        StructField("known_by", StringType()),
+        StructField("cause", StringType()),
+        StructField("reason", StringType()),
+        StructField("replica", IntegerType()),
+        StructField("leader", IntegerType()),
+        StructField("leader_epoch", IntegerType()),
+        StructField("evidence", ArrayType(StringType())),
+        StructField("evidence_note", StringType()),
+        StructField("group", StringType()),
+    ]
+)
+_LOOKS: Final = 3
+_BETWEEN_LOOKS_MS: Final = 1000
+
+
+class LossesReader(DataSourceReader):
+    """All receipts that the ledger holds when the query is planned, oldest loss first."""
+
+    def __init__(
+        self, client: Mapping[str, str], topics: frozenset[str] | None, cluster: Cluster | None = None
+    ) -> None:
+        self._client = dict(client)
+        self._topics = topics
+        self._cluster = cluster
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cluster": None}
+
+    def partitions(self) -> list[InputPartition]:
+        cluster = self._cluster or connect.connect(self._client)
+        snapshot = with_retries(
+            lambda: take_snapshot(cluster, cluster.topics([LOSSES_TOPIC])),
+            attempts=_LOOKS,
+            interval_ms=_BETWEEN_LOOKS_MS,
+        )
+        ranges = [OffsetRange(tp, start, snapshot.ends[tp].offset) for tp, start in snapshot.starts.items()]
+        return [RangesPartition(tuple(one for one in ranges if one.record_count > 0), snapshot.topic_ids)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        if not isinstance(partition, RangesPartition) or not partition.task:
+            return
+        receipts: dict[str, Mapping[str, Any]] = {}
+        client = connect.reader(self._client)
+        for batch in connect.read_arrow(client, partition.task, partition.topic_ids, {}):
+            for value in batch.column("value").to_pylist():
+                receipt = _receipt(value)
+                if receipt is not None and (self._topics is None or receipt["topic"] in self._topics):
+                    receipts[receipt["id"]] = receipt
+        rows = sorted(receipts.values(), key=lambda receipt: (receipt["time_ms"], receipt["id"]))
+        if rows:
+            columns = {
+                name: [receipt["time_ms"] * 1000 if name == "time" else receipt.get(name) for receipt in rows]
+                for name in SCHEMA.names
+            }
+            yield pa.RecordBatch.from_pydict(columns, schema=arrow_schema(SCHEMA))
+        workers.settle()
+
+
+def losses_reader(options: Mapping[str, str]) -> LossesReader:
+    """The reader that the options ask for; `subscribe` keeps the losses of these topics only."""
+    given = GivenOptions(options)
+    for name in ("subscribePattern", "assign", "startingOffsets", "endingOffsets"):
+        if name in given:
+            raise OperatorError(f"Option '{name}' means nothing with 'losses'", "Filter the table's rows instead.")
+    names = given.text("subscribe")
+    topics = None if names is None else frozenset(name.strip() for name in names.split(",")) - {""}
+    return LossesReader(client_properties(options), topics)
+
+
+def _receipt(value: bytes | None) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
+    try:
+        found = json.loads(value)
+        found["id"], found["time_ms"], found["topic"]
+    except (ValueError, KeyError, TypeError):
+        raise InternalError(f"{LOSSES_TOPIC} holds what is no loss receipt: {value[:200]!r}") from None
+    return dict(found)

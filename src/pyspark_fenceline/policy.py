@@ -1,0 +1,63 @@
+"""Which losses end a query, and which it goes on from.
+
+Owns the one decision (`settle`) and the options it follows: `onTruncation`, `onExpired` and `onRecreated` each for its
+kind, `failOnDataLoss` for all that are not named. Nothing is gone on from without a word: what a query is told to
+tolerate is logged where it is found, and stands in the query's progress when the driver found it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fenceline.errors import OperatorError
+from pyspark_fenceline.errors import DataLossError, Loss, LossKind, describe
+from pyspark_fenceline.given_options import GivenOptions
+
+_log = logging.getLogger("pyspark_fenceline")
+POLICIES: Final[Mapping[str, tuple[LossKind, str]]] = {
+    "onTruncation": (LossKind.LOG_TRUNCATED, "rewind"),
+    "onExpired": (LossKind.OFFSETS_EXPIRED, "continue"),
+    "onRecreated": (LossKind.TOPIC_RECREATED, "restart"),
+}
+"""Each option's kind of loss, and the word that makes a query go on; the other word is `fail`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossPolicy:
+    """The kinds of loss that a query goes on from."""
+
+    tolerated: frozenset[LossKind] = frozenset()
+
+
+STRICT: Final = LossPolicy()
+LENIENT: Final = LossPolicy(frozenset(LossKind))
+
+
+def policy_of(given: GivenOptions, *, fail_on_data_loss: bool) -> LossPolicy:
+    """What the options say. Raises `OperatorError` for a word that an option does not know."""
+    tolerated = set() if fail_on_data_loss else set(LossKind)
+    for option, (kind, goes_on) in POLICIES.items():
+        word = given.text(option)
+        match word.strip().lower() if word is not None else None:
+            case None:
+                continue
+            case "fail":
+                tolerated.discard(kind)
+            case chosen if chosen == goes_on:
+                tolerated.add(kind)
+            case _:
+                raise OperatorError(f"Option '{option}' must be fail or {goes_on}, not '{word}'")
+    return LossPolicy(frozenset(tolerated))
+
+
+def settle(losses: Sequence[Loss], policy: LossPolicy) -> None:
+    """End the query over `losses`, or say them in the log and go on. Raises `DataLossError` with those that end it."""
+    if not losses:
+        return
+    fatal = [loss for loss in losses if loss.kind not in policy.tolerated]
+    if fatal:
+        raise DataLossError(fatal)
+    _log.warning("going on, as the query's options say: %s", describe(losses))

@@ -1,0 +1,124 @@
+"""The search for where two logs part: `gaps.md G6`, and what a range reader makes of it against brokers."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.client.divergence import AskAbout, NotKnown, Parting, Step, next_step
+from fenceline.client.epoch_history import EpochStart
+from fenceline.client.errors import EpochMismatchError, LogTruncationError
+from fenceline.client.offsets import EpochEnd
+from fenceline.client.producer import Producer
+from fenceline.client.ranges import OffsetRange
+from fenceline.client.reader import RangeReader
+from fenceline.ids import TopicPartition
+from fenceline.wire.apis import ApiKey
+from tests.client.scripted_cluster import ScriptedCluster
+
+READ = (EpochStart(1, 0), EpochStart(3, 10), EpochStart(5, 20))
+"""Up to offset 30."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "step"),
+    [
+        (5, EpochEnd(5, 30), Parting(30, 5)),
+        (5, EpochEnd(5, 90), Parting(30, 5)),
+        (5, EpochEnd(5, 25), Parting(25, 5)),
+        # The leader has an older epoch there, and that was read too.
+        (5, EpochEnd(3, 15), Parting(15, 3)),
+        (5, EpochEnd(3, 90), Parting(20, 3)),
+        # It has one that was never read: where the histories part lies in an older one.
+        (5, EpochEnd(4, 90), AskAbout(3)),
+        (3, EpochEnd(2, 90), AskAbout(1)),
+        (1, EpochEnd(1, 7), Parting(7, 1)),
+        (1, EpochEnd(0, 7), NotKnown(0)),
+        # It knows nothing of the epoch asked about, though it may of older ones.
+        (5, EpochEnd(-1, -1), AskAbout(3)),
+        (1, EpochEnd(-1, -1), NotKnown(-1)),
+        # No broker answers so; the search must end nevertheless.
+        (3, EpochEnd(4, 90), NotKnown(4)),
+    ],
+)
+def test_each_answer_leads_on(asked: int, answer: EpochEnd, step: Step) -> None:
+    assert next_step(READ, 30, asked, answer) == step
+
+
+def test_who_knows_the_last_epoch_only_finds_no_more_than_its_end() -> None:
+    read = (EpochStart(5, -1),)
+    assert next_step(read, 30, 5, EpochEnd(5, 12)) == Parting(12, 5)
+    assert next_step(read, 30, 5, EpochEnd(3, 12)) == NotKnown(3)
+
+
+_QUICK = {"retry.backoff.ms": 10, "retry.backoff.max.ms": 50, "fetch.max.wait.ms": 50}
+
+
+def _write(cluster: ScriptedCluster, tp: TopicPartition, prefix: str, count: int) -> None:
+    """One record a batch."""
+    with Producer(cluster.bootstrap, **_QUICK, **{"batch.size": 1, "linger.ms": 0}) as producer:
+        for number in range(count):
+            producer.send(tp.topic, f"{prefix}{number}".encode(), partition=tp.partition)
+            producer.flush()
+
+
+def _foreign(cluster: ScriptedCluster) -> TopicPartition:
+    """What was read: 0@0 2@6 up to 12. What the leader has: 0@0 1@4, 20 records, led in epoch 3."""
+    (tp,) = cluster.add_topic("t")
+    log = cluster.logs[tp]
+    _write(cluster, tp, "a", 4)
+    log.elect(1)
+    _write(cluster, tp, "b", 16)
+    log.leader_epoch = 2
+    log.elect(1)
+    return tp
+
+
+@pytest.mark.parametrize("versions", [{}, {ApiKey.FETCH: (4, 11)}])
+def test_a_log_of_an_older_epoch_that_is_long_enough_is_another_log(versions: dict[ApiKey, tuple[int, int]]) -> None:
+    with ScriptedCluster(versions=versions) as cluster:
+        tp = _foreign(cluster)
+        with RangeReader(cluster.bootstrap, **_QUICK) as reader:
+            known = OffsetRange(12, 16, 2, epochs=(EpochStart(0, 0), EpochStart(2, 6)))
+            with pytest.raises(LogTruncationError) as error:
+                list(reader.read({tp: known}))
+            assert (error.value.divergent_offset, error.value.divergent_epoch) == (4, 0)
+            # With nothing but the last epoch, no point is certain.
+            with pytest.raises(LogTruncationError) as error:
+                list(reader.read({tp: (12, 16, 2)}))
+            assert error.value.divergent_offset == -1
+
+
+def test_records_of_another_epoch_than_planned_are_refused_and_those_before_are_given() -> None:
+    with ScriptedCluster() as cluster:
+        tp = _foreign(cluster)
+        with RangeReader(cluster.bootstrap, **_QUICK) as reader:
+            for planned, first in [
+                # The log has a newer epoch where the plan has an older one, an older for a newer, one in between.
+                ((EpochStart(0, 0),), 4),
+                ((EpochStart(0, 0), EpochStart(2, 6)), 4),
+                ((EpochStart(0, 0), EpochStart(1, 4), EpochStart(2, 9)), 9),
+                ((EpochStart(0, 0), EpochStart(1, 2)), 2),
+            ]:
+                progress: dict[TopicPartition, int] = {}
+                batches = reader.read({tp: OffsetRange(0, 12, -1, 2, epochs=planned)}, progress=progress)
+                rows: list[int] = []
+                with pytest.raises(EpochMismatchError) as error:
+                    rows.extend(offset for batch in batches for offset in batch.column("offset").to_pylist())
+                assert (error.value.offset, rows, progress) == (first, list(range(first)), {tp: first})
+            exact = (EpochStart(0, 0), EpochStart(1, 4))
+            assert sum(b.num_rows for b in reader.read({tp: OffsetRange(2, 12, 0, 1, epochs=exact)})) == 10
+            # Below what the plan remembers nothing can be told.
+            assert sum(b.num_rows for b in reader.read({tp: OffsetRange(2, 12, 0, 1, epochs=exact[1:])})) == 10
+
+
+def test_a_reader_waits_at_the_broker_for_news() -> None:
+    with ScriptedCluster() as cluster:
+        (tp,) = cluster.add_topic("t")
+        _write(cluster, tp, "a", 4)
+        with RangeReader(cluster.bootstrap, **_QUICK) as reader:
+            assert not reader.await_news({tp: (4, 0)}, 20)
+            assert reader.await_news({tp: (3, 0)}, 20)
+            cluster.logs[tp].elect(1, cut_to=2)
+            _write(cluster, tp, "b", 2)
+            # Another history is news, though there are no records behind the position.
+            assert reader.await_news({tp: (4, 0)}, 20)

@@ -1,0 +1,38 @@
+"""What two sources make of one stream: Spark's own Kafka connector, and ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OURS: Final = "fenceline"
+THEIRS: Final = "kafka"
+Row = tuple[int, bytes]
+"""Offset and value."""
+
+
+class Sinks:
+    """A parquet table of each source, fed by one query that is started and ended again and again."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str, topic: str, folder: Path) -> None:
+        self._spark, self._bootstrap, self._topic, self._folder = spark, bootstrap, topic, folder
+
+    def drain(self, word: str, **options: Any) -> Any:
+        """Read what there is; the query, ended. The checkpoint is one for all runs of a source."""
+        given = {"kafka.bootstrap.servers": self._bootstrap, "subscribe": self._topic, "startingOffsets": "earliest"}
+        given.update({"kafka.metadata.max.age.ms": "500"} if word == THEIRS else {})
+        frame = self._spark.readStream.format(word).options(**given, **options).load()
+        writer = frame.writeStream.format("parquet").option(
+            "checkpointLocation", str(self._folder / f"{word}-checkpoint")
+        )
+        query = writer.trigger(availableNow=True).start(str(self._folder / word))
+        query.awaitTermination()
+        return query
+
+    def rows(self, word: str) -> list[Row]:
+        """Offset and value."""
+        found = self._spark.read.parquet(str(self._folder / word)).collect()
+        return sorted((row.offset, bytes(row.value)) for row in found)

@@ -1,0 +1,154 @@
+"""The losses that Spark's own Kafka connector does not tell of, beside what `format("fenceline")` does with the same
+stream: one Apache Kafka, one Spark session, the same topics (`pyspark.md` S25, S26, S32, S35).
+
+The log is cut in the stopped node's files, as an unclean election leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fenceline.ids import TopicPartition
+from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
+from pyspark_fenceline.errors import LossKind, losses_of, parse
+from tests.spark.conftest import CONNECTOR, Broker
+from tests.spark.sinks import OURS, THEIRS, Row, Sinks
+from tests.spark.test_truncation import cut
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.kafka,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`"),
+]
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[ApacheKafka]:
+    """One that these tests may stop."""
+    with small_kafka() as running:
+        yield running
+
+
+def old(first: int, end: int) -> list[Row]:
+    """Rows whose value is their offset."""
+    return [(offset, b"%d" % offset) for offset in range(first, end)]
+
+
+def new(first: int, end: int, base: int = 100) -> list[Row]:
+    """Rows that were written after the log was cut at `base`."""
+    return [(offset, b"%d" % (1000 + offset - base)) for offset in range(first, end)]
+
+
+@pytest.fixture
+def cut_at_100(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Path) -> tuple[Sinks, Broker, str]:
+    """150 records, which both sources have read; then the log is cut to 100 and the node is back."""
+    broker = Broker("kafka", kafka.bootstrap)
+    broker.create(topic)
+    broker.produce(topic, range(100))
+    broker.produce(topic, range(100, 150))
+    sinks = Sinks(spark, kafka.bootstrap, topic, tmp_path)
+    for word in (OURS, THEIRS):
+        sinks.drain(word)
+        assert sinks.rows(word) == old(0, 150)
+    broker.admin.close()
+    kafka.stop()
+    cut(kafka.log_dir, topic, 100)
+    kafka.start()
+    return sinks, Broker("kafka", kafka.bootstrap), topic
+
+
+def test_a_log_that_was_cut_and_is_long_enough_again(cut_at_100: tuple[Sinks, Broker, str]) -> None:
+    sinks, broker, topic = cut_at_100
+    broker.produce(topic, range(1000, 1100))
+
+    # The connector, told to fail on data loss: no error. It goes on at 150; stale rows stay, new ones are never read.
+    sinks.drain(THEIRS, failOnDataLoss=True)
+    assert sinks.rows(THEIRS) == sorted([*old(0, 150), *new(150, 200)])
+
+    with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
+        sinks.drain(OURS)
+    (loss,) = parse(caught.value) or ()
+    assert (loss.kind, loss.divergence_offset, loss.offset) == (LossKind.LOG_TRUNCATED, 100, 150)
+    assert sinks.rows(OURS) == old(0, 150)
+
+    query = sinks.drain(OURS, onTruncation="rewind")
+    assert sinks.rows(OURS) == sorted([*old(0, 150), *new(100, 200)])
+    (loss,) = [loss for progress in query.recentProgress for loss in losses_of(progress)]
+    assert (loss.divergence_offset, loss.offset, loss.resume_offset) == (100, 150, 100)
+    # What is stale can be told: these rows carry the epoch that lost.
+
+
+def test_a_log_that_was_cut_and_is_still_shorter(cut_at_100: tuple[Sinks, Broker, str]) -> None:
+    sinks, broker, topic = cut_at_100
+    broker.produce(topic, range(1000, 1030))
+
+    # The connector stops, and names no point of divergence; told to go on, it leaves out what is new below 130.
+    with pytest.raises(Exception, match="150 to 130"):
+        sinks.drain(THEIRS, failOnDataLoss=True)
+    sinks.drain(THEIRS, failOnDataLoss=False)
+    broker.produce(topic, range(1030, 1050))
+    sinks.drain(THEIRS, failOnDataLoss=False)
+    assert sinks.rows(THEIRS) == sorted([*old(0, 150), *new(130, 150)])
+
+    with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
+        sinks.drain(OURS)
+    assert [(loss.divergence_offset, loss.offset) for loss in parse(caught.value) or ()] == [(100, 150)]
+    sinks.drain(OURS, onTruncation="rewind")
+    assert sinks.rows(OURS) == sorted([*old(0, 150), *new(100, 150)])
+
+
+def test_a_topic_that_was_created_anew(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Path) -> None:
+    broker = Broker("kafka", kafka.bootstrap)
+    broker.create(topic)
+    broker.produce(topic, range(50))
+    sinks = Sinks(spark, kafka.bootstrap, topic, tmp_path)
+    for word in (OURS, THEIRS):
+        sinks.drain(word)
+    broker.admin.delete_topics([topic])
+    broker.create(topic)
+    broker.produce(topic, range(1000, 1080))
+
+    # The connector takes the other topic for the same one and leaves its first 50 records out.
+    sinks.drain(THEIRS, failOnDataLoss=True)
+    assert sinks.rows(THEIRS) == sorted([*old(0, 50), *new(50, 80, base=0)])
+
+    with pytest.raises(Exception, match="TOPIC_RECREATED"):
+        sinks.drain(OURS)
+    query = sinks.drain(OURS, onRecreated="restart")
+    assert sinks.rows(OURS) == sorted([*old(0, 50), *new(0, 80, base=0)])
+    losses = [loss for progress in query.recentProgress for loss in losses_of(progress)]
+    assert [(loss.kind, loss.offset, loss.resume_offset) for loss in losses] == [(LossKind.TOPIC_RECREATED, 50, 0)]
+
+
+def test_records_that_expired(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Path) -> None:
+    broker = Broker("kafka", kafka.bootstrap)
+    broker.create(topic)
+    broker.produce(topic, range(50))
+    sinks = Sinks(spark, kafka.bootstrap, topic, tmp_path)
+    for word in (OURS, THEIRS):
+        sinks.drain(word)
+    broker.produce(topic, range(50, 100))
+    broker.admin.delete_records({TopicPartition(topic, 0): 70})
+
+    with pytest.raises(Exception):  # noqa: B017 - each in words of its own
+        sinks.drain(THEIRS, failOnDataLoss=True)
+    # Told to go on, the connector's progress says nothing of what was left out.
+    query = sinks.drain(THEIRS, failOnDataLoss=False)
+    assert sinks.rows(THEIRS) == [*old(0, 50), *old(70, 100)]
+    assert not [loss for progress in query.recentProgress for loss in losses_of(progress)]
+
+    with pytest.raises(Exception, match="OFFSETS_EXPIRED") as caught:
+        sinks.drain(OURS)
+    assert [(loss.offset, loss.log_start_offset) for loss in parse(caught.value) or ()] == [(50, 70)]
+    query = sinks.drain(OURS, onExpired="continue")
+    assert sinks.rows(OURS) == [*old(0, 50), *old(70, 100)]
+    (loss,) = [loss for progress in query.recentProgress for loss in losses_of(progress)]
+    assert (loss.kind, loss.offset, loss.resume_offset) == (LossKind.OFFSETS_EXPIRED, 50, 70)

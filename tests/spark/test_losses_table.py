@@ -1,0 +1,100 @@
+"""`option("losses", True)`: what logs have lost, as a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from fenceline.errors import OperatorError
+from fenceline.ids import LOSSES_TOPIC
+from fenceline.testing.node import EmbeddedNode
+from fenceline.testing.waiting import eventually
+from pyspark_fenceline import connect
+from pyspark_fenceline.losses_table import LossesReader, losses_reader
+from pyspark_fenceline.source import FencelineDataSource
+from tests.spark.conftest import Broker
+from tests.spark.fakes import FakeCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GIVEN = {"kafka.bootstrap.servers": "h:1", "losses": "true"}
+
+
+def receipt(id: str, time_ms: int, topic: str = "t", **others: Any) -> bytes:
+    return json.dumps({"id": id, "time_ms": time_ms, "topic": topic, "partition": 0, **others}).encode()
+
+
+def read(monkeypatch: pytest.MonkeyPatch, reader: LossesReader, *values: bytes | None) -> list[dict[str, Any]]:
+    cluster = FakeCluster(**{LOSSES_TOPIC: 1})
+    cluster.log(LOSSES_TOPIC).append(len(values))
+    monkeypatch.setattr(connect, "connect", lambda properties: cluster)
+    monkeypatch.setattr(connect, "reader", lambda properties: None)
+    batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
+    monkeypatch.setattr(connect, "read_arrow", lambda *given: iter([batch]))
+    (task,) = reader.partitions()
+    return [row for found in reader.read(task) for row in found.to_pylist()]
+
+
+def test_the_last_word_on_each_loss_counts_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read(
+        monkeypatch,
+        losses_reader(GIVEN),
+        receipt("b", 2_000, evidence=["/x"], leader_epochs=[1, 3], records=7),
+        receipt("a", 1_000),
+        None,
+        receipt("b", 2_000, evidence=[], leader_epochs=[1, 3], records=7, what_a_later_release_says=1),
+    )
+    assert [(row["id"], row["evidence"], row["leader_epochs"], row["records"]) for row in found] == [
+        ("a", None, None, None),
+        ("b", [], [1, 3], 7),
+    ]
+    assert found[1]["time"].timestamp() == 2.0
+
+
+def test_topics_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = losses_reader({**GIVEN, "subscribe": "t, u"})
+    found = read(monkeypatch, reader, receipt("a", 1), receipt("b", 2, "u"), receipt("c", 3, "v"))
+    assert [row["id"] for row in found] == ["a", "b"]
+
+
+def test_a_cluster_that_never_lost_anything_has_an_empty_table() -> None:
+    (task,) = LossesReader({}, None, FakeCluster()).partitions()
+    assert list(LossesReader({}, None).read(task)) == []
+
+
+def test_what_can_not_be_meant_is_refused() -> None:
+    with pytest.raises(OperatorError, match="means nothing with 'losses'"):
+        losses_reader({**GIVEN, "startingOffsets": "latest"})
+    with pytest.raises(OperatorError, match=r"kafka\.bootstrap\.servers"):
+        losses_reader({"losses": "true"})
+    refused = FencelineDataSource(GIVEN).streamReader(FencelineDataSource(GIVEN).schema())
+    with pytest.raises(OperatorError, match=LOSSES_TOPIC):
+        refused.initialOffset()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_losses_of_a_node_under_spark(spark: SparkSession, tmp_path: Path) -> None:
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        reader = spark.read.format("fenceline").option("kafka.bootstrap.servers", node.bootstrap)
+        assert reader.option("losses", True).load().count() == 0
+        broker.create("t")
+        for first in (0, 10):
+            broker.produce("t", range(first, first + 10))
+        broker.admin.close()
+        node.kill()
+        (segment,) = next(node.log_dir.rglob("t-0")).glob("*.log")
+        segment.write_bytes(segment.read_bytes()[:-3])
+        node.start()
+        reader = spark.read.format("fenceline").option("kafka.bootstrap.servers", node.bootstrap)
+        table = reader.option("losses", True).load()
+        (row,) = eventually(lambda: table.where("topic = 't'").collect(), "the receipt")
+        assert (row.partition, row.start_offset, row.end_offset_exclusive) == (0, 10, 20)
+        assert row["cause"] == "recovery"
+        assert row.time is not None

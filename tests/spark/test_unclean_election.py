@@ -1,0 +1,128 @@
+"""Both sources over a real unclean election, on three brokers of Apache Kafka 4.3.1 and on three of Fenceline: the case
+of `pyspark.md` S25, S26 and S32, with `unclean.leader.election.enable`, as it comes to pass in production.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from fenceline.testing.mixed_cluster import MixedCluster
+from fenceline.testing.waiting import eventually
+from pyspark_fenceline.errors import Loss, LossKind, losses_of, parse
+from tests.scheduling import CLUSTERS
+from tests.spark.conftest import CONNECTOR
+from tests.spark.sinks import OURS, THEIRS, Row, Sinks
+from tests.support.unclean_story import FIRST, KEPT, LOST, SECOND, WAIT_S, UncleanStory, cluster_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
+END: Final = KEPT + LOST
+KINDS: Final = ["fenceline", pytest.param("kafka", marks=pytest.mark.kafka)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MixedCluster]:
+    with cluster_of(request.param, tmp_path_factory.mktemp("unclean")) as running:
+        running.wait_ready()
+        running.wait_complete()
+        yield running
+
+
+@pytest.fixture
+def story(cluster: MixedCluster) -> Iterator[UncleanStory]:
+    made = UncleanStory(cluster)
+    yield made
+    made.mend()
+
+
+def at(first: int, values: list[bytes]) -> list[Row]:
+    return list(enumerate(values, first))
+
+
+def found_in(losses: tuple[Loss, ...] | list[Loss] | None) -> list[tuple[LossKind, int | None, int]]:
+    return [(loss.kind, loss.divergence_offset, loss.offset) for loss in losses or ()]
+
+
+@pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`")
+def test_the_connector_goes_on_and_the_source_does_not(
+    spark: SparkSession, story: UncleanStory, tmp_path: Path
+) -> None:
+    kept, lost = story.part()
+    sinks = Sinks(spark, story.bootstrap, story.tp.topic, tmp_path)
+    for word in (OURS, THEIRS):
+        sinks.drain(word)
+        assert sinks.rows(word) == at(0, [*kept, *lost])
+    story.lead_uncleanly(SECOND, instead_of=FIRST)
+    new = story.write(2 * LOST, "new")
+
+    # The connector, told to fail on data loss: no error. What is stale stays, and what is new below 150 is never read.
+    sinks.drain(THEIRS, failOnDataLoss=True)
+    assert sinks.rows(THEIRS) == sorted([*at(0, [*kept, *lost]), *at(END, new[LOST:])])
+
+    with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
+        sinks.drain(OURS)
+    assert found_in(parse(caught.value)) == [(LossKind.LOG_TRUNCATED, KEPT, END)]
+    assert sinks.rows(OURS) == at(0, [*kept, *lost])
+
+    query = sinks.drain(OURS, onTruncation="rewind", includeLeaderEpoch=True)
+    assert sinks.rows(OURS) == sorted([*at(0, [*kept, *lost]), *at(KEPT, new)])
+    told = [loss for progress in query.recentProgress for loss in losses_of(progress)]
+    assert found_in(told) == [(LossKind.LOG_TRUNCATED, KEPT, END)]
+    # The old leader comes back and cuts its log: nothing more is told.
+    story.restart(FIRST)
+    sinks.drain(OURS)
+    assert len(sinks.rows(OURS)) == KEPT + LOST + len(new)
+
+
+def test_a_query_that_runs_all_the_while_is_told(spark: SparkSession, story: UncleanStory, tmp_path: Path) -> None:
+    given = {
+        "kafka.bootstrap.servers": story.bootstrap,
+        "subscribe": story.tp.topic,
+        "startingOffsets": "earliest",
+        "fetchOffset.numRetries": "1000",
+        "includeLeaderEpoch": "true",
+    }
+    table = str(tmp_path / "table")
+
+    def rows() -> list[Row]:
+        read = spark.read.parquet(table).collect()
+        return sorted((row.offset, bytes(row.value)) for row in read)
+
+    frame = spark.readStream.format("fenceline").options(**given).load()
+    query = frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint")).start(table)
+    try:
+        kept, lost = story.part()
+        query.processAllAvailable()
+        assert rows() == at(0, [*kept, *lost])
+        story.lead_uncleanly(SECOND, instead_of=FIRST)
+        # Told before anything is written in the new history.
+        eventually(lambda: not query.isActive, "the query has ended", wait_s=WAIT_S)
+    finally:
+        query.stop()
+    assert found_in(parse(query.exception())) == [(LossKind.LOG_TRUNCATED, KEPT, END)]
+
+    frame = spark.readStream.format("fenceline").options(**given, onTruncation="rewind").load()
+    query = frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint")).start(table)
+    try:
+        query.processAllAvailable()
+        new = story.write(LOST // 2, "new")
+        query.processAllAvailable()
+        told = [loss for progress in query.recentProgress for loss in losses_of(progress)]
+        assert set(found_in(told)) == {(LossKind.LOG_TRUNCATED, KEPT, END)}
+        # Another one, while it runs: back to the old history, which the other replica still has.
+        story.lead_uncleanly(FIRST, instead_of=SECOND)
+        newest = story.write(1, "newest")
+        eventually(lambda: at(END, newest)[0] in rows(), "what came last", wait_s=WAIT_S)
+    finally:
+        query.stop()
+    assert query.exception() is None
+    read = set(rows())
+    assert read == {*at(0, [*kept, *lost]), *at(KEPT, new), *at(END, newest)}
+    # What had been read of the history that is back again is delivered again, in the epoch that it was written in.
+    assert [offset for offset, value in rows() if value in lost] == sorted([*range(KEPT, END)] * 2)
