@@ -106,9 +106,9 @@ class Views:
         answers: dict[TopicPartition, Answer | None] = dict.fromkeys(walks)
         while answers:
             questions: dict[TopicPartition, Question] = {}
-            for tp, answer in answers.items():
+            for tp, last in answers.items():
                 try:
-                    questions[tp] = next(walks[tp]) if answer is None else walks[tp].send(answer)
+                    questions[tp] = next(walks[tp]) if last is None else walks[tp].send(last)
                 except StopIteration as done:
                     epochs: tuple[EpochStart, ...] = done.value
                     views[tp] = replace(views[tp], epochs=epochs)

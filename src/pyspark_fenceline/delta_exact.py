@@ -1,0 +1,396 @@
+"""What a batch changes in a table that is to hold exactly what the log holds.
+
+Owns the decision, against one version of the table: which of its files have stale rows (`log_matching`), which rows of
+the batch are in the table already or were truncated away while they were written, and what the table remembers
+afterwards. Files are looked at by their bounds first, then by four of their columns; only files with rows that must go
+are written anew, and a file that is stale as a whole is not even read. Nothing is committed here: `delta_commit` puts
+all of it into one log entry.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.delta_evidence import Evidence
+from pyspark_fenceline.delta_files import DataFile
+from pyspark_fenceline.delta_index import LogColumns, Span, bounds, merged
+from pyspark_fenceline.delta_options import DeltaOptions
+from pyspark_fenceline.delta_rewrite import rewrite
+from pyspark_fenceline.delta_state import PartitionState, TableState, last_topic_ids, read_state
+from pyspark_fenceline.delta_table_files import TableFile, read_log_columns, table_files
+from pyspark_fenceline.log_matching import LogView, SpanVerdict, judge_span, stale_rows
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from deltalake import DeltaTable
+
+    Mask = npt.NDArray[np.bool_]
+
+_log = logging.getLogger("pyspark_fenceline")
+_THREADS: Final = 4
+_RANGES_TOLD: Final = 50
+NOTHING_OF_IT: Final = LogView(1 << 31, 0, -(1 << 62))
+"""The view of a topic that is another one now: no row of any epoch is in it."""
+
+AskViews = Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogView]]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Rows of one partition and epoch that were taken out; both offsets are included. `reason`: stale, known."""
+
+    topic: str
+    partition: int
+    epoch: int
+    first_offset: int
+    last_offset: int
+    row_count: int
+    reason: str
+
+    def told(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One log entry. `add`: files that come, `remove`: files that go. `discard`: written files that no entry names."""
+
+    add: Sequence[DataFile]
+    remove: Sequence[TableFile]
+    state: TableState
+    removed: Sequence[Removed] = ()
+    discard: Sequence[str] = ()
+    rewritten: Sequence[str] = field(default=())
+    """Files made here; without the commit they are waste."""
+
+    def metadata(self) -> dict[str, Any]:
+        """For the commit: what the table remembers, and what was repaired."""
+        stale = [one.told() for one in self.removed if one.reason == "stale"]
+        told: dict[str, Any] = {"state": self.state.encode()}
+        if stale:
+            rows = sum(one.row_count for one in self.removed if one.reason == "stale")
+            told["repair"] = {"stale_rows": rows, "ranges": stale[:_RANGES_TOLD], "range_count": len(stale)}
+        return told
+
+
+def plan_change(
+    options: DeltaOptions,
+    table: DeltaTable,
+    files: Sequence[DataFile],
+    evidence: Evidence,
+    ask: AskViews,
+) -> Change:
+    """`ask`: for views that `evidence` lacks. Raises `OperatorError` where the table is of another topic."""
+    return _Planner(options, table, files, evidence, ask).plan()
+
+
+class _Planner:
+    def __init__(
+        self,
+        options: DeltaOptions,
+        table: DeltaTable,
+        files: Sequence[DataFile],
+        evidence: Evidence,
+        ask: AskViews,
+    ) -> None:
+        self._options = options
+        self._table = table
+        self._files = files
+        self._evidence = evidence
+        self._ask = ask
+        self._kept_files: list[TableFile] | None = None
+        self._columns: dict[str, LogColumns] = {}
+        self._removed: list[Removed] = []
+        self._made: list[str] = []
+
+    def plan(self) -> Change:
+        state = read_state(self._table)
+        spans = merged(span for file in self._files for span in file.spans)
+        incoming = bounds(spans)
+        ends = self._ends(state)
+        replaced = self._replaced_topics(state)
+        suspects = self._suspects(state, ends, replaced)
+        views = self._views(suspects, spans)
+        remove, copies = self._clean_table(suspects, views)
+        overlapping = {
+            tp: incoming[tp]
+            for tp in incoming
+            if tp in ends and incoming[tp][0] < ends[tp] and tp.topic not in replaced
+        }
+        present = self._present(overlapping) if overlapping else {}
+        add, discard = self._clean_batch(views, present)
+        if remove or overlapping:
+            # A bound from the files may be lower now; of a file with many partitions it says less than was known.
+            gone = {file.path for file in remove}
+            remaining = [file for file in self._all_files() if file.path not in gone]
+            found = self._bounds_of(remaining, copies, {*ends})
+            ends = {tp: min(end, found.get(tp, 0)) for tp, end in ends.items()}
+        return Change(
+            add=[*copies, *add],
+            remove=remove,
+            state=self._next_state(state, ends, incoming, suspects),
+            removed=self._removed,
+            discard=discard,
+            rewritten=self._made,
+        )
+
+    # What is in question ----------------------------------------------------------------------------------------
+
+    def _all_files(self) -> list[TableFile]:
+        if self._kept_files is None:
+            self._kept_files = table_files(self._table)
+        return self._kept_files
+
+    def _ends(self, state: TableState | None) -> dict[TopicPartition, int]:
+        """An offset above all rows, of each partition that the table has rows of (or may have)."""
+        if state is not None:
+            return {tp: known.end_offset for tp, known in state.partitions.items()}
+        return self._bounds_of(self._all_files(), (), {*self._evidence.leader_epochs})
+
+    def _bounds_of(
+        self, files: Sequence[TableFile], copies: Sequence[DataFile], wanted: set[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        ends: dict[TopicPartition, int] = {}
+        for file in files:
+            only = file.only_partition
+            for tp in [only] if only is not None else [tp for tp in wanted if file.may_hold(tp)]:
+                last = file.offsets[1] if file.offsets is not None else (1 << 62)
+                ends[tp] = max(ends.get(tp, 0), last + 1)
+        for copy in copies:
+            for tp, (_, last) in bounds(copy.spans).items():
+                ends[tp] = max(ends.get(tp, 0), last + 1)
+        return ends
+
+    def _replaced_topics(self, state: TableState | None) -> set[str]:
+        """Topics of the table's rows that are other ones now. Raises `OperatorError` unless onRecreated=replace."""
+        known = state.topic_ids if state is not None else last_topic_ids(self._table)
+        now = self._evidence.topic_ids
+        replaced = {topic for topic, id in known.items() if id and now.get(topic) not in (id, None)}
+        if replaced and self._options.on_recreated != "replace":
+            raise OperatorError(
+                f"The Delta table at {self._options.path} holds rows of topics that were deleted and created anew: "
+                f"{', '.join(sorted(replaced))}",
+                'Write to a new table, or set the option onRecreated to "replace" to take the old rows out.',
+            )
+        return replaced
+
+    def _suspects(
+        self, state: TableState | None, ends: Mapping[TopicPartition, int], replaced: set[str]
+    ) -> dict[TopicPartition, LogView | None]:
+        """Partitions whose rows were not compared yet with the log of the leader of now; a view where it is given."""
+        suspects: dict[TopicPartition, LogView | None] = {}
+        for tp in ends:
+            leader_epoch = self._evidence.leader_epochs.get(tp, -1)
+            known = state.partitions.get(tp) if state is not None else None
+            if tp.topic in replaced:
+                suspects[tp] = NOTHING_OF_IT
+            elif leader_epoch >= 0 and (known is None or known.leader_epoch < leader_epoch):
+                suspects[tp] = None
+        return suspects
+
+    def _views(
+        self, suspects: Mapping[TopicPartition, LogView | None], spans: Sequence[Span]
+    ) -> dict[TopicPartition, LogView]:
+        """Views of all partitions in question, and of those of the batch's rows that an older leader wrote."""
+        epochs = self._evidence.leader_epochs
+        wanted = {tp for tp, view in suspects.items() if view is None}
+        wanted |= {s.topic_partition for s in spans if 0 <= s.epoch < epochs.get(s.topic_partition, -1)}
+        views = {tp: view for tp, view in self._evidence.views.items() if tp in wanted}
+        missing = wanted - views.keys()
+        if missing:
+            views.update(self._ask(sorted(missing)))
+        return views
+
+    # The table's rows -------------------------------------------------------------------------------------------
+
+    def _clean_table(
+        self, suspects: Mapping[TopicPartition, LogView | None], views: Mapping[TopicPartition, LogView]
+    ) -> tuple[list[TableFile], list[DataFile]]:
+        """Files that go, and copies of some of them without their stale rows."""
+        judged = {tp: given or views[tp] for tp, given in suspects.items() if given is not None or tp in views}
+        if not judged:
+            return [], []
+        remove: list[TableFile] = []
+        partly: list[tuple[TableFile, Mask]] = []
+        for file in self._all_files():
+            stale = self._stale_in(file, judged)
+            if stale is None:
+                continue
+            remove.append(file)
+            if not isinstance(stale, bool):
+                partly.append((file, ~stale))
+        with ThreadPoolExecutor(_THREADS) as pool:
+            copies = list(
+                pool.map(lambda one: rewrite(self._options, one[0].path, one[0].partition_values, one[1]), partly)
+            )
+        self._made += [copy.path for copy in copies]
+        return remove, copies
+
+    def _stale_in(self, file: TableFile, views: Mapping[TopicPartition, LogView]) -> Mask | bool | None:
+        """None: nothing is stale. True: all of it. Else the stale rows."""
+        only = file.only_partition
+        concerned = [only] if only is not None else [tp for tp in views if file.may_hold(tp)]
+        concerned = [tp for tp in concerned if tp in views]
+        if not concerned:
+            return None
+        if only is not None and file.offsets is not None and file.epochs is not None:
+            verdict = judge_span(views[only], *file.offsets, *file.epochs)
+            if verdict is SpanVerdict.NONE_STALE:
+                return None
+            if verdict is SpanVerdict.ALL_STALE and not file.has_null_epochs:
+                self._note(
+                    only, file.epochs[0], file.offsets[0], file.offsets[1], file.record_count or 0, reason="stale"
+                )
+                return True
+        columns = self._read(file)
+        stale = _stale_mask(columns, views)
+        if not stale.any():
+            return None
+        self._note_rows(columns, stale, "stale")
+        return True if stale.all() else stale
+
+    def _present(
+        self, overlapping: Mapping[TopicPartition, tuple[int, int]]
+    ) -> dict[TopicPartition, list[tuple[Any, Any]]]:
+        """Offsets and epochs of the rows that stay in the table, within the batch's bounds.
+
+        Files that were just written anew are asked in their old form: their stale rows match no row of the batch that
+        is kept.
+        """
+        import numpy as np
+
+        present: dict[TopicPartition, list[tuple[Any, Any]]] = {}
+        for file in self._all_files():
+            for tp, (first, last) in overlapping.items():
+                only = file.only_partition
+                if (only is not None and only != tp) or not file.may_hold(tp):
+                    continue
+                if not file.may_hold_offsets(first, last):
+                    continue
+                columns = self._read(file)
+                if tp not in columns.partitions:
+                    continue
+                of_partition = columns.codes == columns.partitions.index(tp)
+                inside = of_partition & (columns.offsets >= first) & (columns.offsets <= last)
+                rows = np.flatnonzero(inside)
+                present.setdefault(tp, []).append((columns.offsets[rows], columns.epochs[rows]))
+        return present
+
+    def _read(self, file: TableFile) -> LogColumns:
+        if file.path not in self._columns:
+            self._columns[file.path] = read_log_columns(self._options, file)
+        return self._columns[file.path]
+
+    # The batch's rows -------------------------------------------------------------------------------------------
+
+    def _clean_batch(
+        self, views: Mapping[TopicPartition, LogView], present: Mapping[TopicPartition, Sequence[tuple[Any, Any]]]
+    ) -> tuple[list[DataFile], list[str]]:
+        """The batch's files without rows that are stale or in the table; and the files that these replace."""
+        import numpy as np
+
+        add: list[DataFile] = []
+        discard: list[str] = []
+        for file in self._files:
+            doubtful = any(
+                span.topic_partition in views
+                and judge_span(views[span.topic_partition], span.first_offset, span.last_offset, span.epoch, span.epoch)
+                is not SpanVerdict.NONE_STALE
+                for span in file.spans
+            )
+            if not doubtful and not any(span.topic_partition in present for span in file.spans):
+                add.append(file)
+                continue
+            columns = read_log_columns(
+                self._options, TableFile(file.path, file.size_bytes, file.partition_values, file.record_count)
+            )
+            stale = _stale_mask(columns, views)
+            known = _known_mask(columns, present) & ~stale
+            keep = ~(stale | known)
+            self._note_rows(columns, stale, "lost")
+            self._note_rows(columns, known, "known")
+            if keep.all():
+                add.append(file)
+                continue
+            discard.append(file.path)
+            if np.any(keep):
+                copy = rewrite(self._options, file.path, file.partition_values, keep)
+                self._made.append(copy.path)
+                add.append(copy)
+        return add, discard
+
+    # What is told -----------------------------------------------------------------------------------------------
+
+    def _next_state(
+        self,
+        state: TableState | None,
+        ends: Mapping[TopicPartition, int],
+        incoming: Mapping[TopicPartition, tuple[int, int]],
+        suspects: Mapping[TopicPartition, LogView | None],
+    ) -> TableState:
+        epochs = self._evidence.leader_epochs
+        partitions: dict[TopicPartition, PartitionState] = {}
+        for tp in {*ends, *incoming}:
+            end = max(ends.get(tp, 0), incoming[tp][1] + 1 if tp in incoming else 0)
+            known = state.partitions.get(tp) if state is not None else None
+            compared = known.leader_epoch if known is not None else -1
+            if suspects.get(tp) is NOTHING_OF_IT or tp not in ends or tp in suspects:
+                compared = max(epochs.get(tp, -1), compared if suspects.get(tp) is not NOTHING_OF_IT else -1)
+            partitions[tp] = PartitionState(compared, end)
+        known_ids = state.topic_ids if state is not None else last_topic_ids(self._table)
+        return TableState(partitions, {**known_ids, **self._evidence.topic_ids})
+
+    def _note(
+        self, tp: TopicPartition, epoch: int, first_offset: int, last_offset: int, row_count: int, *, reason: str
+    ) -> None:
+        self._removed.append(Removed(*tp, epoch, first_offset, last_offset, row_count, reason))
+
+    def _note_rows(self, columns: LogColumns, mask: Mask, reason: str) -> None:
+        import numpy as np
+
+        if not mask.any():
+            return
+        for code, tp in enumerate(columns.partitions):
+            of_partition = mask & (columns.codes == code)
+            if not of_partition.any():
+                continue
+            for epoch in np.unique(columns.epochs[of_partition]).tolist():
+                offsets = columns.offsets[of_partition & (columns.epochs == epoch)]
+                self._note(tp, epoch, int(offsets.min()), int(offsets.max()), len(offsets), reason=reason)
+
+
+def _stale_mask(columns: LogColumns, views: Mapping[TopicPartition, LogView]) -> Mask:
+    import numpy as np
+
+    stale = np.zeros(len(columns), dtype=np.bool_)
+    for run in columns.runs():
+        view = views.get(run.topic_partition)
+        if view is None:
+            continue
+        part = slice(run.start, run.end)
+        stale[part] = True if view is NOTHING_OF_IT else stale_rows(view, columns.offsets[part], columns.epochs[part])
+    return stale
+
+
+def _known_mask(columns: LogColumns, present: Mapping[TopicPartition, Sequence[tuple[Any, Any]]]) -> Mask:
+    """Rows whose offset and epoch the table has."""
+    import numpy as np
+
+    known = np.zeros(len(columns), dtype=np.bool_)
+    for tp, pairs in present.items():
+        if tp not in columns.partitions:
+            continue
+        of_partition = columns.codes == columns.partitions.index(tp)
+        offsets = np.concatenate([pair[0] for pair in pairs])
+        epochs = np.concatenate([pair[1] for pair in pairs])
+        for epoch in np.unique(columns.epochs[of_partition]).tolist():
+            rows = np.flatnonzero(of_partition & (columns.epochs == epoch))
+            known[rows] = np.isin(columns.offsets[rows], offsets[epochs == epoch])
+    return known
