@@ -38,6 +38,7 @@ FINDINGS_DDL: Final = (
 )
 Starting = Literal["earliest", "table"]
 _SMALLEST_BUCKET: Final = 250_000
+_USUAL_BUCKET: Final = 2_000_000
 _LARGEST_BUCKET: Final = 16_000_000
 _BUCKETS_A_TASK: Final = 3
 _LOCAL_TASKS: Final = 4
@@ -210,6 +211,10 @@ class _Work:
 
     task_count = _LOCAL_TASKS
 
+    def topics(self) -> set[str] | None:
+        """The topics of the rows, where that is known without looking at them."""
+        return None
+
     def totals(self, bucket_size: int) -> list[tuple[str | None, int, int, int, int, int]]:
         """First step, kept for the second: topic, partition, epoch, first offset, end, number of rows."""
         raise NotImplementedError
@@ -288,6 +293,9 @@ class _LocalFiles(_Work):
         self._files = files
         self._runs: Any = None
 
+    def topics(self) -> set[str] | None:
+        return _topics_of(self._files)
+
     def totals(self, bucket_size: int) -> list[tuple[str | None, int, int, int, int, int]]:
         import pyarrow as pa
 
@@ -328,6 +336,12 @@ class _LocalFiles(_Work):
     def counts(self, findings: pa.Table) -> list[tuple[str, int, int]]:
         grouped = findings.group_by("kind").aggregate([("start_offset", "count"), ("rows", "sum")])
         return [(row["kind"], row["start_offset_count"], row["rows_sum"]) for row in grouped.to_pylist()]
+
+
+def _topics_of(files: Sequence[TableFile]) -> set[str] | None:
+    names = {file.topics[0] for file in files if file.topics is not None and file.topics[0] == file.topics[1]}
+    is_known = all(file.topics is not None and file.topics[0] == file.topics[1] for file in files)
+    return names if is_known else None
 
 
 def _empty_runs(stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
@@ -408,6 +422,9 @@ class _SparkFiles(_SparkWork):
 
         return self._session.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(read, RUNS_DDL)
 
+    def topics(self) -> set[str] | None:
+        return _topics_of(self._files)
+
 
 class _SparkRows(_SparkWork):
     def __init__(self, rows: DataFrame) -> None:
@@ -416,7 +433,8 @@ class _SparkRows(_SparkWork):
         self.task_count = _parallelism(self._session) * _BUCKETS_A_TASK
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
-        return self._rows.mapInArrow(partial(runs_of_batches, bucket_size=bucket_size), RUNS_DDL)
+        runs: DataFrame = self._rows.mapInArrow(partial(runs_of_batches, bucket_size=bucket_size), RUNS_DDL)
+        return runs
 
 
 def _parallelism(session: SparkSession) -> int:
@@ -455,9 +473,10 @@ def _run(work: _Work, chosen: Settings) -> tuple[Any, Verdict]:
         {**chosen.client, "isolation.level": "read_committed" if chosen.committed_only else "read_uncommitted"}
     )
     known = list(chosen.topics) if chosen.topics is not None else []
-    bucket_size = _SMALLEST_BUCKET
-    if known:
-        facts = cluster.topics(known)
+    likely = known or sorted(work.topics() or ())
+    bucket_size = _USUAL_BUCKET
+    if likely:
+        facts = cluster.topics(likely)
         missing = [name for name in known if name not in facts]
         if missing:
             raise OperatorError(f"There is no topic {', '.join(missing)}", "See what there is: fenceline topics list")
