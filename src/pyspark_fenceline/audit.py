@@ -134,12 +134,9 @@ def audit(
     chosen = settings(bootstrap, topics, starting, isolation_level, everything)
     if isinstance(table, str):
         options, files = open_for_audit(table, storage)
-        session = spark or _session()
-        work: _Work = _SparkFiles(session, options, files)
-    else:
-        _require_columns(table.columns, "The DataFrame")
-        work = _SparkRows(table)
-    findings, verdict = _run(work, chosen)
+        return audit_files(options, files, chosen, spark or the_session())
+    _require_columns(table.columns, "The DataFrame")
+    findings, verdict = _run(_SparkRows(table), chosen)
     return Audit(findings, verdict)
 
 
@@ -150,9 +147,7 @@ def audit_here(
     storage: Mapping[str, str] | None = None,
 ) -> Audit:
     """As `audit`, in this process and without Spark."""
-    options, files = open_for_audit(table, storage)
-    findings, verdict = _run(_LocalFiles(options, files), chosen)
-    return Audit(findings, verdict)
+    return audit_files(*open_for_audit(table, storage), chosen, None)
 
 
 def settings(
@@ -173,6 +168,16 @@ def settings(
     committed = isolation_level == "read_committed"
     names = (topics,) if isinstance(topics, str) else None if topics is None else tuple(topics)
     return Settings(client, names, starting, committed, committed if everything is None else everything)
+
+
+def audit_files(
+    options: DeltaOptions, files: Sequence[TableFile], chosen: Settings, session: SparkSession | None
+) -> Audit:
+    """Compare these files, by Spark where there is a session, else in this process."""
+    findings, verdict = _run(
+        _LocalFiles(options, files) if session is None else _SparkFiles(session, options, files), chosen
+    )
+    return Audit(findings, verdict)
 
 
 def open_for_audit(path: str, storage: Mapping[str, str] | None) -> tuple[DeltaOptions, list[TableFile]]:
@@ -197,7 +202,7 @@ def _require_columns(names: Iterable[str], what: str) -> None:
         )
 
 
-def _session() -> SparkSession:
+def the_session() -> SparkSession:
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
@@ -384,9 +389,9 @@ class _SparkWork(_Work):
             runs = runs.unionByName(numbers.mapInArrow(empty, RUNS_DDL))
         keys = ("topic", "partition", "bucket")
         # As many tasks as there are places: Spark would join small ones, and they are small until they read the log.
-        return (
-            runs.repartition(self.task_count, *keys).groupBy(*keys).applyInArrow(_one(judging), FINDINGS_DDL).persist()
-        )
+        groups = runs.repartition(self.task_count, *keys).groupBy(*keys)
+        found: DataFrame = groups.applyInArrow(_one(judging), FINDINGS_DDL).persist()
+        return found
 
     def counts(self, findings: DataFrame) -> list[tuple[str, int, int]]:
         from pyspark.sql import functions as f
@@ -410,7 +415,7 @@ class _SparkFiles(_SparkWork):
         self._session = session
         self._options = options
         self._files = files
-        self.task_count = _parallelism(session) * _BUCKETS_A_TASK
+        self.task_count = parallelism(session) * _BUCKETS_A_TASK
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
         parts = in_parts(self._files, self.task_count)
@@ -430,14 +435,14 @@ class _SparkRows(_SparkWork):
     def __init__(self, rows: DataFrame) -> None:
         self._session = rows.sparkSession
         self._rows = rows.select(*LOG_COLUMNS)
-        self.task_count = _parallelism(self._session) * _BUCKETS_A_TASK
+        self.task_count = parallelism(self._session) * _BUCKETS_A_TASK
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
         runs: DataFrame = self._rows.mapInArrow(partial(runs_of_batches, bucket_size=bucket_size), RUNS_DDL)
         return runs
 
 
-def _parallelism(session: SparkSession) -> int:
+def parallelism(session: SparkSession) -> int:
     try:
         return max(int(session.sparkContext.defaultParallelism), 1)
     except Exception:

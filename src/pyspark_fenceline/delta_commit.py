@@ -137,7 +137,7 @@ def commit_files(
                 assert evidence is not None
                 _commit_exactly(options, table, files, shape.partition_by, transaction, evidence)
             else:
-                _commit(table, files, shape.partition_by, transaction, overwrite=overwrite)
+                commit_entry(table, files, shape.partition_by, transaction, overwrite=overwrite)
         except CommitFailedError as error:
             _log.warning("another writer was faster on %s, trying again: %s", options.path, error)
             if is_exact:
@@ -164,8 +164,8 @@ def _commit_exactly(
     if not change.add and not change.remove and transaction is None:
         return
     if change.remove:
-        _refuse_append_only(table, options.path)
-    _commit(
+        refuse_append_only(table, options.path)
+    commit_entry(
         table,
         change.add,
         partition_by,
@@ -208,7 +208,7 @@ def _say(options: DeltaOptions, change: Change) -> None:
         _log.info("%d rows of the batch are in %s already, or not in the log any more", known, options.path)
 
 
-def _refuse_append_only(table: DeltaTable, path: str) -> None:
+def refuse_append_only(table: DeltaTable, path: str) -> None:
     if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
         raise OperatorError(
             f"The Delta table at {path} has rows that were cut off the log, and may not lose any (delta.appendOnly)",
@@ -254,7 +254,7 @@ def _create(options: DeltaOptions, schema: StructType) -> DeltaTable:
         return table
 
 
-def _commit(
+def commit_entry(
     table: DeltaTable,
     files: Sequence[DataFile],
     partition_by: Sequence[str],

@@ -336,8 +336,8 @@ STEPS = {
     "before the files are compared": before(delta_exact, "table_files"),
     "before a copy": before(delta_exact, "rewrite"),
     "after a copy": after(delta_exact, "rewrite"),
-    "before the entry": before(delta_commit, "_commit"),
-    "after the entry": after(delta_commit, "_commit"),
+    "before the entry": before(delta_commit, "commit_entry"),
+    "after the entry": after(delta_commit, "commit_entry"),
     "before the left-overs go": before(delta_commit, "delete_files"),
     "after the left-overs went": after(delta_commit, "delete_files"),
 }
@@ -377,7 +377,7 @@ def test_of_two_drivers_of_one_query_one_repairs(
     write(options, 0, records(cluster, 0, 10))
     log.elect(1, keep=7)
     log.append(5)
-    real, raced = delta_commit._commit, []
+    real, raced = delta_commit.commit_entry, []
 
     def zombie_first(*positional: Any, **named: Any) -> None:
         if not raced:
@@ -385,7 +385,7 @@ def test_of_two_drivers_of_one_query_one_repairs(
             assert write(options, 1, records(cluster, 7, 12))
         real(*positional, **named)
 
-    monkeypatch.setattr(delta_commit, "_commit", zombie_first)
+    monkeypatch.setattr(delta_commit, "commit_entry", zombie_first)
     assert not write(options, 1, records(cluster, 7, 12))
     assert table_rows(options) == log_rows(cluster)
 
@@ -395,7 +395,7 @@ def test_what_another_writer_adds_meanwhile_is_seen(
 ) -> None:
     cluster.log("t").append(12)
     write(options, 0, records(cluster, 0, 4))
-    real, raced = delta_commit._commit, []
+    real, raced = delta_commit.commit_entry, []
 
     def other_first(*positional: Any, **named: Any) -> None:
         if not raced:
@@ -403,7 +403,7 @@ def test_what_another_writer_adds_meanwhile_is_seen(
             assert write(options, 0, records(cluster, 2, 9), app="other")
         real(*positional, **named)
 
-    monkeypatch.setattr(delta_commit, "_commit", other_first)
+    monkeypatch.setattr(delta_commit, "commit_entry", other_first)
     assert write(options, 1, records(cluster, 4, 12))
     assert table_rows(options) == log_rows(cluster)
 
