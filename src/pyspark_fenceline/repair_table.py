@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
-from pyspark_fenceline.audit import (
+from pyspark_fenceline.audit_table import (
     Settings,
     Starting,
     Verdict,
