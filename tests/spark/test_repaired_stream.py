@@ -1,0 +1,133 @@
+"""A stream into a table that is compared with the log, under Spark: the whole way from a cut log to an equal table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+import pyspark_fenceline
+from fenceline.testing.node import EmbeddedNode
+from tests.spark.conftest import Broker
+from tests.spark.test_source import stream
+from tests.spark.test_truncation import cut
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def drain(broker: Broker, frame: DataFrame, table: str, checkpoint: str, **options: Any) -> None:
+    writer = frame.writeStream.format("fenceline_delta").option("checkpointLocation", checkpoint)
+    writer = writer.options(**{"kafka.bootstrap.servers": broker.bootstrap, **options})
+    writer.trigger(availableNow=True).start(table).awaitTermination()
+
+
+def tracked(spark: SparkSession, broker: Broker, topic: str, **options: Any) -> DataFrame:
+    return stream(spark, broker, topic, includeLeaderEpoch=True, failOnDataLoss=False, **options)
+
+
+def offsets(table: str) -> list[tuple[int, int]]:
+    rows = DeltaTable(table).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()
+    return sorted((row["partition"], row["offset"]) for row in rows)
+
+
+def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+    table, topic = str(tmp_path / "table"), "cut"
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        broker.create(topic)
+        broker.produce(topic, range(100))
+        broker.produce(topic, range(100, 150))
+        drain(broker, tracked(spark, broker, topic, maxOffsetsPerTrigger=60), table, checkpoint)
+        assert DeltaTable(table).metadata().partition_columns == ["topic", "partition"]
+        assert pyspark_fenceline.audit(table, broker.bootstrap).verdict.is_equal
+        seen = DeltaTable(table).version()
+
+        node.stop()
+        cut(node, topic, 100)
+        node.start()
+        broker = Broker("fenceline", node.bootstrap)
+        broker.produce(topic, range(1000, 1100))
+        found = pyspark_fenceline.audit(table, broker.bootstrap)
+        assert found.verdict.word == "different"
+        kinds = {row.kind: (row.start_offset, row.end_offset_exclusive) for row in found.findings.collect()}
+        assert kinds == {"stale": (100, 150), "behind": (100, 200)}
+
+        # Told to go on, the source goes back, and the sink takes the old history out with the new one's first batch.
+        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
+        assert offsets(table) == [(0, offset) for offset in range(200)]
+
+        changed = pyspark_fenceline.changes(table, seen + 1)
+        net = {row._change_type: row["count"] for row in changed.groupBy("_change_type").count().collect()}
+        assert net == {"delete": 50, "insert": 100}
+        went = changed.where("_change_type = 'delete'").selectExpr("min(offset) a", "max(offset) b").first()
+        assert tuple(went) == (100, 149)
+
+        # A frame of any form is audited as the table is.
+        frame = spark.createDataFrame(
+            [("cut", 0, 5, 0), ("cut", 0, 5, 0), ("cut", 0, 150, 0)],
+            "topic string, partition int, offset long, leader_epoch int",
+        )
+        report = pyspark_fenceline.audit(frame, broker.bootstrap, starting="table")
+        found_kinds = {(row.kind, row.rows) for row in report.findings.collect()}
+        assert found_kinds == {("duplicate", 1), ("stale", 1), ("behind", 194)}
+
+
+def test_repair_fills_a_table_of_other_columns_by_a_transform(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    table = str(tmp_path / "table")
+    broker.create(topic, 2)
+    for partition in (0, 1):
+        broker.produce(topic, range(300), partition=partition)
+
+    def parsed(frame: DataFrame) -> DataFrame:
+        return frame.selectExpr("cast(value as int) v", "topic", "partition", "offset", "leader_epoch")
+
+    source = spark.read.format("fenceline").option("kafka.bootstrap.servers", broker.bootstrap)
+    frame = parsed(
+        source.option("subscribe", topic).option("includeLeaderEpoch", True).option("includeHeaders", True).load()
+    )
+    frame.where("offset % 100 < 70").repartition(3).write.format("fenceline_delta").mode("append").save(table)
+    frame.where("offset < 10").write.format("fenceline_delta").mode("append").save(table)
+    with pytest.raises(Exception, match="columns v are not the source's"):
+        pyspark_fenceline.repair(table, broker.bootstrap, topic)
+    done = pyspark_fenceline.repair(table, broker.bootstrap, topic, transform=parsed)
+    assert (done.removed_rows, done.added_rows) == (20, 180)
+    assert "20 duplicate" in done.sentence()
+    assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
+    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
+    assert sorted((row["partition"], row["offset"], row["v"]) for row in rows) == [
+        (partition, offset, offset) for partition in (0, 1) for offset in range(300)
+    ]
+    assert pyspark_fenceline.repair(table, broker.bootstrap, topic, transform=parsed).version is None
+
+
+def test_a_second_query_adds_nothing_that_is_there(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    table = str(tmp_path / "table")
+    broker.create(topic, 2)
+    for partition in (0, 1):
+        broker.produce(topic, range(100), partition=partition)
+    drain(broker, tracked(spark, broker, topic), table, str(tmp_path / "one"))
+    broker.produce(topic, range(100, 120), partition=0)
+    drain(broker, tracked(spark, broker, topic, maxOffsetsPerTrigger=50), table, str(tmp_path / "two"))
+    assert offsets(table) == [(0, o) for o in range(120)] + [(1, o) for o in range(100)]
+    assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
+
+
+def test_a_frame_without_epochs_is_refused_before_anything_is_written(
+    spark: SparkSession, fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str
+) -> None:
+    fenceline_node.create(topic)
+    fenceline_node.produce(topic, range(3))
+    table = tmp_path / "table"
+    with pytest.raises(Exception, match="it has not: leader_epoch"):
+        drain(fenceline_node, stream(spark, fenceline_node, topic), str(table), checkpoint)
+    assert not table.exists()
