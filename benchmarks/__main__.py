@@ -21,6 +21,7 @@ NAMES = {
     "simulation": "simulated time over real time, three controllers with a broker each",
     "partitions": "10,000 partitions, 500 topics one by one, an idle node",
     "spark": "batch and stream against Spark's own connector",
+    "spark_tables": "tables kept equal to the log: sink, repair, audit, end to end",
 }
 
 
