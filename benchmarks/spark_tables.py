@@ -2,9 +2,9 @@
 
 Spark in local[2]; the node is on the same machine. "stream into a table": 10 M records of 100 B in 4 partitions, 2 M a
 batch, with epochs, exactly once and compared with the log; the connector writes parquet. "end to end": from the send of
-a record to the commit of its row, at 10,000 rows/s with trigger 0. "repair": 300,000 of 5 M rows are of an epoch that the
-log never had; the figure is what the batch that takes them out needs beyond one that does not. "audit": a table of 10 M
-rows, in Spark and by the command's own code, where nothing is missing and where all of the log is read.
+a record to the commit of its row, at 10,000 rows/s with trigger 0. "repair": 300,000 of 5 M rows are of an epoch that
+the log never had; the figure is what the batch that takes them out needs beyond one that does not. "audit": a table of
+10 M rows, in Spark and by the command's own code, where nothing is missing and where all of the log is read.
 """
 
 from __future__ import annotations

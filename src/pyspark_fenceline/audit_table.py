@@ -303,6 +303,7 @@ class _LocalFiles(_Work):
 
     def totals(self, bucket_size: int) -> list[tuple[str | None, int, int, int, int, int]]:
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         def read(file: TableFile) -> list[pa.RecordBatch]:
             return list(runs_of_files(self._options, [file], bucket_size))
@@ -310,7 +311,7 @@ class _LocalFiles(_Work):
         with ThreadPoolExecutor(self.task_count) as pool:
             batches = [batch for part in pool.map(read, self._files) for batch in part]
         self._runs = pa.Table.from_batches(batches, schema=runs_schema())
-        rows = pa.compute.subtract(self._runs["end"], self._runs["first"])
+        rows = pc.subtract(self._runs["end"], self._runs["first"])
         grouped = (
             self._runs.append_column("rows", rows)
             .group_by(["topic", "partition", "epoch"])
@@ -418,12 +419,12 @@ class _SparkFiles(_SparkWork):
         self.task_count = parallelism(session) * _BUCKETS_A_TASK
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
-        parts = in_parts(self._files, self.task_count)
+        options, parts = self._options, in_parts(self._files, self.task_count)
 
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    yield from runs_of_files(self._options, parts[number], bucket_size)
+                    yield from runs_of_files(options, parts[number], bucket_size)
 
         return self._session.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(read, RUNS_DDL)
 

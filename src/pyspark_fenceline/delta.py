@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -78,27 +78,34 @@ class DeltaDataSource(DataSource):
 
 
 class _TaskWriter:
-    """What a task needs to write files: made on the driver, where the table is looked at once, then pickled."""
+    """What a task needs to write files: made on the driver, where the table is looked at once, then pickled. Another
+    one is made for the commit.
+    """
 
     def __init__(self, options: DeltaOptions, schema: StructType) -> None:
         from pyspark_fenceline.delta_commit import check_tracked, open_table, partition_columns
         from pyspark_fenceline.delta_schema import delta_schema, fit, new_shape, required_columns
-        from pyspark_fenceline.delta_table_files import compared
 
         delta_schema(schema)
         check_tracked(options, schema)
         self.options = options
         self.schema = schema
-        self.known: Mapping[TopicPartition, int] = {}
-        table = open_table(options)
+        self.known: Mapping[TopicPartition, int] | None = None
+        self.table = table = open_table(options)
         self.shape: TableShape
         if table is None:
             self.shape, self.required = new_shape(schema, partition_columns(options)), frozenset[str]()
         else:
             self.shape = fit(table, schema, options.partition_by, options.path, may_grow=options.merge_schema)
             self.required = required_columns(table)
-            if options.client is not None:
-                self.known = compared(options, table)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a task, which needs to know what the table was compared with, and can not have the table itself."""
+        from pyspark_fenceline.delta_table_files import compared
+
+        if self.known is None and self.options.client is not None:
+            self.known = {} if self.table is None else compared(self.options, self.table)
+        return {**self.__dict__, "table": None}
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> FilesWritten:
         from pyspark_fenceline.delta_files import FileWriter
@@ -133,7 +140,7 @@ class _TaskWriter:
 
         spans = [span for file in files for span in file.spans]
         own = {span.topic_partition for span in spans}
-        known = {tp: epoch for tp, epoch in self.known.items() if is_first or tp in own}
+        known = {tp: epoch for tp, epoch in (self.known or {}).items() if is_first or tp in own}
         return gather(self.options.client, spans, known)
 
     def commit(
@@ -156,6 +163,7 @@ class _TaskWriter:
             transaction=transaction,
             overwrite=overwrite,
             evidence=together(parts) if parts else None,
+            opened=self.table,
         )
 
 

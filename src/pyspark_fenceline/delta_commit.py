@@ -98,12 +98,13 @@ def commit_files(
     transaction: AppTransaction | None,
     overwrite: bool,
     evidence: Evidence | None = None,
+    opened: DeltaTable | None = None,
 ) -> bool:
     """Add `files` in one transaction. False when `transaction` was committed before; its new files are removed then.
 
     `overwrite` replaces all rows. With `evidence` the table's stale rows are taken out in the same transaction, and
-    rows that it has are not added again. Raises `OperatorError` when the DataFrame does not fit the table, or when
-    others keep winning the commit.
+    rows that it has are not added again. `opened`: the table as it was a moment ago, to be tried first. Raises
+    `OperatorError` when the DataFrame does not fit the table, or when others keep winning the commit.
     """
     from deltalake.exceptions import CommitFailedError
 
@@ -112,7 +113,7 @@ def commit_files(
     is_exact = evidence is not None and options.client is not None and not overwrite
     attempts = _EXACT_ATTEMPTS if is_exact else _ATTEMPTS
     for attempt in range(attempts):
-        table = open_table(options) or _create(options, schema)
+        table = (opened if attempt == 0 else None) or open_table(options) or _create(options, schema)
         shape = fit(table, schema, options.partition_by, options.path, may_grow=options.merge_schema)
         if transaction is not None and _is_done(table, transaction):
             _log.warning(
@@ -161,7 +162,8 @@ def _commit_exactly(
     from pyspark_fenceline.delta_exact import plan_change
 
     change = plan_change(options, table, files, evidence, lambda partitions: _views(options, partitions))
-    if not change.add and not change.remove and transaction is None:
+    if change.is_nothing:
+        delete_files(options, change.discard)
         return
     if change.remove:
         refuse_append_only(table, options.path)

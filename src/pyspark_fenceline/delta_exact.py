@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
@@ -67,8 +67,13 @@ class Change:
     state: TableState
     removed: Sequence[Removed] = ()
     discard: Sequence[str] = ()
-    rewritten: Sequence[str] = field(default=())
-    """Files made here; without the commit they are waste."""
+    is_known: bool = False
+    """The table remembers this state already."""
+
+    @property
+    def is_nothing(self) -> bool:
+        """An entry would tell nothing that the table does not know."""
+        return not self.add and not self.remove and self.is_known
 
     def metadata(self) -> dict[str, Any]:
         """For the commit: what the table remembers, and what was repaired."""
@@ -76,7 +81,7 @@ class Change:
         told: dict[str, Any] = {"state": self.state.encode()}
         if stale:
             rows = sum(one.row_count for one in self.removed if one.reason == "stale")
-            told["repair"] = {"stale_rows": rows, "ranges": stale[:_RANGES_TOLD], "range_count": len(stale)}
+            told["repair"] = {"removed_rows": rows, "ranges": stale[:_RANGES_TOLD], "range_count": len(stale)}
         return told
 
 
@@ -108,7 +113,6 @@ class _Planner:
         self._kept_files: list[TableFile] | None = None
         self._columns: dict[str, LogColumns] = {}
         self._removed: list[Removed] = []
-        self._made: list[str] = []
 
     def plan(self) -> Change:
         state = read_state(self._table)
@@ -132,13 +136,14 @@ class _Planner:
             remaining = [file for file in self._all_files() if file.path not in gone]
             found = self._bounds_of(remaining, copies, {*ends})
             ends = {tp: min(end, found.get(tp, 0)) for tp, end in ends.items()}
+        known = self._next_state(state, ends, incoming, suspects)
         return Change(
             add=[*copies, *add],
             remove=remove,
-            state=self._next_state(state, ends, incoming, suspects),
+            state=known,
             removed=self._removed,
             discard=discard,
-            rewritten=self._made,
+            is_known=known == state,
         )
 
     # What is in question ----------------------------------------------------------------------------------------
@@ -230,7 +235,6 @@ class _Planner:
             copies = list(
                 pool.map(lambda one: rewrite(self._options, one[0].path, one[0].partition_values, one[1]), partly)
             )
-        self._made += [copy.path for copy in copies]
         return remove, copies
 
     def _stale_in(self, file: TableFile, views: Mapping[TopicPartition, LogView]) -> Mask | bool | None:
@@ -321,9 +325,7 @@ class _Planner:
                 continue
             discard.append(file.path)
             if np.any(keep):
-                copy = rewrite(self._options, file.path, file.partition_values, keep)
-                self._made.append(copy.path)
-                add.append(copy)
+                add.append(rewrite(self._options, file.path, file.partition_values, keep))
         return add, discard
 
     # What is told -----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
-from pyspark_fenceline.delta_index import Span, batch_columns, log_columns, merged, spans_of, tracked
+from pyspark_fenceline.delta_index import LOG_COLUMNS, Span, batch_columns, log_columns, merged, spans_of, tracked
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_schema import TableShape
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _STATISTICS_COLUMNS: Final = 32
 _LONGEST_TEXT: Final = 256
 _OPEN_FILES: Final = 64
+_OPEN_LOCAL_FILES: Final = 512
+"""An upload to an object store keeps megabytes in memory, a local file next to nothing."""
 _ROWS_OF_A_RUN: Final = 256
 """Runs of one partition's rows that are longer than this on average are sliced; shorter ones are gathered."""
 
@@ -153,7 +155,7 @@ class FileWriter:
     def _write_to(self, key: tuple[str | None, ...], rows: pa.Table, spans: list[Span]) -> None:
         file = self._files.get(key)
         if file is None:
-            if len(self._files) >= _OPEN_FILES:
+            if len(self._files) >= (_OPEN_FILES if "://" in self._options.path else _OPEN_LOCAL_FILES):
                 self._close(max(self._files, key=lambda k: self._files[k].record_count))
             file = self._files[key] = self._open(key)
         file.writer.write_table(rows)
@@ -302,9 +304,11 @@ def statistics_of(metadata: Any, record_count: int, columns_with_nan: set[str], 
     nulls: dict[str, int] = {}
     unbounded = set(columns_with_nan)
     for group in range(metadata.num_row_groups):
-        for index in range(min(metadata.num_columns, _STATISTICS_COLUMNS)):
+        for index in range(metadata.num_columns):
             column = metadata.row_group(group).column(index)
             name = column.path_in_schema
+            if index >= _STATISTICS_COLUMNS and name not in LOG_COLUMNS:
+                continue
             statistics = column.statistics
             if name not in top_level or statistics is None:
                 continue

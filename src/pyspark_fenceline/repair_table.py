@@ -375,9 +375,13 @@ def _filler(
     source: StructType,
     rows: StructType,
 ) -> _Filler:
-    client = {**chosen.client, "isolation.level": "read_committed" if chosen.committed_only else "read_uncommitted"}
     shape = fit(table, rows, (), options.path)
-    return _Filler(options, client, tasks, source, rows, shape, required_columns(table))
+    return _Filler(options, _reader_of(chosen), tasks, source, rows, shape, required_columns(table))
+
+
+def _reader_of(chosen: Settings) -> Mapping[str, str]:
+    level = "read_committed" if chosen.committed_only else "read_uncommitted"
+    return {**chosen.client, "isolation.level": level}
 
 
 class _SparkHands(_Hands):
@@ -404,7 +408,7 @@ class _SparkHands(_Hands):
 
     def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, tasks: list[Task]) -> list[DataFile]:
         source = _source_columns(table, all_of_them=self._transform is not None)
-        reading = _Filler(options, chosen.client, tasks, source, source, TableShape((), ()), frozenset())
+        reading = _Filler(options, _reader_of(chosen), tasks, source, source, TableShape((), ()), frozenset())
 
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:

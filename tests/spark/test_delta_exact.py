@@ -126,7 +126,7 @@ def test_stale_rows_go_with_the_batch_that_comes(cluster: FakeCluster, options: 
     table = open_table(options)
     assert table is not None
     told = table.history(2)[1]["fenceline"]["repair"]
-    assert told["stale_rows"] == 3
+    assert told["removed_rows"] == 3
     assert [(one["first_offset"], one["last_offset"], one["epoch"]) for one in told["ranges"]] == [(7, 9, 0)]
 
 
