@@ -73,7 +73,7 @@ async def _find(properties: Mapping[str, object], tp: TopicPartition, ranges: Se
             while position < end:
                 try:
                     async for piece in reader.fetch({tp: OffsetRange(position, end)}):
-                        _note(found, piece)
+                        note_records(found, piece)
                         position = piece.next_offset
                         await asyncio.sleep(0)
                     break
@@ -85,7 +85,8 @@ async def _find(properties: Mapping[str, object], tp: TopicPartition, ranges: Se
     return found
 
 
-def _note(found: Found, piece: Fetched) -> None:
+def note_records(found: Found, piece: Fetched) -> None:
+    """Add what a piece of the log has records at."""
     for run in piece.runs:
         for header in iter_headers(run.records):
             start = max(header.base_offset, run.start_offset)
