@@ -17,9 +17,9 @@ from pyspark_fenceline.delta_table_files import TableFile, read_log_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-RUNS_DDL: Final = "topic string, partition int, bucket long, first long, end long, epoch int"
-"""Offsets `first` to `end` (exclusive), each in one row of `epoch` (-1: none). Rows that name no offset of a partition
-are counted in one with a null topic: `end` is their number.
+RUNS_DDL: Final = "topic string, partition int, bucket long, first_offset long, end_offset long, epoch int"
+"""Offsets `first_offset` to `end_offset` (exclusive), each in one row of `epoch` (-1: none). Rows that name no offset of a partition
+are counted in one with a null topic: `end_offset` is their number.
 """
 
 
@@ -31,8 +31,8 @@ def runs_schema() -> pa.Schema:
             ("topic", pa.string()),
             ("partition", pa.int32()),
             ("bucket", pa.int64()),
-            ("first", pa.int64()),
-            ("end", pa.int64()),
+            ("first_offset", pa.int64()),
+            ("end_offset", pa.int64()),
             ("epoch", pa.int32()),
         ]
     )
@@ -78,7 +78,14 @@ def runs_of(columns: LogColumns, bucket_size: int) -> pa.RecordBatch:
     if not lost:
         return batch
     row = pa.RecordBatch.from_pydict(
-        {"topic": [None], "partition": [None], "bucket": [-1], "first": [0], "end": [lost], "epoch": [-1]},
+        {
+            "topic": [None],
+            "partition": [None],
+            "bucket": [-1],
+            "first_offset": [0],
+            "end_offset": [lost],
+            "epoch": [-1],
+        },
         schema=runs_schema(),
     )
     return pa.Table.from_batches([batch, row]).combine_chunks().to_batches()[0]

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fenceline.errors import OperatorError
@@ -248,7 +247,7 @@ class _Judging:
         import pyarrow as pa
 
         topic, partition, bucket = (runs.column(name)[0].as_py() for name in ("topic", "partition", "bucket"))
-        firsts, ends = (np.asarray(runs.column(name).combine_chunks()) for name in ("first", "end"))
+        firsts, ends = (np.asarray(runs.column(name).combine_chunks()) for name in ("first_offset", "end_offset"))
         epochs = np.asarray(runs.column("epoch").combine_chunks()).astype(np.int64)
         rows = ends > firsts
         firsts, ends, epochs = firsts[rows], ends[rows], epochs[rows]
@@ -311,13 +310,13 @@ class _LocalFiles(_Work):
         with ThreadPoolExecutor(self.task_count) as pool:
             batches = [batch for part in pool.map(read, self._files) for batch in part]
         self._runs = pa.Table.from_batches(batches, schema=runs_schema())
-        rows = pc.subtract(self._runs["end"], self._runs["first"])
+        rows = pc.subtract(self._runs["end_offset"], self._runs["first_offset"])
         grouped = (
             self._runs.append_column("rows", rows)
             .group_by(["topic", "partition", "epoch"])
-            .aggregate([("first", "min"), ("end", "max"), ("rows", "sum")])
+            .aggregate([("first_offset", "min"), ("end_offset", "max"), ("rows", "sum")])
         )
-        names = ("topic", "partition", "epoch", "first_min", "end_max", "rows_sum")
+        names = ("topic", "partition", "epoch", "first_offset_min", "end_offset_max", "rows_sum")
         return [tuple(row[name] for name in names) for row in grouped.to_pylist()]
 
     def findings(self, judging: _Judging, stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
@@ -374,7 +373,7 @@ class _SparkWork(_Work):
 
         self._runs = self._make_runs(bucket_size).persist()
         grouped = self._runs.groupBy("topic", "partition", "epoch").agg(
-            f.min("first"), f.max("end"), f.sum(f.col("end") - f.col("first"))
+            f.min("first_offset"), f.max("end_offset"), f.sum(f.col("end_offset") - f.col("first_offset"))
         )
         return [tuple(row) for row in grouped.collect()]
 
@@ -439,7 +438,10 @@ class _SparkRows(_SparkWork):
         self.task_count = parallelism(self._session) * _BUCKETS_A_TASK
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
-        runs: DataFrame = self._rows.mapInArrow(partial(runs_of_batches, bucket_size=bucket_size), RUNS_DDL)
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return runs_of_batches(batches, bucket_size)
+
+        runs: DataFrame = self._rows.mapInArrow(read, RUNS_DDL)
         return runs
 
 

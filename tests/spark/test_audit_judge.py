@@ -46,7 +46,9 @@ def all_findings(expected: Expected, rows: list[tuple[int, int]], present: set[i
     findings = []
     for bucket in range(8):
         own = runs.filter(pa.compute.equal(runs["bucket"], bucket))
-        arrays = [np.asarray(own[name].combine_chunks()).astype(np.int64) for name in ("first", "end", "epoch")]
+        arrays = [
+            np.asarray(own[name].combine_chunks()).astype(np.int64) for name in ("first_offset", "end_offset", "epoch")
+        ]
         findings += judge(expected, (bucket * BUCKET, (bucket + 1) * BUCKET), *arrays, finder(present, hidden))  # type: ignore[arg-type]
     return findings
 
@@ -120,5 +122,5 @@ def test_rows_out_of_order_and_without_a_place_are_counted() -> None:
 
 def test_runs_end_at_the_borders_of_buckets() -> None:
     rows = [(offset, 0) for offset in range(5, 21)]
-    found = [(r["bucket"], r["first"], r["end"]) for r in runs_of(columns(rows), 8).to_pylist()]
+    found = [(r["bucket"], r["first_offset"], r["end_offset"]) for r in runs_of(columns(rows), 8).to_pylist()]
     assert found == [(0, 5, 8), (1, 8, 16), (2, 16, 21)]
