@@ -10,37 +10,28 @@ By log matching (`log_matching`) offset and epoch name a record: that the values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
-from pyspark_fenceline.audit_judge import FAULTS, Expected, Finding, Kind, as_columns, judge
-from pyspark_fenceline.audit_log import find_records
-from pyspark_fenceline.audit_runs import RUNS_DDL, runs_of_batches, runs_of_files, runs_schema
-from pyspark_fenceline.delta_index import LOG_COLUMNS, missing_columns
+from pyspark_fenceline.audit_judge import FAULTS, Expected, Kind
+from pyspark_fenceline.audit_work import BUCKETS_A_TASK, Judging, LocalFiles, SparkFiles, SparkRows, Work, the_session
+from pyspark_fenceline.delta_index import missing_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, table_files
 from pyspark_fenceline.log_matching import held_interval
 from pyspark_fenceline.log_view import CAN_NOT_SEE, Views, existing, leader_epochs
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-FINDINGS_DDL: Final = (
-    "topic string, partition int, kind string, start_offset long, end_offset_exclusive long, rows long, "
-    "epochs array<int>, detail string"
-)
 Starting = Literal["earliest", "table"]
 _SMALLEST_BUCKET: Final = 250_000
 _USUAL_BUCKET: Final = 2_000_000
 _LARGEST_BUCKET: Final = 16_000_000
-_BUCKETS_A_TASK: Final = 3
-_LOCAL_TASKS: Final = 4
 _ATTEMPTS: Final = 3
 
 
@@ -103,7 +94,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Audit:
-    """`findings`: a DataFrame of `FINDINGS_DDL` (from `audit`) or an Arrow table (from `audit_here`)."""
+    """`findings`: a DataFrame of `audit_work.FINDINGS_DDL` (from `audit`) or an Arrow table (from `audit_here`)."""
 
     findings: Any
     verdict: Verdict
@@ -135,7 +126,7 @@ def audit(
         options, files = open_for_audit(table, storage)
         return audit_files(options, files, chosen, spark or the_session())
     _require_columns(table.columns, "The DataFrame")
-    findings, verdict = _run(_SparkRows(table), chosen)
+    findings, verdict = _run(SparkRows(table), chosen)
     return Audit(findings, verdict)
 
 
@@ -174,7 +165,7 @@ def audit_files(
 ) -> Audit:
     """Compare these files, by Spark where there is a session, else in this process."""
     findings, verdict = _run(
-        _LocalFiles(options, files) if session is None else _SparkFiles(session, options, files), chosen
+        LocalFiles(options, files) if session is None else SparkFiles(session, options, files), chosen
     )
     return Audit(findings, verdict)
 
@@ -201,269 +192,6 @@ def _require_columns(names: Iterable[str], what: str) -> None:
         )
 
 
-def the_session() -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-
-
-# The two steps, and who runs them -------------------------------------------------------------------------------------
-
-
-class _Work:
-    """Rows of a table, wherever the work on them is done."""
-
-    task_count = _LOCAL_TASKS
-
-    def topics(self) -> set[str] | None:
-        """The topics of the rows, where that is known without looking at them."""
-        return None
-
-    def totals(self, bucket_size: int) -> list[tuple[str | None, int, int, int, int, int]]:
-        """First step, kept for the second: topic, partition, epoch, first offset, end, number of rows."""
-        raise NotImplementedError
-
-    def findings(self, judging: _Judging, stretches: Sequence[tuple[str, int, int]]) -> Any:
-        """Second step, about all runs and about these (topic, partition, bucket), in which there may be no rows."""
-        raise NotImplementedError
-
-    def counts(self, findings: Any) -> list[tuple[str, int, int]]:
-        """Kind, number of findings, number of rows."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class _Judging:
-    """What the second step needs to know; goes to executors."""
-
-    client: Mapping[str, str]
-    bucket_size: int
-    expected: Mapping[TopicPartition, Expected]
-    topics: tuple[str, ...] | None
-
-    def __call__(self, runs: pa.Table) -> pa.Table:
-        """Findings about one bucket: all rows of `runs` have one topic, partition and bucket."""
-        import numpy as np
-        import pyarrow as pa
-
-        topic, partition, bucket = (runs.column(name)[0].as_py() for name in ("topic", "partition", "bucket"))
-        firsts, ends = (np.asarray(runs.column(name).combine_chunks()) for name in ("first_offset", "end_offset"))
-        epochs = np.asarray(runs.column("epoch").combine_chunks()).astype(np.int64)
-        rows = ends > firsts
-        firsts, ends, epochs = firsts[rows], ends[rows], epochs[rows]
-        if topic is None:
-            found = [Finding(Kind.INVALID, 0, 0, int(ends.sum()), (), "no topic, partition or offset")]
-        else:
-            found = self._judge(TopicPartition(topic, partition), bucket, firsts, ends, epochs)
-        return pa.table(as_columns((topic, partition, one) for one in found), schema=findings_schema())
-
-    def _judge(self, tp: TopicPartition, bucket: int, firsts: Any, ends: Any, epochs: Any) -> list[Finding]:
-        start = bucket * self.bucket_size
-        expected = self.expected.get(tp)
-        if expected is None:
-            if self.topics is not None and tp.topic not in self.topics:
-                return []
-            return [
-                Finding(Kind.FOREIGN, first, end, end - first, (epoch,), "the cluster has no such partition")
-                for first, end, epoch in zip(firsts.tolist(), ends.tolist(), epochs.tolist(), strict=True)
-            ]
-
-        def find(ranges: Sequence[tuple[int, int]], isolation_level: str) -> Any:
-            return find_records(self.client, tp, ranges, isolation_level=isolation_level)
-
-        return judge(expected, (start, start + self.bucket_size), firsts, ends, epochs, find)
-
-
-def findings_schema() -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("topic", pa.string()),
-            ("partition", pa.int32()),
-            ("kind", pa.string()),
-            ("start_offset", pa.int64()),
-            ("end_offset_exclusive", pa.int64()),
-            ("rows", pa.int64()),
-            ("epochs", pa.list_(pa.int32())),
-            ("detail", pa.string()),
-        ]
-    )
-
-
-class _LocalFiles(_Work):
-    def __init__(self, options: DeltaOptions, files: Sequence[TableFile]) -> None:
-        self._options = options
-        self._files = files
-        self._runs: Any = None
-
-    def topics(self) -> set[str] | None:
-        return _topics_of(self._files)
-
-    def totals(self, bucket_size: int) -> list[tuple[str | None, int, int, int, int, int]]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        def read(file: TableFile) -> list[pa.RecordBatch]:
-            return list(runs_of_files(self._options, [file], bucket_size))
-
-        with ThreadPoolExecutor(self.task_count) as pool:
-            batches = [batch for part in pool.map(read, self._files) for batch in part]
-        self._runs = pa.Table.from_batches(batches, schema=runs_schema())
-        rows = pc.subtract(self._runs["end_offset"], self._runs["first_offset"])
-        grouped = (
-            self._runs.append_column("rows", rows)
-            .group_by(["topic", "partition", "epoch"])
-            .aggregate([("first_offset", "min"), ("end_offset", "max"), ("rows", "sum")])
-        )
-        names = ("topic", "partition", "epoch", "first_offset_min", "end_offset_max", "rows_sum")
-        return [tuple(row[name] for name in names) for row in grouped.to_pylist()]
-
-    def findings(self, judging: _Judging, stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        runs = pa.concat_tables([self._runs, _empty_runs(stretches)]).sort_by(
-            [("topic", "ascending"), ("partition", "ascending"), ("bucket", "ascending")]
-        )
-        keys = pc.binary_join_element_wise(
-            pc.fill_null(runs["topic"], "\0"),
-            *(pc.fill_null(runs[name], -1).cast(pa.string()) for name in ("partition", "bucket")),
-            "\0",
-        )
-        ends = pc.run_end_encode(keys.combine_chunks(), run_end_type=pa.int64()).run_ends.to_pylist()
-        starts = [0, *ends[:-1]]
-        with ThreadPoolExecutor(self.task_count) as pool:
-            parts = list(pool.map(lambda at: judging(runs.slice(at[0], at[1] - at[0])), zip(starts, ends, strict=True)))
-        found = pa.concat_tables([findings_schema().empty_table(), *parts])
-        return found.sort_by([("topic", "ascending"), ("partition", "ascending"), ("start_offset", "ascending")])
-
-    def counts(self, findings: pa.Table) -> list[tuple[str, int, int]]:
-        grouped = findings.group_by("kind").aggregate([("start_offset", "count"), ("rows", "sum")])
-        return [(row["kind"], row["start_offset_count"], row["rows_sum"]) for row in grouped.to_pylist()]
-
-
-def _topics_of(files: Sequence[TableFile]) -> set[str] | None:
-    names = {file.topics[0] for file in files if file.topics is not None and file.topics[0] == file.topics[1]}
-    is_known = all(file.topics is not None and file.topics[0] == file.topics[1] for file in files)
-    return names if is_known else None
-
-
-def _empty_runs(stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
-    """A run without rows for each of (topic, partition, bucket)."""
-    import pyarrow as pa
-
-    topics, partitions, buckets = zip(*stretches, strict=True) if stretches else ((), (), ())
-    zeros = [0] * len(stretches)
-    columns = [list(topics), list(partitions), list(buckets), zeros, zeros, [-1] * len(stretches)]
-    return pa.table(
-        [pa.array(column, one.type) for column, one in zip(columns, runs_schema(), strict=True)], runs_schema()
-    )
-
-
-class _SparkWork(_Work):
-    _session: SparkSession
-    _runs: Any = None
-
-    def _make_runs(self, bucket_size: int) -> DataFrame:
-        raise NotImplementedError
-
-    def totals(self, bucket_size: int) -> list[tuple[str | None, int, int, int, int, int]]:
-        from pyspark.sql import functions as f
-
-        self._runs = self._make_runs(bucket_size).persist()
-        grouped = self._runs.groupBy("topic", "partition", "epoch").agg(
-            f.min("first_offset"), f.max("end_offset"), f.sum(f.col("end_offset") - f.col("first_offset"))
-        )
-        return [tuple(row) for row in grouped.collect()]
-
-    def findings(self, judging: _Judging, stretches: Sequence[tuple[str, int, int]]) -> DataFrame:
-        def empty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                chosen = [stretches[number] for number in batch.column(0).to_pylist()]
-                yield from _empty_runs(chosen).to_batches()
-
-        runs = self._runs
-        if stretches:
-            numbers = self._session.range(0, len(stretches), 1, 1)
-            runs = runs.unionByName(numbers.mapInArrow(empty, RUNS_DDL))
-        keys = ("topic", "partition", "bucket")
-        # As many tasks as there are places: Spark would join small ones, and they are small until they read the log.
-        groups = runs.repartition(self.task_count, *keys).groupBy(*keys)
-        found: DataFrame = groups.applyInArrow(_one(judging), FINDINGS_DDL).persist()
-        return found
-
-    def counts(self, findings: DataFrame) -> list[tuple[str, int, int]]:
-        from pyspark.sql import functions as f
-
-        counted = findings.groupBy("kind").agg(f.count("*"), f.sum("rows")).collect()
-        self._runs.unpersist()
-        return [tuple(row) for row in counted]
-
-
-def _one(judging: _Judging) -> Callable[[pa.Table], pa.Table]:
-    """A plain function, which is what Spark takes."""
-
-    def run(runs: pa.Table) -> pa.Table:
-        return judging(runs)
-
-    return run
-
-
-class _SparkFiles(_SparkWork):
-    def __init__(self, session: SparkSession, options: DeltaOptions, files: Sequence[TableFile]) -> None:
-        self._session = session
-        self._options = options
-        self._files = files
-        self.task_count = parallelism(session) * _BUCKETS_A_TASK
-
-    def _make_runs(self, bucket_size: int) -> DataFrame:
-        options, parts = self._options, in_parts(self._files, self.task_count)
-
-        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    yield from runs_of_files(options, parts[number], bucket_size)
-
-        return self._session.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(read, RUNS_DDL)
-
-    def topics(self) -> set[str] | None:
-        return _topics_of(self._files)
-
-
-class _SparkRows(_SparkWork):
-    def __init__(self, rows: DataFrame) -> None:
-        self._session = rows.sparkSession
-        self._rows = rows.select(*LOG_COLUMNS)
-        self.task_count = parallelism(self._session) * _BUCKETS_A_TASK
-
-    def _make_runs(self, bucket_size: int) -> DataFrame:
-        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return runs_of_batches(batches, bucket_size)
-
-        runs: DataFrame = self._rows.mapInArrow(read, RUNS_DDL)
-        return runs
-
-
-def parallelism(session: SparkSession) -> int:
-    try:
-        return max(int(session.sparkContext.defaultParallelism), 1)
-    except Exception:
-        # A client of Spark Connect has no context; the server may say.
-        return int(session.conf.get("spark.default.parallelism", None) or 8)
-
-
-def in_parts(files: Sequence[TableFile], count: int) -> list[list[TableFile]]:
-    """Files in at most `count` parts of about the same size, largest first into the emptiest."""
-    parts: list[list[TableFile]] = [[] for _ in range(min(count, len(files)))]
-    loads = [0] * len(parts)
-    for file in sorted(files, key=lambda one: -one.size_bytes):
-        least = loads.index(min(loads))
-        parts[least].append(file)
-        loads[least] += file.size_bytes
-    return parts
-
-
 # The order of an audit ------------------------------------------------------------------------------------------------
 
 
@@ -476,7 +204,7 @@ class _Totals:
     row_count: int = 0
 
 
-def _run(work: _Work, chosen: Settings) -> tuple[Any, Verdict]:
+def _run(work: Work, chosen: Settings) -> tuple[Any, Verdict]:
     cluster = connect.connect(
         {**chosen.client, "isolation.level": "read_committed" if chosen.committed_only else "read_uncommitted"}
     )
@@ -502,7 +230,7 @@ def _run(work: _Work, chosen: Settings) -> tuple[Any, Verdict]:
         expected = {
             tp: _expected(totals, tp, chosen, Expected(view, max(readable[tp].offset, 0))) for tp, view in views.items()
         }
-        judging = _Judging(chosen.client, bucket_size, expected, chosen.topics)
+        judging = Judging(chosen.client, bucket_size, expected, chosen.topics)
         findings = work.findings(judging, _stretches(expected, bucket_size))
         counted = work.counts(findings)
         now = leader_epochs(cluster, there)
@@ -522,7 +250,7 @@ def _run(work: _Work, chosen: Settings) -> tuple[Any, Verdict]:
 
 
 def _bucket_size(total: int, task_count: int) -> int:
-    return max(_SMALLEST_BUCKET, min(_LARGEST_BUCKET, total // (task_count * _BUCKETS_A_TASK) + 1))
+    return max(_SMALLEST_BUCKET, min(_LARGEST_BUCKET, total // (task_count * BUCKETS_A_TASK) + 1))
 
 
 def _totals(rows: Iterable[tuple[str | None, int, int, int, int, int]], chosen: Settings) -> _Totals:

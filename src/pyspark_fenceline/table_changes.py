@@ -50,7 +50,7 @@ def changes(
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
-    from pyspark_fenceline.audit_table import the_session
+    from pyspark_fenceline.audit_work import the_session
     from pyspark_fenceline.delta_commit import open_table
 
     session = spark or the_session()
