@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RUNS_DDL: Final = "topic string, partition int, bucket long, first_offset long, end_offset long, epoch int"
-"""Offsets `first_offset` to `end_offset` (exclusive), each in one row of `epoch` (-1: none). Rows that name no offset of
+"""Offsets `first_offset` to `end_offset` (exclusive), each in one row of `epoch` (-1: none). Rows without an offset or
 a partition are counted in one with a null topic: `end_offset` is their number.
 """
 

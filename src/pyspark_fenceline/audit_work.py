@@ -1,8 +1,8 @@
 """Who does the work of an audit: Spark's tasks, or the threads of this process.
 
 Owns the way of a table's rows through the two steps of an audit, runs and findings, and nothing of what they mean
-(`audit_runs`, `audit_judge`). The pieces that go to executors are plain functions over Arrow tables, so both ways run the
-same code.
+(`audit_runs`, `audit_judge`). The pieces that go to executors are plain functions over Arrow tables, so both ways run
+the same code.
 """
 
 from __future__ import annotations
