@@ -24,7 +24,7 @@ from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_rewrite import rewrite
 from pyspark_fenceline.delta_state import PartitionState, TableState, last_topic_ids, read_state
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns, table_files
-from pyspark_fenceline.log_matching import LogView, SpanVerdict, judge_span, stale_rows
+from pyspark_fenceline.log_matching import UNKNOWN_EPOCH, LogView, SpanVerdict, judge_span, stale_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,8 +119,12 @@ class _Planner:
         spans = merged(span for file in self._files for span in file.spans)
         incoming = bounds(spans)
         ends = self._ends(state)
-        replaced = self._replaced_topics(state)
-        suspects = self._suspects(state, ends, replaced)
+        known_ids = state.topic_ids if state is not None else last_topic_ids(self._table)
+        others = {
+            topic for topic, id in known_ids.items() if id and self._evidence.topic_ids.get(topic) not in (id, None)
+        }
+        replaced = self._replaced_topics(others, {tp.topic for tp in incoming})
+        suspects = self._suspects(state, ends, replaced, left_alone=others - replaced)
         views = self._views(suspects, spans)
         remove, copies = self._clean_table(suspects, views)
         overlapping = {
@@ -136,7 +140,9 @@ class _Planner:
             remaining = [file for file in self._all_files() if file.path not in gone]
             found = self._bounds_of(remaining, copies, {*ends})
             ends = {tp: min(end, found.get(tp, 0)) for tp, end in ends.items()}
-        known = self._next_state(state, ends, incoming, suspects)
+        compared = {tp: (given or views[tp]) for tp, given in suspects.items() if given is not None or tp in views}
+        ids = {topic: id for topic, id in self._evidence.topic_ids.items() if topic not in others - replaced}
+        known = TableState(self._next_partitions(state, ends, incoming, compared), {**known_ids, **ids})
         return Change(
             add=[*copies, *add],
             remove=remove,
@@ -173,11 +179,11 @@ class _Planner:
                 ends[tp] = max(ends.get(tp, 0), last + 1)
         return ends
 
-    def _replaced_topics(self, state: TableState | None) -> set[str]:
-        """Topics of the table's rows that are other ones now. Raises `OperatorError` unless onRecreated=replace."""
-        known = state.topic_ids if state is not None else last_topic_ids(self._table)
-        now = self._evidence.topic_ids
-        replaced = {topic for topic, id in known.items() if id and now.get(topic) not in (id, None)}
+    def _replaced_topics(self, others: set[str], incoming: set[str]) -> set[str]:
+        """Of the topics with another id than the table's rows had, those that the batch has records of: of the others
+        there is only one broker's word. Raises `OperatorError` unless onRecreated=replace.
+        """
+        replaced = others & incoming
         if replaced and self._options.on_recreated != "replace":
             raise OperatorError(
                 f"The Delta table at {self._options.path} holds rows of topics that were deleted and created anew: "
@@ -187,7 +193,12 @@ class _Planner:
         return replaced
 
     def _suspects(
-        self, state: TableState | None, ends: Mapping[TopicPartition, int], replaced: set[str]
+        self,
+        state: TableState | None,
+        ends: Mapping[TopicPartition, int],
+        replaced: set[str],
+        *,
+        left_alone: set[str],
     ) -> dict[TopicPartition, LogView | None]:
         """Partitions whose rows were not compared yet with the log of the leader of now; a view where it is given."""
         suspects: dict[TopicPartition, LogView | None] = {}
@@ -196,22 +207,26 @@ class _Planner:
             known = state.partitions.get(tp) if state is not None else None
             if tp.topic in replaced:
                 suspects[tp] = NOTHING_OF_IT
-            elif leader_epoch >= 0 and (known is None or known.leader_epoch < leader_epoch):
+            elif tp.topic not in left_alone and leader_epoch > (UNKNOWN_EPOCH if known is None else known.leader_epoch):
                 suspects[tp] = None
         return suspects
 
     def _views(
         self, suspects: Mapping[TopicPartition, LogView | None], spans: Sequence[Span]
     ) -> dict[TopicPartition, LogView]:
-        """Views of all partitions in question, and of those of the batch's rows that an older leader wrote."""
+        """Views of all partitions in question, and of those of the batch's rows that an older leader wrote.
+
+        Rows of the table only go on the word that is asked for here and now, over connections that were not there when
+        the task asked; and never on that of a leader older than the one that the task has found.
+        """
         epochs = self._evidence.leader_epochs
-        wanted = {tp for tp, view in suspects.items() if view is None}
-        wanted |= {s.topic_partition for s in spans if 0 <= s.epoch < epochs.get(s.topic_partition, -1)}
-        views = {tp: view for tp, view in self._evidence.views.items() if tp in wanted}
-        missing = wanted - views.keys()
+        doubted = {tp for tp, view in suspects.items() if view is None}
+        older = {s.topic_partition for s in spans if 0 <= s.epoch < epochs.get(s.topic_partition, -1)} - doubted
+        views = {tp: view for tp, view in self._evidence.views.items() if tp in older}
+        missing = doubted | (older - views.keys())
         if missing:
             views.update(self._ask(sorted(missing)))
-        return views
+        return {tp: view for tp, view in views.items() if view.leader_epoch >= epochs.get(tp, -1)}
 
     # The table's rows -------------------------------------------------------------------------------------------
 
@@ -330,24 +345,26 @@ class _Planner:
 
     # What is told -----------------------------------------------------------------------------------------------
 
-    def _next_state(
+    def _next_partitions(
         self,
         state: TableState | None,
         ends: Mapping[TopicPartition, int],
         incoming: Mapping[TopicPartition, tuple[int, int]],
-        suspects: Mapping[TopicPartition, LogView | None],
-    ) -> TableState:
+        compared: Mapping[TopicPartition, LogView],
+    ) -> dict[TopicPartition, PartitionState]:
+        """`compared`: the partitions whose rows were compared now, and with what."""
         epochs = self._evidence.leader_epochs
         partitions: dict[TopicPartition, PartitionState] = {}
-        for tp in {*ends, *incoming}:
+        for tp in sorted({*ends, *incoming}):
             end = max(ends.get(tp, 0), incoming[tp][1] + 1 if tp in incoming else 0)
             known = state.partitions.get(tp) if state is not None else None
-            compared = known.leader_epoch if known is not None else -1
-            if suspects.get(tp) is NOTHING_OF_IT or tp not in ends or tp in suspects:
-                compared = max(epochs.get(tp, -1), compared if suspects.get(tp) is not NOTHING_OF_IT else -1)
-            partitions[tp] = PartitionState(compared, end)
-        known_ids = state.topic_ids if state is not None else last_topic_ids(self._table)
-        return TableState(partitions, {**known_ids, **self._evidence.topic_ids})
+            under = known.leader_epoch if known is not None else UNKNOWN_EPOCH
+            if tp not in ends or compared.get(tp) is NOTHING_OF_IT:
+                under = epochs.get(tp, UNKNOWN_EPOCH)
+            elif tp in compared:
+                under = compared[tp].leader_epoch
+            partitions[tp] = PartitionState(under, end)
+        return partitions
 
     def _note(
         self, tp: TopicPartition, epoch: int, first_offset: int, last_offset: int, row_count: int, *, reason: str

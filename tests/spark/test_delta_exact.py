@@ -223,6 +223,24 @@ def test_a_leader_that_was_deposed_and_does_not_know_it_proves_nothing(
     assert table_rows(options) == log_rows(cluster)
 
 
+def test_rows_never_go_on_the_word_of_an_older_leader_than_the_newest_one_known(
+    cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = cluster.log("t")
+    log.append(10)
+    write(options, 0, records(cluster, 0, 10))
+    held = list(log.epochs)
+    log.elect(2)
+    files, evidence = task(options, [])
+    # Between the task's question and the commit's own an old leader comes to answer, with a shorter log.
+    log.epochs, log.leader_epoch = [*held[:5], 1], 1
+    commit_files(options, SCHEMA, files, transaction=AppTransaction("q", 1), overwrite=False, evidence=evidence)
+    assert len(table_rows(options)) == 10
+    log.epochs, log.leader_epoch = [*held, 2], 2
+    write(options, 2, records(cluster, 10, 11))
+    assert table_rows(options) == log_rows(cluster)
+
+
 def test_brokers_without_epochs_are_written_from_all_the_same(
     cluster: FakeCluster, options: DeltaOptions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
