@@ -41,7 +41,7 @@ from pyspark_fenceline.log_matching import LogView
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from pyspark_fenceline.delta_exact import Change
+    from pyspark_fenceline.delta_change import Change
     from pyspark_fenceline.delta_table_files import TableFile
 
 _log = logging.getLogger("pyspark_fenceline")

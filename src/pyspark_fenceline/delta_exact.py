@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+from pyspark_fenceline.delta_change import Change, Removed
 from pyspark_fenceline.delta_evidence import Evidence
 from pyspark_fenceline.delta_files import DataFile
 from pyspark_fenceline.delta_index import LogColumns, Span, bounds, merged
@@ -35,54 +35,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pyspark_fenceline")
 _THREADS: Final = 4
-_RANGES_TOLD: Final = 50
 NOTHING_OF_IT: Final = LogView(1 << 31, 0, -(1 << 62))
 """The view of a topic that is another one now: no row of any epoch is in it."""
 
 AskViews = Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogView]]
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """Rows of one partition and epoch that were taken out; both offsets are included. `reason`: stale, known."""
-
-    topic: str
-    partition: int
-    epoch: int
-    first_offset: int
-    last_offset: int
-    row_count: int
-    reason: str
-
-    def told(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One log entry. `add`: files that come, `remove`: files that go. `discard`: written files that no entry names."""
-
-    add: Sequence[DataFile]
-    remove: Sequence[TableFile]
-    state: TableState
-    removed: Sequence[Removed] = ()
-    discard: Sequence[str] = ()
-    is_known: bool = False
-    """The table remembers this state already."""
-
-    @property
-    def is_nothing(self) -> bool:
-        """An entry would tell nothing that the table does not know."""
-        return not self.add and not self.remove and self.is_known
-
-    def metadata(self) -> dict[str, Any]:
-        """For the commit: what the table remembers, and what was repaired."""
-        stale = [one.told() for one in self.removed if one.reason == "stale"]
-        told: dict[str, Any] = {"state": self.state.encode()}
-        if stale:
-            rows = sum(one.row_count for one in self.removed if one.reason == "stale")
-            told["repair"] = {"removed_rows": rows, "ranges": stale[:_RANGES_TOLD], "range_count": len(stale)}
-        return told
 
 
 def plan_change(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_judge import Kind
-from pyspark_fenceline.delta_exact import Removed
+from pyspark_fenceline.delta_change import Removed
 from pyspark_fenceline.delta_index import LogColumns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns

@@ -26,8 +26,8 @@ from pyspark_fenceline.audit_table import (
     settings,
 )
 from pyspark_fenceline.audit_work import the_session
+from pyspark_fenceline.delta_change import RANGES_TOLD, Removed
 from pyspark_fenceline.delta_commit import commit_entry, open_table, refuse_append_only
-from pyspark_fenceline.delta_exact import Removed
 from pyspark_fenceline.delta_files import DataFile
 from pyspark_fenceline.delta_index import bounds
 from pyspark_fenceline.delta_options import DeltaOptions
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 5
 _COMMIT_ATTEMPTS: Final = 40
-_RANGES_TOLD: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +253,6 @@ def _told(removed: Sequence[Removed], filled: Sequence[DataFile]) -> dict[str, A
     return {
         "removed_rows": sum(one.row_count for one in removed),
         "added_rows": sum(file.record_count for file in filled),
-        "ranges": [{**one.told(), "reason": str(one.reason)} for one in removed[:_RANGES_TOLD]],
+        "ranges": [{**one.told(), "reason": str(one.reason)} for one in removed[:RANGES_TOLD]],
         "range_count": len(removed),
     }
