@@ -39,7 +39,7 @@ def runs_schema() -> pa.Schema:
 
 
 def runs_of(columns: LogColumns, bucket_size: int) -> pa.RecordBatch:
-    """The runs of some rows, in the order of partitions and offsets."""
+    """The runs of some rows, those of a partition in the order of their offsets."""
     import numpy as np
     import pyarrow as pa
 
