@@ -238,13 +238,16 @@ def _run(work: Work, chosen: Settings) -> tuple[Any, Verdict]:
             break
     kinds = {Kind(kind): (ranges, rows) for kind, ranges, rows in counted}
     sees = all(view.leader_epoch >= 0 for view in views.values())
+    notes = [] if sees else [CAN_NOT_SEE]
+    if not expected:
+        notes.append("nothing was compared: no topic is named, and the rows name none that the cluster has")
     verdict = Verdict(
         {kind: ranges for kind, (ranges, _) in kinds.items()},
         {kind: rows for kind, (_, rows) in kinds.items()},
         totals.row_count,
         len(expected),
         sees,
-        () if sees else (CAN_NOT_SEE,),
+        tuple(notes),
     )
     return findings, verdict
 

@@ -160,7 +160,7 @@ class LocalFiles(Work):
             "\0",
         )
         ends = pc.run_end_encode(keys.combine_chunks(), run_end_type=pa.int64()).run_ends.to_pylist()
-        starts = [0, *ends[:-1]]
+        starts = [0, *ends][: len(ends)]
         with ThreadPoolExecutor(self.task_count) as pool:
             parts = list(pool.map(lambda at: judging(runs.slice(at[0], at[1] - at[0])), zip(starts, ends, strict=True)))
         found = pa.concat_tables([findings_schema().empty_table(), *parts])

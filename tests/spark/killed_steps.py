@@ -45,7 +45,8 @@ def die(folder: str, side: str, plan: str) -> None:
     except FileNotFoundError:
         return
     if side == "driver":
-        os.killpg(os.getpgid(0), signal.SIGKILL)
+        # Spark's daemons have groups of their own; the session is still the one that the driver leads.
+        os.killpg(os.getsid(0), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -12,11 +12,12 @@ from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
 from fenceline.cli.app import app
+from fenceline.client.producer import Producer
 from fenceline.client.reader import RangeReader
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+from fenceline.records.batch import iter_headers
 from fenceline.testing.node import EmbeddedNode
-from pyspark_fenceline.audit_judge import Kind
 from pyspark_fenceline.audit_table import Audit, audit_here, settings
 from pyspark_fenceline.repair_table import Repair, repair_here
 from tests.spark.conftest import Broker
@@ -170,13 +171,78 @@ def test_rows_of_which_the_log_says_nothing_are_kept_unless_asked(broker: Broker
     assert DeltaTable(table).count() == 10
 
 
-def test_empty_topics_and_many_partitions(broker: Broker, topic: str, tmp_path: Path) -> None:
-    broker.create(topic, 100)
-    broker.produce(topic, range(10), partition=7)
-    table = keep(tmp_path / "t", records(broker, topic, 0, 10, 7))
+def test_an_empty_topic_and_an_empty_table(broker: Broker, topic: str, tmp_path: Path) -> None:
+    broker.create(topic, 3)
+    other = broker.create(f"{topic}-full")
+    broker.produce(other, range(3))
+    table = keep(tmp_path / "t", records(broker, other, 0, 3).slice(0, 0))
+    assert DeltaTable(table).count() == 0
+    # Without a name there is nothing to compare.
+    assert "0 rows of 0 partitions); nothing was compared" in str(audited(broker, table))
     found = audited(broker, table, topic)
-    assert found.verdict.is_equal
-    assert found.verdict.partition_count == 100
+    assert (found.verdict.word, found.verdict.row_count, found.verdict.partition_count) == ("equal", 0, 3)
+    assert told(found) == []
+    assert repaired(broker, table, topic).version is None
+    assert told(audited(broker, table, other)) == [("behind", 0, 0, 3, 3)]
+    # A row where the log has never had any.
+    keep(tmp_path / "t", records(broker, other, 0, 1).set_column(1, "topic", pa.array([topic])))
+    assert told(audited(broker, table, topic)) == [("beyond", 0, 0, 1, 1)]
+    assert repaired(broker, table, topic).removed_rows == 1
+    assert audited(broker, table, topic).verdict.is_equal
+
+
+def test_null_keys_and_null_values_are_records(broker: Broker, topic: str, tmp_path: Path) -> None:
+    broker.create(topic)
+    nulls = pa.table({"key": pa.array([None, b"k", None, b""]), "value": pa.array([b"v", None, None, b""])})
+    with Producer(broker.bootstrap) as producer:
+        promise = producer.send_arrow(nulls, topic, key="key", value="value", partition=0)
+        producer.flush()
+        promise.result()
+    with RangeReader({"bootstrap.servers": broker.bootstrap}) as reader:
+        rows = pa.Table.from_batches(list(reader.read({TopicPartition(topic, 0): (0, 4)})))
+    rows = rows.select(["key", *COLUMNS])
+    table = keep(tmp_path / "t", rows.slice(3))
+    assert told(audited(broker, table)) == [("missing", 0, 0, 3, 3)]
+    done = repaired(broker, table)
+    assert (done.removed_rows, done.added_rows) == (0, 3)
+    found = DeltaTable(table).to_pyarrow_table().sort_by("offset")
+    assert found["key"].to_pylist() == [None, b"k", None, b""]
+    assert found["value"].to_pylist() == [b"v", None, None, b""]
+    assert audited(broker, table).verdict.is_equal
+
+
+@pytest.mark.parametrize("partition_by", [None, ["topic", "partition"]])
+def test_a_thousand_partitions(broker: Broker, topic: str, tmp_path: Path, partition_by: list[str] | None) -> None:
+    broker.create(topic, 1000)
+    with Producer(broker.bootstrap) as producer:
+        promises = [
+            producer.send(topic, b"%d" % number, partition=partition)
+            for number in range(3)
+            for partition in range(0, 1000, 2)
+        ]
+        producer.flush()
+        for promise in promises:
+            promise.result()
+    with RangeReader({"bootstrap.servers": broker.bootstrap}) as reader:
+        ranges = {TopicPartition(topic, partition): (0, 3) for partition in range(0, 1000, 2)}
+        rows = pa.Table.from_batches(list(reader.read(ranges))).select(COLUMNS)
+    assert rows.num_rows == 1500
+    # The middle record of every tenth partition is not there, and partition 998 has its last one twice.
+    gone = pa.compute.and_(
+        pa.compute.equal(rows["offset"], 1),
+        pa.compute.is_in(rows["partition"], pa.array(range(0, 1000, 20), pa.int32())),
+    )
+    last = rows.filter(pa.compute.and_(pa.compute.equal(rows["partition"], 998), pa.compute.equal(rows["offset"], 2)))
+    table = str(tmp_path / "t")
+    write_deltalake(table, pa.concat_tables([rows.filter(pa.compute.invert(gone)), last]), partition_by=partition_by)
+    found = audited(broker, table, topic)
+    assert found.verdict.partition_count == 1000
+    holes = [("missing", partition, 1, 2, 1) for partition in range(0, 1000, 20)]
+    assert told(found) == [*holes, ("duplicate", 998, 2, 3, 1)]
+    done = repaired(broker, table, topic)
+    assert (done.removed_rows, done.added_rows) == (1, 50)
+    assert audited(broker, table, topic).verdict.is_equal
+    assert DeltaTable(table).count() == 1500
 
 
 def test_tables_that_can_not_be_compared_are_refused(broker: Broker, topic: str, tmp_path: Path) -> None:
@@ -237,7 +303,7 @@ def test_control_batches_and_aborted_transactions_are_no_holes(
     assert audited(broker, table).verdict.is_equal
 
 
-def test_a_truncated_log_and_a_poisoned_batch(tmp_path: Path) -> None:
+def test_a_truncated_log(tmp_path: Path) -> None:
     topic = "cut"
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
@@ -259,24 +325,53 @@ def test_a_truncated_log_and_a_poisoned_batch(tmp_path: Path) -> None:
         values = DeltaTable(table).to_pyarrow_table().sort_by("offset")["value"].to_pylist()
         assert values[100:] == [b"%d" % value for value in range(1000, 1060)]
 
-        # A bit in the middle of the log turns, where the table has no rows.
+
+def test_a_poisoned_batch_is_named_and_what_lies_around_it_is_repaired(tmp_path: Path) -> None:
+    topic = "poisoned"
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        broker.create(topic)
+        # However the producer batches, no batch holds records of two calls.
+        for start in range(0, 300, 50):
+            broker.produce(topic, range(start, start + 50))
+        whole = records(broker, topic, 0, 300)
+        table = keep(tmp_path / "full", whole)
+        short = keep(tmp_path / "short", pa.concat_tables([whole.slice(0, 70), whole.slice(260, 10)]))
         node.stop()
-        (folder,) = node.log_dir.rglob(f"{topic}-0")
-        (segment,) = folder.glob("*.log")
-        with segment.open("r+b") as file:
-            file.seek(-30, 2)
-            byte = file.read(1)
-            file.seek(-30, 2)
-            file.write(bytes([byte[0] ^ 1]))
+        first, end = poison(node, topic, 150)
         node.start()
         broker = Broker("fenceline", node.bootstrap)
-        short = keep(tmp_path / "short", records(broker, topic, 0, 100))
-        broker.produce(topic, range(5))
+        # Where the table has the rows nobody needs the batch.
+        assert audited(broker, table).verdict.is_equal
+        around = [
+            ("missing", 0, 70, first, first - 70),
+            ("unreadable", 0, first, end, 0),
+            ("missing", 0, end, 260, 260 - end),
+            ("behind", 0, 270, 300, 30),
+        ]
         found = audited(broker, short)
-        kinds = {row["kind"] for row in found.findings.to_pylist()}
-        assert Kind.UNREADABLE in kinds or Kind.BEHIND in kinds
+        assert told(found) == around
+        assert found.verdict.word == "different"
         done = repaired(broker, short)
-        assert DeltaTable(short).count() >= 100
+        assert done.added_rows == 300 - 80 - (end - first)
+        assert [(one["kind"], one["start_offset"], one["end_offset_exclusive"]) for one in done.left] == [
+            ("unreadable", first, end)
+        ]
+        assert "1 findings were left as they are" in done.sentence()
+        assert told(audited(broker, short)) == [("unreadable", 0, first, end, 0)]
+        offsets = DeltaTable(short).to_pyarrow_table(columns=["offset"])["offset"].to_pylist()
+        assert sorted(offsets) == [offset for offset in range(300) if not first <= offset < end]
+
+
+def poison(node: EmbeddedNode, topic: str, offset: int) -> tuple[int, int]:
+    """Turn a bit of the batch that begins at `offset`, in the stopped node's partition 0; the batch's offsets."""
+    (folder,) = node.log_dir.rglob(f"{topic}-0")
+    (segment,) = folder.glob("*.log")
+    content = bytearray(segment.read_bytes())
+    header = next(header for header in iter_headers(content) if header.base_offset == offset)
+    content[header.position + header.size_bytes - 1] ^= 1
+    segment.write_bytes(content)
+    return header.base_offset, header.next_offset
 
 
 def command(broker: Broker, *arguments: str) -> Any:

@@ -62,13 +62,14 @@ def of_log(broker: Broker) -> pa.Table:
 
 
 def spoiled(rows: pa.Table) -> pa.Table:
-    """Every third record as the log has it, and every seventh in an epoch that it never was in."""
+    """Every fourth record as the log has it, and every eighth in the epoch of the log's other half."""
     offsets = rows["offset"]
-    third = rows.filter(pa.compute.equal(pa.compute.bit_wise_and(offsets, 3), 0))
-    seventh = rows.filter(pa.compute.equal(pa.compute.bit_wise_and(offsets, 7), 5))
-    flipped = pa.compute.subtract(pa.scalar(1, pa.int32()), seventh["leader_epoch"])
-    wrong = seventh.set_column(seventh.schema.get_field_index("leader_epoch"), "leader_epoch", flipped)
-    return pa.concat_tables([third, wrong]).sort_by([("partition", "ascending"), ("offset", "ascending")])
+    fourth = rows.filter(pa.compute.equal(pa.compute.bit_wise_and(offsets, 3), 0))
+    eighth = rows.filter(pa.compute.equal(pa.compute.bit_wise_and(offsets, 7), 5))
+    first, second = sorted(set(rows["leader_epoch"].to_pylist()))
+    other = pa.compute.subtract(pa.scalar(first + second, pa.int32()), eighth["leader_epoch"])
+    wrong = eighth.set_column(eighth.schema.get_field_index("leader_epoch"), "leader_epoch", other)
+    return pa.concat_tables([fourth, wrong]).sort_by([("partition", "ascending"), ("offset", "ascending")])
 
 
 @contextmanager
