@@ -254,6 +254,40 @@ def test_brokers_without_epochs_are_written_from_all_the_same(
     assert caplog.text.count("truncation can not be seen") == 1
 
 
+def test_a_batch_of_a_thousand_partitions(cluster: FakeCluster, options: DeltaOptions) -> None:
+    cluster.create("many", 1000)
+    for index in range(1000):
+        cluster.log("many", index).append(3)
+    rows = [row for index in range(1000) for row in records(cluster, 0, 2, index, "many")]
+    write(options, 0, rows)
+    for index in range(0, 1000, 100):
+        cluster.log("many", index).elect(1, keep=1)
+        cluster.log("many", index).append(1)
+    before = {file.path for file in table_files(open_table(options))}
+    # One of them has news; the stale rows of all ten go, and in a partitioned table nobody else's file.
+    write(options, 1, records(cluster, 1, 2, 500, "many"))
+    gone = before - {file.path for file in table_files(open_table(options))}
+    assert len(gone) == (10 if open_partition_columns(options) else 1)
+    expected = [row for row in rows if row[1] % 100 or row[2] == 0]
+    assert table_rows(options) == sorted([*expected, ("many", 500, 1, 1)])
+
+
+def open_partition_columns(options: DeltaOptions) -> list[str]:
+    table = open_table(options)
+    assert table is not None
+    return table.metadata().partition_columns
+
+
+def test_a_query_of_empty_topics_makes_a_table_without_rows(cluster: FakeCluster, options: DeltaOptions) -> None:
+    write(options, 0, [])
+    assert table_rows(options) == []
+    cluster.log("t").elect(4)
+    write(options, 1, [])
+    cluster.log("t").append(2)
+    write(options, 2, records(cluster, 0, 2))
+    assert table_rows(options) == log_rows(cluster)
+
+
 def test_topics_that_are_gone_are_left_alone(cluster: FakeCluster, options: DeltaOptions) -> None:
     cluster.create("u", 1)
     cluster.log("u").append(3)
