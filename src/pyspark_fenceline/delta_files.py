@@ -17,7 +17,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
-from pyspark_fenceline.delta_index import LOG_COLUMNS, Span, batch_columns, log_columns, merged, spans_of, tracked
+from pyspark_fenceline.delta_index import (
+    LOG_COLUMNS,
+    LogColumns,
+    Span,
+    batch_columns,
+    log_columns,
+    merged,
+    spans_of,
+    tracked,
+)
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_schema import TableShape
 
@@ -123,18 +132,9 @@ class FileWriter:
         ]
         rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         values = [_partition_texts(by_name[name]) for name in self._shape.partition_by]
+        records = log_columns(batch_columns(batch, self._shape.column_names)) if self._is_tracked else None
         for key, chosen in _groups(values, batch.num_rows):
-            self._write_to(key, _pick(rows, chosen), self._spans(batch, chosen))
-
-    def _spans(self, batch: pa.RecordBatch, chosen: _Rows) -> list[Span]:
-        if not self._is_tracked:
-            return []
-        if isinstance(chosen, list):
-            batches = [batch.slice(start, end - start) for start, end in chosen]
-        else:
-            batches = [batch.take(chosen)]
-        names = self._shape.column_names
-        return merged(span for one in batches for span in spans_of(log_columns(batch_columns(one, names))))
+            self._write_to(key, _pick(rows, chosen), [] if records is None else _spans(records, chosen))
 
     def finish(self) -> list[DataFile]:
         """Close all files; what was written, in the order it was closed."""
@@ -281,6 +281,13 @@ def _pick(rows: pa.RecordBatch, chosen: _Rows) -> pa.Table:
     if isinstance(chosen, list):
         return pa.Table.from_batches([rows.slice(start, end - start) for start, end in chosen])
     return pa.Table.from_batches([rows.take(chosen)])
+
+
+def _spans(records: LogColumns, chosen: _Rows) -> list[Span]:
+    import numpy as np
+
+    parts = [slice(start, end) for start, end in chosen] if isinstance(chosen, list) else [np.asarray(chosen)]
+    return merged(span for part in parts for span in spans_of(records.rows(part)))
 
 
 def note_nan(found: set[str], rows: pa.Table | pa.RecordBatch) -> None:

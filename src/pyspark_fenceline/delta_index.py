@@ -61,6 +61,10 @@ class LogColumns:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    def rows(self, chosen: slice | npt.NDArray[np.int64]) -> LogColumns:
+        """Some of the rows."""
+        return LogColumns(self.partitions, self.codes[chosen], self.offsets[chosen], self.epochs[chosen])
+
     def runs(self) -> Iterator[Run]:
         """Where rows of one partition stand one behind the other."""
         for start, end in _runs(self.codes):

@@ -127,8 +127,7 @@ def held_interval(view: LogView, epoch: int) -> tuple[int, int]:
     at = bisect_right(view.epochs, epoch, key=lambda start: start.epoch) - 1
     known = view.epochs[at]
     if known.epoch != epoch:
-        # The leader itself, before its first record is known to be there.
-        return (view.end_offset, AFTER_ALL) if epoch == view.leader_epoch else (0, 0)
+        return 0, 0
     # Retention moves an epoch's start up with the log's: below the oldest one may have been more of the same.
     begin = BEFORE_ALL if at == 0 and known.offset >= view.start_offset else known.offset
     if at + 1 < len(view.epochs):

@@ -156,6 +156,19 @@ def test_below_the_logs_start_only_what_can_be_proved_is_stale() -> None:
     ]  # fmt: skip
 
 
+def test_rows_that_no_leader_wrote_are_stale_on_both_sides_of_their_epoch() -> None:
+    view = LogView(4, 0, 30, (EpochStart(0, 0), EpochStart(2, 10), EpochStart(4, 20)))
+    rows = [(9, 2), (10, 2), (19, 2), (20, 2), (19, 4), (20, 4), (29, 4), (30, 4), (10, 0), (5, 1), (5, 3)]
+    assert stale_rows(view, *arrays(rows)).tolist() == [
+        *(True, False, False, True),
+        *(True, False, False, False),
+        *(True, True, True),
+    ]
+    # A leader that has written nothing yet.
+    view = LogView(4, 0, 20, (EpochStart(0, 0), EpochStart(2, 10), EpochStart(4, 20)))
+    assert stale_rows(view, *arrays([(19, 4), (20, 4), (20, 2)])).tolist() == [True, False, True]
+
+
 def test_brokers_without_epochs_prove_nothing() -> None:
     view = LogView(-1, 5, 10)
     offsets, epochs = arrays([(3, 1), (7, 1), (10, 1), (7, -1)])
