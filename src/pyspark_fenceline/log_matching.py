@@ -59,8 +59,8 @@ class LogView:
     """One partition's log as its leader told it under one leader epoch.
 
     `leader_epoch`: -1 from brokers that keep no epochs. `end_offset`: the leader's log end. `epochs`: in rising order,
-    each holding up to the next one's offset; what lies below the first is not known. A leader only appends, so the
-    epochs stay right for as long as it leads.
+    each holding up to the next one's offset; what lies below the first is not known, and the last one is the leader's
+    own. A leader only appends, so the epochs stay right for as long as it leads.
     """
 
     leader_epoch: int
@@ -132,7 +132,7 @@ def held_interval(view: LogView, epoch: int) -> tuple[int, int]:
     begin = BEFORE_ALL if at == 0 and known.offset >= view.start_offset else known.offset
     if at + 1 < len(view.epochs):
         return begin, view.epochs[at + 1].offset
-    return begin, AFTER_ALL if epoch == view.leader_epoch else view.end_offset
+    return begin, AFTER_ALL
 
 
 def stale_rows(view: LogView, offsets: Offsets, epochs: Epochs) -> npt.NDArray[np.bool_]:
