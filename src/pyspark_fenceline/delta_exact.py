@@ -172,8 +172,8 @@ class _Planner:
     ) -> dict[TopicPartition, LogView]:
         """Views of all partitions in question, and of those of the batch's rows that an older leader wrote.
 
-        Rows of the table only go on the word that is asked for here and now, over connections that were not there when
-        the task asked; and never on that of a leader older than the one that the task has found.
+        Rows of the table only go on the word that is asked for here and now, by another process than the task's; and
+        never on that of a leader older than the one that the task has found.
         """
         epochs = self._evidence.leader_epochs
         doubted = {tp for tp, view in suspects.items() if view is None}

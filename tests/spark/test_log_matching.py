@@ -167,6 +167,9 @@ def test_rows_that_no_leader_wrote_are_stale_on_both_sides_of_their_epoch() -> N
     # A leader that has written nothing yet.
     view = LogView(4, 0, 20, (EpochStart(0, 0), EpochStart(2, 10), EpochStart(4, 20)))
     assert stale_rows(view, *arrays([(19, 4), (20, 4), (20, 2)])).tolist() == [True, False, True]
+    # A log of which no epoch is known any more: only what is above its end can be told.
+    view = LogView(4, 0, 20)
+    assert stale_rows(view, *arrays([(5, 3), (19, 3), (20, 3), (20, 4)])).tolist() == [False, False, True, False]
 
 
 def test_brokers_without_epochs_prove_nothing() -> None:
