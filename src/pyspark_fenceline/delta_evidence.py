@@ -1,9 +1,9 @@
 """What the log said while a batch was written: the leaders' epochs, and their histories where they are needed.
 
 Owns the question that a writing task puts when it has read its last row. It is asked there, by all tasks at once and
-over connections that they have just read from, and not by the driver's commit, for which everybody waits. Spark 4.2 runs
-commits in a Python process of their own, which it keeps while batches follow each other: what that process learns of a
-log stays known too, but it never reads one, so it mostly has no connection at all. Never decides anything about rows.
+over connections that they have just read from, and not by the driver's commit, for which everybody waits. Spark 4.2
+runs commits in a Python process of their own, which it keeps while batches follow each other: what that process learns
+of a log stays known too, but it never reads one. Never decides anything about rows.
 """
 
 from __future__ import annotations
