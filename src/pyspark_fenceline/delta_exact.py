@@ -1,10 +1,11 @@
 """What a batch changes in a table that is to hold exactly what the log holds.
 
 Owns the decision, against one version of the table: which of its files have stale rows (`log_matching`), which rows of
-the batch are in the table already or were truncated away while they were written, and what the table remembers
-afterwards. Files are looked at by their bounds first, then by four of their columns; only files with rows that must go
-are written anew, and a file that is stale as a whole is not even read. Nothing is committed here: `delta_commit` puts
-all of it into one log entry.
+the batch are in the table already or were truncated away by now, and what the table remembers afterwards. Only
+partitions that the batch has rows of are looked at, and only once the batch's newest row is in the log that tells.
+Files are looked at by their bounds first, then by four of their columns; only files with rows that must go are written
+anew, and a file that is stale as a whole is not even read. Nothing is committed here: `delta_commit` puts all of it
+into one log entry.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_rewrite import rewrite
 from pyspark_fenceline.delta_state import PartitionState, TableState, last_topic_ids, read_state
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns, table_files
-from pyspark_fenceline.log_matching import UNKNOWN_EPOCH, LogView, SpanVerdict, judge_span, stale_rows
+from pyspark_fenceline.log_matching import UNKNOWN_EPOCH, LogView, SpanVerdict, held_interval, judge_span, stale_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,8 +81,8 @@ class _Planner:
             topic for topic, id in known_ids.items() if id and self._evidence.topic_ids.get(topic) not in (id, None)
         }
         replaced = self._replaced_topics(others, {tp.topic for tp in incoming})
-        suspects = self._suspects(state, ends, replaced, left_alone=others - replaced)
-        views = self._views(suspects, spans)
+        suspects = self._suspects(state, {*ends} & {*incoming}, replaced, left_alone=others - replaced)
+        views, unsettled = self._views(suspects, spans)
         remove, copies = self._clean_table(suspects, views)
         overlapping = {
             tp: incoming[tp]
@@ -98,7 +99,8 @@ class _Planner:
             ends = {tp: min(end, found.get(tp, 0)) for tp, end in ends.items()}
         compared = {tp: (given or views[tp]) for tp, given in suspects.items() if given is not None or tp in views}
         ids = {topic: id for topic, id in self._evidence.topic_ids.items() if topic not in others - replaced}
-        known = TableState(self._next_partitions(state, ends, incoming, compared), {**known_ids, **ids})
+        partitions = self._next_partitions(state, ends, incoming, compared, unsettled)
+        known = TableState(partitions, {**known_ids, **ids})
         return Change(
             add=[*copies, *add],
             remove=remove,
@@ -151,14 +153,16 @@ class _Planner:
     def _suspects(
         self,
         state: TableState | None,
-        ends: Mapping[TopicPartition, int],
+        partitions: Iterable[TopicPartition],
         replaced: set[str],
         *,
         left_alone: set[str],
     ) -> dict[TopicPartition, LogView | None]:
-        """Partitions whose rows were not compared yet with the log of the leader of now; a view where it is given."""
+        """Those of `partitions` whose rows were not compared yet with the log of the leader of now; a view where it is
+        given.
+        """
         suspects: dict[TopicPartition, LogView | None] = {}
-        for tp in ends:
+        for tp in partitions:
             leader_epoch = self._evidence.leader_epochs.get(tp, -1)
             known = state.partitions.get(tp) if state is not None else None
             if tp.topic in replaced:
@@ -169,11 +173,14 @@ class _Planner:
 
     def _views(
         self, suspects: Mapping[TopicPartition, LogView | None], spans: Sequence[Span]
-    ) -> dict[TopicPartition, LogView]:
-        """Views of all partitions in question, and of those of the batch's rows that an older leader wrote.
+    ) -> tuple[dict[TopicPartition, LogView], set[TopicPartition]]:
+        """Views of all partitions in question, and of those of the batch's rows that an older leader wrote; and the
+        partitions of which nothing may go yet.
 
-        Rows of the table only go on the word that is asked for here and now, by another process than the task's; and
-        never on that of a leader older than the one that the task has found.
+        Rows only go on the word that is asked for here and now, by another process than the task's; never on that of a
+        leader older than the one that the task has found; and only where the source has come to that leader's history
+        itself. Else a second unclean election may bring them back before the source has ever noticed the first, and
+        nobody would read them again (decision 016).
         """
         epochs = self._evidence.leader_epochs
         doubted = {tp for tp, view in suspects.items() if view is None}
@@ -182,7 +189,13 @@ class _Planner:
         missing = doubted | (older - views.keys())
         if missing:
             views.update(self._ask(sorted(missing)))
-        return {tp: view for tp, view in views.items() if view.leader_epoch >= epochs.get(tp, -1)}
+        newest = {span.topic_partition: span for span in sorted(spans, key=lambda span: span.epoch)}
+        settled = {
+            tp: view
+            for tp, view in views.items()
+            if view.leader_epoch >= epochs.get(tp, -1) and _holds(view, newest[tp].last_offset, newest[tp].epoch)
+        }
+        return settled, (doubted | older) - settled.keys()
 
     # The table's rows -------------------------------------------------------------------------------------------
 
@@ -307,15 +320,20 @@ class _Planner:
         ends: Mapping[TopicPartition, int],
         incoming: Mapping[TopicPartition, tuple[int, int]],
         compared: Mapping[TopicPartition, LogView],
+        unsettled: set[TopicPartition],
     ) -> dict[TopicPartition, PartitionState]:
-        """`compared`: the partitions whose rows were compared now, and with what."""
+        """`compared`: the partitions whose rows were compared now, and with what. `unsettled`: rows of the batch came
+        into the table that may not be in the log, so the next batch must ask again.
+        """
         epochs = self._evidence.leader_epochs
         partitions: dict[TopicPartition, PartitionState] = {}
         for tp in sorted({*ends, *incoming}):
             end = max(ends.get(tp, 0), incoming[tp][1] + 1 if tp in incoming else 0)
             known = state.partitions.get(tp) if state is not None else None
             under = known.leader_epoch if known is not None else UNKNOWN_EPOCH
-            if tp not in ends or compared.get(tp) is NOTHING_OF_IT:
+            if tp in unsettled:
+                under = UNKNOWN_EPOCH
+            elif tp not in ends or compared.get(tp) is NOTHING_OF_IT:
                 under = epochs.get(tp, UNKNOWN_EPOCH)
             elif tp in compared:
                 under = compared[tp].leader_epoch
@@ -339,6 +357,12 @@ class _Planner:
             for epoch in np.unique(columns.epochs[of_partition]).tolist():
                 offsets = columns.offsets[of_partition & (columns.epochs == epoch)]
                 self._note(tp, epoch, int(offsets.min()), int(offsets.max()), len(offsets), reason=reason)
+
+
+def _holds(view: LogView, offset: int, epoch: int) -> bool:
+    """Whether the leader itself knows of this row, so that its log goes on from where a reader of the row stands."""
+    first, end = held_interval(view, epoch)
+    return epoch <= view.leader_epoch and first <= offset < end
 
 
 def _stale_mask(columns: LogColumns, views: Mapping[TopicPartition, LogView]) -> Mask:
