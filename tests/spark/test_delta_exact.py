@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
@@ -189,6 +190,7 @@ def test_records_that_the_table_has_are_not_added_again(cluster: FakeCluster, op
     cluster.log("t").append(20)
     write(options, 0, records(cluster, 0, 10))
     # A new checkpoint: another query that begins anew, and one that begins in between.
+    write(options, 0, records(cluster, 9, 11), app="last one")
     write(options, 0, records(cluster, 0, 12), app="again")
     write(options, 0, records(cluster, 3, 20), app="third")
     write(options, 1, records(cluster, 0, 20), app="third")
@@ -357,6 +359,39 @@ def test_a_table_that_others_wrote_is_compared_as_a_whole(cluster: FakeCluster, 
     write(options, 0, records(cluster, 0, 7) + records(cluster, 0, 1, 1))
     # (3, 7) is of an epoch that the leader does not know: that proves nothing.
     assert table_rows(options) == sorted([*log_rows(cluster), ("t", 0, 3, 7)])
+
+
+def test_rows_without_an_epoch_stay_in_a_file_of_stale_ones(cluster: FakeCluster, tmp_path: Path) -> None:
+    from deltalake import write_deltalake
+
+    path = str(tmp_path / "table")
+    cluster.log("t").append(3)
+    cluster.log("t").elect(2)
+    cluster.log("t").append(1)
+    write_deltalake(path, pa.Table.from_batches([arrow([("t", 0, 5, 1), ("t", 0, 6, None), ("t", 0, 7, 1)])]))
+    write(delta_options({"path": path, "kafka.bootstrap.servers": "fake"}), 0, records(cluster, 0, 4))
+    found = DeltaTable(path).to_pyarrow_table().sort_by("offset").select(["offset", "leader_epoch"]).to_pylist()
+    assert [(row["offset"], row["leader_epoch"]) for row in found] == [(0, 0), (1, 0), (2, 0), (3, 2), (6, None)]
+
+
+def test_a_table_that_was_opened_before_another_commit_is_opened_again(
+    cluster: FakeCluster, options: DeltaOptions
+) -> None:
+    cluster.log("t").append(10)
+    write(options, 0, records(cluster, 0, 4))
+    files, evidence = task(options, records(cluster, 4, 8))
+    opened = open_table(options)
+    write(options, 0, records(cluster, 4, 6), app="other")
+    assert commit_files(
+        options,
+        SCHEMA,
+        files,
+        transaction=AppTransaction("q", 1),
+        overwrite=False,
+        evidence=evidence,
+        opened=opened,
+    )
+    assert table_rows(options) == records(cluster, 0, 8)
 
 
 def test_new_columns_are_added_when_asked_for(cluster: FakeCluster, tmp_path: Path) -> None:

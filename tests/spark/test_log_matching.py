@@ -164,6 +164,9 @@ def test_rows_that_no_leader_wrote_are_stale_on_both_sides_of_their_epoch() -> N
         *(True, False, False, False),
         *(True, True, True),
     ]
+    spans = [judge_span(view, first, last, 2, 2) for first, last in ((5, 9), (5, 10), (10, 19), (19, 20), (20, 25))]
+    all_stale, some, none = SpanVerdict.ALL_STALE, SpanVerdict.SOME_STALE, SpanVerdict.NONE_STALE
+    assert spans == [all_stale, some, none, some, all_stale]
     # A leader that has written nothing yet.
     view = LogView(4, 0, 20, (EpochStart(0, 0), EpochStart(2, 10), EpochStart(4, 20)))
     assert stale_rows(view, *arrays([(19, 4), (20, 4), (20, 2)])).tolist() == [True, False, True]
