@@ -81,7 +81,7 @@ class _Planner:
             topic for topic, id in known_ids.items() if id and self._evidence.topic_ids.get(topic) not in (id, None)
         }
         replaced = self._replaced_topics(others, {tp.topic for tp in incoming})
-        suspects = self._suspects(state, {*ends} & {*incoming}, replaced, left_alone=others - replaced)
+        suspects = self._suspects(state, {*ends} & {*incoming}, replaced)
         views, unsettled = self._views(suspects, spans)
         remove, copies = self._clean_table(suspects, views)
         overlapping = {
@@ -155,8 +155,6 @@ class _Planner:
         state: TableState | None,
         partitions: Iterable[TopicPartition],
         replaced: set[str],
-        *,
-        left_alone: set[str],
     ) -> dict[TopicPartition, LogView | None]:
         """Those of `partitions` whose rows were not compared yet with the log of the leader of now; a view where it is
         given.
@@ -167,7 +165,7 @@ class _Planner:
             known = state.partitions.get(tp) if state is not None else None
             if tp.topic in replaced:
                 suspects[tp] = NOTHING_OF_IT
-            elif tp.topic not in left_alone and leader_epoch > (UNKNOWN_EPOCH if known is None else known.leader_epoch):
+            elif leader_epoch > (UNKNOWN_EPOCH if known is None else known.leader_epoch):
                 suspects[tp] = None
         return suspects
 

@@ -374,6 +374,29 @@ def test_rows_without_an_epoch_stay_in_a_file_of_stale_ones(cluster: FakeCluster
     assert [(row["offset"], row["leader_epoch"]) for row in found] == [(0, 0), (1, 0), (2, 0), (3, 2), (6, None)]
 
 
+def test_a_table_that_may_not_lose_rows_is_not_repaired(cluster: FakeCluster, tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    options = delta_options({"path": path, "kafka.bootstrap.servers": "fake"})
+    cluster.log("t").append(3)
+    write(options, 0, records(cluster, 0, 3))
+    DeltaTable(path).alter.set_table_properties({"delta.appendOnly": "true"})
+    cluster.log("t").append(2)
+    write(options, 1, records(cluster, 3, 5))
+    cluster.log("t").elect(1, keep=4)
+    cluster.log("t").append(1)
+    with pytest.raises(OperatorError, match=r"delta\.appendOnly"):
+        write(options, 2, records(cluster, 4, 5))
+    assert len(table_rows(options)) == 5
+
+
+def test_files_of_a_batch_that_was_written_anew_are_not_left(cluster: FakeCluster, options: DeltaOptions) -> None:
+    cluster.log("t").append(8)
+    write(options, 0, records(cluster, 0, 5))
+    write(options, 0, records(cluster, 3, 8), app="again")
+    on_disk = {file.name for file in Path(options.path).rglob("*.parquet") if "_delta_log" not in file.parts}
+    assert on_disk == {Path(file.path).name for file in table_files(open_table(options))}
+
+
 def test_a_table_that_was_opened_before_another_commit_is_opened_again(
     cluster: FakeCluster, options: DeltaOptions
 ) -> None:
