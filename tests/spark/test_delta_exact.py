@@ -277,6 +277,23 @@ def test_rows_never_go_on_the_word_of_an_older_leader_than_the_newest_one_known(
     assert table_rows(options) == log_rows(cluster)
 
 
+def test_a_leader_older_than_the_batch_takes_nothing_out(cluster: FakeCluster, options: DeltaOptions) -> None:
+    log = cluster.log("t")
+    log.append(10)
+    write(options, 0, records(cluster, 0, 10))
+    held = [*log.epochs, 3]
+    log.elect(2, keep=5)
+    log.append(2)
+    cut_off = list(log.epochs)
+    # A third leader has what the second one lost; the source reads from it, and the sink asks the second one.
+    log.epochs, log.leader_epoch = held, 3
+    rows = records(cluster, 10, 11)
+    log.epochs, log.leader_epoch = cut_off, 2
+    write(options, 1, rows)
+    log.epochs, log.leader_epoch = held, 3
+    assert table_rows(options) == log_rows(cluster)
+
+
 def test_brokers_without_epochs_are_written_from_all_the_same(
     cluster: FakeCluster, options: DeltaOptions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
