@@ -18,12 +18,13 @@ from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect, delta_commit, delta_evidence, delta_exact
 from pyspark_fenceline.delta_commit import commit_files, open_table, partition_columns
-from pyspark_fenceline.delta_evidence import Evidence, gather
+from pyspark_fenceline.delta_evidence import Evidence, gather, together
 from pyspark_fenceline.delta_files import DataFile, FileWriter
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
 from pyspark_fenceline.delta_schema import file_schema, fit, new_shape
 from pyspark_fenceline.delta_state import read_state
 from pyspark_fenceline.delta_table_files import compared, table_files
+from pyspark_fenceline.log_matching import LogView
 from tests.spark.fakes import FakeCluster
 from tests.spark.schemas import struct
 
@@ -292,6 +293,17 @@ def test_a_leader_older_than_the_batch_takes_nothing_out(cluster: FakeCluster, o
     write(options, 1, rows)
     log.epochs, log.leader_epoch = held, 3
     assert table_rows(options) == log_rows(cluster)
+
+
+@pytest.mark.parametrize("newer_first", [True, False])
+def test_of_two_tasks_that_found_two_leaders_the_newer_one_is_right(newer_first: bool) -> None:
+    tp = TopicPartition("t", 0)
+    old = Evidence({tp: 2}, {tp: LogView(2, 0, 5)}, {"t": "old id"})
+    new = Evidence({tp: 3}, {tp: LogView(3, 0, 4)}, {"t": "new id"})
+    assert together([new, old] if newer_first else [old, new]) == new
+    # The newer one had nothing to look up: then the older one's history is nobody's.
+    bare = Evidence({tp: 3}, {}, {"t": "new id"})
+    assert together([bare, old] if newer_first else [old, bare]) == bare
 
 
 def test_brokers_without_epochs_are_written_from_all_the_same(
