@@ -149,6 +149,7 @@ class _TaskWriter:
         *,
         transaction: AppTransaction | None,
         overwrite: bool,
+        query_id: str | None = None,
     ) -> None:
         from pyspark_fenceline.delta_commit import commit_files
         from pyspark_fenceline.delta_evidence import together
@@ -164,6 +165,7 @@ class _TaskWriter:
             overwrite=overwrite,
             evidence=together(parts) if parts else None,
             opened=self.table,
+            query_id=query_id,
         )
 
 
@@ -205,7 +207,12 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
         query_id = query_ids.pop()
         if query_id is None or query_ids:
             raise InternalError(f"the tasks of batch {batchId} do not agree on their query's id")
-        self._tasks.commit(messages, transaction=AppTransaction(app_id(query_id), batchId), overwrite=self._overwrite)
+        self._tasks.commit(
+            messages,
+            transaction=AppTransaction(app_id(query_id), batchId),
+            overwrite=self._overwrite,
+            query_id=query_id,
+        )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """As in `DeltaWriter.abort`: nothing is removed."""

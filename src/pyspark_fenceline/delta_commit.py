@@ -99,12 +99,14 @@ def commit_files(
     overwrite: bool,
     evidence: Evidence | None = None,
     opened: DeltaTable | None = None,
+    query_id: str | None = None,
 ) -> bool:
     """Add `files` in one transaction. False when `transaction` was committed before; its new files are removed then.
 
     `overwrite` replaces all rows. With `evidence` the table's stale rows are taken out in the same transaction, and
-    rows that it has are not added again. `opened`: the table as it was a moment ago, to be tried first. Raises
-    `OperatorError` when the DataFrame does not fit the table, or when others keep winning the commit.
+    rows that it has are not added again. `opened`: the table as it was a moment ago, to be tried first. `query_id`: of
+    a stream, whose batch `transaction` names; its checkpoint tells where its sources stand. Raises `OperatorError` when
+    the DataFrame does not fit the table, or when others keep winning the commit.
     """
     from deltalake.exceptions import CommitFailedError
 
@@ -136,7 +138,7 @@ def commit_files(
                 table = _grow(options, table, schema)
             if is_exact:
                 assert evidence is not None
-                _commit_exactly(options, table, files, shape.partition_by, transaction, evidence)
+                _commit_exactly(options, table, files, shape.partition_by, transaction, evidence, query_id)
             else:
                 commit_entry(table, files, shape.partition_by, transaction, overwrite=overwrite)
         except CommitFailedError as error:
@@ -158,10 +160,16 @@ def _commit_exactly(
     partition_by: Sequence[str],
     transaction: AppTransaction | None,
     evidence: Evidence,
+    query_id: str | None,
 ) -> None:
+    from pyspark_fenceline.checkpoint_places import Places, places_after
     from pyspark_fenceline.delta_exact import plan_change
 
-    change = plan_change(options, table, files, evidence, lambda partitions: _views(options, partitions))
+    def places() -> Places | None:
+        is_stream = query_id is not None and transaction is not None
+        return places_after(options, query_id, transaction.version) if is_stream else None
+
+    change = plan_change(options, table, files, evidence, lambda partitions: _views(options, partitions), places)
     if change.is_nothing:
         delete_files(options, change.discard)
         return

@@ -1,8 +1,8 @@
 """What a batch changes in a table that is to hold exactly what the log holds.
 
 Owns the decision, against one version of the table: which of its files have stale rows (`log_matching`), which rows of
-the batch are in the table already or were truncated away by now, and what the table remembers afterwards. Only
-partitions that the batch has rows of are looked at, and only once the batch's newest row is in the log that tells.
+the batch are in the table already or were truncated away by now, and what the table remembers afterwards. Rows of any
+partition may go, whether the batch has news of it or not, as far as the source would read them again (`delta_reach`).
 Files are looked at by their bounds first, then by four of their columns; only files with rows that must go are written
 anew, and a file that is stale as a whole is not even read. Nothing is committed here: `delta_commit` puts all of it
 into one log entry.
@@ -11,21 +11,31 @@ into one log entry.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
+from pyspark_fenceline.checkpoint_places import Places
 from pyspark_fenceline.delta_change import Change, Removed
 from pyspark_fenceline.delta_evidence import Evidence
 from pyspark_fenceline.delta_files import DataFile
 from pyspark_fenceline.delta_index import LogColumns, Span, bounds, merged
+from pyspark_fenceline.delta_masks import NOTHING_OF_IT, Word, known_mask, stale_mask
 from pyspark_fenceline.delta_options import DeltaOptions
+from pyspark_fenceline.delta_reach import reach
 from pyspark_fenceline.delta_rewrite import rewrite
 from pyspark_fenceline.delta_state import PartitionState, TableState, last_topic_ids, read_state
 from pyspark_fenceline.delta_table_files import TableFile, read_log_columns, table_files
-from pyspark_fenceline.log_matching import UNKNOWN_EPOCH, LogView, SpanVerdict, held_interval, judge_span, stale_rows
+from pyspark_fenceline.log_matching import (
+    AFTER_ALL,
+    BEFORE_ALL,
+    UNKNOWN_EPOCH,
+    LogView,
+    SpanVerdict,
+    judge_span,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,10 +46,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pyspark_fenceline")
 _THREADS: Final = 4
-NOTHING_OF_IT: Final = LogView(1 << 31, 0, -(1 << 62))
-"""The view of a topic that is another one now: no row of any epoch is in it."""
-
 AskViews = Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogView]]
+AskPlaces = Callable[[], Places | None]
 
 
 def plan_change(
@@ -48,9 +56,12 @@ def plan_change(
     files: Sequence[DataFile],
     evidence: Evidence,
     ask: AskViews,
+    ask_places: AskPlaces,
 ) -> Change:
-    """`ask`: for views that `evidence` lacks. Raises `OperatorError` where the table is of another topic."""
-    return _Planner(options, table, files, evidence, ask).plan()
+    """`ask`: for views that `evidence` lacks; `ask_places`: where the source stands after this batch, None where nobody
+    knows. Raises `OperatorError` where the table is of another topic.
+    """
+    return _Planner(options, table, files, evidence, ask, ask_places).plan()
 
 
 class _Planner:
@@ -61,12 +72,14 @@ class _Planner:
         files: Sequence[DataFile],
         evidence: Evidence,
         ask: AskViews,
+        ask_places: AskPlaces,
     ) -> None:
         self._options = options
         self._table = table
         self._files = files
         self._evidence = evidence
         self._ask = ask
+        self._ask_places = ask_places
         self._kept_files: list[TableFile] | None = None
         self._columns: dict[str, LogColumns] = {}
         self._removed: list[Removed] = []
@@ -81,9 +94,12 @@ class _Planner:
             topic for topic, id in known_ids.items() if id and self._evidence.topic_ids.get(topic) not in (id, None)
         }
         replaced = self._replaced_topics(others, {tp.topic for tp in incoming})
-        suspects = self._suspects(state, {*ends} & {*incoming}, replaced)
-        views, unsettled = self._views(suspects, spans)
-        remove, copies = self._clean_table(suspects, views)
+        anew = {tp for tp in ends if tp.topic in replaced}
+        doubted = {tp for tp in self._doubted(state, ends) if tp.topic not in others}
+        words, unsettled = self._words(doubted, spans)
+        judged = {tp: word for tp, word in words.items() if tp in doubted} | dict.fromkeys(anew, Word(NOTHING_OF_IT))
+        remove, copies = self._clean_table(judged)
+        views = {tp: word.view for tp, word in words.items() if tp not in unsettled}
         overlapping = {
             tp: incoming[tp]
             for tp in incoming
@@ -97,7 +113,7 @@ class _Planner:
             remaining = [file for file in self._all_files() if file.path not in gone]
             found = self._bounds_of(remaining, copies, {*ends})
             ends = {tp: min(end, found.get(tp, 0)) for tp, end in ends.items()}
-        compared = {tp: (given or views[tp]) for tp, given in suspects.items() if given is not None or tp in views}
+        compared = {tp: word.view for tp, word in judged.items() if tp not in unsettled}
         ids = {topic: id for topic, id in self._evidence.topic_ids.items() if topic not in others - replaced}
         partitions = self._next_partitions(state, ends, incoming, compared, unsettled)
         known = TableState(partitions, {**known_ids, **ids})
@@ -150,58 +166,47 @@ class _Planner:
             )
         return replaced
 
-    def _suspects(
-        self,
-        state: TableState | None,
-        partitions: Iterable[TopicPartition],
-        replaced: set[str],
-    ) -> dict[TopicPartition, LogView | None]:
-        """Those of `partitions` whose rows were not compared yet with the log of the leader of now; a view where it is
-        given.
-        """
-        suspects: dict[TopicPartition, LogView | None] = {}
+    def _doubted(self, state: TableState | None, partitions: Iterable[TopicPartition]) -> Iterator[TopicPartition]:
+        """Those of `partitions` whose rows were not compared yet with the log of the leader of now."""
         for tp in partitions:
-            leader_epoch = self._evidence.leader_epochs.get(tp, -1)
             known = state.partitions.get(tp) if state is not None else None
-            if tp.topic in replaced:
-                suspects[tp] = NOTHING_OF_IT
-            elif leader_epoch > (UNKNOWN_EPOCH if known is None else known.leader_epoch):
-                suspects[tp] = None
-        return suspects
+            if self._evidence.leader_epochs.get(tp, -1) > (UNKNOWN_EPOCH if known is None else known.leader_epoch):
+                yield tp
 
-    def _views(
-        self, suspects: Mapping[TopicPartition, LogView | None], spans: Sequence[Span]
-    ) -> tuple[dict[TopicPartition, LogView], set[TopicPartition]]:
-        """Views of all partitions in question, and of those of the batch's rows that an older leader wrote; and the
-        partitions of which nothing may go yet.
+    def _words(
+        self, doubted: set[TopicPartition], spans: Sequence[Span]
+    ) -> tuple[dict[TopicPartition, Word], set[TopicPartition]]:
+        """What the log says of partitions whose rows in the table are doubted, and of those that the batch has rows of
+        an older leader of; and the partitions that must be looked at again with the next batch.
 
         Rows only go on the word that is asked for here and now, by another process than the task's; never on that of a
-        leader older than the one that the task has found; and only where the source has come to that leader's history
-        itself. Else a second unclean election may bring them back before the source has ever noticed the first, and
-        nobody would read them again (decision 016).
+        leader older than the one that the task has found; and only as far as the source would read them again, should a
+        second unclean election bring them back (`delta_reach`).
         """
         epochs = self._evidence.leader_epochs
-        doubted = {tp for tp, view in suspects.items() if view is None}
         older = {s.topic_partition for s in spans if 0 <= s.epoch < epochs.get(s.topic_partition, -1)} - doubted
-        views = {tp: view for tp, view in self._evidence.views.items() if tp in older}
-        missing = doubted | (older - views.keys())
-        if missing:
-            views.update(self._ask(sorted(missing)))
+        if not doubted | older:
+            return {}, set()
+        places = self._ask_places() or {}
         newest = {span.topic_partition: span for span in sorted(spans, key=lambda span: span.epoch)}
-        settled = {
-            tp: view
+        # Of others nobody knows where the source stands: they wait.
+        told = {tp for tp in doubted | older if tp in places or tp in newest}
+        views = {tp: view for tp, view in self._evidence.views.items() if tp in told - doubted}
+        if told - views.keys():
+            views.update(self._ask(sorted(told - views.keys())))
+        words = {
+            tp: Word(view, reach(view, places.get(tp), newest.get(tp)))
             for tp, view in views.items()
-            if view.leader_epoch >= epochs.get(tp, -1) and _holds(view, newest[tp].last_offset, newest[tp].epoch)
+            if view.leader_epoch >= epochs.get(tp, -1)
         }
-        return settled, (doubted | older) - settled.keys()
+        settled = {tp for tp, word in words.items() if word.from_offset == BEFORE_ALL}
+        return words, told - settled
 
     # The table's rows -------------------------------------------------------------------------------------------
 
-    def _clean_table(
-        self, suspects: Mapping[TopicPartition, LogView | None], views: Mapping[TopicPartition, LogView]
-    ) -> tuple[list[TableFile], list[DataFile]]:
+    def _clean_table(self, words: Mapping[TopicPartition, Word]) -> tuple[list[TableFile], list[DataFile]]:
         """Files that go, and copies of some of them without their stale rows."""
-        judged = {tp: given or views[tp] for tp, given in suspects.items() if given is not None or tp in views}
+        judged = {tp: word for tp, word in words.items() if word.from_offset != AFTER_ALL}
         if not judged:
             return [], []
         remove: list[TableFile] = []
@@ -219,24 +224,25 @@ class _Planner:
             )
         return remove, copies
 
-    def _stale_in(self, file: TableFile, views: Mapping[TopicPartition, LogView]) -> Mask | bool | None:
-        """None: nothing is stale. True: all of it. Else the stale rows."""
+    def _stale_in(self, file: TableFile, words: Mapping[TopicPartition, Word]) -> Mask | bool | None:
+        """None: nothing that may go is stale. True: all of it. Else the stale rows."""
         only = file.only_partition
-        concerned = [only] if only is not None else [tp for tp in views if file.may_hold(tp)]
-        concerned = [tp for tp in concerned if tp in views]
+        concerned = [only] if only is not None else [tp for tp in words if file.may_hold(tp)]
+        concerned = [tp for tp in concerned if tp in words and file.may_hold_offsets(words[tp].from_offset, AFTER_ALL)]
         if not concerned:
             return None
         if only is not None and file.offsets is not None and file.epochs is not None:
-            verdict = judge_span(views[only], *file.offsets, *file.epochs)
+            verdict = judge_span(words[only].view, *file.offsets, *file.epochs)
             if verdict is SpanVerdict.NONE_STALE:
                 return None
-            if verdict is SpanVerdict.ALL_STALE and not file.has_null_epochs:
+            may_go = file.offsets[0] >= words[only].from_offset
+            if verdict is SpanVerdict.ALL_STALE and may_go and not file.has_null_epochs:
                 self._note(
                     only, file.epochs[0], file.offsets[0], file.offsets[1], file.record_count or 0, reason="stale"
                 )
                 return True
         columns = self._read(file)
-        stale = _stale_mask(columns, views)
+        stale = stale_mask(columns, words)
         if not stale.any():
             return None
         self._note_rows(columns, stale, "stale")
@@ -297,8 +303,8 @@ class _Planner:
             columns = read_log_columns(
                 self._options, TableFile(file.path, file.size_bytes, file.partition_values, file.record_count)
             )
-            stale = _stale_mask(columns, views)
-            known = _known_mask(columns, present) & ~stale
+            stale = stale_mask(columns, {tp: Word(view) for tp, view in views.items()})
+            known = known_mask(columns, present) & ~stale
             keep = ~(stale | known)
             self._note_rows(columns, stale, "lost")
             self._note_rows(columns, known, "known")
@@ -355,39 +361,3 @@ class _Planner:
             for epoch in np.unique(columns.epochs[of_partition]).tolist():
                 offsets = columns.offsets[of_partition & (columns.epochs == epoch)]
                 self._note(tp, epoch, int(offsets.min()), int(offsets.max()), len(offsets), reason=reason)
-
-
-def _holds(view: LogView, offset: int, epoch: int) -> bool:
-    """Whether the leader itself knows of this row, so that its log goes on from where a reader of the row stands."""
-    first, end = held_interval(view, epoch)
-    return epoch <= view.leader_epoch and first <= offset < end
-
-
-def _stale_mask(columns: LogColumns, views: Mapping[TopicPartition, LogView]) -> Mask:
-    import numpy as np
-
-    stale = np.zeros(len(columns), dtype=np.bool_)
-    for run in columns.runs():
-        view = views.get(run.topic_partition)
-        if view is None:
-            continue
-        part = slice(run.start, run.end)
-        stale[part] = True if view is NOTHING_OF_IT else stale_rows(view, columns.offsets[part], columns.epochs[part])
-    return stale
-
-
-def _known_mask(columns: LogColumns, present: Mapping[TopicPartition, Sequence[tuple[Any, Any]]]) -> Mask:
-    """Rows whose offset and epoch the table has."""
-    import numpy as np
-
-    known = np.zeros(len(columns), dtype=np.bool_)
-    for tp, pairs in present.items():
-        if tp not in columns.partitions:
-            continue
-        of_partition = columns.codes == columns.partitions.index(tp)
-        offsets = np.concatenate([pair[0] for pair in pairs])
-        epochs = np.concatenate([pair[1] for pair in pairs])
-        for epoch in np.unique(columns.epochs[of_partition]).tolist():
-            rows = np.flatnonzero(of_partition & (columns.epochs == epoch))
-            known[rows] = np.isin(columns.offsets[rows], offsets[epochs == epoch])
-    return known

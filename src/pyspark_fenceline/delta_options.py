@@ -43,6 +43,8 @@ class DeltaOptions:
     """Properties of the client where the table is compared with the log, else None."""
     on_recreated: str = "fail"
     merge_schema: bool = False
+    checkpoint: str | None = None
+    """Of the query that writes, where it has named one: its directory, or the address in an object store."""
 
 
 def delta_options(options: Mapping[str, str]) -> DeltaOptions:
@@ -54,8 +56,7 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
     path = given.get("path", "").strip()
     if not path:
         raise OperatorError("format('fenceline_delta') needs the table's path", "Use .save(path) or .start(path).")
-    if path.startswith("file:"):
-        path = "/" + path[len("file:") :].lstrip("/")
+    path = _local(path)
     compression = given.get("compression", "snappy").lower()
     compression = "none" if compression == "uncompressed" else compression
     if compression not in CODECS:
@@ -81,7 +82,13 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
         client=_client(given),
         on_recreated=on_recreated,
         merge_schema=_boolean(given, "mergeSchema", default=False),
+        checkpoint=_local(given.get("checkpointlocation", "").strip()) or None,
     )
+
+
+def _local(path: str) -> str:
+    """A directory's address as its path."""
+    return "/" + path[len("file:") :].lstrip("/") if path.startswith("file:") else path
 
 
 def _client(given: Mapping[str, str]) -> Mapping[str, str] | None:

@@ -91,8 +91,18 @@ def task(options: DeltaOptions, rows: Iterable[Row], *, schema: Any = SCHEMA) ->
 
 def write(options: DeltaOptions, number: int, rows: Iterable[Row], *, app: str = "q") -> bool:
     files, evidence = task(options, rows)
+    return commit(options, number, files, evidence, app=app)
+
+
+def commit(options: DeltaOptions, number: int, files: list[DataFile], evidence: Evidence, *, app: str = "q") -> bool:
     return commit_files(
-        options, SCHEMA, files, transaction=AppTransaction(app, number), overwrite=False, evidence=evidence
+        options,
+        SCHEMA,
+        files,
+        transaction=AppTransaction(app, number),
+        overwrite=False,
+        evidence=evidence,
+        query_id=app,
     )
 
 
@@ -119,7 +129,7 @@ def test_stale_rows_go_with_the_batch_that_comes(cluster: FakeCluster, options: 
     write(options, 1, records(cluster, 5, 10))
     log.elect(1, keep=7)
     log.append(5)
-    # Only the other partition has news: nobody has read the new history yet, so the old one stays.
+    # Only the other partition has news, and without a checkpoint nobody knows that the source has noticed.
     cluster.log("t", 1).append(1)
     write(options, 2, records(cluster, 4, 5, 1))
     assert table_rows(options) == [("t", 0, offset, 0) for offset in range(10)] + records(cluster, 0, 5, 1)
