@@ -2,7 +2,8 @@
 step at a time is deadly.
 
 A file in the folder of plans names a step. The process that comes to it takes the file away and dies by SIGKILL: a
-Python worker alone on the executors' side, the whole driver with its JVM on the driver's.
+Python worker alone on the executors' side, the whole driver with its JVM on the driver's. Where the file says so, the
+process stands still instead (SIGSTOP), for somebody to wake it up when others have gone on.
 
 Arguments: bootstrap servers, topic, table, checkpoint, a folder for what Spark leaves lying about, the folder of plans.
 """
@@ -31,6 +32,9 @@ DRIVER_STEPS: Mapping[str, tuple[Any, str]] = {
     "left-overs": (delta_commit, "delete_files"),
 }
 ROWS_A_BATCH = 150
+STAND_STILL = "stand still"
+SLEEPER = "sleeper"
+"""A file with the process id of who stands still."""
 
 
 def plans(side: str) -> list[str]:
@@ -40,9 +44,16 @@ def plans(side: str) -> list[str]:
 
 def die(folder: str, side: str, plan: str) -> None:
     """Only for who gets the plan."""
+    file = Path(folder, f"{side} {plan}")
     try:
-        os.unlink(Path(folder, f"{side} {plan}"))
+        what = file.read_text()
+        if what == STAND_STILL:
+            Path(folder, SLEEPER).write_text(str(os.getpid()))
+        os.unlink(file)
     except FileNotFoundError:
+        return
+    if what == STAND_STILL:
+        os.kill(os.getpid(), signal.SIGSTOP)
         return
     if side == "driver":
         # Spark's daemons have groups of their own; the session is still the one that the driver leads.

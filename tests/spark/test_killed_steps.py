@@ -27,7 +27,7 @@ from fenceline.testing import reaper
 from fenceline.testing.node import EmbeddedNode
 from tests.conftest import need_java
 from tests.spark.conftest import Broker
-from tests.spark.killed_steps import ROWS_A_BATCH, plans
+from tests.spark.killed_steps import ROWS_A_BATCH, SLEEPER, STAND_STILL, plans
 
 pytestmark = [pytest.mark.spark, pytest.mark.together("killed steps"), pytest.mark.timeout(3600)]
 PARTITIONS = 2
@@ -142,7 +142,46 @@ def test_whoever_dies_at_whichever_step_the_table_is_the_log(
                 if victim.wait(PATIENCE_S) == 0:
                     break
                 assert victim.returncode == -signal.SIGKILL, (scratch / "log").read_text()[-4000:]
-        found = DeltaTable(place).to_pyarrow_table().select(expected.column_names)
-        found = found.sort_by([("partition", "ascending"), ("offset", "ascending")]).cast(expected.schema)
-        assert found.equals(expected), f"seed {seed}, round {rounds}"
+        check(place, expected)
     assert done == worker_kills + driver_kills
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "before entry",
+        *(
+            pytest.param(plan, marks=pytest.mark.soak)
+            for plan in plans("driver")
+            if plan not in ("before entry", "after left-overs")
+        ),
+    ],
+)
+def test_a_driver_that_comes_to_itself_when_another_has_taken_over_changes_nothing(
+    restarted: Broker, tmp_path: Path, checkpoint: str, step: str
+) -> None:
+    """It stands still in the middle of a commit. Another one runs the query to its end, from the same checkpoint."""
+    need_java()
+    folder, scratch, table = tmp_path / "plans", tmp_path / "scratch", str(tmp_path / "table")
+    folder.mkdir()
+    expected = of_log(restarted)
+    write_deltalake(table, spoiled(expected), partition_by=["topic", "partition"])
+    plan = folder / f"driver {step}"
+    plan.write_text(STAND_STILL)
+    with driver(restarted, table, checkpoint, scratch, folder) as zombie:
+        assert until(zombie, plan), f"nobody came to {step}"
+        with driver(restarted, table, checkpoint, tmp_path / "another", folder) as successor:
+            assert successor.wait(PATIENCE_S) == 0, (tmp_path / "another" / "log").read_text()[-4000:]
+        check(table, expected)
+        version = DeltaTable(table).version()
+        os.kill(int((folder / SLEEPER).read_text()), signal.SIGCONT)
+        # Spark itself tells the zombie that the batch is another's, or it finds nothing left to do.
+        zombie.wait(PATIENCE_S)
+        check(table, expected)
+        assert DeltaTable(table).version() == version
+
+
+def check(table: str, expected: pa.Table) -> None:
+    found = DeltaTable(table).to_pyarrow_table().select(expected.column_names)
+    found = found.sort_by([("partition", "ascending"), ("offset", "ascending")]).cast(expected.schema)
+    assert found.equals(expected), table

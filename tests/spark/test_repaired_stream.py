@@ -78,6 +78,39 @@ def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tm
         assert found_kinds == {("duplicate", 1), ("stale", 1), ("missing", 94), ("behind", 100)}
 
 
+def test_rows_of_a_partition_that_nobody_writes_any_more_go_too(
+    spark: SparkSession, tmp_path: Path, checkpoint: str
+) -> None:
+    """The batch that carries the truncation has no record at all: what it may take out, Spark's checkpoint tells."""
+    table, topic = str(tmp_path / "table"), "quiet"
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        broker.create(topic, 2)
+        broker.produce(topic, range(100))
+        broker.produce(topic, range(100, 150))
+        broker.produce(topic, range(20), partition=1)
+        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        node.stop()
+        cut(node, topic, 100)
+        node.start()
+        broker = Broker("fenceline", node.bootstrap)
+        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        assert offsets(table) == [(0, offset) for offset in range(100)] + [(1, offset) for offset in range(20)]
+        assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
+        (told,) = [
+            entry["fenceline"]["repair"]
+            for entry in DeltaTable(table).history()
+            if "repair" in entry.get("fenceline", {})
+        ]
+        assert told["removed_rows"] == 50
+        version = DeltaTable(table).version()
+        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        assert DeltaTable(table).version() == version
+        broker.produce(topic, range(100, 110))
+        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
+
+
 def test_repair_fills_a_table_of_other_columns_by_a_transform(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
