@@ -2,7 +2,9 @@
 
 Owns the way of a table's rows through the two steps of an audit, runs and findings, and nothing of what they mean
 (`audit_runs`, `audit_judge`). The pieces that go to executors are plain functions over Arrow tables, so both ways run
-the same code.
+the same code. Reading is what takes long, of the table and of the log, and is spread over Spark's tasks; what is left
+in between is done by them too where it is much, and at once in this process where it is little, as with any table that
+has few holes.
 """
 
 from __future__ import annotations
@@ -30,6 +32,12 @@ FINDINGS_DDL: Final = (
 )
 BUCKETS_A_TASK: Final = 3
 _LOCAL_TASKS: Final = 4
+FEW_RUNS: Final = 200_000
+"""So many are judged in this process (about 50 bytes each)."""
+
+
+class _LogNeeded(Exception):
+    """A bucket can not be judged without reading the log."""
 
 
 def the_session() -> SparkSession:
@@ -69,8 +77,10 @@ class Judging:
     expected: Mapping[TopicPartition, Expected]
     topics: tuple[str, ...] | None
 
-    def __call__(self, runs: pa.Table) -> pa.Table:
-        """Findings about one bucket: all rows of `runs` have one topic, partition and bucket."""
+    def __call__(self, runs: pa.Table, *, may_read: bool = True) -> pa.Table:
+        """Findings about one bucket: all rows of `runs` have one topic, partition and bucket. Raises `_LogNeeded` where
+        the log would have to be read and that is not allowed.
+        """
         import numpy as np
         import pyarrow as pa
 
@@ -82,10 +92,12 @@ class Judging:
         if topic is None:
             found = [Finding(Kind.INVALID, 0, 0, int(ends.sum()), (), "no topic, partition or offset")]
         else:
-            found = self._judge(TopicPartition(topic, partition), bucket, firsts, ends, epochs)
+            found = self._judge(TopicPartition(topic, partition), bucket, firsts, ends, epochs, may_read=may_read)
         return pa.table(as_columns((topic, partition, one) for one in found), schema=findings_schema())
 
-    def _judge(self, tp: TopicPartition, bucket: int, firsts: Any, ends: Any, epochs: Any) -> list[Finding]:
+    def _judge(
+        self, tp: TopicPartition, bucket: int, firsts: Any, ends: Any, epochs: Any, *, may_read: bool
+    ) -> list[Finding]:
         start = bucket * self.bucket_size
         expected = self.expected.get(tp)
         if expected is None:
@@ -97,6 +109,8 @@ class Judging:
             ]
 
         def find(ranges: Sequence[tuple[int, int]], isolation_level: str) -> Any:
+            if not may_read:
+                raise _LogNeeded
             return find_records(self.client, tp, ranges, isolation_level=isolation_level)
 
         return judge(expected, (start, start + self.bucket_size), firsts, ends, epochs, find)
@@ -130,7 +144,6 @@ class LocalFiles(Work):
 
     def totals(self, bucket_size: int) -> list[tuple[str | None, int, int, int, int, int]]:
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         def read(file: TableFile) -> list[pa.RecordBatch]:
             return list(runs_of_files(self._options, [file], bucket_size))
@@ -138,37 +151,56 @@ class LocalFiles(Work):
         with ThreadPoolExecutor(self.task_count) as pool:
             batches = [batch for part in pool.map(read, self._files) for batch in part]
         self._runs = pa.Table.from_batches(batches, schema=runs_schema())
-        rows = pc.subtract(self._runs["end_offset"], self._runs["first_offset"])
-        grouped = (
-            self._runs.append_column("rows", rows)
-            .group_by(["topic", "partition", "epoch"])
-            .aggregate([("first_offset", "min"), ("end_offset", "max"), ("rows", "sum")])
-        )
-        names = ("topic", "partition", "epoch", "first_offset_min", "end_offset_max", "rows_sum")
-        return [tuple(row[name] for name in names) for row in grouped.to_pylist()]
+        return _totals(self._runs)
 
     def findings(self, judging: Judging, stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        runs = pa.concat_tables([self._runs, _empty_runs(stretches)]).sort_by(
-            [("topic", "ascending"), ("partition", "ascending"), ("bucket", "ascending")]
-        )
-        keys = pc.binary_join_element_wise(
-            pc.fill_null(runs["topic"], "\0"),
-            *(pc.fill_null(runs[name], -1).cast(pa.string()) for name in ("partition", "bucket")),
-            "\0",
-        )
-        ends = pc.run_end_encode(keys.combine_chunks(), run_end_type=pa.int64()).run_ends.to_pylist()
-        starts = [0, *ends][: len(ends)]
         with ThreadPoolExecutor(self.task_count) as pool:
-            parts = list(pool.map(lambda at: judging(runs.slice(at[0], at[1] - at[0])), zip(starts, ends, strict=True)))
-        found = pa.concat_tables([findings_schema().empty_table(), *parts])
-        return found.sort_by([("topic", "ascending"), ("partition", "ascending"), ("start_offset", "ascending")])
+            return _in_order(list(pool.map(judging, _buckets(self._runs, stretches))))
 
     def counts(self, findings: pa.Table) -> list[tuple[str, int, int]]:
-        grouped = findings.group_by("kind").aggregate([("start_offset", "count"), ("rows", "sum")])
-        return [(row["kind"], row["start_offset_count"], row["rows_sum"]) for row in grouped.to_pylist()]
+        return _counts(findings)
+
+
+def _totals(runs: pa.Table) -> list[tuple[str | None, int, int, int, int, int]]:
+    import pyarrow.compute as pc
+
+    rows = pc.subtract(runs["end_offset"], runs["first_offset"])
+    grouped = (
+        runs.append_column("rows", rows)
+        .group_by(["topic", "partition", "epoch"])
+        .aggregate([("first_offset", "min"), ("end_offset", "max"), ("rows", "sum")])
+    )
+    names = ("topic", "partition", "epoch", "first_offset_min", "end_offset_max", "rows_sum")
+    return [tuple(row[name] for name in names) for row in grouped.to_pylist()]
+
+
+def _buckets(runs: pa.Table, stretches: Sequence[tuple[str, int, int]]) -> list[pa.Table]:
+    """The runs of each bucket, and of each stretch."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ordered = pa.concat_tables([runs, _empty_runs(stretches)]).sort_by(
+        [("topic", "ascending"), ("partition", "ascending"), ("bucket", "ascending")]
+    )
+    keys = pc.binary_join_element_wise(
+        pc.fill_null(ordered["topic"], "\0"),
+        *(pc.fill_null(ordered[name], -1).cast(pa.string()) for name in ("partition", "bucket")),
+        "\0",
+    )
+    ends = pc.run_end_encode(keys.combine_chunks(), run_end_type=pa.int64()).run_ends.to_pylist()
+    return [ordered.slice(start, end - start) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _in_order(parts: Sequence[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
+    found = pa.concat_tables([findings_schema().empty_table(), *parts])
+    return found.sort_by([("topic", "ascending"), ("partition", "ascending"), ("start_offset", "ascending")])
+
+
+def _counts(findings: pa.Table) -> list[tuple[str, int, int]]:
+    grouped = findings.group_by("kind").aggregate([("start_offset", "count"), ("rows", "sum")])
+    return [(row["kind"], row["start_offset_count"], row["rows_sum"]) for row in grouped.to_pylist()]
 
 
 def _topics_of(files: Sequence[TableFile]) -> set[str] | None:
@@ -192,6 +224,11 @@ def _empty_runs(stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
 class SparkWork(Work):
     _session: SparkSession
     _runs: Any = None
+    _few: pa.Table | None = None
+    """All runs, where they are few."""
+    _here: pa.Table
+    _there: DataFrame | None = None
+    """Findings of this process, and of Spark's tasks."""
 
     def _make_runs(self, bucket_size: int) -> DataFrame:
         raise NotImplementedError
@@ -200,12 +237,19 @@ class SparkWork(Work):
         from pyspark.sql import functions as f
 
         self._runs = self._make_runs(bucket_size).persist()
+        if self._runs.count() <= FEW_RUNS:
+            self._few = self._runs.toArrow().cast(runs_schema())
+            self._runs.unpersist()
+            return _totals(self._few)
         grouped = self._runs.groupBy("topic", "partition", "epoch").agg(
             f.min("first_offset"), f.max("end_offset"), f.sum(f.col("end_offset") - f.col("first_offset"))
         )
         return [tuple(row) for row in grouped.collect()]
 
     def findings(self, judging: Judging, stretches: Sequence[tuple[str, int, int]]) -> DataFrame:
+        if self._few is not None:
+            return self._findings_of_few(self._few, judging, stretches)
+
         def empty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 chosen = [stretches[number] for number in batch.column(0).to_pylist()]
@@ -221,12 +265,57 @@ class SparkWork(Work):
         found: DataFrame = groups.applyInArrow(_one(judging), FINDINGS_DDL).persist()
         return found
 
+    def _findings_of_few(
+        self, runs: pa.Table, judging: Judging, stretches: Sequence[tuple[str, int, int]]
+    ) -> DataFrame:
+        """Here, but for the buckets for which the log must be read."""
+        parts: list[pa.Table] = []
+        unread: list[pa.Table] = []
+        for bucket in _buckets(runs, stretches):
+            try:
+                parts.append(judging(bucket, may_read=False))
+            except _LogNeeded:
+                unread.append(bucket)
+        self._here = _in_order(parts)
+        found = self._frame(self._here)
+        if self._there is not None:
+            self._there.unpersist()
+            self._there = None
+        if not unread:
+            return found
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from judging(unread[number]).to_batches()
+
+        numbers = self._session.range(0, len(unread), 1, min(len(unread), self.task_count))
+        self._there = numbers.mapInArrow(read, FINDINGS_DDL).persist()
+        return found.unionByName(self._there)
+
+    def _frame(self, findings: pa.Table) -> DataFrame:
+        frame: DataFrame
+        if findings.num_rows:
+            frame = self._session.createDataFrame(findings)
+        else:
+            frame = self._session.createDataFrame([], FINDINGS_DDL)
+        return frame
+
     def counts(self, findings: DataFrame) -> list[tuple[str, int, int]]:
         from pyspark.sql import functions as f
 
-        counted = findings.groupBy("kind").agg(f.count("*"), f.sum("rows")).collect()
-        self._runs.unpersist()
-        return [tuple(row) for row in counted]
+        spread = findings if self._few is None else self._there
+        counted: list[tuple[str, int, int]] = [] if self._few is None else _counts(self._here)
+        if spread is not None:
+            rows = spread.groupBy("kind").agg(f.count("*"), f.sum("rows")).collect()
+            counted += [tuple(row) for row in rows]
+        if self._few is None:
+            self._runs.unpersist()
+        totals: dict[str, tuple[int, int]] = {}
+        for kind, ranges, count in counted:
+            known = totals.get(kind, (0, 0))
+            totals[kind] = known[0] + ranges, known[1] + count
+        return [(kind, ranges, count) for kind, (ranges, count) in totals.items()]
 
 
 def _one(judging: Judging) -> Callable[[pa.Table], pa.Table]:

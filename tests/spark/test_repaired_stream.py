@@ -10,6 +10,7 @@ from deltalake import DeltaTable
 
 import pyspark_fenceline
 from fenceline.testing.node import EmbeddedNode
+from pyspark_fenceline import audit_work
 from tests.spark.conftest import Broker
 from tests.spark.test_source import stream
 from tests.spark.test_truncation import cut
@@ -109,6 +110,41 @@ def test_rows_of_a_partition_that_nobody_writes_any_more_go_too(
         broker.produce(topic, range(100, 110))
         drain(broker, tracked(spark, broker, topic), table, checkpoint)
         assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_an_audit_says_the_same_wherever_it_is_judged(
+    spark: SparkSession,
+    fenceline_node: Broker,
+    topic: str,
+    everything: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where there are few runs this process judges what it can; else, and wherever the log is read, Spark's tasks do."""
+    fenceline_node.create(topic, 3)
+    for partition in (0, 1, 2):
+        fenceline_node.produce(topic, range(300), partition=partition)
+    source = spark.read.format("fenceline").option("kafka.bootstrap.servers", fenceline_node.bootstrap)
+    frame = source.option("subscribe", topic).option("includeLeaderEpoch", True).load()
+    whole = frame.select("topic", "partition", "offset", "leader_epoch")
+    odd = spark.createDataFrame(
+        [(topic, 0, 7, 0), (topic, 1, None, 0), (topic, 1, 250, None), (topic, 9, 3, 0), ("nowhere", 0, 4, 0)],
+        whole.schema,
+    )
+    holes = whole.where("partition != 1 or offset between 50 and 249").where("partition != 2 or offset % 3 < 2")
+    spoiled = holes.unionByName(odd).repartition(3, "offset")
+    said: list[tuple[Any, Any]] = []
+    for few in (audit_work.FEW_RUNS, -1):
+        monkeypatch.setattr(audit_work, "FEW_RUNS", few)
+        report = pyspark_fenceline.audit(spoiled, fenceline_node.bootstrap, everything=everything)
+        rows = sorted(tuple(str(value) for value in row) for row in report.findings.collect())
+        said.append((rows, (report.verdict.ranges, report.verdict.rows, report.verdict.row_count)))
+        equal = pyspark_fenceline.audit(whole, fenceline_node.bootstrap, topic, everything=everything)
+        assert equal.verdict.is_equal
+        assert equal.findings.count() == 0
+    assert said[0] == said[1]
+    kinds = {row[2] for row in said[0][0]}
+    assert kinds == {"behind", "duplicate", "foreign", "invalid", "missing", "unproven"}
 
 
 def test_repair_fills_a_table_of_other_columns_by_a_transform(
