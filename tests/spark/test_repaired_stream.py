@@ -120,7 +120,7 @@ def test_an_audit_says_the_same_wherever_it_is_judged(
     everything: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where there are few runs this process judges what it can; else, and wherever the log is read, Spark's tasks do."""
+    """Few runs are judged by this process, as far as the log need not be read; many, and the rest, by tasks."""
     fenceline_node.create(topic, 3)
     for partition in (0, 1, 2):
         fenceline_node.produce(topic, range(300), partition=partition)
