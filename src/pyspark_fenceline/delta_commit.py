@@ -166,8 +166,9 @@ def _commit_exactly(
     from pyspark_fenceline.delta_exact import plan_change
 
     def places() -> Places | None:
-        is_stream = query_id is not None and transaction is not None
-        return places_after(options, query_id, transaction.version) if is_stream else None
+        if query_id is None or transaction is None:
+            return None
+        return places_after(options, query_id, transaction.version)
 
     change = plan_change(options, table, files, evidence, lambda partitions: _views(options, partitions), places)
     if change.is_nothing:
