@@ -82,16 +82,20 @@ def log_columns(columns: Mapping[str, Any]) -> LogColumns:
     import pyarrow as pa
 
     size = max((len(c) for c in columns.values() if hasattr(c, "__len__") and not isinstance(c, str)), default=0)
+    offsets, epochs = _numbers(columns[OFFSET], size), _numbers(columns[LEADER_EPOCH], size)
+    if isinstance(columns[TOPIC], str) and isinstance(columns[PARTITION], int):
+        only = TopicPartition(columns[TOPIC], columns[PARTITION])
+        return LogColumns((only,) if size else (), np.zeros(size, dtype=np.int64), offsets, epochs)
     topic_values, topic_codes = _dictionary(columns[TOPIC], pa.string(), size)
     partition_values, partition_codes = _dictionary(columns[PARTITION], pa.int64(), size)
     width = max(len(partition_values), 1)
     combined = np.where((topic_codes < 0) | (partition_codes < 0), -1, topic_codes * width + partition_codes)
-    found = np.unique(combined[combined >= 0])
+    found = np.flatnonzero(np.bincount(combined[combined >= 0]))
     partitions = tuple(
         TopicPartition(topic_values[code // width], partition_values[code % width]) for code in found.tolist()
     )
     codes = np.where(combined < 0, -1, np.searchsorted(found, combined)).astype(np.int64)
-    return LogColumns(partitions, codes, _numbers(columns[OFFSET], size), _numbers(columns[LEADER_EPOCH], size))
+    return LogColumns(partitions, codes, offsets, epochs)
 
 
 def _dictionary(column: Any, kind: Any, size: int) -> tuple[list[Any], npt.NDArray[np.int64]]:
