@@ -87,8 +87,8 @@ def test_rows_of_a_partition_that_nobody_writes_any_more_go_too(
     with EmbeddedNode() as node:
         broker = Broker("fenceline", node.bootstrap)
         broker.create(topic, 2)
-        broker.produce(topic, range(100))
-        broker.produce(topic, range(100, 150))
+        broker.produce(topic, range(100), partition=0)
+        broker.produce(topic, range(100, 150), partition=0)
         broker.produce(topic, range(20), partition=1)
         drain(broker, tracked(spark, broker, topic), table, checkpoint)
         node.stop()
@@ -107,7 +107,7 @@ def test_rows_of_a_partition_that_nobody_writes_any_more_go_too(
         version = DeltaTable(table).version()
         drain(broker, tracked(spark, broker, topic), table, checkpoint)
         assert DeltaTable(table).version() == version
-        broker.produce(topic, range(100, 110))
+        broker.produce(topic, range(100, 110), partition=0)
         drain(broker, tracked(spark, broker, topic), table, checkpoint)
         assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
 
