@@ -51,9 +51,14 @@ class _Filler:
         from pyspark_fenceline.tasks import client_columns, to_spark
 
         target = arrow_schema(self.source)
-        reader = connect.reader(self.client)
-        for batch in connect.read_arrow(reader, self.tasks[number], {}, **client_columns(target)):
-            yield to_spark(batch, target)
+        columns, waiting = client_columns(target), list(self.tasks[number])
+        while waiting:
+            # One range of a partition at a time.
+            now = {one.topic_partition: one for one in reversed(waiting)}
+            ranges = {tp: (one.start_offset, one.end_offset_exclusive) for tp, one in now.items()}
+            for batch in connect.reader(self.client).read(ranges, **columns):
+                yield to_spark(batch, target)
+            waiting = [one for one in waiting if now[one.topic_partition] is not one]
 
     def write(self, batches: Iterator[pa.RecordBatch], task_number: int) -> list[DataFile]:
         """Rows in the table's columns."""

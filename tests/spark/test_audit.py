@@ -313,7 +313,7 @@ def test_a_truncated_log(tmp_path: Path) -> None:
         table = keep(tmp_path / "t", records(broker, topic, 0, 150))
         keep(tmp_path / "t", records(broker, topic, 150, 200))
         node.stop()
-        cut(node, topic, 100)
+        cut(node.log_dir, topic, 100)
         node.start()
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1060))

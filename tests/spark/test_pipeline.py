@@ -69,7 +69,7 @@ def test_the_pipelines_table_stays_the_log(tmp_path: Path) -> None:
         assert audit_here(table, settings(broker.bootstrap, topic)).verdict.is_equal
         assert DeltaTable(table).to_pyarrow_table().num_rows == 150
         node.stop()
-        cut(node, topic, 100)
+        cut(node.log_dir, topic, 100)
         node.start()
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1020))

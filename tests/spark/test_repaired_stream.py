@@ -49,7 +49,7 @@ def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tm
         seen = DeltaTable(table).version()
 
         node.stop()
-        cut(node, topic, 100)
+        cut(node.log_dir, topic, 100)
         node.start()
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1100))
@@ -92,7 +92,7 @@ def test_rows_of_a_partition_that_nobody_writes_any_more_go_too(
         broker.produce(topic, range(20), partition=1)
         drain(broker, tracked(spark, broker, topic), table, checkpoint)
         node.stop()
-        cut(node, topic, 100)
+        cut(node.log_dir, topic, 100)
         node.start()
         broker = Broker("fenceline", node.bootstrap)
         drain(broker, tracked(spark, broker, topic), table, checkpoint)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def cut(node: EmbeddedNode, topic: str, offset: int) -> None:
+def cut(log_dir: Path, topic: str, offset: int) -> None:
     """Remove everything from `offset` on (a batch begins there) from the stopped node's partition 0."""
-    (folder,) = node.log_dir.rglob(f"{topic}-0")
+    (folder,) = log_dir.rglob(f"{topic}-0")
     (segment,) = folder.glob("*.log")
     records = segment.read_bytes()
     position = next(header.position for header in iter_headers(records) if header.base_offset == offset)
@@ -31,7 +31,7 @@ def cut(node: EmbeddedNode, topic: str, offset: int) -> None:
         file.truncate(position)
     for derived in (*folder.glob("*.index"), *folder.glob("*.timeindex"), *folder.glob("*.snapshot")):
         derived.unlink()
-    for mark in node.log_dir.rglob(".kafka_cleanshutdown"):
+    for mark in log_dir.rglob(".kafka_cleanshutdown"):
         mark.unlink()
 
 
@@ -46,7 +46,7 @@ def test_a_cut_log_that_grew_again_ends_the_query(spark: SparkSession, tmp_path:
         assert len(rows(table)) == 150
 
         node.stop()
-        cut(node, topic, 100)
+        cut(node.log_dir, topic, 100)
         node.start()
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1100))
