@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline import connect, delta_commit, delta_evidence, delta_exact
+from pyspark_fenceline import checkpoint_places, connect, delta_commit, delta_evidence, delta_exact
 from pyspark_fenceline.delta_commit import commit_files, open_table, partition_columns
 from pyspark_fenceline.delta_evidence import Evidence, gather, together
 from pyspark_fenceline.delta_files import DataFile, FileWriter
@@ -512,6 +512,8 @@ def after(owner: Any, name: str) -> Any:
 STEPS = {
     "files written": before(delta_commit, "open_table"),
     "before the files are compared": before(delta_exact, "table_files"),
+    "before the checkpoint is read": before(checkpoint_places, "places_after"),
+    "after the checkpoint was read": after(checkpoint_places, "places_after"),
     "before a copy": before(delta_exact, "rewrite"),
     "after a copy": after(delta_exact, "rewrite"),
     "before the entry": before(delta_commit, "commit_entry"),
