@@ -24,6 +24,7 @@ NAMES = {
     "compaction": "a dirty log of one partition, by the node's cleaner",
     "partitions": "10,000 partitions, 500 topics one by one, an idle node",
     "spark": "batch and stream against Spark's own connector",
+    "spark_tables": "tables kept equal to the log: sink, repair, audit, end to end",
 }
 
 

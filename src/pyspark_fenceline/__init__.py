@@ -1,23 +1,31 @@
 """Fenceline for PySpark: `format("fenceline")` for topics, `format("fenceline_delta")` for Delta tables.
 
 Spark 4.2 and newer find both by themselves, because the modules' names start with `pyspark_` and they offer a
-`DefaultSource`; nothing has to be registered. Losses that end a query can be told from its message:
-`pyspark_fenceline.errors.parse(exception)`.
+`DefaultSource`; nothing has to be registered. `audit` says whether a table holds what the log holds, `repair` makes it
+so, and `changes` tells whatever is derived from a table what came and went. Losses that end a query can be told from
+its message: `pyspark_fenceline.errors.parse(exception)`.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from pyspark_fenceline.audit_table import audit
+    from pyspark_fenceline.repair_table import repair
     from pyspark_fenceline.source import FencelineDataSource as DefaultSource
+    from pyspark_fenceline.table_changes import changes
 
-__all__ = ["DefaultSource"]
+__all__ = ["DefaultSource", "audit", "changes", "repair"]
+_FUNCTIONS: Final = {"audit": "audit_table", "changes": "table_changes", "repair": "repair_table"}
 
 
 def __getattr__(name: str) -> Any:
     # Late, so that `pyspark_fenceline.errors` can be imported where there is no Spark.
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     if name != "DefaultSource" or importlib.util.find_spec("pyspark") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pyspark_fenceline.compatibility import stand_in

@@ -1,5 +1,5 @@
 """`format("fenceline_delta")`: an append-only or complete-mode sink into a Delta table, exactly once, without a JVM
-library.
+library. With the brokers' address it keeps the table equal to the log.
 
 Owns the Spark side: writers for batch and stream, and the facts a task sends home. How files and commits work is in
 `delta_files` and `delta_commit`. A stream's batches are known by `(query id, batch id)`; the query id is in the
@@ -8,9 +8,9 @@ application id because a new checkpoint starts batch ids anew (`pyspark.md` S15,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from fenceline.ids import TopicPartition
+    from pyspark_fenceline.delta_evidence import Evidence
     from pyspark_fenceline.delta_files import DataFile
     from pyspark_fenceline.delta_schema import TableShape
 
@@ -43,10 +45,11 @@ def app_id(query_id: str) -> str:
 
 @dataclass
 class FilesWritten(WriterCommitMessage):
-    """One task's files. `query_id` is None in batch writes."""
+    """One task's files. `query_id` is None in batch writes; `evidence` where the table is not compared with the log."""
 
     files: list[DataFile]
     query_id: str | None
+    evidence: Evidence | None = None
 
 
 class DeltaDataSource(DataSource):
@@ -75,21 +78,34 @@ class DeltaDataSource(DataSource):
 
 
 class _TaskWriter:
-    """What a task needs to write files: made on the driver, where the table is looked at once, then pickled."""
+    """What a task needs to write files: made on the driver, where the table is looked at once, then pickled. Another
+    one is made for the commit.
+    """
 
     def __init__(self, options: DeltaOptions, schema: StructType) -> None:
-        from pyspark_fenceline.delta_commit import open_table
+        from pyspark_fenceline.delta_commit import check_tracked, open_table, partition_columns
         from pyspark_fenceline.delta_schema import delta_schema, fit, new_shape, required_columns
 
         delta_schema(schema)
+        check_tracked(options, schema)
         self.options = options
         self.schema = schema
-        table = open_table(options)
+        self.known: Mapping[TopicPartition, int] | None = None
+        self.table = table = open_table(options)
         self.shape: TableShape
         if table is None:
-            self.shape, self.required = new_shape(schema, options.partition_by), frozenset[str]()
+            self.shape, self.required = new_shape(schema, partition_columns(options)), frozenset[str]()
         else:
-            self.shape, self.required = fit(table, schema, options.partition_by, options.path), required_columns(table)
+            self.shape = fit(table, schema, options.partition_by, options.path, may_grow=options.merge_schema)
+            self.required = required_columns(table)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a task, which needs to know what the table was compared with, and can not have the table itself."""
+        from pyspark_fenceline.delta_table_files import compared
+
+        if self.known is None and self.options.client is not None:
+            self.known = {} if self.table is None else compared(self.options, self.table)
+        return {**self.__dict__, "table": None}
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> FilesWritten:
         from pyspark_fenceline.delta_files import FileWriter
@@ -103,16 +119,29 @@ class _TaskWriter:
             file_schema(self.schema, self.shape),
             self.required,
             task_number=context.partitionId(),
+            is_tracked=self.options.client is not None,
         )
         try:
             for batch in batches:
                 writer.write(batch)
             files = writer.finish()
+            evidence = self._evidence(files, is_first=context.partitionId() == 0)
         except BaseException:
             writer.discard()
             raise
         workers.settle()
-        return FilesWritten(files, context.getLocalProperty(_QUERY_ID))
+        return FilesWritten(files, context.getLocalProperty(_QUERY_ID), evidence)
+
+    def _evidence(self, files: Sequence[DataFile], *, is_first: bool) -> Evidence | None:
+        """What the log says now of the task's partitions; the first task asks for all others of the table too."""
+        if self.options.client is None:
+            return None
+        from pyspark_fenceline.delta_evidence import gather
+
+        spans = [span for file in files for span in file.spans]
+        own = {span.topic_partition for span in spans}
+        known = {tp: epoch for tp, epoch in (self.known or {}).items() if is_first or tp in own}
+        return gather(self.options.client, spans, known)
 
     def commit(
         self,
@@ -120,11 +149,24 @@ class _TaskWriter:
         *,
         transaction: AppTransaction | None,
         overwrite: bool,
+        query_id: str | None = None,
     ) -> None:
         from pyspark_fenceline.delta_commit import commit_files
+        from pyspark_fenceline.delta_evidence import together
 
-        files = [file for message in _written(messages) for file in message.files]
-        commit_files(self.options, self.schema, files, transaction=transaction, overwrite=overwrite)
+        written = _written(messages)
+        files = [file for message in written for file in message.files]
+        parts = [message.evidence for message in written if message.evidence is not None]
+        commit_files(
+            self.options,
+            self.schema,
+            files,
+            transaction=transaction,
+            overwrite=overwrite,
+            evidence=together(parts) if parts else None,
+            opened=self.table,
+            query_id=query_id,
+        )
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[FilesWritten]:
@@ -165,7 +207,12 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
         query_id = query_ids.pop()
         if query_id is None or query_ids:
             raise InternalError(f"the tasks of batch {batchId} do not agree on their query's id")
-        self._tasks.commit(messages, transaction=AppTransaction(app_id(query_id), batchId), overwrite=self._overwrite)
+        self._tasks.commit(
+            messages,
+            transaction=AppTransaction(app_id(query_id), batchId),
+            overwrite=self._overwrite,
+            query_id=query_id,
+        )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """As in `DeltaWriter.abort`: nothing is removed."""

@@ -5,35 +5,49 @@ so that a batch that Spark replays finds itself done (`pyspark.md` S21, S23). Ev
 crash:
 
 1. tasks write files (not in the table yet; a replay writes others),
-2. the table is made when it is missing (empty; a replay finds it),
-3. one log entry adds the files and the transaction id together, or not at all,
-4. Spark notes the batch as committed; when that is lost, the replay sees 3 and adds nothing.
+2. the table is made when it is missing (empty; a replay finds it), or given new columns (a replay finds them),
+3. files without stale rows are written beside those that have some (not in the table yet; a replay writes others),
+4. one log entry takes the old files out, and adds these, the batch's files and the transaction id together, or nothing,
+5. Spark notes the batch as committed; when that is lost, the replay sees 4 and adds nothing.
 
 delta-rs takes an older transaction version without a word, so the comparison is made here; a second driver of the
 same query that is between comparison and commit fails in delta-rs, because the table's log moved under the same
-application id.
+application id. Where the table is compared with the log, the entry is only taken as the very next one: whatever anybody
+committed after the look at the table makes this driver look again.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import StructType
 
 from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.delta_evidence import Evidence
 from pyspark_fenceline.delta_files import DataFile, delete_files
+from pyspark_fenceline.delta_index import LOG_COLUMNS, PARTITION, TOPIC, missing_columns
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions
-from pyspark_fenceline.delta_schema import delta_schema, fit, new_shape
+from pyspark_fenceline.delta_schema import delta_schema, fit, new_columns, new_shape
+from pyspark_fenceline.delta_state import KEY
+from pyspark_fenceline.log_matching import LogView
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+    from pyspark_fenceline.delta_change import Change
+    from pyspark_fenceline.delta_table_files import TableFile
+
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 10
+_EXACT_ATTEMPTS: Final = 40
+_LONGEST_PAUSE_S: Final = 0.2
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 """delta-rs colours what an object store has answered."""
 
@@ -56,6 +70,26 @@ def open_table(options: DeltaOptions) -> DeltaTable | None:
         ) from error
 
 
+def check_tracked(options: DeltaOptions, schema: StructType) -> None:
+    """Raises `OperatorError` where a table is to be compared with the log and the DataFrame has not the columns."""
+    missing = missing_columns(field.name for field in schema) if options.client is not None else []
+    if missing:
+        raise OperatorError(
+            f"To compare the Delta table at {options.path} with the log, the DataFrame needs the columns"
+            f" {', '.join(LOG_COLUMNS)}; it has not: {', '.join(missing)}",
+            "Read with option includeLeaderEpoch=true and keep these columns, or leave out kafka.bootstrap.servers.",
+        )
+
+
+def partition_columns(options: DeltaOptions) -> tuple[str, ...]:
+    """How a new table is partitioned: by the log's partitions where it is compared with the log and nothing else is
+    asked for, so that a repair concerns the files of few partitions only.
+    """
+    if options.is_partitioning_given or options.client is None:
+        return options.partition_by
+    return TOPIC, PARTITION
+
+
 def commit_files(
     options: DeltaOptions,
     schema: StructType,
@@ -63,19 +97,26 @@ def commit_files(
     *,
     transaction: AppTransaction | None,
     overwrite: bool,
+    evidence: Evidence | None = None,
+    opened: DeltaTable | None = None,
+    query_id: str | None = None,
 ) -> bool:
     """Add `files` in one transaction. False when `transaction` was committed before; its new files are removed then.
 
-    `overwrite` replaces all rows. Raises `OperatorError` when the DataFrame does not fit the table, or when others keep
-    winning the commit.
+    `overwrite` replaces all rows. With `evidence` the table's stale rows are taken out in the same transaction, and
+    rows that it has are not added again. `opened`: the table as it was a moment ago, to be tried first. `query_id`: of
+    a stream, whose batch `transaction` names; its checkpoint tells where its sources stand. Raises `OperatorError` when
+    the DataFrame does not fit the table, or when others keep winning the commit.
     """
     from deltalake.exceptions import CommitFailedError
 
-    if not files and not overwrite and transaction is None:
+    if not files and not overwrite and transaction is None and evidence is None:
         return True
-    for attempt in range(_ATTEMPTS):
-        table = open_table(options) or _create(options, schema)
-        shape = fit(table, schema, options.partition_by, options.path)
+    is_exact = evidence is not None and options.client is not None and not overwrite
+    attempts = _EXACT_ATTEMPTS if is_exact else _ATTEMPTS
+    for attempt in range(attempts):
+        table = (opened if attempt == 0 else None) or open_table(options) or _create(options, schema)
+        shape = fit(table, schema, options.partition_by, options.path, may_grow=options.merge_schema)
         if transaction is not None and _is_done(table, transaction):
             _log.warning(
                 "batch %d of %s is in the table already; nothing is added", transaction.version, transaction.app_id
@@ -84,7 +125,7 @@ def commit_files(
                 # After an own attempt the files may be in the table: a commit can land and still report a failure.
                 delete_files(options, [file.path for file in files])
             return False
-        if not files and not overwrite:
+        if not files and not overwrite and not is_exact:
             return True
         for file in files:
             if tuple(file.partition_values) != shape.partition_by:
@@ -93,15 +134,108 @@ def commit_files(
                     "Run the write again.",
                 )
         try:
-            _commit(table, schema, files, shape.partition_by, transaction, overwrite=overwrite)
+            if options.merge_schema:
+                table = _grow(options, table, schema)
+            if is_exact:
+                assert evidence is not None
+                _commit_exactly(options, table, files, shape.partition_by, transaction, evidence, query_id)
+            else:
+                commit_entry(table, files, shape.partition_by, transaction, overwrite=overwrite)
         except CommitFailedError as error:
             _log.warning("another writer was faster on %s, trying again: %s", options.path, error)
+            if is_exact:
+                time.sleep(random.random() * min(_LONGEST_PAUSE_S, 0.01 * 2**attempt))
             continue
         return True
     raise OperatorError(
-        f"The Delta table at {options.path} is written by others all the time: {_ATTEMPTS} commits failed",
+        f"The Delta table at {options.path} is written by others all the time: {attempts} commits failed",
         "Check that no second run of this query is active.",
     )
+
+
+def _commit_exactly(
+    options: DeltaOptions,
+    table: DeltaTable,
+    files: Sequence[DataFile],
+    partition_by: Sequence[str],
+    transaction: AppTransaction | None,
+    evidence: Evidence,
+    query_id: str | None,
+) -> None:
+    from pyspark_fenceline.checkpoint_places import Places, places_after
+    from pyspark_fenceline.delta_exact import plan_change
+
+    def places() -> Places | None:
+        if query_id is None or transaction is None:
+            return None
+        return places_after(options, query_id, transaction.version)
+
+    change = plan_change(options, table, files, evidence, lambda partitions: _views(options, partitions), places)
+    if change.is_nothing:
+        delete_files(options, change.discard)
+        return
+    if change.remove:
+        refuse_append_only(table, options.path)
+    commit_entry(
+        table,
+        change.add,
+        partition_by,
+        transaction,
+        overwrite=False,
+        remove=change.remove,
+        told=change.metadata(),
+        only_next=True,
+    )
+    _say(options, change)
+    # They were written by tasks and are in no table.
+    delete_files(options, change.discard)
+
+
+def _views(options: DeltaOptions, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogView]:
+    """Histories of partitions, of those that exist."""
+    from pyspark_fenceline.connect import connect
+    from pyspark_fenceline.delta_evidence import views_of
+    from pyspark_fenceline.log_view import existing
+
+    assert options.client is not None, "only a table that is compared with the log needs histories"
+    return views_of(options.client).of(existing(connect(options.client), partitions))
+
+
+def _say(options: DeltaOptions, change: Change) -> None:
+    stale = sum(one.row_count for one in change.removed if one.reason == "stale")
+    if stale:
+        _log.warning(
+            "%d rows of %s were cut off the log and are taken out: %s",
+            stale,
+            options.path,
+            "; ".join(
+                f"{one.topic}-{one.partition} offsets {one.first_offset} to {one.last_offset} of epoch {one.epoch}"
+                for one in change.removed[:10]
+                if one.reason == "stale"
+            ),
+        )
+    known = sum(one.row_count for one in change.removed if one.reason != "stale")
+    if known:
+        _log.info("%d rows of the batch are in %s already, or not in the log any more", known, options.path)
+
+
+def refuse_append_only(table: DeltaTable, path: str) -> None:
+    if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
+        raise OperatorError(
+            f"The Delta table at {path} has rows that were cut off the log, and may not lose any (delta.appendOnly)",
+            "Unset the table's property delta.appendOnly, or set the option repair to false.",
+        )
+
+
+def _grow(options: DeltaOptions, table: DeltaTable, schema: StructType) -> DeltaTable:
+    """Add columns that the table lacks, in an entry of its own, which a replay finds done."""
+    fields = new_columns(table, schema)
+    if not fields:
+        return table
+    table.alter.add_columns(fields)
+    grown = open_table(options)
+    assert grown is not None, "the table was here a moment ago"
+    return grown
 
 
 def _is_done(table: DeltaTable, transaction: AppTransaction) -> bool:
@@ -113,7 +247,7 @@ def _create(options: DeltaOptions, schema: StructType) -> DeltaTable:
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
-    shape = new_shape(schema, options.partition_by)
+    shape = new_shape(schema, partition_columns(options))
     storage = dict(options.storage) if options.storage else None
     try:
         return DeltaTable.create(
@@ -131,18 +265,24 @@ def _create(options: DeltaOptions, schema: StructType) -> DeltaTable:
         return table
 
 
-def _commit(
+def commit_entry(
     table: DeltaTable,
-    schema: StructType,
     files: Sequence[DataFile],
     partition_by: Sequence[str],
     transaction: AppTransaction | None,
     *,
     overwrite: bool,
+    remove: Sequence[TableFile] = (),
+    told: Mapping[str, Any] | None = None,
+    only_next: bool = False,
 ) -> None:
+    """One log entry. `told` goes into its own metadata. With `only_next` it must follow the version of `table`, else
+    CommitFailedError is raised; without, it goes behind what others did that is no conflict.
+    """
     from deltalake import CommitProperties, Transaction
     from deltalake.transaction import AddAction, RemoveAction
 
+    now_ms = time.time_ns() // 1_000_000
     actions: list[AddAction | RemoveAction] = [
         AddAction(
             path=file.path,
@@ -154,11 +294,17 @@ def _commit(
         )
         for file in files
     ]
+    actions += [RemoveAction(file.path, True, now_ms, file.size_bytes, dict(file.partition_values)) for file in remove]
     marks = [] if transaction is None else [Transaction(transaction.app_id, transaction.version)]
+    properties = CommitProperties(
+        app_transactions=marks,
+        custom_metadata=None if told is None else {KEY: told},
+        max_commit_retries=0 if only_next else None,
+    )
     table.create_write_transaction(
         actions,
         mode="overwrite" if overwrite else "append",
         schema=table.schema(),
         partition_by=list(partition_by),
-        commit_properties=CommitProperties(app_transactions=marks),
+        commit_properties=properties,
     )

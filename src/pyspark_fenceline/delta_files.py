@@ -17,6 +17,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import OperatorError
+from pyspark_fenceline.delta_index import (
+    LOG_COLUMNS,
+    LogColumns,
+    Span,
+    batch_columns,
+    log_columns,
+    merged,
+    spans_of,
+    tracked,
+)
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_schema import TableShape
 
@@ -26,11 +36,17 @@ if TYPE_CHECKING:
 _STATISTICS_COLUMNS: Final = 32
 _LONGEST_TEXT: Final = 256
 _OPEN_FILES: Final = 64
+_OPEN_LOCAL_FILES: Final = 512
+"""An upload to an object store keeps megabytes in memory, a local file next to nothing."""
+_ROWS_OF_A_RUN: Final = 256
+"""Runs of one partition's rows that are longer than this on average are sliced; shorter ones are gathered."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A finished file. `path` is relative to the table; `statistics` is the AddAction's JSON."""
+    """A finished file. `path` is relative to the table; `statistics` is the AddAction's JSON; `spans` say which
+    records of a log the rows are, where the table tracks that.
+    """
 
     path: str
     size_bytes: int
@@ -38,6 +54,7 @@ class DataFile:
     modified_ms: int
     record_count: int
     statistics: str
+    spans: tuple[Span, ...] = ()
 
 
 def file_system(options: DeltaOptions) -> Any:
@@ -68,6 +85,7 @@ class _OpenFile:
     metadata: list[Any]
     record_count: int = 0
     columns_with_nan: set[str] = field(default_factory=set)
+    spans: list[Span] = field(default_factory=list)
 
 
 class FileWriter:
@@ -81,13 +99,17 @@ class FileWriter:
         required: Iterable[str],
         *,
         task_number: int,
+        is_tracked: bool = False,
     ) -> None:
-        """`schema`: of the files (see `delta_schema.file_schema`). `required`: columns that must not be null."""
+        """`schema`: of the files (see `delta_schema.file_schema`). `required`: columns that must not be null.
+        `is_tracked`: note which records of a log the rows are; every row must then say it.
+        """
         self._options = options
         self._shape = shape
         self._schema = schema
         self._required = frozenset(required)
         self._task_number = task_number
+        self._is_tracked = is_tracked and tracked(shape.column_names)
         self._files: dict[tuple[str | None, ...], _OpenFile] = {}
         self._finished: list[DataFile] = []
         self._file_system = file_system(options)
@@ -109,12 +131,10 @@ class FileWriter:
             for wanted, column in ((wanted, by_name[wanted.name]) for wanted in self._schema)
         ]
         rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        if not self._shape.partition_by:
-            self._write_to((), rows)
-            return
         values = [_partition_texts(by_name[name]) for name in self._shape.partition_by]
-        for key, indices in _groups(values):
-            self._write_to(key, rows if indices is None else rows.take(indices))
+        records = log_columns(batch_columns(batch, self._shape.column_names)) if self._is_tracked else None
+        for key, chosen in _groups(values, batch.num_rows):
+            self._write_to(key, _pick(rows, chosen), [] if records is None else _spans(records, chosen))
 
     def finish(self) -> list[DataFile]:
         """Close all files; what was written, in the order it was closed."""
@@ -132,15 +152,16 @@ class FileWriter:
         self._finished.clear()
         delete_files(self._options, paths)
 
-    def _write_to(self, key: tuple[str | None, ...], rows: pa.RecordBatch) -> None:
+    def _write_to(self, key: tuple[str | None, ...], rows: pa.Table, spans: list[Span]) -> None:
         file = self._files.get(key)
         if file is None:
-            if len(self._files) >= _OPEN_FILES:
+            if len(self._files) >= (_OPEN_FILES if "://" in self._options.path else _OPEN_LOCAL_FILES):
                 self._close(max(self._files, key=lambda k: self._files[k].record_count))
             file = self._files[key] = self._open(key)
-        file.writer.write_batch(rows)
+        file.writer.write_table(rows)
         file.record_count += rows.num_rows
-        _note_nan(file.columns_with_nan, rows)
+        file.spans = merged([*file.spans, *spans])
+        note_nan(file.columns_with_nan, rows)
         if file.sink.tell() >= self._options.target_file_size_bytes:
             self._close(key)
 
@@ -173,7 +194,8 @@ class FileWriter:
                 partition_values=file.partition_values,
                 modified_ms=time.time_ns() // 1_000_000,
                 record_count=file.record_count,
-                statistics=_statistics(file.metadata[0], file.record_count, file.columns_with_nan, self._schema),
+                statistics=statistics_of(file.metadata[0], file.record_count, file.columns_with_nan, self._schema),
+                spans=tuple(file.spans),
             )
         )
 
@@ -217,28 +239,59 @@ def _partition_texts(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
-def _groups(columns: Sequence[pa.Array]) -> Iterable[tuple[tuple[str | None, ...], pa.Array | None]]:
-    """Row numbers of each combination of values; None for "all rows"."""
+_Rows = Any
+"""Which rows of a batch: a list of slices (start, end) of it, or an Arrow array of numbers."""
+
+
+def _groups(columns: Sequence[pa.Array], row_count: int) -> Iterable[tuple[tuple[str | None, ...], _Rows]]:
+    """The rows of each combination of values. Rows of one partition mostly stand together: then they are slices."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if not columns:
+        yield (), [(0, row_count)]
+        return
     codes: Any = None
     for column in columns:
         encoded = column.dictionary_encode(null_encoding="encode")
         own = encoded.indices.cast(pa.int64())
         codes = own if codes is None else pc.add(pc.multiply(codes, len(encoded.dictionary)), own)
-    order = pc.array_sort_indices(codes)
+    ends = pc.run_end_encode(codes, run_end_type=pa.int64()).run_ends.to_pylist()
+    if len(ends) * _ROWS_OF_A_RUN <= row_count or len(ends) == 1:
+        slices: dict[int, list[tuple[int, int]]] = {}
+        start = 0
+        for end in ends:
+            slices.setdefault(codes[start].as_py(), []).append((start, end))
+            start = end
+        for parts in slices.values():
+            yield tuple(column[parts[0][0]].as_py() for column in columns), parts
+        return
+    order = pc.sort_indices(codes)
     ends = pc.run_end_encode(codes.take(order), run_end_type=pa.int64()).run_ends.to_pylist()
     start = 0
     for end in ends:
         rows = order.slice(start, end - start)
-        first = rows[0].as_py()
-        key = tuple(column[first].as_py() for column in columns)
-        yield key, None if len(ends) == 1 else rows
+        yield tuple(column[rows[0].as_py()].as_py() for column in columns), rows
         start = end
 
 
-def _note_nan(found: set[str], rows: pa.RecordBatch) -> None:
+def _pick(rows: pa.RecordBatch, chosen: _Rows) -> pa.Table:
+    import pyarrow as pa
+
+    if isinstance(chosen, list):
+        return pa.Table.from_batches([rows.slice(start, end - start) for start, end in chosen])
+    return pa.Table.from_batches([rows.take(chosen)])
+
+
+def _spans(records: LogColumns, chosen: _Rows) -> list[Span]:
+    import numpy as np
+
+    parts = [slice(start, end) for start, end in chosen] if isinstance(chosen, list) else [np.asarray(chosen)]
+    return merged(span for part in parts for span in spans_of(records.rows(part)))
+
+
+def note_nan(found: set[str], rows: pa.Table | pa.RecordBatch) -> None:
+    """Add the names of the columns in which a NaN occurs."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -247,7 +300,7 @@ def _note_nan(found: set[str], rows: pa.RecordBatch) -> None:
             found.add(wanted.name)
 
 
-def _statistics(metadata: Any, record_count: int, columns_with_nan: set[str], schema: pa.Schema) -> str:
+def statistics_of(metadata: Any, record_count: int, columns_with_nan: set[str], schema: pa.Schema) -> str:
     """Delta's statistics out of the parquet footer: row count, nulls, smallest and largest value of plain columns.
 
     A column with NaN has no bounds: Delta counts NaN above every number, parquet leaves it out.
@@ -258,9 +311,11 @@ def _statistics(metadata: Any, record_count: int, columns_with_nan: set[str], sc
     nulls: dict[str, int] = {}
     unbounded = set(columns_with_nan)
     for group in range(metadata.num_row_groups):
-        for index in range(min(metadata.num_columns, _STATISTICS_COLUMNS)):
+        for index in range(metadata.num_columns):
             column = metadata.row_group(group).column(index)
             name = column.path_in_schema
+            if index >= _STATISTICS_COLUMNS and name not in LOG_COLUMNS:
+                continue
             statistics = column.statistics
             if name not in top_level or statistics is None:
                 continue

@@ -2,7 +2,8 @@
 
 Owns names and refusals. `path` comes from `save(path)` and `start(path)`; `partitionBy`, `compression`,
 `targetFileSizeBytes` shape the files; `txnAppId` and `txnVersion` (Delta Lake's own names) make a batch write
-idempotent, for use in `foreachBatch`; `storage.*` goes to the object store. Pure.
+idempotent, for use in `foreachBatch`; `storage.*` goes to the object store. `kafka.*` names the brokers whose log the
+table is to equal: with it stale rows are removed and no record is written twice (`delta_exact`). Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from fenceline.errors import OperatorError
 
 CODECS: Final = ("snappy", "zstd", "gzip", "lz4", "none")
 _REFUSED: Final = {
-    "mergeschema": "change the table's schema first, for example with DeltaTable.alter.add_columns",
     "overwriteschema": "remove the table, or write to a new path",
     "replacewhere": "delete the rows first, then append",
     "partitionoverwritemode": "delete the rows first, then append",
@@ -38,6 +38,13 @@ class DeltaOptions:
     target_file_size_bytes: int = 256 * 1024 * 1024
     transaction: AppTransaction | None = None
     storage: Mapping[str, str] | None = None
+    is_partitioning_given: bool = False
+    client: Mapping[str, str] | None = None
+    """Properties of the client where the table is compared with the log, else None."""
+    on_recreated: str = "fail"
+    merge_schema: bool = False
+    checkpoint: str | None = None
+    """Of the query that writes, where it has named one: its directory, or the address in an object store."""
 
 
 def delta_options(options: Mapping[str, str]) -> DeltaOptions:
@@ -49,8 +56,7 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
     path = given.get("path", "").strip()
     if not path:
         raise OperatorError("format('fenceline_delta') needs the table's path", "Use .save(path) or .start(path).")
-    if path.startswith("file:"):
-        path = "/" + path[len("file:") :].lstrip("/")
+    path = _local(path)
     compression = given.get("compression", "snappy").lower()
     compression = "none" if compression == "uncompressed" else compression
     if compression not in CODECS:
@@ -62,7 +68,48 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
     if len({name.lower() for name in names}) != len(names):
         raise OperatorError(f"Option 'partitionBy' names a column twice: {', '.join(names)}")
     storage = {key.removeprefix("storage."): value for key, value in given.items() if key.startswith("storage.")}
-    return DeltaOptions(path, names, compression, int(size), _transaction(given), storage or None)
+    on_recreated = given.get("onrecreated", "fail").lower()
+    if on_recreated not in ("fail", "replace"):
+        raise OperatorError(f"Option 'onRecreated' must be fail or replace, not '{on_recreated}'")
+    return DeltaOptions(
+        path,
+        names,
+        compression,
+        int(size),
+        _transaction(given),
+        storage or None,
+        is_partitioning_given="partitionby" in given,
+        client=_client(given),
+        on_recreated=on_recreated,
+        merge_schema=_boolean(given, "mergeSchema", default=False),
+        checkpoint=_local(given.get("checkpointlocation", "").strip()) or None,
+    )
+
+
+def _local(path: str) -> str:
+    """A directory's address as its path."""
+    return "/" + path[len("file:") :].lstrip("/") if path.startswith("file:") else path
+
+
+def _client(given: Mapping[str, str]) -> Mapping[str, str] | None:
+    """What follows `kafka.`, where the table is to be compared with the log."""
+    client = {key.removeprefix("kafka."): value for key, value in given.items() if key.startswith("kafka.")}
+    has_brokers = bool(client.get("bootstrap.servers", "").strip())
+    if not _boolean(given, "repair", default=has_brokers):
+        return None
+    if not has_brokers:
+        raise OperatorError(
+            "To compare the table with the log, option 'kafka.bootstrap.servers' must name the brokers",
+            "Set it, or leave out 'repair' and the other options 'kafka.*'.",
+        )
+    return client
+
+
+def _boolean(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = given.get(name.lower(), str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise OperatorError(f"Option '{name}' must be true or false, not '{text}'")
+    return text == "true"
 
 
 def _transaction(given: Mapping[str, str]) -> AppTransaction | None:

@@ -130,9 +130,11 @@ def new_shape(schema: StructType, partition_by: Sequence[str]) -> TableShape:
     return TableShape(tuple(chosen), tuple(field.name for field in schema))
 
 
-def fit(table: DeltaTable, schema: StructType, partition_by: Sequence[str], path: str) -> TableShape:
+def fit(
+    table: DeltaTable, schema: StructType, partition_by: Sequence[str], path: str, *, may_grow: bool = False
+) -> TableShape:
     """The shape in which a DataFrame goes into an existing table. Raises `OperatorError` that lists what does not
-    fit.
+    fit. With `may_grow` columns that the table lacks are no misfit: the commit adds them (`new_columns`).
     """
     _require_writable(table, path)
     own = {field["name"].lower(): field for field in json.loads(table.schema().to_json())["fields"]}
@@ -141,7 +143,12 @@ def fit(table: DeltaTable, schema: StructType, partition_by: Sequence[str], path
     for field in json.loads(nullable(schema).json())["fields"]:
         known = own.get(field["name"].lower())
         if known is None:
-            problems.append(f"column {field['name']} ({_name(field['type'])}) is not in the table")
+            names.append(field["name"])
+            if not may_grow:
+                problems.append(
+                    f"column {field['name']} ({_name(field['type'])}) is not in the table"
+                    " (option mergeSchema=true adds it)"
+                )
             continue
         names.append(known["name"])
         if _bare(known["type"]) != _bare(field["type"]):
@@ -164,6 +171,12 @@ def fit(table: DeltaTable, schema: StructType, partition_by: Sequence[str], path
             "Select and cast the columns to the table's schema, or write to a new path.",
         )
     return TableShape(existing, tuple(names))
+
+
+def new_columns(table: DeltaTable, schema: StructType) -> list[Any]:
+    """Delta's fields for the columns of a DataFrame that the table has not."""
+    known = {field.name.lower() for field in table.schema().fields}
+    return [field for field in delta_schema(schema).fields if field.name.lower() not in known]
 
 
 def required_columns(table: DeltaTable) -> frozenset[str]:

@@ -101,8 +101,8 @@ STEPS = [
     pytest.param(_crash_before, "open_table", id="files written, nothing else"),
     pytest.param(_crash_before, "_create", id="before the table is made"),
     pytest.param(_crash_after, "_create", id="after the table is made"),
-    pytest.param(_crash_before, "_commit", id="before the log entry"),
-    pytest.param(_crash_after, "_commit", id="after the log entry, before Spark hears of it"),
+    pytest.param(_crash_before, "commit_entry", id="before the log entry"),
+    pytest.param(_crash_after, "commit_entry", id="after the log entry, before Spark hears of it"),
 ]
 
 
@@ -126,7 +126,7 @@ def test_a_crash_between_any_two_steps_and_a_replay_give_every_row_once(
 
 def test_of_two_drivers_of_one_query_one_commits(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     batch(options, 0)
-    real = delta_commit._commit
+    real = delta_commit.commit_entry
     raced: list[bool] = []
 
     def zombie_first(*positional: Any, **named: Any) -> None:
@@ -136,7 +136,7 @@ def test_of_two_drivers_of_one_query_one_commits(options: DeltaOptions, monkeypa
             assert batch(options, 1)
         real(*positional, **named)
 
-    monkeypatch.setattr(delta_commit, "_commit", zombie_first)
+    monkeypatch.setattr(delta_commit, "commit_entry", zombie_first)
     assert not batch(options, 1)
     assert rows(options) == list(range(6))
 
@@ -146,19 +146,19 @@ def test_a_commit_that_landed_and_still_failed_keeps_its_files(
 ) -> None:
     from deltalake.exceptions import CommitFailedError
 
-    real = delta_commit._commit
+    real = delta_commit.commit_entry
 
     def lands_and_fails(*positional: Any, **named: Any) -> None:
         real(*positional, **named)
         raise CommitFailedError("the answer was lost")
 
-    monkeypatch.setattr(delta_commit, "_commit", lands_and_fails)
+    monkeypatch.setattr(delta_commit, "commit_entry", lands_and_fails)
     assert not batch(options, 0)
     assert rows(options) == [0, 1, 2]
 
 
 def test_others_may_append_meanwhile(options: DeltaOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = delta_commit._commit
+    real = delta_commit.commit_entry
     raced: list[bool] = []
 
     def other_first(*positional: Any, **named: Any) -> None:
@@ -167,7 +167,7 @@ def test_others_may_append_meanwhile(options: DeltaOptions, monkeypatch: pytest.
             batch(options, 0, app="other")
         real(*positional, **named)
 
-    monkeypatch.setattr(delta_commit, "_commit", other_first)
+    monkeypatch.setattr(delta_commit, "commit_entry", other_first)
     assert batch(options, 1)
     assert rows(options) == list(range(6))
 

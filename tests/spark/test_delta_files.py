@@ -141,7 +141,7 @@ def test_no_rows_no_files(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({}, "needs the table's path"),
-        ({"path": "/x", "mergeSchema": "true"}, "not supported"),
+        ({"path": "/x", "mergeSchema": "maybe"}, "true or false"),
         ({"path": "/x", "compression": "brotli"}, "compression"),
         ({"path": "/x", "targetFileSizeBytes": "big"}, "targetFileSizeBytes"),
         ({"path": "/x", "partitionBy": "a,A"}, "twice"),

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fenceline import __version__
+from fenceline.cli.audit import AUDIT_EXAMPLES, audit
 from fenceline.cli.brokers import brokers
 from fenceline.cli.cluster import cluster
 from fenceline.cli.demo import demo
@@ -67,6 +68,7 @@ app.add_typer(losses, name="losses")
 app.add_typer(snapshot, name="snapshot")
 app.add_typer(metadata, name="metadata")
 app.add_typer(cluster, name="cluster")
+app.command(epilog=AUDIT_EXAMPLES)(audit)
 app.command()(demo)
 
 

@@ -1,0 +1,226 @@
+"""Tables that are kept equal to the log: the sink beside Spark's connector into parquet, repair, audit, end to end.
+
+Spark in local[2]; the node is on the same machine. "stream into a table": 10 M records of 100 B in 4 partitions, 2 M a
+batch, with epochs, exactly once and compared with the log; the connector writes parquet. "end to end": from the send of
+a record to the commit of its row, at 10,000 rows/s with trigger 0. "repair": 300,000 of 5 M rows are of an epoch that
+the log never had; the figure is what the batch that takes them out needs beyond one that does not. "audit": a table of
+10 M rows, in Spark and by the command's own code, where nothing is missing and where all of the log is read.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from benchmarks.harness import Figures, scratch, start_fenceline
+from benchmarks.spark import PARTITIONS, RECORDS, TOPIC, fill, session
+from benchmarks.workloads import create_topic
+from fenceline.client import Producer
+
+ROWS_A_SECOND = 10_000
+SECONDS = 30
+REPAIR_ROWS = 5_000_000
+STALE_ROWS = 300_000
+
+
+def run(figures: Figures, repeats: int) -> None:
+    node = start_fenceline()
+    try:
+        with scratch() as directory:
+            fill(node.bootstrap)
+            spark = session(directory)
+            try:
+                bootstrap = node.bootstrap
+                streams(figures, repeats, spark, bootstrap, directory)
+                audits(figures, repeats, spark, bootstrap, directory)
+                repairs(figures, repeats, spark, node, directory)
+                latencies(figures, repeats, spark, node.bootstrap, directory)
+            finally:
+                spark.stop()
+    finally:
+        node.close()
+
+
+def source(spark: Any, form: str, bootstrap: str, topic: str, **options: Any) -> Any:
+    given = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest", **options}
+    if form == "fenceline":
+        given["includeLeaderEpoch"] = True
+    return spark.readStream.format(form).options(**given).load()
+
+
+def sink(frame: Any, bootstrap: str, directory: Path, name: str) -> Any:
+    writer = frame.writeStream.format("fenceline_delta").option("checkpointLocation", str(directory / f"{name}-state"))
+    return writer.option("kafka.bootstrap.servers", bootstrap).option("path", str(directory / name))
+
+
+def clear(directory: Path, *names: str) -> None:
+    for name in names:
+        for path in (directory / name, directory / f"{name}-state"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def streams(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> None:
+    for attempt in range(1 + repeats):
+        for side in ("fenceline", "connector"):
+            clear(directory, "table", "parquet")
+            started = time.perf_counter()
+            if side == "fenceline":
+                frame = source(spark, "fenceline", bootstrap, TOPIC, maxOffsetsPerTrigger=2_000_000)
+                sink(frame, bootstrap, directory, "table").trigger(availableNow=True).start().awaitTermination()
+            else:
+                frame = source(spark, "kafka", bootstrap, TOPIC, maxOffsetsPerTrigger=2_000_000)
+                writer = frame.writeStream.format("parquet").option(
+                    "checkpointLocation", str(directory / "parquet-state")
+                )
+                writer.trigger(availableNow=True).start(str(directory / "parquet")).awaitTermination()
+            if attempt:
+                figures.add("stream into a table", side, RECORDS / (time.perf_counter() - started), "rows/s")
+            if side == "fenceline" and attempt == repeats:
+                shutil.rmtree(directory / "kept", ignore_errors=True)
+                shutil.copytree(directory / "table", directory / "kept")
+
+
+def audits(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> None:
+    import pyspark_fenceline
+    from pyspark_fenceline.audit_table import audit_here, settings
+
+    table = str(directory / "kept")
+    ways = {
+        "audit in Spark": lambda: pyspark_fenceline.audit(table, bootstrap, TOPIC, spark=spark),
+        "audit in Spark, all of the log": lambda: pyspark_fenceline.audit(
+            table, bootstrap, TOPIC, spark=spark, everything=True
+        ),
+        "audit by the command": lambda: audit_here(table, settings(bootstrap, TOPIC)),
+        "audit by the command, all of the log": lambda: audit_here(table, settings(bootstrap, TOPIC, everything=True)),
+    }
+    for name, way in ways.items():
+        for attempt in range(1 + repeats):
+            started = time.perf_counter()
+            found = way()
+            elapsed = time.perf_counter() - started
+            assert found.verdict.is_equal, str(found)
+            if attempt:
+                figures.add(name, "fenceline", RECORDS / elapsed, "rows/s")
+
+
+def repairs(figures: Figures, repeats: int, spark: Any, node: Any, directory: Path) -> None:
+    """Two epochs in the log; a table whose newest rows claim to be of the wrong one."""
+    topic, per_partition = "repair", REPAIR_ROWS // PARTITIONS
+    create_topic(node.bootstrap, topic, PARTITIONS)
+    rows = pa.table({"value": pa.array([b"x" * 100] * 250_000, pa.binary())})
+    with Producer(node.bootstrap) as producer:
+        for partition in range(PARTITIONS):
+            for _ in range(per_partition // 250_000):
+                producer.send_arrow(rows, topic, value="value", partition=partition)
+        producer.flush()
+    node.stop()
+    node.start()
+    for attempt in range(1 + repeats):
+        clear(directory, "repair")
+        frame = source(spark, "fenceline", node.bootstrap, topic, maxOffsetsPerTrigger=1_000_000)
+        sink(frame, node.bootstrap, directory, "repair").trigger(availableNow=True).start().awaitTermination()
+        table = str(directory / "repair")
+        durations: dict[str, float] = {}
+        for kind in ("plain", "with stale rows"):
+            if kind != "plain":
+                spoil(table)
+            before = set(DeltaTable(table).file_uris())
+            send(node.bootstrap, topic)
+            frame = source(spark, "fenceline", node.bootstrap, topic)
+            query = sink(frame, node.bootstrap, directory, "repair").trigger(availableNow=True).start()
+            query.awaitTermination()
+            durations[kind] = sum(
+                progress["durationMs"]["addBatch"] for progress in query.recentProgress if progress["numInputRows"]
+            )
+            gone = len(before - set(DeltaTable(table).file_uris()))
+        if attempt:
+            beyond = durations["with stale rows"] - durations["plain"]
+            figures.add(f"repair of {STALE_ROWS} rows, beyond the batch", "fenceline", beyond, "ms")
+            figures.add("files that such a repair takes out", "fenceline", gone, "files")
+            figures.add("files of the table", "fenceline", len(before), "files")
+
+
+def spoil(table: str) -> None:
+    """In two partitions the first records of a file are of an epoch in which the log never had their offsets."""
+    from deltalake import write_deltalake
+
+    half, end = STALE_ROWS // 2, STALE_ROWS // 2 + 50_000
+    for partition in (0, 1):
+        delta = DeltaTable(table)
+        rows = delta.to_pyarrow_table(filters=[("partition", "=", partition), ("offset", "<", end)]).sort_by("offset")
+        delta.delete(f"partition = {partition} and offset < {end}")
+        epochs = pa.array([1] * half + [0] * (end - half), pa.int32())
+        at = rows.schema.get_field_index("leader_epoch")
+        write_deltalake(table, rows.set_column(at, "leader_epoch", epochs), mode="append")
+
+
+def send(bootstrap: str, topic: str) -> None:
+    with Producer(bootstrap) as producer:
+        for partition in range(PARTITIONS):
+            producer.send(topic, b"x" * 100, partition=partition)
+        producer.flush()
+
+
+def latencies(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> None:
+    for attempt in range(1 + repeats):
+        name = f"latency-{attempt}"
+        create_topic(bootstrap, name, PARTITIONS)
+        query = sink(source(spark, "fenceline", bootstrap, name), bootstrap, directory, name).start()
+        try:
+            sent = trickle(bootstrap, name)
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        delays = sorted(row_delays(directory / name, sent))
+        if attempt:
+            figures.add("end to end, p50", "fenceline", statistics.median(delays) * 1000, "ms")
+            figures.add("end to end, p99", "fenceline", delays[int(len(delays) * 0.99)] * 1000, "ms")
+
+
+def trickle(bootstrap: str, topic: str) -> int:
+    """Records whose value is the time of their sending (ns), a hundred at a time; how many."""
+    sent = 0
+    with Producer({"bootstrap.servers": bootstrap, "linger.ms": 5}) as producer:
+        started = time.perf_counter()
+        while sent < ROWS_A_SECOND * SECONDS:
+            due = started + sent / ROWS_A_SECOND
+            time.sleep(max(0.0, due - time.perf_counter()))
+            stamp = b"%020d" % time.time_ns()
+            for number in range(100):
+                producer.send(topic, stamp, partition=number % PARTITIONS)
+            sent += 100
+        producer.flush()
+    return sent
+
+
+def row_delays(table: Path, sent: int) -> list[float]:
+    """Seconds from sending to the commit of the row's file, of all records after the first five seconds."""
+    import json
+
+    import pyarrow.parquet as pq
+
+    delays: list[float] = []
+    count = 0
+    first: int | None = None
+    for entry in sorted((table / "_delta_log").glob("*.json")):
+        # The entry's file is put in place as the commit.
+        committed_ns = entry.stat().st_mtime_ns
+        for line in entry.read_text().splitlines():
+            add = json.loads(line).get("add")
+            if add is None:
+                continue
+            values = pq.ParquetFile(table / add["path"]).read(columns=["value"])["value"].to_pylist()
+            count += len(values)
+            for value in values:
+                stamp = int(value)
+                first = stamp if first is None else min(first, stamp)
+                if stamp - first > 5_000_000_000:
+                    delays.append((committed_ns - stamp) / 1e9)
+    assert count == sent, f"{count} rows of {sent}"
+    return delays

@@ -1,0 +1,381 @@
+"""Who does the work of an audit: Spark's tasks, or the threads of this process.
+
+Owns the way of a table's rows through the two steps of an audit, runs and findings, and nothing of what they mean
+(`audit_runs`, `audit_judge`). The pieces that go to executors are plain functions over Arrow tables, so both ways run
+the same code. Reading is what takes long, of the table and of the log, and is spread over Spark's tasks; what is left
+in between is done by them too where it is much, and at once in this process where it is little, as with any table that
+has few holes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.audit_judge import Expected, Finding, Kind, as_columns, judge
+from pyspark_fenceline.audit_log import find_records
+from pyspark_fenceline.audit_runs import RUNS_DDL, runs_of_batches, runs_of_files, runs_schema
+from pyspark_fenceline.delta_index import LOG_COLUMNS
+from pyspark_fenceline.delta_options import DeltaOptions
+from pyspark_fenceline.delta_table_files import TableFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+FINDINGS_DDL: Final = (
+    "topic string, partition int, kind string, start_offset long, end_offset_exclusive long, rows long, "
+    "epochs array<int>, detail string"
+)
+BUCKETS_A_TASK: Final = 3
+_LOCAL_TASKS: Final = 4
+FEW_RUNS: Final = 200_000
+"""So many are judged in this process (about 50 bytes each)."""
+
+
+class _LogNeeded(Exception):
+    """A bucket can not be judged without reading the log."""
+
+
+def the_session() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
+class Work:
+    """Rows of a table, wherever the work on them is done."""
+
+    task_count = _LOCAL_TASKS
+
+    def topics(self) -> set[str] | None:
+        """The topics of the rows, where that is known without looking at them."""
+        return None
+
+    def totals(self, bucket_size: int) -> list[tuple[str | None, int, int, int, int, int]]:
+        """First step, kept for the second: topic, partition, epoch, first offset, end, number of rows."""
+        raise NotImplementedError
+
+    def findings(self, judging: Judging, stretches: Sequence[tuple[str, int, int]]) -> Any:
+        """Second step, about all runs and about these (topic, partition, bucket), in which there may be no rows."""
+        raise NotImplementedError
+
+    def counts(self, findings: Any) -> list[tuple[str, int, int]]:
+        """Kind, number of findings, number of rows."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """What the second step needs to know; goes to executors."""
+
+    client: Mapping[str, str]
+    bucket_size: int
+    expected: Mapping[TopicPartition, Expected]
+    topics: tuple[str, ...] | None
+
+    def __call__(self, runs: pa.Table, *, may_read: bool = True) -> pa.Table:
+        """Findings about one bucket: all rows of `runs` have one topic, partition and bucket. Raises `_LogNeeded` where
+        the log would have to be read and that is not allowed.
+        """
+        import numpy as np
+        import pyarrow as pa
+
+        topic, partition, bucket = (runs.column(name)[0].as_py() for name in ("topic", "partition", "bucket"))
+        firsts, ends = (np.asarray(runs.column(name).combine_chunks()) for name in ("first_offset", "end_offset"))
+        epochs = np.asarray(runs.column("epoch").combine_chunks()).astype(np.int64)
+        rows = ends > firsts
+        firsts, ends, epochs = firsts[rows], ends[rows], epochs[rows]
+        if topic is None:
+            found = [Finding(Kind.INVALID, 0, 0, int(ends.sum()), (), "no topic, partition or offset")]
+        else:
+            found = self._judge(TopicPartition(topic, partition), bucket, firsts, ends, epochs, may_read=may_read)
+        return pa.table(as_columns((topic, partition, one) for one in found), schema=findings_schema())
+
+    def _judge(
+        self, tp: TopicPartition, bucket: int, firsts: Any, ends: Any, epochs: Any, *, may_read: bool
+    ) -> list[Finding]:
+        start = bucket * self.bucket_size
+        expected = self.expected.get(tp)
+        if expected is None:
+            if self.topics is not None and tp.topic not in self.topics:
+                return []
+            return [
+                Finding(Kind.FOREIGN, first, end, end - first, (epoch,), "the cluster has no such partition")
+                for first, end, epoch in zip(firsts.tolist(), ends.tolist(), epochs.tolist(), strict=True)
+            ]
+
+        def find(ranges: Sequence[tuple[int, int]], isolation_level: str) -> Any:
+            if not may_read:
+                raise _LogNeeded
+            return find_records(self.client, tp, ranges, isolation_level=isolation_level)
+
+        return judge(expected, (start, start + self.bucket_size), firsts, ends, epochs, find)
+
+
+def findings_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("kind", pa.string()),
+            ("start_offset", pa.int64()),
+            ("end_offset_exclusive", pa.int64()),
+            ("rows", pa.int64()),
+            ("epochs", pa.list_(pa.int32())),
+            ("detail", pa.string()),
+        ]
+    )
+
+
+class LocalFiles(Work):
+    def __init__(self, options: DeltaOptions, files: Sequence[TableFile]) -> None:
+        self._options = options
+        self._files = files
+        self._runs: Any = None
+
+    def topics(self) -> set[str] | None:
+        return _topics_of(self._files)
+
+    def totals(self, bucket_size: int) -> list[tuple[str | None, int, int, int, int, int]]:
+        import pyarrow as pa
+
+        def read(file: TableFile) -> list[pa.RecordBatch]:
+            return list(runs_of_files(self._options, [file], bucket_size))
+
+        with ThreadPoolExecutor(self.task_count) as pool:
+            batches = [batch for part in pool.map(read, self._files) for batch in part]
+        self._runs = pa.Table.from_batches(batches, schema=runs_schema())
+        return _totals(self._runs)
+
+    def findings(self, judging: Judging, stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
+        with ThreadPoolExecutor(self.task_count) as pool:
+            return _in_order(list(pool.map(judging, _buckets(self._runs, stretches))))
+
+    def counts(self, findings: pa.Table) -> list[tuple[str, int, int]]:
+        return _counts(findings)
+
+
+def _totals(runs: pa.Table) -> list[tuple[str | None, int, int, int, int, int]]:
+    import pyarrow.compute as pc
+
+    rows = pc.subtract(runs["end_offset"], runs["first_offset"])
+    grouped = (
+        runs.append_column("rows", rows)
+        .group_by(["topic", "partition", "epoch"])
+        .aggregate([("first_offset", "min"), ("end_offset", "max"), ("rows", "sum")])
+    )
+    names = ("topic", "partition", "epoch", "first_offset_min", "end_offset_max", "rows_sum")
+    return [tuple(row[name] for name in names) for row in grouped.to_pylist()]
+
+
+def _buckets(runs: pa.Table, stretches: Sequence[tuple[str, int, int]]) -> list[pa.Table]:
+    """The runs of each bucket, and of each stretch."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ordered = pa.concat_tables([runs, _empty_runs(stretches)]).sort_by(
+        [("topic", "ascending"), ("partition", "ascending"), ("bucket", "ascending")]
+    )
+    keys = pc.binary_join_element_wise(
+        pc.fill_null(ordered["topic"], "\0"),
+        *(pc.fill_null(ordered[name], -1).cast(pa.string()) for name in ("partition", "bucket")),
+        "\0",
+    )
+    ends = pc.run_end_encode(keys.combine_chunks(), run_end_type=pa.int64()).run_ends.to_pylist()
+    return [ordered.slice(start, end - start) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _in_order(parts: Sequence[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
+    found = pa.concat_tables([findings_schema().empty_table(), *parts])
+    return found.sort_by([("topic", "ascending"), ("partition", "ascending"), ("start_offset", "ascending")])
+
+
+def _counts(findings: pa.Table) -> list[tuple[str, int, int]]:
+    grouped = findings.group_by("kind").aggregate([("start_offset", "count"), ("rows", "sum")])
+    return [(row["kind"], row["start_offset_count"], row["rows_sum"]) for row in grouped.to_pylist()]
+
+
+def _topics_of(files: Sequence[TableFile]) -> set[str] | None:
+    names = {file.topics[0] for file in files if file.topics is not None and file.topics[0] == file.topics[1]}
+    is_known = all(file.topics is not None and file.topics[0] == file.topics[1] for file in files)
+    return names if is_known else None
+
+
+def _empty_runs(stretches: Sequence[tuple[str, int, int]]) -> pa.Table:
+    """A run without rows for each of (topic, partition, bucket)."""
+    import pyarrow as pa
+
+    topics, partitions, buckets = zip(*stretches, strict=True) if stretches else ((), (), ())
+    zeros = [0] * len(stretches)
+    columns = [list(topics), list(partitions), list(buckets), zeros, zeros, [-1] * len(stretches)]
+    return pa.table(
+        [pa.array(column, one.type) for column, one in zip(columns, runs_schema(), strict=True)], runs_schema()
+    )
+
+
+class SparkWork(Work):
+    _session: SparkSession
+    _runs: Any = None
+    _few: pa.Table | None = None
+    """All runs, where they are few."""
+    _here: pa.Table
+    _there: DataFrame | None = None
+    """Findings of this process, and of Spark's tasks."""
+
+    def _make_runs(self, bucket_size: int) -> DataFrame:
+        raise NotImplementedError
+
+    def totals(self, bucket_size: int) -> list[tuple[str | None, int, int, int, int, int]]:
+        from pyspark.sql import functions as f
+
+        self._runs = self._make_runs(bucket_size).persist()
+        if self._runs.count() <= FEW_RUNS:
+            self._few = self._runs.toArrow().cast(runs_schema())
+            self._runs.unpersist()
+            return _totals(self._few)
+        grouped = self._runs.groupBy("topic", "partition", "epoch").agg(
+            f.min("first_offset"), f.max("end_offset"), f.sum(f.col("end_offset") - f.col("first_offset"))
+        )
+        return [tuple(row) for row in grouped.collect()]
+
+    def findings(self, judging: Judging, stretches: Sequence[tuple[str, int, int]]) -> DataFrame:
+        if self._few is not None:
+            return self._findings_of_few(self._few, judging, stretches)
+
+        def empty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                chosen = [stretches[number] for number in batch.column(0).to_pylist()]
+                yield from _empty_runs(chosen).to_batches()
+
+        runs = self._runs
+        if stretches:
+            numbers = self._session.range(0, len(stretches), 1, 1)
+            runs = runs.unionByName(numbers.mapInArrow(empty, RUNS_DDL))
+        keys = ("topic", "partition", "bucket")
+        # As many tasks as there are places: Spark would join small ones, and they are small until they read the log.
+        groups = runs.repartition(self.task_count, *keys).groupBy(*keys)
+        found: DataFrame = groups.applyInArrow(_one(judging), FINDINGS_DDL).persist()
+        return found
+
+    def _findings_of_few(
+        self, runs: pa.Table, judging: Judging, stretches: Sequence[tuple[str, int, int]]
+    ) -> DataFrame:
+        """Here, but for the buckets for which the log must be read."""
+        parts: list[pa.Table] = []
+        unread: list[pa.Table] = []
+        for bucket in _buckets(runs, stretches):
+            try:
+                parts.append(judging(bucket, may_read=False))
+            except _LogNeeded:
+                unread.append(bucket)
+        self._here = _in_order(parts)
+        found = self._frame(self._here)
+        if self._there is not None:
+            self._there.unpersist()
+            self._there = None
+        if not unread:
+            return found
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from judging(unread[number]).to_batches()
+
+        numbers = self._session.range(0, len(unread), 1, min(len(unread), self.task_count))
+        self._there = numbers.mapInArrow(read, FINDINGS_DDL).persist()
+        return found.unionByName(self._there)
+
+    def _frame(self, findings: pa.Table) -> DataFrame:
+        frame: DataFrame
+        if findings.num_rows:
+            frame = self._session.createDataFrame(findings)
+        else:
+            frame = self._session.createDataFrame([], FINDINGS_DDL)
+        return frame
+
+    def counts(self, findings: DataFrame) -> list[tuple[str, int, int]]:
+        from pyspark.sql import functions as f
+
+        spread = findings if self._few is None else self._there
+        counted: list[tuple[str, int, int]] = [] if self._few is None else _counts(self._here)
+        if spread is not None:
+            rows = spread.groupBy("kind").agg(f.count("*"), f.sum("rows")).collect()
+            counted += [tuple(row) for row in rows]
+        if self._few is None:
+            self._runs.unpersist()
+        totals: dict[str, tuple[int, int]] = {}
+        for kind, ranges, count in counted:
+            known = totals.get(kind, (0, 0))
+            totals[kind] = known[0] + ranges, known[1] + count
+        return [(kind, ranges, count) for kind, (ranges, count) in totals.items()]
+
+
+def _one(judging: Judging) -> Callable[[pa.Table], pa.Table]:
+    """A plain function, which is what Spark takes."""
+
+    def run(runs: pa.Table) -> pa.Table:
+        return judging(runs)
+
+    return run
+
+
+class SparkFiles(SparkWork):
+    def __init__(self, session: SparkSession, options: DeltaOptions, files: Sequence[TableFile]) -> None:
+        self._session = session
+        self._options = options
+        self._files = files
+        self.task_count = parallelism(session) * BUCKETS_A_TASK
+
+    def _make_runs(self, bucket_size: int) -> DataFrame:
+        options, parts = self._options, in_parts(self._files, self.task_count)
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from runs_of_files(options, parts[number], bucket_size)
+
+        return self._session.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(read, RUNS_DDL)
+
+    def topics(self) -> set[str] | None:
+        return _topics_of(self._files)
+
+
+class SparkRows(SparkWork):
+    def __init__(self, rows: DataFrame) -> None:
+        self._session = rows.sparkSession
+        self._rows = rows.select(*LOG_COLUMNS)
+        self.task_count = parallelism(self._session) * BUCKETS_A_TASK
+
+    def _make_runs(self, bucket_size: int) -> DataFrame:
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return runs_of_batches(batches, bucket_size)
+
+        runs: DataFrame = self._rows.mapInArrow(read, RUNS_DDL)
+        return runs
+
+
+def parallelism(session: SparkSession) -> int:
+    try:
+        return max(int(session.sparkContext.defaultParallelism), 1)
+    except Exception:
+        # A client of Spark Connect has no context; the server may say.
+        return int(session.conf.get("spark.default.parallelism", None) or 8)
+
+
+def in_parts(files: Sequence[TableFile], count: int) -> list[list[TableFile]]:
+    """Files in at most `count` parts of about the same size, largest first into the emptiest."""
+    parts: list[list[TableFile]] = [[] for _ in range(min(count, len(files)))]
+    loads = [0] * len(parts)
+    for file in sorted(files, key=lambda one: -one.size_bytes):
+        least = loads.index(min(loads))
+        parts[least].append(file)
+        loads[least] += file.size_bytes
+    return parts

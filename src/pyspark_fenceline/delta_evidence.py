@@ -1,0 +1,94 @@
+"""What the log said while a batch was written: the leaders' epochs, and their histories where they are needed.
+
+Owns the question that a writing task puts when it has read its last row. It is asked there, by all tasks at once and
+over connections that they have just read from, and not by the driver's commit, for which everybody waits. Spark 4.2
+runs commits in a Python process of their own, which it keeps while batches follow each other: what that process learns
+of a log stays known too, but it never reads one. Never decides anything about rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fenceline.ids import TopicPartition
+from pyspark_fenceline import connect
+from pyspark_fenceline.delta_index import Span
+from pyspark_fenceline.log_matching import UNKNOWN_EPOCH, LogView
+from pyspark_fenceline.log_view import CAN_NOT_SEE, Views, existing, leader_epochs
+
+_log = logging.getLogger("pyspark_fenceline")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """`leader_epochs`: of every partition that was asked about and exists. `views`: histories of those whose rows can
+    not be taken for granted under that epoch. `topic_ids`: None from brokers without ids.
+    """
+
+    leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
+    views: Mapping[TopicPartition, LogView] = field(default_factory=dict)
+    topic_ids: Mapping[str, str | None] = field(default_factory=dict)
+
+
+_kept: dict[tuple[tuple[str, str], ...], Views] = {}
+_has_said = False
+
+
+def views_of(client: Mapping[str, str]) -> Views:
+    """The process's known histories of the cluster that these properties name."""
+    key = tuple(sorted(client.items()))
+    if key not in _kept:
+        _kept[key] = Views(connect.connect(client))
+    return _kept[key]
+
+
+def gather(client: Mapping[str, str], spans: Iterable[Span], known: Mapping[TopicPartition, int]) -> Evidence:
+    """Ask about the partitions of `spans`, and of `known` (partition -> leader epoch that the table was compared
+    with). Raises what the brokers refused.
+    """
+    written: dict[TopicPartition, set[int]] = {}
+    for span in spans:
+        written.setdefault(span.topic_partition, set()).add(span.epoch)
+    if not written and not known:
+        return Evidence()
+    cluster = connect.connect(client)
+    found = existing(cluster, {*written, *known})
+    ends = leader_epochs(cluster, found)
+    epochs = {tp: end.leader_epoch for tp, end in ends.items()}
+    doubtful = {
+        tp: topic_id
+        for tp, topic_id in found.items()
+        if epochs[tp] >= 0
+        and (known.get(tp, epochs[tp]) != epochs[tp] or written.get(tp, {epochs[tp]}) != {epochs[tp]})
+    }
+    _say_once(epochs)
+    return Evidence(
+        epochs,
+        views_of(client).of(doubtful, ends) if doubtful else {},
+        {tp.topic: topic_id for tp, topic_id in found.items()},
+    )
+
+
+def _say_once(epochs: Mapping[TopicPartition, int]) -> None:
+    global _has_said
+    if not _has_said and UNKNOWN_EPOCH in epochs.values():
+        _has_said = True
+        _log.warning("%s", CAN_NOT_SEE)
+
+
+def together(parts: Iterable[Evidence]) -> Evidence:
+    """The evidence of all tasks of a batch. Of two leaders the newer one is right."""
+    epochs: dict[TopicPartition, int] = {}
+    views: dict[TopicPartition, LogView] = {}
+    ids: dict[str, str | None] = {}
+    for part in parts:
+        for tp, epoch in part.leader_epochs.items():
+            if epoch >= epochs.get(tp, epoch):
+                epochs[tp] = epoch
+                ids[tp.topic] = part.topic_ids.get(tp.topic)
+        for tp, view in part.views.items():
+            if tp not in views or view.leader_epoch > views[tp].leader_epoch:
+                views[tp] = view
+    return Evidence(epochs, {tp: view for tp, view in views.items() if view.leader_epoch == epochs.get(tp)}, ids)

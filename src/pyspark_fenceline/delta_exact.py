@@ -1,0 +1,363 @@
+"""What a batch changes in a table that is to hold exactly what the log holds.
+
+Owns the decision, against one version of the table: which of its files have stale rows (`log_matching`), which rows of
+the batch are in the table already or were truncated away by now, and what the table remembers afterwards. Rows of any
+partition may go, whether the batch has news of it or not, as far as the source would read them again (`delta_reach`).
+Files are looked at by their bounds first, then by four of their columns; only files with rows that must go are written
+anew, and a file that is stale as a whole is not even read. Nothing is committed here: `delta_commit` puts all of it
+into one log entry.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.checkpoint_places import Places
+from pyspark_fenceline.delta_change import Change, Removed
+from pyspark_fenceline.delta_evidence import Evidence
+from pyspark_fenceline.delta_files import DataFile
+from pyspark_fenceline.delta_index import LogColumns, Span, bounds, merged
+from pyspark_fenceline.delta_masks import NOTHING_OF_IT, Word, known_mask, stale_mask
+from pyspark_fenceline.delta_options import DeltaOptions
+from pyspark_fenceline.delta_reach import reach
+from pyspark_fenceline.delta_rewrite import rewrite
+from pyspark_fenceline.delta_state import PartitionState, TableState, last_topic_ids, read_state
+from pyspark_fenceline.delta_table_files import TableFile, read_log_columns, table_files
+from pyspark_fenceline.log_matching import (
+    AFTER_ALL,
+    BEFORE_ALL,
+    UNKNOWN_EPOCH,
+    LogView,
+    SpanVerdict,
+    judge_span,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from deltalake import DeltaTable
+
+    Mask = npt.NDArray[np.bool_]
+
+_log = logging.getLogger("pyspark_fenceline")
+_THREADS: Final = 4
+AskViews = Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogView]]
+AskPlaces = Callable[[], Places | None]
+
+
+def plan_change(
+    options: DeltaOptions,
+    table: DeltaTable,
+    files: Sequence[DataFile],
+    evidence: Evidence,
+    ask: AskViews,
+    ask_places: AskPlaces,
+) -> Change:
+    """`ask`: for views that `evidence` lacks; `ask_places`: where the source stands after this batch, None where nobody
+    knows. Raises `OperatorError` where the table is of another topic.
+    """
+    return _Planner(options, table, files, evidence, ask, ask_places).plan()
+
+
+class _Planner:
+    def __init__(
+        self,
+        options: DeltaOptions,
+        table: DeltaTable,
+        files: Sequence[DataFile],
+        evidence: Evidence,
+        ask: AskViews,
+        ask_places: AskPlaces,
+    ) -> None:
+        self._options = options
+        self._table = table
+        self._files = files
+        self._evidence = evidence
+        self._ask = ask
+        self._ask_places = ask_places
+        self._kept_files: list[TableFile] | None = None
+        self._columns: dict[str, LogColumns] = {}
+        self._removed: list[Removed] = []
+
+    def plan(self) -> Change:
+        state = read_state(self._table)
+        spans = merged(span for file in self._files for span in file.spans)
+        incoming = bounds(spans)
+        ends = self._ends(state)
+        known_ids = state.topic_ids if state is not None else last_topic_ids(self._table)
+        others = {
+            topic for topic, id in known_ids.items() if id and self._evidence.topic_ids.get(topic) not in (id, None)
+        }
+        replaced = self._replaced_topics(others, {tp.topic for tp in incoming})
+        anew = {tp for tp in ends if tp.topic in replaced}
+        doubted = {tp for tp in self._doubted(state, ends) if tp.topic not in others}
+        words, unsettled = self._words(doubted, spans)
+        judged = {tp: word for tp, word in words.items() if tp in doubted} | dict.fromkeys(anew, Word(NOTHING_OF_IT))
+        remove, copies = self._clean_table(judged)
+        views = {tp: word.view for tp, word in words.items() if tp not in unsettled}
+        overlapping = {
+            tp: incoming[tp]
+            for tp in incoming
+            if tp in ends and incoming[tp][0] < ends[tp] and tp.topic not in replaced
+        }
+        present = self._present(overlapping) if overlapping else {}
+        add, discard = self._clean_batch(views, present)
+        if remove or overlapping:
+            # A bound from the files may be lower now; of a file with many partitions it says less than was known.
+            gone = {file.path for file in remove}
+            remaining = [file for file in self._all_files() if file.path not in gone]
+            found = self._bounds_of(remaining, copies, {*ends})
+            ends = {tp: min(end, found.get(tp, 0)) for tp, end in ends.items()}
+        compared = {tp: word.view for tp, word in judged.items() if tp not in unsettled}
+        ids = {topic: id for topic, id in self._evidence.topic_ids.items() if topic not in others - replaced}
+        partitions = self._next_partitions(state, ends, incoming, compared, unsettled)
+        known = TableState(partitions, {**known_ids, **ids})
+        return Change(
+            add=[*copies, *add],
+            remove=remove,
+            state=known,
+            removed=self._removed,
+            discard=discard,
+            is_known=known == state,
+        )
+
+    # What is in question ----------------------------------------------------------------------------------------
+
+    def _all_files(self) -> list[TableFile]:
+        if self._kept_files is None:
+            self._kept_files = table_files(self._table)
+        return self._kept_files
+
+    def _ends(self, state: TableState | None) -> dict[TopicPartition, int]:
+        """An offset above all rows, of each partition that the table has rows of (or may have)."""
+        if state is not None:
+            return {tp: known.end_offset for tp, known in state.partitions.items()}
+        return self._bounds_of(self._all_files(), (), {*self._evidence.leader_epochs})
+
+    def _bounds_of(
+        self, files: Sequence[TableFile], copies: Sequence[DataFile], wanted: set[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        ends: dict[TopicPartition, int] = {}
+        for file in files:
+            only = file.only_partition
+            for tp in [only] if only is not None else [tp for tp in wanted if file.may_hold(tp)]:
+                last = file.offsets[1] if file.offsets is not None else (1 << 62)
+                ends[tp] = max(ends.get(tp, 0), last + 1)
+        for copy in copies:
+            for tp, (_, last) in bounds(copy.spans).items():
+                ends[tp] = max(ends.get(tp, 0), last + 1)
+        return ends
+
+    def _replaced_topics(self, others: set[str], incoming: set[str]) -> set[str]:
+        """Of the topics with another id than the table's rows had, those that the batch has records of: of the others
+        there is only one broker's word. Raises `OperatorError` unless onRecreated=replace.
+        """
+        replaced = others & incoming
+        if replaced and self._options.on_recreated != "replace":
+            raise OperatorError(
+                f"The Delta table at {self._options.path} holds rows of topics that were deleted and created anew: "
+                f"{', '.join(sorted(replaced))}",
+                'Write to a new table, or set the option onRecreated to "replace" to take the old rows out.',
+            )
+        return replaced
+
+    def _doubted(self, state: TableState | None, partitions: Iterable[TopicPartition]) -> Iterator[TopicPartition]:
+        """Those of `partitions` whose rows were not compared yet with the log of the leader of now."""
+        for tp in partitions:
+            known = state.partitions.get(tp) if state is not None else None
+            if self._evidence.leader_epochs.get(tp, -1) > (UNKNOWN_EPOCH if known is None else known.leader_epoch):
+                yield tp
+
+    def _words(
+        self, doubted: set[TopicPartition], spans: Sequence[Span]
+    ) -> tuple[dict[TopicPartition, Word], set[TopicPartition]]:
+        """What the log says of partitions whose rows in the table are doubted, and of those that the batch has rows of
+        an older leader of; and the partitions that must be looked at again with the next batch.
+
+        Rows only go on the word that is asked for here and now, by another process than the task's; never on that of a
+        leader older than the one that the task has found; and only as far as the source would read them again, should a
+        second unclean election bring them back (`delta_reach`).
+        """
+        epochs = self._evidence.leader_epochs
+        older = {s.topic_partition for s in spans if 0 <= s.epoch < epochs.get(s.topic_partition, -1)} - doubted
+        if not doubted | older:
+            return {}, set()
+        places = self._ask_places() or {}
+        newest = {span.topic_partition: span for span in sorted(spans, key=lambda span: span.epoch)}
+        # Of others nobody knows where the source stands: they wait.
+        told = {tp for tp in doubted | older if tp in places or tp in newest}
+        views = {tp: view for tp, view in self._evidence.views.items() if tp in told - doubted}
+        if told - views.keys():
+            views.update(self._ask(sorted(told - views.keys())))
+        words = {
+            tp: Word(view, reach(view, places.get(tp), newest.get(tp)))
+            for tp, view in views.items()
+            if view.leader_epoch >= epochs.get(tp, -1)
+        }
+        settled = {tp for tp, word in words.items() if word.from_offset == BEFORE_ALL}
+        return words, told - settled
+
+    # The table's rows -------------------------------------------------------------------------------------------
+
+    def _clean_table(self, words: Mapping[TopicPartition, Word]) -> tuple[list[TableFile], list[DataFile]]:
+        """Files that go, and copies of some of them without their stale rows."""
+        judged = {tp: word for tp, word in words.items() if word.from_offset != AFTER_ALL}
+        if not judged:
+            return [], []
+        remove: list[TableFile] = []
+        partly: list[tuple[TableFile, Mask]] = []
+        for file in self._all_files():
+            stale = self._stale_in(file, judged)
+            if stale is None:
+                continue
+            remove.append(file)
+            if not isinstance(stale, bool):
+                partly.append((file, ~stale))
+        with ThreadPoolExecutor(_THREADS) as pool:
+            copies = list(
+                pool.map(lambda one: rewrite(self._options, one[0].path, one[0].partition_values, one[1]), partly)
+            )
+        return remove, copies
+
+    def _stale_in(self, file: TableFile, words: Mapping[TopicPartition, Word]) -> Mask | bool | None:
+        """None: nothing that may go is stale. True: all of it. Else the stale rows."""
+        only = file.only_partition
+        concerned = [only] if only is not None else [tp for tp in words if file.may_hold(tp)]
+        concerned = [tp for tp in concerned if tp in words and file.may_hold_offsets(words[tp].from_offset, AFTER_ALL)]
+        if not concerned:
+            return None
+        if only is not None and file.offsets is not None and file.epochs is not None:
+            verdict = judge_span(words[only].view, *file.offsets, *file.epochs)
+            if verdict is SpanVerdict.NONE_STALE:
+                return None
+            may_go = file.offsets[0] >= words[only].from_offset
+            if verdict is SpanVerdict.ALL_STALE and may_go and not file.has_null_epochs:
+                self._note(
+                    only, file.epochs[0], file.offsets[0], file.offsets[1], file.record_count or 0, reason="stale"
+                )
+                return True
+        columns = self._read(file)
+        stale = stale_mask(columns, words)
+        if not stale.any():
+            return None
+        self._note_rows(columns, stale, "stale")
+        return True if stale.all() else stale
+
+    def _present(
+        self, overlapping: Mapping[TopicPartition, tuple[int, int]]
+    ) -> dict[TopicPartition, list[tuple[Any, Any]]]:
+        """Offsets and epochs of the rows that stay in the table, within the batch's bounds.
+
+        Files that were just written anew are asked in their old form: their stale rows match no row of the batch that
+        is kept.
+        """
+        import numpy as np
+
+        present: dict[TopicPartition, list[tuple[Any, Any]]] = {}
+        for file in self._all_files():
+            for tp, (first, last) in overlapping.items():
+                only = file.only_partition
+                if (only is not None and only != tp) or not file.may_hold(tp):
+                    continue
+                if not file.may_hold_offsets(first, last):
+                    continue
+                columns = self._read(file)
+                if tp not in columns.partitions:
+                    continue
+                of_partition = columns.codes == columns.partitions.index(tp)
+                inside = of_partition & (columns.offsets >= first) & (columns.offsets <= last)
+                rows = np.flatnonzero(inside)
+                present.setdefault(tp, []).append((columns.offsets[rows], columns.epochs[rows]))
+        return present
+
+    def _read(self, file: TableFile) -> LogColumns:
+        if file.path not in self._columns:
+            self._columns[file.path] = read_log_columns(self._options, file)
+        return self._columns[file.path]
+
+    # The batch's rows -------------------------------------------------------------------------------------------
+
+    def _clean_batch(
+        self, views: Mapping[TopicPartition, LogView], present: Mapping[TopicPartition, Sequence[tuple[Any, Any]]]
+    ) -> tuple[list[DataFile], list[str]]:
+        """The batch's files without rows that are stale or in the table; and the files that these replace."""
+        import numpy as np
+
+        add: list[DataFile] = []
+        discard: list[str] = []
+        for file in self._files:
+            doubtful = any(
+                span.topic_partition in views
+                and judge_span(views[span.topic_partition], span.first_offset, span.last_offset, span.epoch, span.epoch)
+                is not SpanVerdict.NONE_STALE
+                for span in file.spans
+            )
+            if not doubtful and not any(span.topic_partition in present for span in file.spans):
+                add.append(file)
+                continue
+            columns = read_log_columns(
+                self._options, TableFile(file.path, file.size_bytes, file.partition_values, file.record_count)
+            )
+            stale = stale_mask(columns, {tp: Word(view) for tp, view in views.items()})
+            known = known_mask(columns, present) & ~stale
+            keep = ~(stale | known)
+            self._note_rows(columns, stale, "lost")
+            self._note_rows(columns, known, "known")
+            if keep.all():
+                add.append(file)
+                continue
+            discard.append(file.path)
+            if np.any(keep):
+                add.append(rewrite(self._options, file.path, file.partition_values, keep))
+        return add, discard
+
+    # What is told -----------------------------------------------------------------------------------------------
+
+    def _next_partitions(
+        self,
+        state: TableState | None,
+        ends: Mapping[TopicPartition, int],
+        incoming: Mapping[TopicPartition, tuple[int, int]],
+        compared: Mapping[TopicPartition, LogView],
+        unsettled: set[TopicPartition],
+    ) -> dict[TopicPartition, PartitionState]:
+        """`compared`: the partitions whose rows were compared now, and with what. `unsettled`: rows of the batch came
+        into the table that may not be in the log, so the next batch must ask again.
+        """
+        epochs = self._evidence.leader_epochs
+        partitions: dict[TopicPartition, PartitionState] = {}
+        for tp in sorted({*ends, *incoming}):
+            end = max(ends.get(tp, 0), incoming[tp][1] + 1 if tp in incoming else 0)
+            known = state.partitions.get(tp) if state is not None else None
+            under = known.leader_epoch if known is not None else UNKNOWN_EPOCH
+            if tp in unsettled:
+                under = UNKNOWN_EPOCH
+            elif tp not in ends or compared.get(tp) is NOTHING_OF_IT:
+                under = epochs.get(tp, UNKNOWN_EPOCH)
+            elif tp in compared:
+                under = compared[tp].leader_epoch
+            partitions[tp] = PartitionState(under, end)
+        return partitions
+
+    def _note(
+        self, tp: TopicPartition, epoch: int, first_offset: int, last_offset: int, row_count: int, *, reason: str
+    ) -> None:
+        self._removed.append(Removed(*tp, epoch, first_offset, last_offset, row_count, reason))
+
+    def _note_rows(self, columns: LogColumns, mask: Mask, reason: str) -> None:
+        import numpy as np
+
+        if not mask.any():
+            return
+        for code, tp in enumerate(columns.partitions):
+            of_partition = mask & (columns.codes == code)
+            if not of_partition.any():
+                continue
+            for epoch in np.unique(columns.epochs[of_partition]).tolist():
+                offsets = columns.offsets[of_partition & (columns.epochs == epoch)]
+                self._note(tp, epoch, int(offsets.min()), int(offsets.max()), len(offsets), reason=reason)

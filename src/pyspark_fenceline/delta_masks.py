@@ -1,0 +1,63 @@
+"""Which rows of some columns are stale, and which are in a table already.
+
+Owns the masks that `delta_exact` acts on: one boolean for each row. Pure; no Python object is made per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.delta_index import LogColumns
+from pyspark_fenceline.log_matching import BEFORE_ALL, LogView, stale_rows
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Mask = npt.NDArray[np.bool_]
+
+NOTHING_OF_IT: Final = LogView(1 << 31, 0, -(1 << 62))
+"""The view of a topic that is another one now: no row of any epoch is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What is said of a partition's rows, and from which offset on the stale ones may go."""
+
+    view: LogView
+    from_offset: int = BEFORE_ALL
+
+
+def stale_mask(columns: LogColumns, words: Mapping[TopicPartition, Word]) -> Mask:
+    import numpy as np
+
+    stale = np.zeros(len(columns), dtype=np.bool_)
+    for run in columns.runs():
+        word = words.get(run.topic_partition)
+        if word is None:
+            continue
+        part = slice(run.start, run.end)
+        offsets = columns.offsets[part]
+        found = word.view is NOTHING_OF_IT or stale_rows(word.view, offsets, columns.epochs[part])
+        stale[part] = found & (offsets >= word.from_offset)
+    return stale
+
+
+def known_mask(columns: LogColumns, present: Mapping[TopicPartition, Sequence[tuple[Any, Any]]]) -> Mask:
+    """Rows whose offset and epoch the table has."""
+    import numpy as np
+
+    known = np.zeros(len(columns), dtype=np.bool_)
+    for tp, pairs in present.items():
+        if tp not in columns.partitions:
+            continue
+        of_partition = columns.codes == columns.partitions.index(tp)
+        offsets = np.concatenate([pair[0] for pair in pairs])
+        epochs = np.concatenate([pair[1] for pair in pairs])
+        for epoch in np.unique(columns.epochs[of_partition]).tolist():
+            rows = np.flatnonzero(of_partition & (columns.epochs == epoch))
+            known[rows] = np.isin(columns.offsets[rows], offsets[epochs == epoch])
+    return known

@@ -1,0 +1,171 @@
+"""The files that a Delta table consists of, with the bounds that say which of them a question concerns.
+
+Owns the reading of the table's file list and of single columns out of files. Bounds come from the partition values and
+from the statistics in the table's log; a file without them may hold anything. Never changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.delta_files import file_system
+from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
+from pyspark_fenceline.delta_options import DeltaOptions
+from pyspark_fenceline.delta_state import read_state
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+Bounds = tuple[Any, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of the table. Bounds are (smallest, largest), None where nothing is known."""
+
+    path: str
+    size_bytes: int
+    partition_values: Mapping[str, str | None]
+    record_count: int | None = None
+    topics: Bounds = None
+    partitions: Bounds = None
+    offsets: Bounds = None
+    epochs: Bounds = None
+    has_null_epochs: bool = True
+
+    @property
+    def only_partition(self) -> TopicPartition | None:
+        """The partition whose rows are all that the file holds, where its bounds say so."""
+        if self.topics is None or self.partitions is None:
+            return None
+        is_one = self.topics[0] == self.topics[1] and self.partitions[0] == self.partitions[1]
+        return TopicPartition(self.topics[0], int(self.partitions[0])) if is_one else None
+
+    def may_hold(self, tp: TopicPartition) -> bool:
+        return (self.topics is None or self.topics[0] <= tp.topic <= self.topics[1]) and (
+            self.partitions is None or self.partitions[0] <= tp.partition <= self.partitions[1]
+        )
+
+    def may_hold_offsets(self, first: int, last: int) -> bool:
+        return self.offsets is None or (self.offsets[0] <= last and first <= self.offsets[1])
+
+
+def table_files(table: DeltaTable) -> list[TableFile]:
+    """All files of the table's version. Raises `OperatorError` for a table whose files are not all there is to read."""
+    import pyarrow as pa
+
+    refuse_deletion_vectors(table)
+    actions = pa.table(table.get_add_actions(flatten=True))
+    names = set(actions.column_names)
+    partition_by = tuple(table.metadata().partition_columns)
+    wanted = [
+        name
+        for column in LOG_COLUMNS
+        for name in (f"partition.{column}", f"min.{column}", f"max.{column}", f"null_count.{column}")
+        if name in names
+    ]
+    partition_columns = [f"partition.{name}" for name in partition_by if f"partition.{name}" in names]
+    chosen = ["path", "size_bytes", "num_records", *dict.fromkeys([*wanted, *partition_columns])]
+    rows = actions.select([name for name in chosen if name in names]).to_pylist()
+    return [_file(row, partition_by) for row in rows]
+
+
+def _file(row: Mapping[str, Any], partition_by: Iterable[str]) -> TableFile:
+    values = {name: row.get(f"partition.{name}") for name in partition_by}
+
+    def bounds(column: str) -> Bounds:
+        if column in values:
+            return None if values[column] is None else (values[column], values[column])
+        low, high = row.get(f"min.{column}"), row.get(f"max.{column}")
+        # A column that has no value at all has no bounds either, and then there is nothing to find.
+        return None if low is None or high is None else (low, high)
+
+    nulls = row.get(f"null_count.{LEADER_EPOCH}")
+    return TableFile(
+        path=row["path"],
+        size_bytes=int(row["size_bytes"]),
+        partition_values={name: _text(value) for name, value in values.items()},
+        record_count=row.get("num_records"),
+        topics=bounds(TOPIC),
+        partitions=bounds(PARTITION),
+        offsets=bounds(OFFSET),
+        epochs=bounds(LEADER_EPOCH),
+        has_null_epochs=nulls is None or nulls > 0,
+    )
+
+
+def _text(value: Any) -> str | None:
+    """A partition value as the table's log writes it."""
+    import datetime
+
+    match value:
+        case None:
+            return None
+        case bool():
+            return "true" if value else "false"
+        case datetime.datetime():
+            return value.replace(tzinfo=None).strftime("%Y-%m-%d %H:%M:%S.%f")
+    return str(value)
+
+
+def refuse_deletion_vectors(table: DeltaTable) -> None:
+    if "deletionVectors" not in (table.protocol().reader_features or ()):
+        return
+    if table.deletion_vectors().read_all().num_rows:
+        raise OperatorError(
+            "The table has deletion vectors: some rows of its files are deleted, which is not read here",
+            "Rewrite the files first (in Delta: REORG TABLE ... APPLY (PURGE)), or give audit a DataFrame.",
+        )
+
+
+def open_parquet(options: DeltaOptions, path: str) -> Any:
+    """A `ParquetFile` of the table. Its path may be escaped in the table's log."""
+    import pyarrow.parquet as pq
+
+    root = file_system(options)
+    try:
+        return pq.ParquetFile(root.open_input_file(path))
+    except FileNotFoundError:
+        if unquote(path) == path:
+            raise
+        return pq.ParquetFile(root.open_input_file(unquote(path)))
+
+
+def compared(options: DeltaOptions, table: DeltaTable) -> dict[TopicPartition, int]:
+    """The partitions of which the table has rows, each with the leader epoch that they were last compared with (-1:
+    never, or somebody else has committed since).
+    """
+    state = read_state(table)
+    if state is not None:
+        return {tp: known.leader_epoch for tp, known in state.partitions.items()}
+    found: set[TopicPartition] = set()
+    for file in table_files(table):
+        only = file.only_partition
+        found.update(read_log_columns(options, file).partitions if only is None else [only])
+    return dict.fromkeys(sorted(found), -1)
+
+
+_NUMBERS: Final = (PARTITION, OFFSET, LEADER_EPOCH)
+
+
+def read_log_columns(options: DeltaOptions, file: TableFile) -> LogColumns:
+    """The four columns of one file; nothing else of it is read."""
+    parquet = open_parquet(options, file.path)
+    inside = set(parquet.schema_arrow.names)
+    wanted = [name for name in LOG_COLUMNS if name in inside]
+    table = parquet.read(columns=wanted)
+    columns: dict[str, Any] = {}
+    for name in LOG_COLUMNS:
+        if name in inside:
+            columns[name] = table.column(name)
+        elif name in file.partition_values:
+            text = file.partition_values[name]
+            columns[name] = text if text is None or name not in _NUMBERS else int(text)
+        else:
+            columns[name] = None
+    return log_columns(columns)

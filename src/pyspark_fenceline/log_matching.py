@@ -1,0 +1,198 @@
+"""Whether a row that was read once is still in the log.
+
+Owns the one rule that sink, audit and repair share. By log matching (KIP-101, `epochs.md` E8-E10) a record is known by
+its offset and the leader epoch that wrote it: a log that has epoch `e` at offset `o` holds that very record. So a row
+`(o, e)` is in the log exactly when the log's epoch at `o` is `e`. Looking for a *newer* epoch that starts at or before
+`o` is not enough: a log that is `e3@0..12, e6@12..` never held what a lost leader wrote at offset 9 in epoch 5, and no
+newer epoch starts at or before 9 (decision 016). Pure; knows neither brokers nor tables.
+
+What can not be told is said, never guessed: rows without an epoch, rows below what the log still knows, and rows of an
+epoch that the asked leader has not heard of, which may be one that was deposed and does not know it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Generator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Offsets = npt.NDArray[np.int64]
+    Epochs = npt.NDArray[np.int64]
+    Verdicts = npt.NDArray[np.int8]
+
+UNKNOWN_EPOCH: Final = -1
+BEFORE_ALL: Final = -(1 << 62)
+AFTER_ALL: Final = 1 << 62
+
+
+class RowVerdict(IntEnum):
+    """What the log says of one row."""
+
+    IN_LOG = 0
+    STALE = 1
+    """The log has another record there, or can never have this one: it was truncated away."""
+    BEYOND = 2
+    """At or above the end of the log, and nothing proves that it was ever cut off."""
+    EXPIRED = 3
+    """Below the log's start, and nothing is known against it."""
+    UNKNOWN = 4
+    """The row has no epoch, or the log does not know its own at that offset."""
+    NEWER = 5
+    """Of an epoch that the asked leader does not know yet: its answer is older than the row, or of another topic."""
+
+
+class EpochStart(NamedTuple):
+    """An epoch of the log and the offset of its first record."""
+
+    epoch: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """One partition's log as its leader told it under one leader epoch.
+
+    `leader_epoch`: -1 from brokers that keep no epochs. `end_offset`: the leader's log end. `epochs`: in rising order,
+    each holding up to the next one's offset; what lies below the first is not known, and the last one is the leader's
+    own. A leader only appends, so the epochs stay right for as long as it leads.
+    """
+
+    leader_epoch: int
+    start_offset: int
+    end_offset: int
+    epochs: tuple[EpochStart, ...] = ()
+    topic_id: str | None = None
+
+    def epoch_at(self, offset: int) -> int:
+        """Epoch of the record at `offset`, -1 where that is not known."""
+        at = bisect_right(self.epochs, offset, key=lambda start: start.offset) - 1
+        return self.epochs[at].epoch if at >= 0 and offset < self.end_offset else UNKNOWN_EPOCH
+
+
+class Question(NamedTuple):
+    """OffsetForLeaderEpoch of `epoch`, under the leader epoch of the log that is asked."""
+
+    epoch: int
+
+
+class Answer(NamedTuple):
+    """The largest epoch not above the one asked for, and where it ends (`epochs.md E13`); both -1: undefined."""
+
+    epoch: int
+    end_offset: int
+
+
+def epochs_of_log(leader_epoch: int, start_offset: int) -> Generator[Question, Answer, tuple[EpochStart, ...]]:
+    """Ask for ever older epochs until the log's start is reached; returns the epochs in rising order.
+
+    Below its first epoch a leader echoes the question with that epoch's start (E13 d): the end of the walk.
+    """
+    found: list[EpochStart] = []
+    candidate = leader_epoch
+    while candidate >= 0:
+        if candidate == 0:
+            # The first epoch there is (E5) holds the beginning.
+            found.append(EpochStart(0, min(start_offset, found[-1].offset if found else start_offset)))
+            break
+        answer = yield Question(candidate - 1)
+        if answer.end_offset < 0:
+            break
+        if found and answer.end_offset >= found[-1].offset:
+            break
+        found.append(EpochStart(candidate, answer.end_offset))
+        if answer.end_offset <= start_offset or answer.epoch < 0:
+            break
+        candidate = answer.epoch
+    return tuple(reversed(found))
+
+
+def held_interval(view: LogView, epoch: int) -> tuple[int, int]:
+    """Offsets `[first, end)` at which a row of `epoch` is not stale: the log's range of that epoch, and where nothing
+    can be told. Empty (0, 0) for an epoch that the log never had.
+    """
+    if epoch < 0 or view.leader_epoch < 0 or epoch > view.leader_epoch:
+        return BEFORE_ALL, AFTER_ALL
+    if not view.epochs:
+        # Only what is above the leader's end is known: what comes there will be of its own epoch.
+        return BEFORE_ALL, AFTER_ALL if epoch == view.leader_epoch else view.end_offset
+    first = view.epochs[0]
+    if epoch < first.epoch:
+        return BEFORE_ALL, first.offset
+    at = bisect_right(view.epochs, epoch, key=lambda start: start.epoch) - 1
+    known = view.epochs[at]
+    if known.epoch != epoch:
+        return 0, 0
+    # Retention moves an epoch's start up with the log's: below the oldest one may have been more of the same.
+    begin = BEFORE_ALL if at == 0 and known.offset >= view.start_offset else known.offset
+    if at + 1 < len(view.epochs):
+        return begin, view.epochs[at + 1].offset
+    return begin, AFTER_ALL
+
+
+def stale_rows(view: LogView, offsets: Offsets, epochs: Epochs) -> npt.NDArray[np.bool_]:
+    """Which rows were truncated away. `epochs`: -1 where a row has none."""
+    import numpy as np
+
+    stale = np.zeros(len(offsets), dtype=np.bool_)
+    for epoch in np.unique(epochs).tolist():
+        first, end = held_interval(view, epoch)
+        of_epoch = epochs == epoch
+        stale |= of_epoch & ((offsets < first) | (offsets >= end))
+    return stale
+
+
+def judge_rows(view: LogView, offsets: Offsets, epochs: Epochs) -> Verdicts:
+    """A `RowVerdict` for each row."""
+    import numpy as np
+
+    verdicts = np.full(len(offsets), RowVerdict.IN_LOG, dtype=np.int8)
+    known_from = view.epochs[0].offset if view.epochs else AFTER_ALL
+    verdicts[(epochs < 0) | (offsets < known_from)] = RowVerdict.UNKNOWN
+    verdicts[offsets < view.start_offset] = RowVerdict.EXPIRED
+    verdicts[offsets >= view.end_offset] = RowVerdict.BEYOND
+    if view.leader_epoch >= 0:
+        verdicts[stale_rows(view, offsets, epochs)] = RowVerdict.STALE
+        verdicts[epochs > view.leader_epoch] = RowVerdict.NEWER
+    return verdicts
+
+
+class SpanVerdict(IntEnum):
+    """What is known of many rows from their bounds alone."""
+
+    NONE_STALE = 0
+    SOME_STALE = 1
+    """Or none: the rows themselves must be looked at."""
+    ALL_STALE = 2
+
+
+def judge_span(view: LogView, first_offset: int, last_offset: int, first_epoch: int, last_epoch: int) -> SpanVerdict:
+    """Rows between these bounds, all included. Within one epoch offsets that are held are one interval, so the bounds
+    tell for all rows between them.
+    """
+    if first_epoch == last_epoch:
+        begin, end = held_interval(view, first_epoch)
+        if begin <= first_offset and last_offset < end:
+            return SpanVerdict.NONE_STALE
+        if last_offset < begin or first_offset >= end:
+            return SpanVerdict.ALL_STALE
+    elif first_epoch > view.leader_epoch:
+        return SpanVerdict.NONE_STALE
+    return SpanVerdict.SOME_STALE
+
+
+def walk(leader_epoch: int, start_offset: int, ask: Any) -> tuple[EpochStart, ...]:
+    """Run `epochs_of_log` against `ask(epoch) -> (epoch, end_offset)`."""
+    questions = epochs_of_log(leader_epoch, start_offset)
+    try:
+        question = next(questions)
+        while True:
+            question = questions.send(Answer(*ask(question.epoch)))
+    except StopIteration as done:
+        epochs: tuple[EpochStart, ...] = done.value
+        return epochs

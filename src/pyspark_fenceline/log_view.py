@@ -1,0 +1,120 @@
+"""What the leaders say of their logs, for comparison with a table.
+
+Owns the asking: bounds, leader epochs, and the walk down an epoch history, for many partitions in as few requests as
+they allow. All questions about a partition are put under one leader epoch, so that an election in between is noticed
+and the answers never mix two leaders. The rule itself is `log_matching`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.cluster import Cluster, LogEnd
+from pyspark_fenceline.log_matching import Answer, EpochStart, LogView, Question, epochs_of_log
+
+_log = logging.getLogger("pyspark_fenceline")
+_ATTEMPTS: Final = 5
+_CHANGED: Final = (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH)
+
+CAN_NOT_SEE: Final = (
+    "the brokers keep no leader epochs (they are older than Kafka 2.1, or their message format is): truncation can "
+    "not be seen, and stale rows stay where they are"
+)
+
+
+def existing(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str | None]:
+    """Those partitions that the cluster has, with their topic's id."""
+    wanted = set(partitions)
+    if not wanted:
+        return {}
+    found = cluster.topics({tp.topic for tp in wanted})
+    return {
+        tp: found[tp.topic].id
+        for tp in sorted(wanted)
+        if tp.topic in found and tp.partition in found[tp.topic].partitions
+    }
+
+
+def leader_epochs(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]:
+    """Readable end and current leader epoch of partitions that exist."""
+    return dict(cluster.log_ends(partitions)) if partitions else {}
+
+
+class Views:
+    """Views of logs, kept for as long as their leader's epoch and topic id stay."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._known: dict[TopicPartition, LogView] = {}
+
+    def of(
+        self, partitions: Mapping[TopicPartition, str | None], ends: Mapping[TopicPartition, LogEnd] | None = None
+    ) -> dict[TopicPartition, LogView]:
+        """Views of partitions that exist (as `existing` gives them). A kept one's epochs are exact; its bounds are as
+        old as it is.
+
+        Raises PeerError when leaders keep changing under the questions.
+        """
+        current = leader_epochs(self._cluster, partitions) if ends is None else ends
+        views: dict[TopicPartition, LogView] = {}
+        for tp, topic_id in partitions.items():
+            known = self._known.get(tp)
+            if known is not None and (known.leader_epoch, known.topic_id) == (current[tp].leader_epoch, topic_id):
+                views[tp] = known
+        missing = {tp: topic_id for tp, topic_id in partitions.items() if tp not in views}
+        if missing:
+            views.update(self.fresh(missing))
+        return views
+
+    def fresh(self, partitions: Mapping[TopicPartition, str | None]) -> dict[TopicPartition, LogView]:
+        """Views with bounds of now."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            starts = self._cluster.log_starts(partitions) if partitions else {}
+            ends = leader_epochs(self._cluster, partitions)
+            try:
+                found = self._look(partitions, starts, ends)
+            except PeerError as error:
+                if error.code not in _CHANGED or attempt == _ATTEMPTS:
+                    raise
+                _log.info("a leader changed while its epochs were asked for, asking again: %s", error)
+                continue
+            self._known.update(found)
+            return found
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _look(
+        self,
+        partitions: Mapping[TopicPartition, str | None],
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, LogEnd],
+    ) -> dict[TopicPartition, LogView]:
+        views = {
+            tp: LogView(ends[tp].leader_epoch, starts[tp], ends[tp].offset, (), topic_id)
+            for tp, topic_id in partitions.items()
+        }
+        with_epochs = [tp for tp, view in views.items() if view.leader_epoch >= 0]
+        # Of its own epoch a leader tells its log end, which may be above what may be read.
+        own = self._ask({tp: (views[tp].leader_epoch, views[tp].leader_epoch) for tp in with_epochs})
+        for tp, answer in own.items():
+            views[tp] = replace(views[tp], end_offset=max(answer.end_offset, views[tp].end_offset))
+        walks = {tp: epochs_of_log(views[tp].leader_epoch, views[tp].start_offset) for tp in with_epochs}
+        answers: dict[TopicPartition, Answer | None] = dict.fromkeys(walks)
+        while answers:
+            questions: dict[TopicPartition, Question] = {}
+            for tp, last in answers.items():
+                try:
+                    questions[tp] = next(walks[tp]) if last is None else walks[tp].send(last)
+                except StopIteration as done:
+                    epochs: tuple[EpochStart, ...] = done.value
+                    views[tp] = replace(views[tp], epochs=epochs)
+            answers = dict(self._ask({tp: (q.epoch, views[tp].leader_epoch) for tp, q in questions.items()}))
+        return views
+
+    def _ask(self, questions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, Answer]:
+        found = self._cluster.epoch_ends(questions) if questions else {}
+        return {tp: Answer(answer.leader_epoch, answer.end_offset) for tp, answer in found.items()}

@@ -1,0 +1,206 @@
+"""Who does the work of a repair: Spark's tasks, or the threads of this process.
+
+Owns two jobs: files anew without the rows that go, and files of records that the table lacks. Decides nothing
+(`repair_plan`) and commits nothing (`repair_table`).
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from fenceline.errors import OperatorError
+from pyspark_fenceline import connect
+from pyspark_fenceline.audit_table import Settings
+from pyspark_fenceline.audit_work import parallelism
+from pyspark_fenceline.delta_files import DataFile, FileWriter
+from pyspark_fenceline.delta_options import DeltaOptions
+from pyspark_fenceline.delta_rewrite import rewrite
+from pyspark_fenceline.delta_schema import TableShape, file_schema, fit, required_columns
+from pyspark_fenceline.planning import Task
+from pyspark_fenceline.repair_plan import Cut
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_THREADS: Final = 4
+Transform = Callable[["DataFrame"], "DataFrame"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Filler:
+    """How missing records become files of the table; goes to executors."""
+
+    options: DeltaOptions
+    client: Mapping[str, str]
+    tasks: Sequence[Task]
+    source: StructType
+    rows: StructType
+    shape: TableShape
+    required: frozenset[str]
+
+    def read(self, number: int) -> Iterator[pa.RecordBatch]:
+        """The records of one task, in the source's columns."""
+        from pyspark_fenceline.schema import arrow_schema
+        from pyspark_fenceline.tasks import client_columns, to_spark
+
+        target = arrow_schema(self.source)
+        columns, waiting = client_columns(target), list(self.tasks[number])
+        while waiting:
+            # One range of a partition at a time.
+            now = {one.topic_partition: one for one in reversed(waiting)}
+            ranges = {tp: (one.start_offset, one.end_offset_exclusive) for tp, one in now.items()}
+            for batch in connect.reader(self.client).read(ranges, **columns):
+                yield to_spark(batch, target)
+            waiting = [one for one in waiting if now[one.topic_partition] is not one]
+
+    def write(self, batches: Iterator[pa.RecordBatch], task_number: int) -> list[DataFile]:
+        """Rows in the table's columns."""
+        writer = FileWriter(
+            self.options,
+            self.shape,
+            file_schema(self.rows, self.shape),
+            self.required,
+            task_number=task_number,
+            is_tracked=True,
+        )
+        try:
+            for batch in batches:
+                writer.write(batch)
+            return writer.finish()
+        except BaseException:
+            writer.discard()
+            raise
+
+
+def _source_columns(table: DeltaTable, *, all_of_them: bool) -> StructType:
+    """The source's columns; without `all_of_them` those that the table has. Raises `OperatorError` where the table has
+    others.
+    """
+    from pyspark.sql.types import StructType
+
+    from pyspark_fenceline.schema import spark_schema
+
+    source = spark_schema(include_headers=True, include_leader_epoch=True)
+    if all_of_them:
+        return source
+    names = {one.name for one in table.schema().fields}
+    unknown = sorted(names - set(source.names))
+    if unknown:
+        raise OperatorError(
+            f"Records are missing in the table, and its columns {', '.join(unknown)} are not the source's",
+            "Give repair the function that makes the table's rows of the source's, as transform=...",
+        )
+    return StructType([one for one in source if one.name in names])
+
+
+class Hands:
+    session: SparkSession | None = None
+
+    def collect(self, findings: Any) -> list[Mapping[str, Any]]:
+        raise NotImplementedError
+
+    def rewrite(self, options: DeltaOptions, cuts: Sequence[Cut]) -> list[DataFile]:
+        raise NotImplementedError
+
+    def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, tasks: list[Task]) -> list[DataFile]:
+        raise NotImplementedError
+
+
+class OwnHands(Hands):
+    def collect(self, findings: Any) -> list[Mapping[str, Any]]:
+        rows: list[Mapping[str, Any]] = findings.to_pylist()
+        return rows
+
+    def rewrite(self, options: DeltaOptions, cuts: Sequence[Cut]) -> list[DataFile]:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return list(pool.map(lambda cut: _copy(options, cut), cuts))
+
+    def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, tasks: list[Task]) -> list[DataFile]:
+        source = _source_columns(table, all_of_them=False)
+        filler = _filler(options, table, chosen, tasks, source, source)
+        return [file for number in range(len(tasks)) for file in filler.write(filler.read(number), number)]
+
+
+def _copy(options: DeltaOptions, cut: Cut) -> DataFile:
+    assert cut.keep is not None, "a file without rows is not written"
+    return rewrite(options, cut.file.path, cut.file.partition_values, cut.keep)
+
+
+def _filler(
+    options: DeltaOptions,
+    table: DeltaTable,
+    chosen: Settings,
+    tasks: Sequence[Task],
+    source: StructType,
+    rows: StructType,
+) -> _Filler:
+    shape = fit(table, rows, (), options.path)
+    return _Filler(options, _reader_of(chosen), tasks, source, rows, shape, required_columns(table))
+
+
+def _reader_of(chosen: Settings) -> Mapping[str, str]:
+    level = "read_committed" if chosen.committed_only else "read_uncommitted"
+    return {**chosen.client, "isolation.level": level}
+
+
+class SparkHands(Hands):
+    def __init__(self, session: SparkSession, transform: Transform | None) -> None:
+        self.session: SparkSession = session
+        self._transform = transform
+
+    def collect(self, findings: Any) -> list[Mapping[str, Any]]:
+        rows = [row.asDict() for row in findings.collect()]
+        findings.unpersist()
+        return rows
+
+    def rewrite(self, options: DeltaOptions, cuts: Sequence[Cut]) -> list[DataFile]:
+        if len(cuts) <= _THREADS:
+            return OwnHands().rewrite(options, cuts)
+
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield _pickled([_copy(options, cuts[number])])
+
+        numbers = self.session.range(0, len(cuts), 1, min(len(cuts), parallelism(self.session) * 2))
+        return _unpickled(numbers.mapInArrow(run, "files binary").collect())
+
+    def fill(self, options: DeltaOptions, table: DeltaTable, chosen: Settings, tasks: list[Task]) -> list[DataFile]:
+        source = _source_columns(table, all_of_them=self._transform is not None)
+        reading = _Filler(options, _reader_of(chosen), tasks, source, source, TableShape((), ()), frozenset())
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from reading.read(number)
+
+        rows = self.session.range(0, len(tasks), 1, len(tasks)).mapInArrow(read, source)
+        if self._transform is not None:
+            rows = self._transform(rows)
+        filler = _filler(options, table, chosen, tasks, source, rows.schema)
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            yield _pickled(filler.write(batches, 0 if context is None else context.partitionId()))
+
+        return _unpickled(rows.mapInArrow(write, "files binary").collect())
+
+
+def _pickled(files: Sequence[DataFile]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pydict({"files": pa.array([pickle.dumps(list(files))], pa.binary())})
+
+
+def _unpickled(rows: Sequence[Any]) -> list[DataFile]:
+    """What the tasks of this very job sent home."""
+    return [file for row in rows for file in pickle.loads(bytes(row[0]))]

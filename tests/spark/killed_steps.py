@@ -1,0 +1,149 @@
+"""The victim of `test_killed_steps.py`: a stream into a table that is compared with the log, in whose processes one
+step at a time is deadly.
+
+A file in the folder of plans names a step. The process that comes to it takes the file away and dies by SIGKILL: a
+Python worker alone on the executors' side, the whole driver with its JVM on the driver's. Where the file says so, the
+process stands still instead (SIGSTOP), for somebody to wake it up when others have gone on.
+
+Arguments: bootstrap servers, topic, table, checkpoint, a folder for what Spark leaves lying about, the folder of plans.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark_fenceline import checkpoint_places, delta, delta_commit, delta_evidence, delta_exact, delta_files
+from pyspark_fenceline.delta import DeltaDataSource, DeltaStreamWriter
+
+EXECUTOR_STEPS: Mapping[str, tuple[Any, str]] = {
+    "file": (delta_files.FileWriter, "_open"),
+    "end of file": (delta_files.FileWriter, "_close"),
+    "question": (delta_evidence, "gather"),
+}
+DRIVER_STEPS: Mapping[str, tuple[Any, str]] = {
+    "look": (delta_commit, "open_table"),
+    "checkpoint": (checkpoint_places, "places_after"),
+    "copy": (delta_exact, "rewrite"),
+    "entry": (delta_commit, "commit_entry"),
+    "left-overs": (delta_commit, "delete_files"),
+}
+ROWS_A_BATCH = 150
+STAND_STILL = "stand still"
+SLEEPER = "sleeper"
+"""A file with the process id of who stands still."""
+
+
+def plans(side: str) -> list[str]:
+    steps = EXECUTOR_STEPS if side == "executor" else DRIVER_STEPS
+    return [f"{moment} {step}" for step in steps for moment in ("before", "after")]
+
+
+def die(folder: str, side: str, plan: str) -> None:
+    """Only for who gets the plan."""
+    file = Path(folder, f"{side} {plan}")
+    try:
+        what = file.read_text()
+        if what == STAND_STILL:
+            Path(folder, SLEEPER).write_text(str(os.getpid()))
+        os.unlink(file)
+    except FileNotFoundError:
+        return
+    if what == STAND_STILL:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
+    if side == "driver":
+        # Spark's daemons have groups of their own; the session is still the one that the driver leads.
+        os.killpg(os.getsid(0), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+_armed: set[str] = set()
+
+
+def arm(folder: str, side: str) -> None:
+    """Once in a process: put a look for the plan around each step."""
+    if side in _armed:
+        return
+    _armed.add(side)
+
+    def deadly(step: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*positional: Any, **named: Any) -> Any:
+            die(folder, side, f"before {step}")
+            result = real(*positional, **named)
+            die(folder, side, f"after {step}")
+            return result
+
+        return run
+
+    for step, (owner, name) in (EXECUTOR_STEPS if side == "executor" else DRIVER_STEPS).items():
+        setattr(owner, name, deadly(step, getattr(owner, name)))
+
+
+class DeadlyWriter(DeltaStreamWriter):
+    folder = ""
+
+    def write(self, iterator: Any) -> Any:
+        arm(self.folder, "executor")
+        return super().write(iterator)
+
+    def commit(self, messages: Any, batchId: int) -> None:
+        arm(self.folder, "driver")
+        super().commit(messages, batchId)
+
+
+class DeadlyDelta(DeltaDataSource):
+    """`fenceline_delta` with the option plans."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "deadly_delta"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        given = dict(self.options)
+        folder = given.pop("plans")
+        made = delta.DeltaDataSource(given).streamWriter(schema, overwrite)
+        writer = DeadlyWriter(made._tasks, overwrite=overwrite)
+        writer.folder = folder
+        return writer
+
+
+def main(bootstrap: str, topic: str, table: str, checkpoint: str, scratch: str, folder: str) -> None:
+    from pyspark.sql import SparkSession
+
+    # Imported by its name, so that Spark's workers find the class where this module is.
+    from tests.spark import killed_steps
+
+    spark = (
+        # Tasks may fail often: each loses its worker.
+        SparkSession.builder.master("local[2,100]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "512m")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.log.level", "OFF")
+        .config("spark.local.dir", scratch)
+        .config("spark.driver.extraJavaOptions", f"-Djava.io.tmpdir={scratch} -XX:TieredStopAtLevel=1")
+        .getOrCreate()
+    )
+    spark.dataSource.register(killed_steps.DeadlyDelta)
+    frame = (
+        spark.readStream.format("fenceline")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", ROWS_A_BATCH)
+        .option("includeLeaderEpoch", True)
+        .load()
+    )
+    writer = frame.writeStream.format("deadly_delta").option("checkpointLocation", checkpoint)
+    writer = writer.option("kafka.bootstrap.servers", bootstrap).option("plans", folder)
+    writer.trigger(availableNow=True).start(table).awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

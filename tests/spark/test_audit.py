@@ -1,0 +1,400 @@
+"""Audit and repair without Spark, against a Fenceline node and Apache Kafka: every kind of difference, and its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from typer.testing import CliRunner
+
+from fenceline.cli.app import app
+from fenceline.client.producer import Producer
+from fenceline.client.reader import RangeReader
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from fenceline.records.batch import iter_headers
+from fenceline.testing.node import EmbeddedNode
+from pyspark_fenceline.audit_table import Audit, audit_here, settings
+from pyspark_fenceline.repair_table import Repair, repair_here
+from tests.spark.conftest import Broker
+from tests.spark.test_truncation import cut
+
+pytestmark = [pytest.mark.timeout(300)]
+COLUMNS = ["value", "topic", "partition", "offset", "leader_epoch"]
+
+
+def records(broker: Broker, topic: str, first: int, end: int, partition: int = 0) -> pa.Table:
+    """Rows as the source gives them."""
+    with RangeReader({"bootstrap.servers": broker.bootstrap}) as reader:
+        batches = list(reader.read({TopicPartition(topic, partition): (first, end)}))
+    if not batches:
+        return pa.table({"value": pa.array([], pa.binary())})
+    return pa.Table.from_batches(batches).select(COLUMNS)
+
+
+def keep(table: Path, rows: pa.Table, **options: Any) -> str:
+    write_deltalake(str(table), rows, mode="append", partition_by=["topic", "partition"], **options)
+    return str(table)
+
+
+def audited(broker: Broker, table: str, topics: str | None = None, **options: Any) -> Audit:
+    return audit_here(table, settings(broker.bootstrap, topics, **options))
+
+
+def repaired(broker: Broker, table: str, topics: str | None = None, **options: Any) -> Repair:
+    return repair_here(table, settings(broker.bootstrap, topics, **options))
+
+
+def told(found: Audit) -> list[tuple[str, int, int, int, int]]:
+    return [
+        (row["kind"], row["partition"], row["start_offset"], row["end_offset_exclusive"], row["rows"])
+        for row in found.findings.to_pylist()
+    ]
+
+
+def with_epoch(rows: pa.Table, epoch: int | None) -> pa.Table:
+    column = pa.array([epoch] * rows.num_rows, pa.int32())
+    return rows.set_column(rows.schema.get_field_index("leader_epoch"), "leader_epoch", column)
+
+
+def moved(rows: pa.Table, by: int) -> pa.Table:
+    column = pa.compute.add(rows["offset"], by)
+    return rows.set_column(rows.schema.get_field_index("offset"), "offset", column)
+
+
+def test_a_table_that_is_the_log(broker: Broker, topic: str, tmp_path: Path) -> None:
+    broker.create(topic, 2)
+    broker.produce(topic, range(500), partition=0)
+    broker.produce(topic, range(20), partition=1)
+    table = keep(tmp_path / "t", records(broker, topic, 0, 500))
+    keep(tmp_path / "t", records(broker, topic, 0, 20, 1))
+    found = audited(broker, table)
+    assert found.verdict.is_equal, str(found)
+    assert found.verdict.row_count == 520
+    assert told(found) == []
+    done = repaired(broker, table)
+    assert done.version is None
+    assert "Nothing was changed" in done.sentence()
+
+
+def test_every_difference_is_found_and_mended(broker: Broker, topic: str, tmp_path: Path) -> None:
+    broker.create(topic, 2)
+    for _ in range(5):
+        broker.produce(topic, range(100), partition=0)
+    broker.produce(topic, range(50), partition=1)
+    whole = records(broker, topic, 0, 500)
+    table = keep(tmp_path / "t", whole.slice(0, 100))
+    keep(tmp_path / "t", whole.slice(150, 50))
+    keep(tmp_path / "t", whole.slice(180, 40))
+    keep(tmp_path / "t", moved(whole.slice(490, 10), 50))
+    untouched = {file for file in DeltaTable(table).file_uris() if "partition=1" in file}
+    keep(tmp_path / "t", whole.slice(300, 100))
+    found = audited(broker, table, topic)
+    assert told(found) == [
+        ("missing", 0, 100, 150, 50),
+        ("duplicate", 0, 180, 200, 20),
+        ("missing", 0, 220, 300, 80),
+        ("missing", 0, 400, 500, 100),
+        ("beyond", 0, 540, 550, 10),
+        ("behind", 1, 0, 50, 50),
+    ]
+    assert found.verdict.word == "different"
+    assert "10 beyond" in str(found)
+    before = set(DeltaTable(table).file_uris())
+
+    done = repaired(broker, table, topic)
+    assert done.removed_rows == 30
+    assert done.added_rows == 280
+    after = audited(broker, table, topic)
+    assert after.verdict.is_equal, str(after)
+    rows = DeltaTable(table).to_pyarrow_table().sort_by([("partition", "ascending"), ("offset", "ascending")])
+    assert rows["offset"].to_pylist() == [*range(500), *range(50)]
+    assert rows.slice(0, 500).select(COLUMNS).cast(whole.schema).equals(whole)
+    # Only the file with rows beyond the log and one of the two with the same rows went.
+    assert len(before - set(DeltaTable(table).file_uris())) == 2
+    assert untouched <= set(DeltaTable(table).file_uris())
+    version = DeltaTable(table).version()
+    assert repaired(broker, table, topic).version is None
+    assert DeltaTable(table).version() == version
+    assert DeltaTable(table).history(1)[0]["fenceline"]["repair"]["removed_rows"] == 30
+
+
+def test_a_table_may_begin_later_and_be_behind(broker: Broker, topic: str, tmp_path: Path) -> None:
+    broker.create(topic)
+    broker.produce(topic, range(100))
+    table = keep(tmp_path / "t", records(broker, topic, 40, 80))
+    assert audited(broker, table).verdict.word == "different"
+    found = audited(broker, table, starting="table")
+    assert found.verdict.word == "behind"
+    assert told(found) == [("behind", 0, 80, 100, 20)]
+    chosen = settings(broker.bootstrap, topic, starting="table")
+    assert repair_here(table, chosen, catch_up=False).version is None
+    assert repair_here(table, chosen).added_rows == 20
+
+
+def test_rows_below_the_logs_start_are_kept(broker: Broker, topic: str, tmp_path: Path) -> None:
+    broker.create(topic)
+    broker.produce(topic, range(50))
+    broker.produce(topic, range(50, 100))
+    table = keep(tmp_path / "t", records(broker, topic, 20, 100))
+    broker.admin.delete_records({TopicPartition(topic, 0): 50})
+    found = audited(broker, table)
+    assert found.verdict.is_equal
+    assert told(found) == [("expired", 0, 0, 20, 0), ("expired", 0, 20, 50, 30)]
+    assert repaired(broker, table).version is None
+
+
+def test_rows_of_which_the_log_says_nothing_are_kept_unless_asked(broker: Broker, topic: str, tmp_path: Path) -> None:
+    broker.create(topic)
+    broker.produce(topic, range(10))
+    good = records(broker, topic, 0, 10)
+    strange = good.set_column(
+        good.schema.get_field_index("topic"), "topic", pa.array([f"{topic}-other"] * 10, pa.string())
+    )
+    table = keep(tmp_path / "t", good.slice(0, 6))
+    keep(tmp_path / "t", strange)
+    keep(tmp_path / "t", with_epoch(good.slice(6, 2), 99))
+    keep(tmp_path / "t", with_epoch(good.slice(8, 2), None))
+    found = audited(broker, table)
+    kinds = {(row["kind"], row["rows"]) for row in found.findings.to_pylist()}
+    assert kinds == {("foreign", 10), ("beyond", 2), ("missing", 2), ("unproven", 2)}
+    assert not found.verdict.is_right
+    done = repaired(broker, table)
+    assert done.removed_rows == 0
+    assert len(done.left) == 2
+    repair_here(table, settings(broker.bootstrap), doubtful_rows="delete")
+    assert audited(broker, table).verdict.is_equal
+    assert DeltaTable(table).count() == 10
+
+
+def test_an_empty_topic_and_an_empty_table(broker: Broker, topic: str, tmp_path: Path) -> None:
+    broker.create(topic, 3)
+    other = broker.create(f"{topic}-full")
+    broker.produce(other, range(3))
+    table = keep(tmp_path / "t", records(broker, other, 0, 3).slice(0, 0))
+    assert DeltaTable(table).count() == 0
+    # Without a name there is nothing to compare.
+    assert "0 rows of 0 partitions); nothing was compared" in str(audited(broker, table))
+    found = audited(broker, table, topic)
+    assert (found.verdict.word, found.verdict.row_count, found.verdict.partition_count) == ("equal", 0, 3)
+    assert told(found) == []
+    assert repaired(broker, table, topic).version is None
+    assert told(audited(broker, table, other)) == [("behind", 0, 0, 3, 3)]
+    # A row where the log has never had any.
+    keep(tmp_path / "t", records(broker, other, 0, 1).set_column(1, "topic", pa.array([topic])))
+    assert told(audited(broker, table, topic)) == [("beyond", 0, 0, 1, 1)]
+    assert repaired(broker, table, topic).removed_rows == 1
+    assert audited(broker, table, topic).verdict.is_equal
+
+
+def test_null_keys_and_null_values_are_records(broker: Broker, topic: str, tmp_path: Path) -> None:
+    broker.create(topic)
+    nulls = pa.table({"key": pa.array([None, b"k", None, b""]), "value": pa.array([b"v", None, None, b""])})
+    with Producer(broker.bootstrap) as producer:
+        promise = producer.send_arrow(nulls, topic, key="key", value="value", partition=0)
+        producer.flush()
+        promise.result()
+    with RangeReader({"bootstrap.servers": broker.bootstrap}) as reader:
+        rows = pa.Table.from_batches(list(reader.read({TopicPartition(topic, 0): (0, 4)})))
+    rows = rows.select(["key", *COLUMNS])
+    table = keep(tmp_path / "t", rows.slice(3))
+    assert told(audited(broker, table)) == [("missing", 0, 0, 3, 3)]
+    done = repaired(broker, table)
+    assert (done.removed_rows, done.added_rows) == (0, 3)
+    found = DeltaTable(table).to_pyarrow_table().sort_by("offset")
+    assert found["key"].to_pylist() == [None, b"k", None, b""]
+    assert found["value"].to_pylist() == [b"v", None, None, b""]
+    assert audited(broker, table).verdict.is_equal
+
+
+@pytest.mark.parametrize("partition_by", [None, ["topic", "partition"]])
+def test_a_thousand_partitions(broker: Broker, topic: str, tmp_path: Path, partition_by: list[str] | None) -> None:
+    broker.create(topic, 1000)
+    with Producer(broker.bootstrap) as producer:
+        promises = [
+            producer.send(topic, b"%d" % number, partition=partition)
+            for number in range(3)
+            for partition in range(0, 1000, 2)
+        ]
+        producer.flush()
+        for promise in promises:
+            promise.result()
+    with RangeReader({"bootstrap.servers": broker.bootstrap}) as reader:
+        ranges = {TopicPartition(topic, partition): (0, 3) for partition in range(0, 1000, 2)}
+        rows = pa.Table.from_batches(list(reader.read(ranges))).select(COLUMNS)
+    assert rows.num_rows == 1500
+    # The middle record of every tenth partition is not there, and partition 998 has its last one twice.
+    gone = pa.compute.and_(
+        pa.compute.equal(rows["offset"], 1),
+        pa.compute.is_in(rows["partition"], pa.array(range(0, 1000, 20), pa.int32())),
+    )
+    last = rows.filter(pa.compute.and_(pa.compute.equal(rows["partition"], 998), pa.compute.equal(rows["offset"], 2)))
+    table = str(tmp_path / "t")
+    write_deltalake(table, pa.concat_tables([rows.filter(pa.compute.invert(gone)), last]), partition_by=partition_by)
+    found = audited(broker, table, topic)
+    assert found.verdict.partition_count == 1000
+    holes = [("missing", partition, 1, 2, 1) for partition in range(0, 1000, 20)]
+    assert told(found) == [*holes, ("duplicate", 998, 2, 3, 1)]
+    done = repaired(broker, table, topic)
+    assert (done.removed_rows, done.added_rows) == (1, 50)
+    assert audited(broker, table, topic).verdict.is_equal
+    assert DeltaTable(table).count() == 1500
+
+
+def test_tables_that_can_not_be_compared_are_refused(broker: Broker, topic: str, tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match="no Delta table"):
+        audited(broker, str(tmp_path / "nothing"))
+    write_deltalake(str(tmp_path / "t"), pa.table({"offset": [1], "partition": [0]}))
+    with pytest.raises(OperatorError, match="no column topic, leader_epoch"):
+        audited(broker, str(tmp_path / "t"))
+    broker.create(topic)
+    broker.produce(topic, range(3))
+    good = keep(tmp_path / "good", records(broker, topic, 0, 3))
+    with pytest.raises(OperatorError, match=f"no topic {topic}-x"):
+        audited(broker, good, f"{topic}-x")
+
+
+def test_a_table_with_columns_of_its_own_is_not_filled_by_guessing(broker: Broker, topic: str, tmp_path: Path) -> None:
+    broker.create(topic)
+    broker.produce(topic, range(5))
+    rows = records(broker, topic, 0, 3)
+    table = keep(tmp_path / "t", rows.append_column("parsed", pa.array([1, 2, 3])))
+    with pytest.raises(OperatorError, match="parsed are not the source's") as caught:
+        repaired(broker, table)
+    assert "transform" in caught.value.advice
+
+
+@pytest.mark.kafka
+def test_control_batches_and_aborted_transactions_are_no_holes(
+    apache_kafka: Broker, topic: str, tmp_path: Path
+) -> None:
+    from confluent_kafka import Producer
+
+    broker = apache_kafka
+    broker.create(topic)
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    for round_number in range(4):
+        producer.begin_transaction()
+        for number in range(5):
+            producer.produce(topic, value=f"{round_number} {number}".encode())
+        producer.flush()
+        if round_number % 2:
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)
+    # Five records and a marker four times.
+    every = records(broker, topic, 0, 24)
+    assert every.num_rows == 20
+    table = keep(tmp_path / "all", every)
+    assert audited(broker, table).verdict.is_equal
+    found = audited(broker, table, isolation_level="read_committed")
+    assert told(found) == [("aborted", 0, 6, 11, 5), ("aborted", 0, 18, 23, 5)]
+    done = repaired(broker, table, isolation_level="read_committed")
+    assert done.removed_rows == 10
+    assert audited(broker, table, isolation_level="read_committed").verdict.is_equal
+    # For who wants all records, those of aborted transactions are missing now.
+    assert told(audited(broker, table)) == [("missing", 0, 6, 11, 5), ("behind", 0, 18, 23, 5)]
+    repaired(broker, table)
+    assert audited(broker, table).verdict.is_equal
+
+
+def test_a_truncated_log(tmp_path: Path) -> None:
+    topic = "cut"
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        broker.create(topic)
+        for start in (0, 100, 150):
+            broker.produce(topic, range(start, start + 50 + 50 * (start == 0)))
+        table = keep(tmp_path / "t", records(broker, topic, 0, 150))
+        keep(tmp_path / "t", records(broker, topic, 150, 200))
+        node.stop()
+        cut(node.log_dir, topic, 100)
+        node.start()
+        broker = Broker("fenceline", node.bootstrap)
+        broker.produce(topic, range(1000, 1060))
+        found = audited(broker, table)
+        assert told(found) == [("behind", 0, 100, 160, 60), ("stale", 0, 100, 200, 100)]
+        done = repaired(broker, table)
+        assert (done.removed_rows, done.added_rows, done.files_removed) == (100, 60, 2)
+        assert audited(broker, table).verdict.is_equal
+        values = DeltaTable(table).to_pyarrow_table().sort_by("offset")["value"].to_pylist()
+        assert values[100:] == [b"%d" % value for value in range(1000, 1060)]
+
+
+def test_a_poisoned_batch_is_named_and_what_lies_around_it_is_repaired(tmp_path: Path) -> None:
+    topic = "poisoned"
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        broker.create(topic)
+        # However the producer batches, no batch holds records of two calls.
+        for start in range(0, 300, 50):
+            broker.produce(topic, range(start, start + 50))
+        whole = records(broker, topic, 0, 300)
+        table = keep(tmp_path / "full", whole)
+        short = keep(tmp_path / "short", pa.concat_tables([whole.slice(0, 70), whole.slice(260, 10)]))
+        node.stop()
+        first, end = poison(node, topic, 150)
+        node.start()
+        broker = Broker("fenceline", node.bootstrap)
+        # Where the table has the rows nobody needs the batch.
+        assert audited(broker, table).verdict.is_equal
+        around = [
+            ("missing", 0, 70, first, first - 70),
+            ("unreadable", 0, first, end, 0),
+            ("missing", 0, end, 260, 260 - end),
+            ("behind", 0, 270, 300, 30),
+        ]
+        found = audited(broker, short)
+        assert told(found) == around
+        assert found.verdict.word == "different"
+        done = repaired(broker, short)
+        assert done.added_rows == 300 - 80 - (end - first)
+        assert [(one["kind"], one["start_offset"], one["end_offset_exclusive"]) for one in done.left] == [
+            ("unreadable", first, end)
+        ]
+        assert "1 findings were left as they are" in done.sentence()
+        assert told(audited(broker, short)) == [("unreadable", 0, first, end, 0)]
+        offsets = DeltaTable(short).to_pyarrow_table(columns=["offset"])["offset"].to_pylist()
+        assert sorted(offsets) == [offset for offset in range(300) if not first <= offset < end]
+
+
+def poison(node: EmbeddedNode, topic: str, offset: int) -> tuple[int, int]:
+    """Turn a bit of the batch that begins at `offset`, in the stopped node's partition 0; the batch's offsets."""
+    (folder,) = node.log_dir.rglob(f"{topic}-0")
+    (segment,) = folder.glob("*.log")
+    content = bytearray(segment.read_bytes())
+    header = next(header for header in iter_headers(content) if header.base_offset == offset)
+    content[header.position + header.size_bytes - 1] ^= 1
+    segment.write_bytes(content)
+    return header.base_offset, header.next_offset
+
+
+def command(broker: Broker, *arguments: str) -> Any:
+    return CliRunner().invoke(app, ["audit", *arguments], env={"FENCELINE_BOOTSTRAP": broker.bootstrap})
+
+
+def test_the_command_says_it_and_repairs(fenceline_node: Broker, topic: str, tmp_path: Path) -> None:
+    fenceline_node.create(topic)
+    fenceline_node.produce(topic, range(100))
+    rows = records(fenceline_node, topic, 0, 100)
+    table = keep(tmp_path / "t", rows.slice(0, 60))
+    keep(tmp_path / "t", rows.slice(70, 30))
+    result = command(fenceline_node, table)
+    assert result.exit_code == 1
+    assert "missing" in result.stdout
+    assert "60 to 69" in result.stdout
+    assert "The table differs from the log (90 rows of 1 partitions: 10 missing)" in result.stdout
+    result = command(fenceline_node, table, "--json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["verdict"]) == (1, "different")
+    assert document["kinds"] == {"missing": {"ranges": 1, "rows": 10}}
+    result = command(fenceline_node, table, "--repair")
+    assert result.exit_code == 0, result.stdout
+    assert "added 10" in result.stdout
+    assert "The table equals the log" in result.stdout
+    assert command(fenceline_node, str(tmp_path / "none")).exit_code == 1

@@ -1,0 +1,637 @@
+"""A table that is to hold what the log holds: tasks and commits as Spark runs them, against a log in memory that is
+cut and grows again, with crashes and second drivers in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline import checkpoint_places, connect, delta_commit, delta_evidence, delta_exact
+from pyspark_fenceline.delta_commit import commit_files, open_table, partition_columns
+from pyspark_fenceline.delta_evidence import Evidence, gather, together
+from pyspark_fenceline.delta_files import DataFile, FileWriter
+from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
+from pyspark_fenceline.delta_schema import file_schema, fit, new_shape
+from pyspark_fenceline.delta_state import read_state
+from pyspark_fenceline.delta_table_files import compared, table_files
+from pyspark_fenceline.log_matching import LogView
+from tests.spark.fakes import FakeCluster
+from tests.spark.schemas import struct
+
+SCHEMA = struct("value string, topic string, partition int, offset long, leader_epoch int")
+Row = tuple[str, int, int, int | None]
+"""Topic, partition, offset, epoch."""
+
+
+class Crash(BaseException):
+    """The process is gone; nothing catches this."""
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    made = FakeCluster(t=2)
+    monkeypatch.setattr(connect, "connect", lambda _: made)
+    monkeypatch.setattr(delta_evidence, "_kept", {})
+    return made
+
+
+@pytest.fixture(params=["by partition", "flat"])
+def options(tmp_path: Path, request: pytest.FixtureRequest) -> DeltaOptions:
+    given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake"}
+    return delta_options(given if request.param == "by partition" else {**given, "partitionBy": ""})
+
+
+def records(cluster: FakeCluster, first: int, end: int, partition: int = 0, topic: str = "t") -> list[Row]:
+    log = cluster.log(topic, partition)
+    return [(topic, partition, offset, log.epochs[offset]) for offset in range(first, min(end, len(log.epochs)))]
+
+
+def arrow(rows: Iterable[Row]) -> pa.RecordBatch:
+    found = list(rows)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([f"{o} in {e}" for _, _, o, e in found], pa.string()),
+            pa.array([t for t, _, _, _ in found], pa.string()),
+            pa.array([p for _, p, _, _ in found], pa.int32()),
+            pa.array([o for _, _, o, _ in found], pa.int64()),
+            pa.array([e for _, _, _, e in found], pa.int32()),
+        ],
+        names=["value", "topic", "partition", "offset", "leader_epoch"],
+    )
+
+
+def task(options: DeltaOptions, rows: Iterable[Row], *, schema: Any = SCHEMA) -> tuple[list[DataFile], Evidence]:
+    """What one task does: files, then the question to the log."""
+    table = open_table(options)
+    shape = (
+        new_shape(schema, partition_columns(options))
+        if table is None
+        else fit(table, schema, options.partition_by, options.path, may_grow=options.merge_schema)
+    )
+    writer = FileWriter(options, shape, file_schema(schema, shape), (), task_number=0, is_tracked=True)
+    batch = arrow(rows)
+    if len(schema) > len(SCHEMA):
+        batch = batch.append_column("more", pa.array(["x"] * batch.num_rows))
+    writer.write(batch)
+    files = writer.finish()
+    assert options.client is not None
+    known = {} if table is None else compared(options, table)
+    return files, gather(options.client, [span for file in files for span in file.spans], known)
+
+
+def write(options: DeltaOptions, number: int, rows: Iterable[Row], *, app: str = "q") -> bool:
+    files, evidence = task(options, rows)
+    return commit(options, number, files, evidence, app=app)
+
+
+def commit(options: DeltaOptions, number: int, files: list[DataFile], evidence: Evidence, *, app: str = "q") -> bool:
+    return commit_files(
+        options,
+        SCHEMA,
+        files,
+        transaction=AppTransaction(app, number),
+        overwrite=False,
+        evidence=evidence,
+        query_id=app,
+    )
+
+
+def table_rows(options: DeltaOptions) -> list[Row]:
+    table = open_table(options)
+    if table is None:
+        return []
+    columns = table.to_pyarrow_table(columns=["topic", "partition", "offset", "leader_epoch", "value"]).to_pylist()
+    assert all(row["value"] == f"{row['offset']} in {row['leader_epoch']}" for row in columns)
+    return sorted((r["topic"], r["partition"], r["offset"], r["leader_epoch"]) for r in columns)
+
+
+def log_rows(cluster: FakeCluster, topic: str = "t") -> list[Row]:
+    return sorted(
+        row for tp in cluster.logs if tp.topic == topic for row in records(cluster, 0, 1 << 40, tp.partition, topic)
+    )
+
+
+def test_stale_rows_go_with_the_batch_that_comes(cluster: FakeCluster, options: DeltaOptions) -> None:
+    log = cluster.log("t")
+    log.append(10)
+    cluster.log("t", 1).append(4)
+    write(options, 0, records(cluster, 0, 5) + records(cluster, 0, 4, 1))
+    write(options, 1, records(cluster, 5, 10))
+    log.elect(1, keep=7)
+    log.append(5)
+    # Only the other partition has news, and without a checkpoint nobody knows that the source has noticed.
+    cluster.log("t", 1).append(1)
+    write(options, 2, records(cluster, 4, 5, 1))
+    assert table_rows(options) == [("t", 0, offset, 0) for offset in range(10)] + records(cluster, 0, 5, 1)
+    write(options, 3, records(cluster, 7, 9))
+    assert table_rows(options) == records(cluster, 0, 9) + records(cluster, 0, 5, 1)
+    table = open_table(options)
+    assert table is not None
+    told = table.history(1)[0]["fenceline"]["repair"]
+    assert told["removed_rows"] == 3
+    assert [(one["first_offset"], one["last_offset"], one["epoch"]) for one in told["ranges"]] == [(7, 9, 0)]
+
+
+def test_rows_of_a_lost_leader_go_although_no_newer_epoch_starts_below_them(
+    cluster: FakeCluster, options: DeltaOptions
+) -> None:
+    log = cluster.log("t")
+    log.elect(3)
+    log.append(9)
+    write(options, 0, records(cluster, 0, 9))
+    lost = [("t", 0, offset, 5) for offset in (9, 10)]
+    # Read from a leader of epoch 5 while it led; the log went on without it.
+    log.leader_epoch = 5
+    write(options, 1, lost)
+    log.leader_epoch = 3
+    log.append(3)
+    log.elect(6)
+    log.append(2)
+    write(options, 2, records(cluster, 9, 14))
+    assert table_rows(options) == log_rows(cluster)
+
+
+def test_only_the_files_concerned_are_written_anew(cluster: FakeCluster, options: DeltaOptions) -> None:
+    for index in (0, 1):
+        cluster.log("t", index).append(30)
+    for number in range(3):
+        write(options, number, records(cluster, number * 10, number * 10 + 10))
+    for number in range(3):
+        write(options, 3 + number, records(cluster, number * 10, number * 10 + 10, 1))
+    before = {file.path for file in table_files(open_table(options))}
+    cluster.log("t").elect(1, keep=15)
+    cluster.log("t").append(1)
+    write(options, 6, records(cluster, 15, 16))
+    after = {file.path for file in table_files(open_table(options))}
+    # One file of the cut partition was stale as a whole, one in part.
+    assert len(before - after) == 2
+    assert len(after - before) == 2
+    assert table_rows(options) == log_rows(cluster)
+
+
+def test_nothing_is_read_or_listed_while_leaders_stay(
+    cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = cluster.log("t")
+    log.append(20)
+    write(options, 0, records(cluster, 0, 5))
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("looked at the table's files")
+
+    monkeypatch.setattr(delta_exact, "table_files", refuse)
+    monkeypatch.setattr(delta_exact, "read_log_columns", refuse)
+    cluster.questions.clear()
+    write(options, 1, records(cluster, 5, 10))
+    assert "epoch_ends" not in cluster.questions
+    assert table_rows(options) == records(cluster, 0, 10)
+
+
+def test_records_that_the_table_has_are_not_added_again(cluster: FakeCluster, options: DeltaOptions) -> None:
+    cluster.log("t").append(20)
+    write(options, 0, records(cluster, 0, 10))
+    # A new checkpoint: another query that begins anew, and one that begins in between.
+    write(options, 0, records(cluster, 9, 11), app="last one")
+    write(options, 0, records(cluster, 0, 12), app="again")
+    write(options, 0, records(cluster, 3, 20), app="third")
+    write(options, 1, records(cluster, 0, 20), app="third")
+    assert table_rows(options) == log_rows(cluster)
+
+
+def test_rows_that_are_cut_off_while_a_batch_is_written_go_with_the_next(
+    cluster: FakeCluster, options: DeltaOptions
+) -> None:
+    log = cluster.log("t")
+    log.append(10)
+    rows = records(cluster, 0, 10)
+    log.elect(1, keep=6)
+    log.append(1)
+    write(options, 0, rows)
+    assert table_rows(options) == rows
+    # The source has found out and reads on from where the histories part.
+    write(options, 1, records(cluster, 6, 7))
+    assert table_rows(options) == log_rows(cluster)
+    # Rows of both histories in one batch: what the source read last is in the log.
+    mixed = [("t", 0, offset, 1) for offset in range(7, 12)]
+    log.elect(2)
+    log.append(2)
+    write(options, 2, mixed + records(cluster, 7, 9))
+    assert table_rows(options) == log_rows(cluster)
+
+
+@pytest.mark.parametrize("committed", [0, 4, 10])
+def test_rows_that_come_back_with_an_old_leader_are_there(
+    cluster: FakeCluster, options: DeltaOptions, committed: int
+) -> None:
+    """Two unclean elections between two plans of the source: it sees a log that it has read, and reads on."""
+    log = cluster.log("t")
+    log.append(10)
+    rows = records(cluster, 0, 10)
+    write(options, 0, rows[:committed])
+    held = list(log.epochs)
+    log.elect(1, keep=6)
+    log.append(8)
+    # A batch of the old history is committed under the leader that has lost it, and one without its rows.
+    write(options, 1, rows[committed:])
+    write(options, 2, [("t", 1, 0, 0)])
+    cluster.log("t", 1).append(1)
+    log.epochs = held
+    log.elect(2)
+    log.append(3)
+    write(options, 3, records(cluster, 10, 13))
+    assert table_rows(options) == log_rows(cluster)
+
+
+def test_a_leader_that_was_deposed_and_does_not_know_it_proves_nothing(
+    cluster: FakeCluster, options: DeltaOptions
+) -> None:
+    log = cluster.log("t")
+    log.append(5)
+    log.elect(2)
+    log.append(5)
+    write(options, 0, records(cluster, 0, 10))
+    held = list(log.epochs)
+    # The old leader answers: its log ends where it was cut off from the others.
+    log.epochs, log.leader_epoch = held[:5] + [0] * 2, 0
+    write(options, 1, [])
+    assert len(table_rows(options)) == 10
+    log.epochs, log.leader_epoch = held, 2
+    write(options, 2, [])
+    assert table_rows(options) == log_rows(cluster)
+
+
+def test_rows_never_go_on_the_word_of_an_older_leader_than_the_newest_one_known(
+    cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = cluster.log("t")
+    log.append(10)
+    write(options, 0, records(cluster, 0, 10))
+    held = list(log.epochs)
+    log.elect(2)
+    files, evidence = task(options, [])
+    # Between the task's question and the commit's own an old leader comes to answer, with a shorter log.
+    log.epochs, log.leader_epoch = [*held[:5], 1], 1
+    commit_files(options, SCHEMA, files, transaction=AppTransaction("q", 1), overwrite=False, evidence=evidence)
+    assert len(table_rows(options)) == 10
+    log.epochs, log.leader_epoch = [*held, 2], 2
+    write(options, 2, records(cluster, 10, 11))
+    assert table_rows(options) == log_rows(cluster)
+
+
+def test_a_leader_older_than_the_batch_takes_nothing_out(cluster: FakeCluster, options: DeltaOptions) -> None:
+    log = cluster.log("t")
+    log.append(10)
+    write(options, 0, records(cluster, 0, 10))
+    held = [*log.epochs, 3]
+    log.elect(2, keep=5)
+    log.append(2)
+    cut_off = list(log.epochs)
+    # A third leader has what the second one lost; the source reads from it, and the sink asks the second one.
+    log.epochs, log.leader_epoch = held, 3
+    rows = records(cluster, 10, 11)
+    log.epochs, log.leader_epoch = cut_off, 2
+    write(options, 1, rows)
+    log.epochs, log.leader_epoch = held, 3
+    assert table_rows(options) == log_rows(cluster)
+
+
+@pytest.mark.parametrize("newer_first", [True, False])
+def test_of_two_tasks_that_found_two_leaders_the_newer_one_is_right(newer_first: bool) -> None:
+    tp = TopicPartition("t", 0)
+    old = Evidence({tp: 2}, {tp: LogView(2, 0, 5)}, {"t": "old id"})
+    new = Evidence({tp: 3}, {tp: LogView(3, 0, 4)}, {"t": "new id"})
+    assert together([new, old] if newer_first else [old, new]) == new
+    # The newer one had nothing to look up: then the older one's history is nobody's.
+    bare = Evidence({tp: 3}, {}, {"t": "new id"})
+    assert together([bare, old] if newer_first else [old, bare]) == bare
+
+
+def test_brokers_without_epochs_are_written_from_all_the_same(
+    cluster: FakeCluster, options: DeltaOptions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_evidence, "_has_said", False)
+    cluster.keeps_epochs = False
+    cluster.log("t").append(10)
+    rows = [(topic, partition, offset, None) for topic, partition, offset, _ in records(cluster, 0, 10)]
+    write(options, 0, rows[:6])
+    write(options, 0, rows, app="again")
+    assert len(table_rows(options)) == 10
+    assert caplog.text.count("truncation can not be seen") == 1
+
+
+def test_a_batch_of_a_thousand_partitions(cluster: FakeCluster, options: DeltaOptions) -> None:
+    cluster.create("many", 1000)
+    for index in range(1000):
+        cluster.log("many", index).append(3)
+    rows = [row for index in range(1000) for row in records(cluster, 0, 2, index, "many")]
+    write(options, 0, rows)
+    for index in range(0, 1000, 100):
+        cluster.log("many", index).elect(1, keep=1)
+        cluster.log("many", index).append(1)
+    before = {file.path for file in table_files(open_table(options))}
+    # One of them has news: its stale row goes, and nobody else's file.
+    write(options, 1, records(cluster, 1, 2, 500, "many"))
+    gone = before - {file.path for file in table_files(open_table(options))}
+    assert len(gone) == 1
+    rows.remove(("many", 500, 1, 0))
+    assert table_rows(options) == sorted([*rows, ("many", 500, 1, 1)])
+
+
+def test_a_query_of_empty_topics_makes_a_table_without_rows(cluster: FakeCluster, options: DeltaOptions) -> None:
+    write(options, 0, [])
+    assert table_rows(options) == []
+    cluster.log("t").elect(4)
+    write(options, 1, [])
+    cluster.log("t").append(2)
+    write(options, 2, records(cluster, 0, 2))
+    assert table_rows(options) == log_rows(cluster)
+
+
+def test_topics_that_are_gone_are_left_alone(cluster: FakeCluster, options: DeltaOptions) -> None:
+    cluster.create("u", 1)
+    cluster.log("u").append(3)
+    cluster.log("t").append(3)
+    write(options, 0, records(cluster, 0, 3) + records(cluster, 0, 3, topic="u"))
+    kept = records(cluster, 0, 3, topic="u")
+    cluster.delete("u")
+    cluster.log("t").elect(1, keep=2)
+    write(options, 1, records(cluster, 1, 2))
+    assert table_rows(options) == sorted(records(cluster, 0, 2) + kept)
+
+
+def test_a_topic_that_was_made_anew_is_refused_or_replaced(cluster: FakeCluster, options: DeltaOptions) -> None:
+    cluster.log("t").append(10)
+    write(options, 0, records(cluster, 0, 10))
+    cluster.delete("t")
+    cluster.create("t", 2, id="another")
+    cluster.log("t").append(4)
+    with pytest.raises(OperatorError, match="deleted and created anew: t"):
+        write(options, 1, records(cluster, 0, 4))
+    from dataclasses import replace
+
+    write(replace(options, on_recreated="replace"), 1, records(cluster, 0, 4))
+    assert table_rows(options) == log_rows(cluster)
+
+
+def test_a_table_that_others_wrote_is_compared_as_a_whole(cluster: FakeCluster, tmp_path: Path) -> None:
+    from deltalake import write_deltalake
+
+    path = str(tmp_path / "table")
+    cluster.log("t").append(6)
+    strange = [("t", 0, 2, 0), ("t", 0, 6, 0), ("t", 1, 0, 0), ("t", 0, 3, 7)]
+    write_deltalake(path, pa.Table.from_batches([arrow(strange)]))
+    cluster.log("t").elect(1)
+    cluster.log("t", 1).elect(1)
+    cluster.log("t").append(1)
+    cluster.log("t", 1).append(1)
+    options = delta_options({"path": path, "kafka.bootstrap.servers": "fake"})
+    write(options, 0, records(cluster, 0, 7) + records(cluster, 0, 1, 1))
+    # (3, 7) is of an epoch that the leader does not know: that proves nothing.
+    assert table_rows(options) == sorted([*log_rows(cluster), ("t", 0, 3, 7)])
+
+
+def test_rows_without_an_epoch_stay_in_a_file_of_stale_ones(cluster: FakeCluster, tmp_path: Path) -> None:
+    from deltalake import write_deltalake
+
+    path = str(tmp_path / "table")
+    cluster.log("t").append(3)
+    cluster.log("t").elect(2)
+    cluster.log("t").append(1)
+    write_deltalake(path, pa.Table.from_batches([arrow([("t", 0, 5, 1), ("t", 0, 6, None), ("t", 0, 7, 1)])]))
+    write(delta_options({"path": path, "kafka.bootstrap.servers": "fake"}), 0, records(cluster, 0, 4))
+    found = DeltaTable(path).to_pyarrow_table().sort_by("offset").select(["offset", "leader_epoch"]).to_pylist()
+    assert [(row["offset"], row["leader_epoch"]) for row in found] == [(0, 0), (1, 0), (2, 0), (3, 2), (6, None)]
+
+
+def test_a_table_that_may_not_lose_rows_is_not_repaired(cluster: FakeCluster, tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    options = delta_options({"path": path, "kafka.bootstrap.servers": "fake"})
+    cluster.log("t").append(3)
+    write(options, 0, records(cluster, 0, 3))
+    DeltaTable(path).alter.set_table_properties({"delta.appendOnly": "true"})
+    cluster.log("t").append(2)
+    write(options, 1, records(cluster, 3, 5))
+    cluster.log("t").elect(1, keep=4)
+    cluster.log("t").append(1)
+    with pytest.raises(OperatorError, match=r"delta\.appendOnly"):
+        write(options, 2, records(cluster, 4, 5))
+    assert len(table_rows(options)) == 5
+
+
+def test_files_of_a_batch_that_was_written_anew_are_not_left(cluster: FakeCluster, options: DeltaOptions) -> None:
+    cluster.log("t").append(8)
+    write(options, 0, records(cluster, 0, 5))
+    write(options, 0, records(cluster, 3, 8), app="again")
+    on_disk = {file.name for file in Path(options.path).rglob("*.parquet") if "_delta_log" not in file.parts}
+    assert on_disk == {Path(file.path).name for file in table_files(open_table(options))}
+
+
+def test_a_table_that_was_opened_before_another_commit_is_opened_again(
+    cluster: FakeCluster, options: DeltaOptions
+) -> None:
+    cluster.log("t").append(10)
+    write(options, 0, records(cluster, 0, 4))
+    files, evidence = task(options, records(cluster, 4, 8))
+    opened = open_table(options)
+    write(options, 0, records(cluster, 4, 6), app="other")
+    assert commit_files(
+        options,
+        SCHEMA,
+        files,
+        transaction=AppTransaction("q", 1),
+        overwrite=False,
+        evidence=evidence,
+        opened=opened,
+    )
+    assert table_rows(options) == records(cluster, 0, 8)
+
+
+def test_new_columns_are_added_when_asked_for(cluster: FakeCluster, tmp_path: Path) -> None:
+    given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake"}
+    cluster.log("t").append(6)
+    write(delta_options(given), 0, records(cluster, 0, 3))
+    wide = struct("value string, topic string, partition int, offset long, leader_epoch int, more string")
+    with pytest.raises(OperatorError, match=r"more .*not in the table.*mergeSchema"):
+        task(delta_options(given), records(cluster, 3, 6), schema=wide)
+    options = delta_options({**given, "mergeSchema": "true"})
+    files, evidence = task(options, records(cluster, 3, 6), schema=wide)
+    commit_files(options, wide, files, transaction=AppTransaction("q", 1), overwrite=False, evidence=evidence)
+    table = open_table(options)
+    assert table is not None
+    found = table.to_pyarrow_table().sort_by("offset").column("more").to_pylist()
+    assert found == [None] * 3 + ["x"] * 3
+
+
+def test_rows_that_are_no_records_are_refused(cluster: FakeCluster, options: DeltaOptions) -> None:
+    with pytest.raises(OperatorError, match="no topic, partition or offset"):
+        write(options, 0, [("t", 0, 1, 0), (None, 0, 2, 0)])  # type: ignore[list-item]
+
+
+def test_a_frame_without_the_columns_is_refused_in_words(options: DeltaOptions) -> None:
+    with pytest.raises(OperatorError, match="it has not: leader_epoch") as caught:
+        delta_commit.check_tracked(options, struct("topic string, partition int, offset long"))
+    assert "includeLeaderEpoch" in caught.value.advice
+
+
+# Crashes, zombies and others -----------------------------------------------------------------------------------------
+
+
+def before(owner: Any, name: str) -> Any:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        def crash(*_: Any, **__: Any) -> Any:
+            raise Crash
+
+        monkeypatch.setattr(owner, name, crash)
+
+    return patch
+
+
+def after(owner: Any, name: str) -> Any:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = getattr(owner, name)
+
+        def crash(*positional: Any, **named: Any) -> Any:
+            real(*positional, **named)
+            raise Crash
+
+        monkeypatch.setattr(owner, name, crash)
+
+    return patch
+
+
+STEPS = {
+    "files written": before(delta_commit, "open_table"),
+    "before the files are compared": before(delta_exact, "table_files"),
+    "before the checkpoint is read": before(checkpoint_places, "places_after"),
+    "after the checkpoint was read": after(checkpoint_places, "places_after"),
+    "before a copy": before(delta_exact, "rewrite"),
+    "after a copy": after(delta_exact, "rewrite"),
+    "before the entry": before(delta_commit, "commit_entry"),
+    "after the entry": after(delta_commit, "commit_entry"),
+    "before the left-overs go": before(delta_commit, "delete_files"),
+    "after the left-overs went": after(delta_commit, "delete_files"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("crashes", [1, 2])
+def test_a_crash_at_any_step_of_a_repair_changes_nothing_in_the_end(
+    cluster: FakeCluster, options: DeltaOptions, step: str, crashes: int
+) -> None:
+    log = cluster.log("t")
+    log.append(10)
+    write(options, 0, records(cluster, 0, 10))
+    log.elect(1, keep=7)
+    log.append(5)
+    # Some of the rows are there already, so that the batch's own file is copied too.
+    rows = records(cluster, 5, 12)
+    for _ in range(crashes):
+        with pytest.MonkeyPatch.context() as patch:
+            STEPS[step](patch)
+            with contextlib.suppress(Crash):
+                write(options, 1, rows)
+        assert table_rows(options) in (records_before(), log_rows(cluster))
+    write(options, 1, rows)
+    assert table_rows(options) == log_rows(cluster)
+
+
+def records_before() -> list[Row]:
+    return [("t", 0, offset, 0) for offset in range(10)]
+
+
+def test_of_two_drivers_of_one_query_one_repairs(
+    cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = cluster.log("t")
+    log.append(10)
+    write(options, 0, records(cluster, 0, 10))
+    log.elect(1, keep=7)
+    log.append(5)
+    real, raced = delta_commit.commit_entry, []
+
+    def zombie_first(*positional: Any, **named: Any) -> None:
+        if not raced:
+            raced.append(True)
+            assert write(options, 1, records(cluster, 7, 12))
+        real(*positional, **named)
+
+    monkeypatch.setattr(delta_commit, "commit_entry", zombie_first)
+    assert not write(options, 1, records(cluster, 7, 12))
+    assert table_rows(options) == log_rows(cluster)
+
+
+def test_what_another_writer_adds_meanwhile_is_seen(
+    cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.log("t").append(12)
+    write(options, 0, records(cluster, 0, 4))
+    real, raced = delta_commit.commit_entry, []
+
+    def other_first(*positional: Any, **named: Any) -> None:
+        if not raced:
+            raced.append(True)
+            assert write(options, 0, records(cluster, 2, 9), app="other")
+        real(*positional, **named)
+
+    monkeypatch.setattr(delta_commit, "commit_entry", other_first)
+    assert write(options, 1, records(cluster, 4, 12))
+    assert table_rows(options) == log_rows(cluster)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_happens_the_table_is_the_log_in_the_end(cluster: FakeCluster, tmp_path: Path, seed: int) -> None:
+    """A query that rewinds as far as it likes, elections that cut, crashes at any step, drivers that replay."""
+    chance = random.Random(seed)
+    given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake"}
+    options = delta_options(given if seed % 2 else {**given, "partitionBy": ""})
+    batch, epoch = 0, 0
+    for _ in range(14):
+        for index in (0, 1):
+            log = cluster.log("t", index)
+            if chance.random() < 0.4:
+                epoch += chance.randint(1, 2)
+                keep = chance.randint(0, len(log.epochs)) if chance.random() < 0.7 else None
+                log.elect(max(epoch, log.leader_epoch + 1), keep=keep)
+            log.append(chance.randint(0, 6))
+        rows: list[Row] = []
+        for index in (0, 1):
+            size = len(cluster.log("t", index).epochs)
+            first = chance.randint(0, size)
+            rows += records(cluster, first, chance.randint(first, size), index)
+        if chance.random() < 0.3:
+            cluster.log("t").elect(cluster.log("t").leader_epoch + 1, keep=chance.randint(0, size))
+        crashed = False
+        if chance.random() < 0.5:
+            with pytest.MonkeyPatch.context() as patch:
+                STEPS[chance.choice(list(STEPS))](patch)
+                try:
+                    write(options, batch, rows)
+                except Crash:
+                    crashed = True
+        if crashed or chance.random() < 0.9:
+            write(options, batch, rows)
+        batch += 1
+    for index in (0, 1):
+        log = cluster.log("t", index)
+        log.elect(log.leader_epoch + 1)
+        # Stale rows only go with a batch that has rows of their partition.
+        log.append(1)
+    write(options, batch, records(cluster, 0, 1 << 40) + records(cluster, 0, 1 << 40, 1))
+    assert table_rows(options) == log_rows(cluster), f"seed {seed}"
+    state = read_state(open_table(options))
+    assert state is not None
+    assert all(
+        state.partitions[TopicPartition("t", index)].leader_epoch == cluster.log("t", index).leader_epoch
+        for index in (0, 1)
+        if cluster.log("t", index).epochs
+    )

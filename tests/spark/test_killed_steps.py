@@ -1,0 +1,187 @@
+"""kill -9 between any two steps of a batch, of a Python worker or of the whole driver, while the table is repaired.
+
+The table begins with rows that the stream brings again and with rows that are not in the log, so that every batch makes
+copies of files. In the end it must be the log, row by row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from fenceline.client.reader import RangeReader
+from fenceline.ids import TopicPartition
+from fenceline.testing import reaper
+from fenceline.testing.node import EmbeddedNode
+from tests.conftest import need_java
+from tests.spark.conftest import Broker
+from tests.spark.killed_steps import ROWS_A_BATCH, SLEEPER, STAND_STILL, plans
+
+pytestmark = [pytest.mark.spark, pytest.mark.together("killed steps"), pytest.mark.timeout(3600)]
+PARTITIONS = 2
+BATCHES = 8
+ROWS = ROWS_A_BATCH * BATCHES // PARTITIONS
+PATIENCE_S = 240
+
+
+@pytest.fixture
+def restarted(tmp_path: Path) -> Iterator[Broker]:
+    """A node whose topic `t` has two epochs."""
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        broker.create("t", PARTITIONS)
+        for partition in range(PARTITIONS):
+            broker.produce("t", range(ROWS // 2), partition=partition)
+        node.stop()
+        node.start()
+        broker = Broker("fenceline", node.bootstrap)
+        for partition in range(PARTITIONS):
+            broker.produce("t", range(ROWS // 2, ROWS), partition=partition)
+        yield broker
+
+
+def of_log(broker: Broker) -> pa.Table:
+    with RangeReader({"bootstrap.servers": broker.bootstrap}) as reader:
+        ranges = {TopicPartition("t", partition): (0, ROWS) for partition in range(PARTITIONS)}
+        rows = pa.Table.from_batches(list(reader.read(ranges)))
+    order = ["key", "value", "topic", "partition", "offset", "timestamp", "timestamp_type", "leader_epoch"]
+    named = rows.select(order).rename_columns([{"timestamp_type": "timestampType"}.get(name, name) for name in order])
+    return named.sort_by([("partition", "ascending"), ("offset", "ascending")])
+
+
+def spoiled(rows: pa.Table) -> pa.Table:
+    """Every fourth record as the log has it, and every eighth in the epoch of the log's other half."""
+    offsets = rows["offset"]
+    fourth = rows.filter(pa.compute.equal(pa.compute.bit_wise_and(offsets, 3), 0))
+    eighth = rows.filter(pa.compute.equal(pa.compute.bit_wise_and(offsets, 7), 5))
+    first, second = sorted(set(rows["leader_epoch"].to_pylist()))
+    other = pa.compute.subtract(pa.scalar(first + second, pa.int32()), eighth["leader_epoch"])
+    wrong = eighth.set_column(eighth.schema.get_field_index("leader_epoch"), "leader_epoch", other)
+    return pa.concat_tables([fourth, wrong]).sort_by([("partition", "ascending"), ("offset", "ascending")])
+
+
+@contextmanager
+def driver(
+    broker: Broker, table: str, checkpoint: str, scratch: Path, folder: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    scratch.mkdir(exist_ok=True)
+    arguments = (broker.bootstrap, "t", table, checkpoint, str(scratch), str(folder))
+    with (scratch / "log").open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.killed_steps", *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+            # A session of its own, so that the JVM and the workers die with it.
+            start_new_session=True,
+        )
+    reaper.watch_process(process.pid)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        reaper.forget_process(process.pid)
+
+
+def until(process: subprocess.Popen[bytes], plan: Path) -> bool:
+    """Wait until the plan is taken (True), or the driver is through without coming to that step."""
+    deadline = time.monotonic() + PATIENCE_S
+    while plan.exists():
+        assert time.monotonic() < deadline, f"nobody came to {plan.name}"
+        if process.poll() is not None:
+            return not plan.exists()
+        time.sleep(0.005)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("seed", "worker_kills", "driver_kills"),
+    [(1, 3, 1), pytest.param(2, 50, 50, marks=pytest.mark.soak)],
+)
+def test_whoever_dies_at_whichever_step_the_table_is_the_log(
+    restarted: Broker, tmp_path: Path, checkpoint: str, seed: int, worker_kills: int, driver_kills: int
+) -> None:
+    need_java()
+    chance = random.Random(seed)
+    folder, scratch, table = tmp_path / "plans", tmp_path / "scratch", str(tmp_path / "table")
+    folder.mkdir()
+    expected = of_log(restarted)
+    waiting = [f"driver {chance.choice(plans('driver'))}" for _ in range(driver_kills)]
+    waiting += [f"executor {chance.choice(plans('executor'))}" for _ in range(worker_kills)]
+    chance.shuffle(waiting)
+    done = rounds = 0
+    while waiting or not done:
+        # Each round is a query of its own, on a table that is spoiled again.
+        rounds += 1
+        place, state = f"{table}-{rounds}", f"{checkpoint}-{rounds}"
+        write_deltalake(place, spoiled(expected), partition_by=["topic", "partition"] if rounds % 2 else None)
+        while True:
+            with driver(restarted, place, state, scratch, folder) as victim:
+                while waiting and victim.poll() is None:
+                    plan = folder / waiting[-1]
+                    plan.touch()
+                    if not until(victim, plan):
+                        plan.unlink(missing_ok=True)
+                        break
+                    waiting.pop()
+                    done += 1
+                if victim.wait(PATIENCE_S) == 0:
+                    break
+                assert victim.returncode == -signal.SIGKILL, (scratch / "log").read_text()[-4000:]
+        check(place, expected)
+    assert done == worker_kills + driver_kills
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "before entry",
+        *(
+            pytest.param(plan, marks=pytest.mark.soak)
+            for plan in plans("driver")
+            if plan not in ("before entry", "after left-overs")
+        ),
+    ],
+)
+def test_a_driver_that_comes_to_itself_when_another_has_taken_over_changes_nothing(
+    restarted: Broker, tmp_path: Path, checkpoint: str, step: str
+) -> None:
+    """It stands still in the middle of a commit. Another one runs the query to its end, from the same checkpoint."""
+    need_java()
+    folder, scratch, table = tmp_path / "plans", tmp_path / "scratch", str(tmp_path / "table")
+    folder.mkdir()
+    expected = of_log(restarted)
+    write_deltalake(table, spoiled(expected), partition_by=["topic", "partition"])
+    plan = folder / f"driver {step}"
+    plan.write_text(STAND_STILL)
+    with driver(restarted, table, checkpoint, scratch, folder) as zombie:
+        assert until(zombie, plan), f"nobody came to {step}"
+        with driver(restarted, table, checkpoint, tmp_path / "another", folder) as successor:
+            assert successor.wait(PATIENCE_S) == 0, (tmp_path / "another" / "log").read_text()[-4000:]
+        check(table, expected)
+        version = DeltaTable(table).version()
+        os.kill(int((folder / SLEEPER).read_text()), signal.SIGCONT)
+        # Spark itself tells the zombie that the batch is another's, or it finds nothing left to do.
+        zombie.wait(PATIENCE_S)
+        check(table, expected)
+        assert DeltaTable(table).version() == version
+
+
+def check(table: str, expected: pa.Table) -> None:
+    found = DeltaTable(table).to_pyarrow_table().select(expected.column_names)
+    found = found.sort_by([("partition", "ascending"), ("offset", "ascending")]).cast(expected.schema)
+    assert found.equals(expected), table

@@ -1,0 +1,79 @@
+"""The example of a Spark Declarative Pipeline, run as a user runs it: source and sink in a pipeline's spec."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+from deltalake import DeltaTable
+
+from fenceline.testing.node import EmbeddedNode
+from pyspark_fenceline.audit_table import audit_here, settings
+from tests.conftest import need_java, unavailable
+from tests.spark.conftest import Broker
+from tests.spark.test_truncation import cut
+
+pytestmark = [pytest.mark.spark, pytest.mark.together("spark elsewhere"), pytest.mark.timeout(600)]
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "pipeline"
+PATIENCE_S = 280
+
+
+def run(folder: Path, broker: Broker) -> None:
+    """One run, which ends when everything that there is has been read."""
+    text = (EXAMPLE / "spark-pipeline.yml").read_text()
+    for placeholder, value in {
+        "file:///tmp/flights-pipeline": f"file://{folder}/storage",
+        "localhost:9092": broker.bootstrap,
+        "/tmp/flights": f"{folder}/table",
+    }.items():
+        assert placeholder in text
+        text = text.replace(placeholder, value)
+    (folder / "spark-pipeline.yml").write_text(text)
+    (folder / "storage").mkdir(exist_ok=True)
+    shutil.copytree(EXAMPLE / "transformations", folder / "transformations", dirs_exist_ok=True)
+    done = subprocess.run(
+        [str(Path(pyspark.__file__).parent / "bin" / "spark-pipelines"), "run", "--spec", "spark-pipeline.yml"],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_SUBMIT_OPTS": f"-XX:TieredStopAtLevel=1 -Djava.io.tmpdir={folder}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+
+
+def test_the_pipelines_table_stays_the_log(tmp_path: Path) -> None:
+    need_java()
+    if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("yaml") is None:
+        unavailable("pyspark[pipelines] is not installed")
+    table, topic = str(tmp_path / "table"), "flights"
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        broker.create(topic)
+        broker.produce(topic, range(100))
+        broker.produce(topic, range(100, 150))
+        run(tmp_path, broker)
+        assert audit_here(table, settings(broker.bootstrap, topic)).verdict.is_equal
+        assert DeltaTable(table).to_pyarrow_table().num_rows == 150
+        node.stop()
+        cut(node.log_dir, topic, 100)
+        node.start()
+        broker = Broker("fenceline", node.bootstrap)
+        broker.produce(topic, range(1000, 1020))
+        run(tmp_path, broker)
+        assert audit_here(table, settings(broker.bootstrap, topic)).verdict.is_equal
+        lines = DeltaTable(table).to_pyarrow_table().sort_by("offset").column("line").to_pylist()
+        assert lines == [str(number) for number in [*range(100), *range(1000, 1020)]]

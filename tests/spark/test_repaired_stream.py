@@ -1,0 +1,202 @@
+"""A stream into a table that is compared with the log, under Spark: the whole way from a cut log to an equal table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+import pyspark_fenceline
+from fenceline.testing.node import EmbeddedNode
+from pyspark_fenceline import audit_work
+from tests.spark.conftest import Broker
+from tests.spark.test_source import stream
+from tests.spark.test_truncation import cut
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def drain(broker: Broker, frame: DataFrame, table: str, checkpoint: str, **options: Any) -> None:
+    writer = frame.writeStream.format("fenceline_delta").option("checkpointLocation", checkpoint)
+    writer = writer.options(**{"kafka.bootstrap.servers": broker.bootstrap, **options})
+    writer.trigger(availableNow=True).start(table).awaitTermination()
+
+
+def tracked(spark: SparkSession, broker: Broker, topic: str, **options: Any) -> DataFrame:
+    return stream(spark, broker, topic, includeLeaderEpoch=True, failOnDataLoss=False, **options)
+
+
+def offsets(table: str) -> list[tuple[int, int]]:
+    rows = DeltaTable(table).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()
+    return sorted((row["partition"], row["offset"]) for row in rows)
+
+
+def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
+    table, topic = str(tmp_path / "table"), "cut"
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        broker.create(topic)
+        broker.produce(topic, range(100))
+        broker.produce(topic, range(100, 150))
+        drain(broker, tracked(spark, broker, topic, maxOffsetsPerTrigger=60), table, checkpoint)
+        assert DeltaTable(table).metadata().partition_columns == ["topic", "partition"]
+        assert pyspark_fenceline.audit(table, broker.bootstrap).verdict.is_equal
+        seen = DeltaTable(table).version()
+
+        node.stop()
+        cut(node.log_dir, topic, 100)
+        node.start()
+        broker = Broker("fenceline", node.bootstrap)
+        broker.produce(topic, range(1000, 1100))
+        found = pyspark_fenceline.audit(table, broker.bootstrap)
+        assert found.verdict.word == "different"
+        kinds = {row.kind: (row.start_offset, row.end_offset_exclusive) for row in found.findings.collect()}
+        assert kinds == {"stale": (100, 150), "behind": (100, 200)}
+
+        # Told to go on, the source goes back, and the sink takes the old history out with the new one's first batch.
+        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
+        assert offsets(table) == [(0, offset) for offset in range(200)]
+
+        changed = pyspark_fenceline.changes(table, seen + 1)
+        net = {row._change_type: row["count"] for row in changed.groupBy("_change_type").count().collect()}
+        assert net == {"delete": 50, "insert": 100}
+        went = changed.where("_change_type = 'delete'").selectExpr("min(offset) a", "max(offset) b").first()
+        assert tuple(went) == (100, 149)
+
+        # A frame of any form is audited as the table is.
+        frame = spark.createDataFrame(
+            [("cut", 0, 5, 0), ("cut", 0, 5, 0), ("cut", 0, 150, 0)],
+            "topic string, partition int, offset long, leader_epoch int",
+        )
+        report = pyspark_fenceline.audit(frame, broker.bootstrap, starting="table")
+        found_kinds = {(row.kind, row.rows) for row in report.findings.collect()}
+        assert found_kinds == {("duplicate", 1), ("stale", 1), ("missing", 94), ("behind", 100)}
+
+
+def test_rows_of_a_partition_that_nobody_writes_any_more_go_too(
+    spark: SparkSession, tmp_path: Path, checkpoint: str
+) -> None:
+    """The batch that carries the truncation has no record at all: what it may take out, Spark's checkpoint tells."""
+    table, topic = str(tmp_path / "table"), "quiet"
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        broker.create(topic, 2)
+        broker.produce(topic, range(100), partition=0)
+        broker.produce(topic, range(100, 150), partition=0)
+        broker.produce(topic, range(20), partition=1)
+        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        node.stop()
+        cut(node.log_dir, topic, 100)
+        node.start()
+        broker = Broker("fenceline", node.bootstrap)
+        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        assert offsets(table) == [(0, offset) for offset in range(100)] + [(1, offset) for offset in range(20)]
+        assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
+        (told,) = [
+            entry["fenceline"]["repair"]
+            for entry in DeltaTable(table).history()
+            if "repair" in entry.get("fenceline", {})
+        ]
+        assert told["removed_rows"] == 50
+        version = DeltaTable(table).version()
+        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        assert DeltaTable(table).version() == version
+        broker.produce(topic, range(100, 110), partition=0)
+        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_an_audit_says_the_same_wherever_it_is_judged(
+    spark: SparkSession,
+    fenceline_node: Broker,
+    topic: str,
+    everything: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Few runs are judged by this process, as far as the log need not be read; many, and the rest, by tasks."""
+    fenceline_node.create(topic, 3)
+    for partition in (0, 1, 2):
+        fenceline_node.produce(topic, range(300), partition=partition)
+    source = spark.read.format("fenceline").option("kafka.bootstrap.servers", fenceline_node.bootstrap)
+    frame = source.option("subscribe", topic).option("includeLeaderEpoch", True).load()
+    whole = frame.select("topic", "partition", "offset", "leader_epoch")
+    odd = spark.createDataFrame(
+        [(topic, 0, 7, 0), (topic, 1, None, 0), (topic, 1, 250, None), (topic, 9, 3, 0), ("nowhere", 0, 4, 0)],
+        whole.schema,
+    )
+    holes = whole.where("partition != 1 or offset between 50 and 249").where("partition != 2 or offset % 3 < 2")
+    spoiled = holes.unionByName(odd).repartition(3, "offset")
+    said: list[tuple[Any, Any]] = []
+    for few in (audit_work.FEW_RUNS, -1):
+        monkeypatch.setattr(audit_work, "FEW_RUNS", few)
+        report = pyspark_fenceline.audit(spoiled, fenceline_node.bootstrap, everything=everything)
+        rows = sorted(tuple(str(value) for value in row) for row in report.findings.collect())
+        said.append((rows, (report.verdict.ranges, report.verdict.rows, report.verdict.row_count)))
+        equal = pyspark_fenceline.audit(whole, fenceline_node.bootstrap, topic, everything=everything)
+        assert equal.verdict.is_equal
+        assert equal.findings.count() == 0
+    assert said[0] == said[1]
+    kinds = {row[2] for row in said[0][0]}
+    assert kinds == {"behind", "duplicate", "foreign", "invalid", "missing", "unproven"}
+
+
+def test_repair_fills_a_table_of_other_columns_by_a_transform(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    table = str(tmp_path / "table")
+    broker.create(topic, 2)
+    for partition in (0, 1):
+        broker.produce(topic, range(300), partition=partition)
+
+    def parsed(frame: DataFrame) -> DataFrame:
+        return frame.selectExpr("cast(cast(value as string) as int) v", "topic", "partition", "offset", "leader_epoch")
+
+    source = spark.read.format("fenceline").option("kafka.bootstrap.servers", broker.bootstrap)
+    frame = parsed(
+        source.option("subscribe", topic).option("includeLeaderEpoch", True).option("includeHeaders", True).load()
+    )
+    frame.where("offset % 100 < 70").repartition(3).write.format("fenceline_delta").mode("append").save(table)
+    frame.where("offset < 10").write.format("fenceline_delta").mode("append").save(table)
+    with pytest.raises(Exception, match="columns v are not the source's"):
+        pyspark_fenceline.repair(table, broker.bootstrap, topic)
+    done = pyspark_fenceline.repair(table, broker.bootstrap, topic, transform=parsed)
+    assert (done.removed_rows, done.added_rows) == (20, 180)
+    assert "20 duplicate" in done.sentence()
+    assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
+    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
+    assert sorted((row["partition"], row["offset"], row["v"]) for row in rows) == [
+        (partition, offset, offset) for partition in (0, 1) for offset in range(300)
+    ]
+    assert pyspark_fenceline.repair(table, broker.bootstrap, topic, transform=parsed).version is None
+
+
+def test_a_second_query_adds_nothing_that_is_there(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    table = str(tmp_path / "table")
+    broker.create(topic, 2)
+    for partition in (0, 1):
+        broker.produce(topic, range(100), partition=partition)
+    drain(broker, tracked(spark, broker, topic), table, str(tmp_path / "one"))
+    broker.produce(topic, range(100, 120), partition=0)
+    drain(broker, tracked(spark, broker, topic, maxOffsetsPerTrigger=50), table, str(tmp_path / "two"))
+    assert offsets(table) == [(0, o) for o in range(120)] + [(1, o) for o in range(100)]
+    assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
+
+
+def test_a_frame_without_epochs_is_refused_before_anything_is_written(
+    spark: SparkSession, fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str
+) -> None:
+    fenceline_node.create(topic)
+    fenceline_node.produce(topic, range(3))
+    table = tmp_path / "table"
+    with pytest.raises(Exception, match="it has not: leader_epoch"):
+        drain(fenceline_node, stream(spark, fenceline_node, topic), str(table), checkpoint)
+    assert not table.exists()
