@@ -1,0 +1,169 @@
+"""`fenceline verify`: every byte of log directories, without a node and without Spark. Reads Kafka's files as well."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from fenceline.cli.output import AsJson, examples, print_json, show
+from fenceline.errors import OperatorError
+from fenceline.ids import encode_uuid
+
+if TYPE_CHECKING:
+    from fenceline.log.verify_findings import Finding, Report
+
+VERIFY_EXAMPLES = examples(
+    ("fenceline verify ./data", "all partitions of a node"),
+    ("fenceline verify node-1/data node-2/data", "and whether their replicas agree"),
+    ("fenceline verify --deep ./data/orders-0", "one partition, and every record in it"),
+    ("fenceline verify ./data/orders-0/lost+found", "what was cut off it"),
+)
+_MB = 1_000_000
+_PROGRESS_S = 0.2
+
+
+def verify(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="data or partition directories, lost+found, segment files")
+    ],
+    deep: Annotated[bool, typer.Option("--deep", help="also decompress every batch and read its records")] = False,
+    sequences: Annotated[bool, typer.Option("--sequences", help="also whether producers' numbers go on")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare/--no-compare", help="compare replicas of one partition with each other")
+    ] = True,
+    allow_gaps: Annotated[bool, typer.Option("--allow-gaps", help="believe that topics are compacted")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check logs: checksums, offsets, epochs, indexes, checkpoints; and whether replicas agree.
+
+    Only reads, and may run beside a node. Exits with 0 when all is well, 1 when there are errors, 2 when a path holds
+    no log.
+    """
+    from fenceline.log.disk import OsDisk
+    from fenceline.log.verify import Settings, find_places, verify_places
+
+    disk = OsDisk()
+    try:
+        places = find_places(disk, [str(path) for path in paths])
+    except OperatorError as error:
+        _usage(error.message, error.advice)
+    except OSError as error:
+        _usage(f"{error.filename or paths[0]}: {error.strerror or error}", "Run as a user who may read it.")
+    progress = _Progress(places.size_bytes(disk))
+    settings = Settings(deep=deep, sequences=sequences, allow_gaps=allow_gaps, progress=progress.add)
+    reports = list(verify_places(disk, places, settings, compare_replicas=compare))
+    progress.finish()
+    if as_json:
+        print_json([_document(report) for report in reports])
+    else:
+        _print(reports, progress.seconds)
+    if any(report.findings.errors for report in reports):
+        raise typer.Exit(1)
+
+
+def _usage(message: str, advice: str) -> NoReturn:
+    print(f"fenceline: {message}\n  {advice}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+class _Progress:
+    """One line on a terminal's standard error; nothing elsewhere."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total = total_bytes
+        self._done = 0
+        self._started = self._said = time.monotonic()
+        self._shown = sys.stderr.isatty()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def add(self, size_bytes: int) -> None:
+        self._done += size_bytes
+        now = time.monotonic()
+        if self._shown and now - self._said > _PROGRESS_S:
+            self._said = now
+            share = 100 * self._done // max(self._total, self._done, 1)
+            speed = self._done / _MB / max(now - self._started, 1e-9)
+            print(f"\r{share:3d} % of {self._total / _MB:,.0f} MB, {speed:,.0f} MB/s ", end="", file=sys.stderr)
+
+    def finish(self) -> None:
+        if self._shown:
+            print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+
+
+def _document(report: Report) -> dict[str, Any]:
+    where = report.topic_partition
+    return {
+        "path": report.path,
+        "topic": where.topic if where is not None else None,
+        "partition": where.partition if where is not None else None,
+        "topic_id": encode_uuid(report.topic_id) if report.topic_id is not None else None,
+        "segments": report.segments,
+        "batches": report.batches,
+        "records": report.records,
+        "bytes": report.size_bytes,
+        "start_offset": report.start_offset,
+        "end_offset_exclusive": report.end_offset,
+        "high_watermark": report.high_watermark,
+        "leader_epochs": [[run.epoch, run.first_offset] for run in report.runs],
+        "errors": report.findings.errors,
+        "notes": report.findings.notes,
+        "findings": [_finding(each) for each in report.findings.kept],
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": finding.kind.value,
+        "severity": finding.severity.value,
+        "path": finding.path,
+        "position": None if finding.position < 0 else finding.position,
+        "offset": None if finding.offset < 0 else finding.offset,
+        "message": finding.message,
+        "advice": finding.advice,
+    }
+
+
+def _print(reports: list[Report], seconds: float) -> None:
+    show([_row(report) for report in reports], as_json=False, optional=("segments", "epochs"))
+    advice = ""
+    for report in reports:
+        for finding in report.findings.kept:
+            at = f" at byte {finding.position}" if finding.position >= 0 else ""
+            print(f"{finding.severity.value.upper()} {finding.kind.value}: {finding.path}{at}: {finding.message}")
+            if finding.advice != advice:
+                print(f"  {finding.advice}")
+            advice = finding.advice
+        if report.findings.left_out:
+            print(f"... and {report.findings.left_out} more findings in {report.path}")
+    size = sum(report.size_bytes for report in reports)
+    errors = sum(report.findings.errors for report in reports)
+    notes = sum(report.findings.notes for report in reports)
+    found = f"{_count(errors, 'error')}, {_count(notes, 'note')}" if errors or notes else "nothing found"
+    print(f"{size / _MB:,.1f} MB in {seconds:.1f} s ({size / _MB / max(seconds, 1e-9):,.0f} MB/s): {found}.")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
+def _row(report: Report) -> dict[str, Any]:
+    runs = report.runs
+    return {
+        "path": report.path,
+        "segments": report.segments,
+        "batches": report.batches,
+        "records": report.records,
+        "bytes": report.size_bytes,
+        "start": report.start_offset,
+        "end": report.end_offset,
+        "epochs": "" if not runs else str(runs[0].epoch) if len(runs) == 1 else f"{runs[0].epoch}..{runs[-1].epoch}",
+        "errors": report.findings.errors,
+        "notes": report.findings.notes,
+    }

@@ -1,0 +1,160 @@
+"""Verifies one file by itself: a segment, evidence in `lost+found`, a snapshot of the metadata log.
+
+Owns what can be said without the files around it. What is wrong with evidence is a note: it is there because something
+was wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final
+
+from fenceline.errors import PeerError
+from fenceline.log.disk import Disk
+from fenceline.log.file_names import LOG_SUFFIX, offset_in
+from fenceline.log.verify_findings import Kind, Report, Severity
+from fenceline.log.verify_indexes import IndexCheck
+from fenceline.log.verify_partition import Settings
+from fenceline.log.verify_places import FilePlace
+from fenceline.log.verify_records import RecordChecks
+from fenceline.log.verify_segment import Flaw, Rows, SegmentWalk
+from fenceline.records.batch import peek_header
+from fenceline.records.decode import decode_batch
+
+_SNAPSHOT: Final = re.compile(r"(\d{20})-(\d{10})\.checkpoint|bootstrap\.checkpoint")
+_FOOTER: Final = 4
+_SNAPSHOT_ADVICE: Final = (
+    "See `fenceline snapshot verify`. Move the file away if the log reaches back to an older snapshot, or if other"
+    " voters have their metadata."
+)
+
+
+def verify_file(disk: Disk, place: FilePlace, settings: Settings) -> Report:
+    """Look at every byte of a file. What can not be read is a finding, too."""
+    report = Report(place.path, place.topic_partition)
+    snapshot = _SNAPSHOT.fullmatch(os.path.basename(place.path))
+    try:
+        found = disk.stat(place.path)
+        size_bytes = 0 if found is None else found.size_bytes
+        if snapshot is None:
+            _segment(disk, place, settings, report, size_bytes)
+        else:
+            _snapshot(disk, place, settings, report, size_bytes, int(snapshot[2]) if snapshot[2] else -1)
+    except OSError as error:
+        report.findings.error(
+            Kind.UNREADABLE, place.path, f"can not be read: {error.strerror or error}", "Look at the disk."
+        )
+    return report
+
+
+def _segment(disk: Disk, place: FilePlace, settings: Settings, report: Report, size_bytes: int) -> None:
+    base = offset_in(os.path.basename(place.path), LOG_SUFFIX)
+    severity = Severity.NOTE if place.evidence else Severity.ERROR
+    index = None
+    if base is not None:
+        index = IndexCheck(disk, place.path.removesuffix(LOG_SUFFIX), base, severity, report.findings)
+    records = RecordChecks(settings.deep, settings.sequences, report.findings)
+    walk = SegmentWalk(disk, place.path, end=size_bytes, next_offset=base or 0)
+    complete, first, holes, gaps = True, -1, 0, 0
+    gap = (-1, -1, -1)
+    due = base if base is not None else -1
+    for step in walk:
+        if isinstance(step, Rows):
+            first = step.value("base_offset", 0) if first < 0 else first
+            holes += step.totals["holes"]
+            if index is not None:
+                index.see(step)
+                if step.totals["control_batches"]:
+                    records.markers(step, index.marker)
+            if records.wanted:
+                records.see(step, place.path)
+            if step.totals["gaps"] and (row := step.totals["first_gap_row"]) + (due >= 0) > 0:
+                behind = step.value("last_offset", row - 1) + 1 if row else due
+                if not gaps:
+                    gap = behind, step.value("base_offset", row), step.value("position", row)
+                gaps += step.totals["gaps"]
+            report.batches += step.count
+            report.records += step.totals["records"]
+        else:
+            complete = complete and step.crc_ok is True
+            _tell(step, place.path, severity, report)
+        due = walk.next_offset
+        if settings.progress is not None:
+            settings.progress(walk.position - report.size_bytes)
+        report.size_bytes = walk.position
+    report.segments, report.start_offset, report.end_offset = 1, max(first, 0), walk.next_offset
+    if gaps and complete and not holes and not settings.allow_gaps:
+        report.findings.say(
+            severity,
+            Kind.GAP,
+            place.path,
+            f"offsets {gap[0]} to {gap[1] - 1} are missing" + (f", and more in {gaps - 1} places" * (gaps > 1)),
+            "In a compacted topic this is as it should be (--allow-gaps). In any other one, compare with the other"
+            " replicas.",
+            position=gap[2],
+            offset=gap[0],
+        )
+    if index is not None:
+        index.finish(place.path, complete=complete)
+
+
+def _snapshot(disk: Disk, place: FilePlace, settings: Settings, report: Report, size_bytes: int, epoch: int) -> None:
+    """Whole batches without a gap, of the epoch in the name, with a footer at the end (`gaps.md G24`)."""
+    walk = SegmentWalk(disk, place.path, end=size_bytes)
+    has_footer, complete = False, True
+    for step in walk:
+        if isinstance(step, Flaw):
+            complete = False
+            _tell(step, place.path, Severity.ERROR, report)
+            continue
+        report.batches += step.count
+        report.records += step.totals["records"]
+        if step.totals["gaps"]:
+            row = step.totals["first_gap_row"]
+            report.findings.error(
+                Kind.METADATA_SNAPSHOT,
+                place.path,
+                f"records are missing in front of number {step.value('base_offset', row)}",
+                _SNAPSHOT_ADVICE,
+                position=step.value("position", row),
+            )
+        other = [each for each in step.column("leader_epoch") if each != epoch]
+        if epoch >= 0 and other:
+            report.findings.error(
+                Kind.METADATA_SNAPSHOT,
+                place.path,
+                f"has batches of epoch {other[0]}, its name says {epoch}",
+                _SNAPSHOT_ADVICE,
+            )
+        has_footer = _is_footer(step.content(step.count - 1))
+        if settings.progress is not None:
+            settings.progress(walk.position - report.size_bytes)
+        report.size_bytes = walk.position
+    report.end_offset = walk.next_offset
+    if complete and not has_footer:
+        report.findings.error(
+            Kind.METADATA_SNAPSHOT, place.path, "ends without a footer: it is not whole", _SNAPSHOT_ADVICE
+        )
+
+
+def _is_footer(content: memoryview) -> bool:
+    header = peek_header(content)
+    if not header.is_control:
+        return False
+    try:
+        records = decode_batch(content, header)
+    except PeerError:
+        return False
+    return bool(records) and int.from_bytes((records[-1].key or b"")[2:4], "big") == _FOOTER
+
+
+def _tell(flaw: Flaw, path: str, severity: Severity, report: Report) -> None:
+    offset = flaw.header.base_offset if flaw.header is not None else -1
+    for problem in flaw.problems:
+        report.findings.say(
+            severity, problem.kind, path, problem.message, problem.advice, position=flaw.position, offset=offset
+        )
+    if flaw.header is not None:
+        report.batches += 1
+        report.records += max(flaw.header.record_count, 0)
