@@ -40,6 +40,7 @@ class IndexCheck:
         self._time_at = 0
         self._max_timestamp = -1
         self._next_offset = base_offset
+        self._unseen = False
         self._markers: set[tuple[int, int]] = set()
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -90,6 +91,7 @@ class IndexCheck:
 
     def skip(self, end_position: int) -> None:
         """The batches up to there can not be seen: entries about them are believed."""
+        self._unseen = True
         while self._index_at < len(self._index) and self._index.positions[self._index_at] < end_position:
             self._index_at += 1
 
@@ -130,7 +132,7 @@ class IndexCheck:
             self._wrong_time(
                 at, offset, f"says {stamp}, but a record before has {self._max_timestamp}: look-ups by time miss it"
             )
-        elif stamp > highest:
+        elif stamp > highest and not self._unseen:
             self._wrong_time(at, offset, f"says {stamp}, but no record up to there is later than {highest}")
 
     def finish(self, log_path: str, *, complete: bool) -> None:

@@ -106,7 +106,8 @@ class _Facts:
 
     def __init__(self, disk: Disk, path: str, report: Report) -> None:
         self.is_data_dir = _is_data_dir(disk, path)
-        self.closed = not self.is_data_dir or disk.stat(f"{path}/{CLEAN_FILE}") is not None
+        is_node = disk.stat(f"{path}/{META_FILE}") is not None
+        self.closed = not is_node or disk.stat(f"{path}/{CLEAN_FILE}") is not None
         self._offsets: dict[str, dict[TopicPartition, int]] = {}
         for name in (HIGH_WATERMARKS, RECOVERY_POINTS, LOG_STARTS, CLEANER_OFFSETS):
             try:
@@ -145,7 +146,7 @@ def _add_data_dir(disk: Disk, path: str, places: Places) -> None:
         child = f"{path}/{name}"
         if name == BOOTSTRAP_FILE:
             places.found.append(FilePlace(child, None, evidence=False))
-        elif partition_of(name) is not None or parse_put_away_name(name) is not None:
+        elif _partition_in(name) is not None:
             _add_partition(disk, child, facts, places)
 
 
@@ -167,7 +168,7 @@ def _add_partition(disk: Disk, path: str, facts: _Facts, places: Places) -> None
 def _add_evidence(disk: Disk, partition_path: str, places: Places, *, own: bool) -> None:
     folder = f"{partition_path}/{EVIDENCE_DIR}"
     name = os.path.basename(partition_path)
-    where = partition_of(name) or parse_put_away_name(name)
+    where = _partition_in(name)
     for each in sorted(disk.listdir(folder)):
         if _SEGMENT_LIKE.fullmatch(each):
             places.found.append(FilePlace(f"{folder}/{each}", where, evidence=not own))
@@ -180,14 +181,19 @@ def _file(path: str) -> FilePlace:
     if os.path.basename(parent) == EVIDENCE_DIR:
         parent = os.path.dirname(parent)
     folder = os.path.basename(parent)
-    return FilePlace(path, partition_of(folder) or parse_put_away_name(folder), evidence=False)
+    return FilePlace(path, _partition_in(folder), evidence=False)
+
+
+def _partition_in(name: str) -> TopicPartition | None:
+    """Of a directory's name, also of one that was put away."""
+    return partition_of(name) or parse_put_away_name(name)
 
 
 def _is_data_dir(disk: Disk, path: str) -> bool:
     if disk.stat(f"{path}/{META_FILE}") is not None or disk.stat(f"{path}/{HIGH_WATERMARKS}") is not None:
         return True
     names = disk.listdir(path) if (found := disk.stat(path)) is not None and found.is_directory else ()
-    return any(partition_of(name) and _is_partition(disk, f"{path}/{name}") for name in names)
+    return any(_partition_in(name) and _is_partition(disk, f"{path}/{name}") for name in names)
 
 
 def _is_partition(disk: Disk, path: str) -> bool:
