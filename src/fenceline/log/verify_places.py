@@ -73,7 +73,7 @@ class Places:
 
     def size_bytes(self, disk: Disk) -> int:
         """About what there is to read."""
-        return sum(_size(disk, place) for place in self.found)
+        return sum(size_of(disk, place) for place in self.found)
 
 
 def places_at(disk: Disk, path: str) -> Places:
@@ -214,7 +214,8 @@ def _data_dirs_below(disk: Disk, path: str) -> list[str]:
     return below
 
 
-def _size(disk: Disk, place: Place) -> int:
+def size_of(disk: Disk, place: Place) -> int:
+    """About what there is to read; 0 where that can not be seen."""
     try:
         if isinstance(place, FilePlace):
             names = [place.path]
