@@ -114,12 +114,13 @@ def _int64(value: int) -> int | None:
 
 def batch_rows(
     file: SegmentFile,
-    walk: Iterator[Rows | Flaw],
+    walk: Iterable[Rows | Flaw],
     target: pa.Schema,
     *,
     verified: bool,
     is_told: Callable[[Flaw], bool],
 ) -> Iterator[pa.RecordBatch]:
+    """`is_told`: whether a flaw is worth a row."""
     for step in walk:
         if isinstance(step, Rows):
             yield plain_rows(file, step, target, verified=verified)
