@@ -20,6 +20,7 @@ NAMES = {
     "replication": "three nodes, replication factor 3: produce, failover, catching up, at rest (BENCH_ROWS)",
     "simulation": "simulated time over real time, three controllers with a broker each",
     "partitions": "10,000 partitions, 500 topics one by one, an idle node",
+    "verify": "fenceline verify over segments, beside Kafka's DumpLogSegments",
     "spark": "batch and stream against Spark's own connector",
 }
 
