@@ -65,7 +65,7 @@ def _column(field: pa.Field, file: SegmentFile, rows: Rows, verified: bool) -> p
 def _micros(stamps: pa.Array) -> pa.Array:
     """Null for -1 and for times that Spark can not hold."""
     fits = pc.and_(pc.greater_equal(stamps, 0), pc.less_equal(stamps, _FARTHEST_MS))
-    return pc.multiply(pc.if_else(fits, stamps, None), 1000)
+    return pc.multiply(pc.if_else(fits, stamps, pa.scalar(None, pa.int64())), 1000)
 
 
 def flaw_row(file: SegmentFile, flaw: Flaw, target: pa.Schema) -> pa.RecordBatch:

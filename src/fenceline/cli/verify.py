@@ -24,6 +24,8 @@ VERIFY_EXAMPLES = examples(
 )
 _MB = 1_000_000
 _PROGRESS_S = 0.2
+_MANY = 40
+"""Above this, only what has findings is a row of the table."""
 
 
 def verify(
@@ -131,7 +133,11 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _print(reports: list[Report], seconds: float) -> None:
-    show([_row(report) for report in reports], as_json=False, optional=("segments", "epochs"))
+    shown = [report for report in reports if report.findings.kept] if len(reports) > _MANY else reports
+    if shown:
+        show([_row(report) for report in shown], as_json=False, optional=("segments", "epochs"))
+    if len(shown) < len(reports):
+        print(f"{len(reports) - len(shown)} more partitions and files, with nothing to say about them.")
     advice = ""
     for report in reports:
         for finding in report.findings.kept:

@@ -52,7 +52,7 @@ def batches_of(disk: Disk, report: Report) -> Iterator[BatchAt]:
         if found is None:
             continue
         due = max(due, base)
-        walk = SegmentWalk(disk, path, end=found.size_bytes, next_offset=due, check_crc=bool(report.findings.errors))
+        walk = SegmentWalk(disk, path, end=found.size_bytes, next_offset=due, check_crc=report.damaged)
         for step in walk:
             if isinstance(step, Flaw):
                 continue  # it was said when the log was verified
@@ -81,7 +81,7 @@ def compare(disk: Disk, one: Report, other: Report) -> Finding | None:
         )
     start = max(one.start_offset, other.start_offset)
     end = min(one.end_offset, other.end_offset)
-    compacted = one.compacted or other.compacted
+    compacted = one.compacted or other.compacted or one.damaged or other.damaged
     mine, theirs = batches_of(disk, one), batches_of(disk, other)
     left, right = next(mine, None), next(theirs, None)
     while left is not None and right is not None and max(left.base_offset, right.base_offset) < end:

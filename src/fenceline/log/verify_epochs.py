@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from fenceline.log.checkpoints import BadCheckpoint, read_epochs
-from fenceline.log.disk import Disk
+from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.file_names import EPOCH_FILE
 from fenceline.log.verify_findings import Kind, Report, Severity
@@ -23,8 +23,10 @@ _ADVICE: Final = (
 )
 
 
-def check_epochs(disk: Disk, place: PartitionPlace, report: Report) -> None:
-    """Raises OSError."""
+def check_epochs(disk: Disk, place: PartitionPlace, report: Report, content_before: bytes | None) -> None:
+    """`content_before`: of the checkpoint, before the batches were read. Where a node that runs has changed it since,
+    what does not fit is a note. Raises OSError.
+    """
     path = f"{place.path}/{EPOCH_FILE}"
     findings = report.findings
     unsettled = Severity.ERROR if place.closed else Severity.NOTE
@@ -38,6 +40,8 @@ def check_epochs(disk: Disk, place: PartitionPlace, report: Report) -> None:
     ):
         findings.error(Kind.EPOCH_CHECKPOINT, path, "epochs or offsets do not rise from line to line", _ADVICE)
         return
+    changed = not place.closed and read_file(disk, path) != content_before
+    wrong = Severity.NOTE if changed else Severity.ERROR
     runs = [run for run in report.runs if run.epoch >= 0 and run.last_offset >= place.log_start_offset]
     if not entries:
         if runs:
@@ -52,7 +56,7 @@ def check_epochs(disk: Disk, place: PartitionPlace, report: Report) -> None:
         offset, told = (first, known) if known != run.epoch else (run.last_offset, at_end)
         behind = run.epoch > cache.latest_epoch and told == cache.latest_epoch
         findings.say(
-            unsettled if behind else Severity.ERROR,
+            unsettled if behind else wrong,
             Kind.EPOCH_CHECKPOINT,
             run.path,
             f"the batch at offset {offset} is of epoch {run.epoch}; {EPOCH_FILE} says"

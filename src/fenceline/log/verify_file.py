@@ -55,10 +55,10 @@ def _segment(disk: Disk, place: FilePlace, settings: Settings, report: Report, s
     if base is not None:
         index = IndexCheck(disk, place.path.removesuffix(LOG_SUFFIX), base, severity, report.findings)
     records = RecordChecks(settings.deep, settings.sequences, report.findings)
-    walk = SegmentWalk(disk, place.path, end=size_bytes, next_offset=base or 0)
+    due = base if base is not None else _first_offset(disk, place.path)
+    walk = SegmentWalk(disk, place.path, end=size_bytes, next_offset=due)
     complete, first, holes, gaps = True, -1, 0, 0
     gap = (-1, -1, -1)
-    due = base if base is not None else -1
     for step in walk:
         if isinstance(step, Rows):
             first = step.value("base_offset", 0) if first < 0 else first
@@ -69,7 +69,8 @@ def _segment(disk: Disk, place: FilePlace, settings: Settings, report: Report, s
                     records.markers(step, index.marker)
             if records.wanted:
                 records.see(step, place.path)
-            if step.totals["gaps"] and (row := step.totals["first_gap_row"]) + (due >= 0) > 0:
+            if step.totals["gaps"]:
+                row = step.totals["first_gap_row"]
                 behind = step.value("last_offset", row - 1) + 1 if row else due
                 if not gaps:
                     gap = behind, step.value("base_offset", row), step.value("position", row)
@@ -77,7 +78,7 @@ def _segment(disk: Disk, place: FilePlace, settings: Settings, report: Report, s
             report.batches += step.count
             report.records += step.totals["records"]
         else:
-            complete = complete and step.crc_ok is True
+            complete = False
             _tell(step, place.path, severity, report)
         due = walk.next_offset
         if settings.progress is not None:
@@ -97,6 +98,17 @@ def _segment(disk: Disk, place: FilePlace, settings: Settings, report: Report, s
         )
     if index is not None:
         index.finish(place.path, complete=complete)
+
+
+def _first_offset(disk: Disk, path: str) -> int:
+    """What the first batch says, if it can be one: evidence may begin in the middle of a segment."""
+    fd = disk.open_read(path)
+    try:
+        return max(peek_header(disk.pread(fd, BATCH_OVERHEAD, 0)).base_offset, 0)
+    except PeerError:
+        return 0
+    finally:
+        disk.close(fd)
 
 
 def _snapshot(disk: Disk, place: FilePlace, settings: Settings, report: Report, size_bytes: int, epoch: int) -> None:

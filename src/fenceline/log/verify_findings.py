@@ -138,5 +138,7 @@ class Report:
     """Of the data directory's checkpoint; None without one."""
     compacted: bool = False
     """Whether offsets may be missing."""
+    damaged: bool = False
+    """Not every batch could be read or believed: what rests on all of them is not said."""
     runs: list[EpochRun] = field(default_factory=list)
     findings: Findings = field(default_factory=Findings)

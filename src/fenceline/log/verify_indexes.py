@@ -13,7 +13,7 @@ from fenceline.log.disk import Disk, read_file
 from fenceline.log.file_names import SNAPSHOT_SUFFIX
 from fenceline.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex, decode_aborted
 from fenceline.log.producer_state import BadSnapshot, ProducerStates
-from fenceline.log.verify_findings import Findings, Kind, Severity
+from fenceline.log.verify_findings import Finding, Findings, Kind, Severity
 from fenceline.log.verify_segment import Rows
 
 _REBUILD: Final = "Stop the node and remove the file: the next start makes it anew from the log."
@@ -21,7 +21,7 @@ _NEVER: Final = 1 << 62
 
 
 class IndexCheck:
-    """Of one segment. `see` every window of batches in order, then `finish`.
+    """Of one segment. `see` every window of batches in order, then `finish`, which tells what was found.
 
     `severity` is that of what a start of the node puts right by itself: in the newest segment of a log that was not
     closed, a note.
@@ -33,6 +33,7 @@ class IndexCheck:
         self._severity = severity
         self._findings = findings
         self.missing: list[str] = []
+        self._found: list[Finding] = []
         self._index = self._read_index(disk)
         self._times = self._read_times(disk)
         self._aborted = self._read_aborted(disk)
@@ -40,7 +41,6 @@ class IndexCheck:
         self._time_at = 0
         self._max_timestamp = -1
         self._next_offset = base_offset
-        self._unseen = False
         self._markers: set[tuple[int, int]] = set()
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -89,12 +89,6 @@ class IndexCheck:
         """The log has the marker of an aborted transaction there."""
         self._markers.add((producer_id, offset))
 
-    def skip(self, end_position: int) -> None:
-        """The batches up to there can not be seen: entries about them are believed."""
-        self._unseen = True
-        while self._index_at < len(self._index) and self._index.positions[self._index_at] < end_position:
-            self._index_at += 1
-
     def _see_positions(self, rows: Rows) -> None:
         positions, entries = rows.column("position"), self._index.positions
         bases = rows.column("base_offset")
@@ -132,11 +126,13 @@ class IndexCheck:
             self._wrong_time(
                 at, offset, f"says {stamp}, but a record before has {self._max_timestamp}: look-ups by time miss it"
             )
-        elif stamp > highest and not self._unseen:
+        elif stamp > highest:
             self._wrong_time(at, offset, f"says {stamp}, but no record up to there is later than {highest}")
 
     def finish(self, log_path: str, *, complete: bool) -> None:
-        """At the end of the segment. `complete`: all its batches could be seen."""
+        """At the end of the segment. Unless it is `complete`, and all its batches were seen, nothing is told: damage of
+        the log would be told twice.
+        """
         if not complete:
             return
         if self._index_at < len(self._index):
@@ -160,6 +156,8 @@ class IndexCheck:
                     f" {log_path} has no such marker",
                     offset=offset,
                 )
+        for finding in self._found:
+            self._findings.add(finding)
 
     def _wrong_index(self, at: int, offset: int, words: str, *, more: int = 0) -> None:
         also = f" ({more} more entries are)" if more else ""
@@ -181,7 +179,7 @@ class IndexCheck:
         )
 
     def _say(self, kind: Kind, path: str, message: str, *, position: int = -1, offset: int = -1) -> None:
-        self._findings.say(self._severity, kind, path, message, _REBUILD, position=position, offset=offset)
+        self._found.append(Finding(kind, self._severity, path, position, offset, message, _REBUILD))
 
 
 def check_producer_snapshot(disk: Disk, stem: str, findings: Findings) -> None:

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Final
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, LOSSES_TOPIC, TRANSACTION_STATE_TOPIC
 from fenceline.log import verify_epochs
 from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
-from fenceline.log.disk import Disk
-from fenceline.log.file_names import DELETED_SUFFIX, LOG_SUFFIX, METADATA_FILE, OFFSET_DIGITS, offset_in, stem
+from fenceline.log.disk import Disk, read_file
+from fenceline.log.file_names import (
+    DELETED_SUFFIX,
+    EPOCH_FILE,
+    LOG_SUFFIX,
+    METADATA_FILE,
+    OFFSET_DIGITS,
+    offset_in,
+    stem,
+)
 from fenceline.log.producer_snapshots import offsets_in
 from fenceline.log.verify_findings import EpochRun, Kind, Report, Severity
 from fenceline.log.verify_indexes import IndexCheck, check_producer_snapshot
@@ -29,10 +37,11 @@ if TYPE_CHECKING:
 GROWTH_WAIT_S: Final = 0.05
 GROWTH_TRIES: Final = 20
 _COMPACTED_TOPICS: Final = frozenset((CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, LOSSES_TOPIC))
-_CLEANED, _SWAP = ".cleaned", ".swap"
+_CLEANED, _SWAP, _PART = ".cleaned", ".swap", ".part"
 _LEFTOVERS: Final = {
     DELETED_SUFFIX: ("is due for deletion", "The node removes it, after file.delete.delay.ms or at its start."),
     _CLEANED: ("was being written by a compaction", "The next start of the node removes it."),
+    _PART: ("was being written", "The node goes on with it, or removes it at its next start."),
     _SWAP: ("is the result of a compaction that is to take the place of segments", "The next start finishes it."),
 }  # fmt: skip
 
@@ -77,8 +86,6 @@ class _Verifier:
         self._findings = report.findings
         self._next_offset = -1
         self._epoch = -1
-        self._damaged = False
-        """Batches could not be read: what rests on all of them is not said."""
         self._gaps = 0
         self._missing_offsets = 0
         self._first_gap = (-1, -1, "", -1)
@@ -90,6 +97,7 @@ class _Verifier:
         names = sorted(self._disk.listdir(self._place.path))
         bases = sorted(o for name in names if _is_segment(name) and (o := offset_in(name, LOG_SUFFIX)) is not None)
         self._metadata(names)
+        epochs_before = read_file(self._disk, f"{self._place.path}/{EPOCH_FILE}")
         for number, base in enumerate(bases):
             self._segment(base, last=number == len(bases) - 1)
         self._report.segments = len(bases)
@@ -97,8 +105,8 @@ class _Verifier:
         self._report.start_offset = max(bases[0] if bases else 0, self._place.log_start_offset)
         self._names(names, bases)
         self._tell_gaps()
-        if not self._damaged:
-            verify_epochs.check_epochs(self._disk, self._place, self._report)
+        if not self._report.damaged:
+            verify_epochs.check_epochs(self._disk, self._place, self._report, epochs_before)
             self._checkpoints()
 
     # -- segments -----------------------------------------------------------------------------------------------
@@ -151,8 +159,8 @@ class _Verifier:
                     self._take(step, path, index, due)
                     before = step.value("position", 0)
                 case Flaw():
-                    complete = complete and step.header is not None and step.crc_ok is True
-                    self._flaw(step, path, index, last=last)
+                    complete = False
+                    self._flaw(step, path, last=last)
                     before = step.position
             due = walk.next_offset
             self._report.size_bytes += walk.position - before
@@ -177,15 +185,13 @@ class _Verifier:
         if self._records.wanted:
             self._records.see(rows, path)
 
-    def _flaw(self, flaw: Flaw, path: str, index: IndexCheck, *, last: bool) -> None:
+    def _flaw(self, flaw: Flaw, path: str, *, last: bool) -> None:
         header = flaw.header
         offset = header.base_offset if header is not None else -1
         harmless = flaw.torn and last and not self._place.closed
         for problem in flaw.problems:
             severity = (
-                Severity.NOTE
-                if harmless or (problem.kind is Kind.GONE and not self._place.closed)
-                else (Severity.ERROR)
+                Severity.NOTE if harmless or (problem.kind is Kind.GONE and not self._place.closed) else Severity.ERROR
             )
             self._findings.say(
                 severity, problem.kind, path, problem.message, problem.advice, position=flaw.position, offset=offset
@@ -193,14 +199,13 @@ class _Verifier:
         if header is not None:
             self._report.batches += 1
             self._report.records += max(header.record_count, 0)
-        if flaw.crc_ok is True and header is not None:
-            self._add_run(header.leader_epoch, header.base_offset, header.last_offset, path, flaw.position)
-        elif not flaw.torn:
-            self._damaged = True
-        index.skip(flaw.end_position)
+            if flaw.crc_ok is True:
+                self._add_run(header.leader_epoch, header.base_offset, header.last_offset, path, flaw.position)
+        if flaw.problems and not (flaw.torn and last):
+            self._report.damaged = True
 
     def _gone(self, path: str) -> None:
-        self._damaged = True
+        self._report.damaged = True
         self._findings.say(
             self._unsettled,
             Kind.GONE,
@@ -251,7 +256,7 @@ class _Verifier:
         self._report.compacted = bool(
             self._settings.allow_gaps or self._holes or place.cleaned or place.topic in _COMPACTED_TOPICS
         )
-        if not self._gaps or self._report.compacted or self._damaged:
+        if not self._gaps or self._report.compacted or self._report.damaged:
             return
         start, end, path, position = self._first_gap
         more = f", and {self._missing_offsets - end + start} more in {self._gaps - 1} places" if self._gaps > 1 else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fenceline.errors import OperatorError
-from fenceline.ids import TopicPartition
+from fenceline.ids import METADATA_TOPIC, TopicPartition
 from fenceline.log.checkpoints import BadCheckpoint, read_offsets
 from fenceline.log.disk import Disk
 from fenceline.log.file_names import LOG_SUFFIX
@@ -26,6 +26,7 @@ CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
 BOOTSTRAP_FILE: Final = "bootstrap.checkpoint"
 _SEGMENT: Final = re.compile(r"\d{20}\.log")
 _SEGMENT_LIKE: Final = re.compile(r"\d{20}\.log(\.deleted|\.cleaned|\.swap|\.\d+|\.from-\d+\.\d+)?")
+_FROZEN: Final = re.compile(r"\d{20}-\d{10}\.checkpoint")
 _SNAPSHOT: Final = re.compile(r"(\d{20}-\d{10}|bootstrap)\.checkpoint")
 
 
@@ -33,7 +34,8 @@ _SNAPSHOT: Final = re.compile(r"(\d{20}-\d{10}|bootstrap)\.checkpoint")
 class PartitionPlace:
     """A partition directory. `closed`: the node was stopped in order, or this is a copy away from any data directory.
 
-    Offsets are those of the data directory's checkpoints: None where they say nothing.
+    Offsets are those of the data directory's checkpoints: None where they say nothing. The high watermark of the
+    metadata log is at least the end of its newest snapshot.
     """
 
     path: str
@@ -106,6 +108,7 @@ class _Facts:
 
     def __init__(self, disk: Disk, path: str, report: Report) -> None:
         self.is_data_dir = _is_data_dir(disk, path)
+        self._disk = disk
         is_node = disk.stat(f"{path}/{META_FILE}") is not None
         self.closed = not is_node or disk.stat(f"{path}/{CLEAN_FILE}") is not None
         self._offsets: dict[str, dict[TopicPartition, int]] = {}
@@ -121,15 +124,23 @@ class _Facts:
                     "The node finds these offsets anew at its start; what was above them is checked again.",
                 )
 
+    def _snapshot_end(self, path: str) -> int:
+        """Of the metadata log no high watermark is written down; snapshots hold nothing but what is committed."""
+        ends = [int(name[:20]) for name in self._disk.listdir(path) if _FROZEN.fullmatch(name)]
+        return max(ends, default=0)
+
     def place(self, path: str, where: TopicPartition | None, *, put_away: bool) -> PartitionPlace:
         def known(name: str) -> int | None:
             return None if where is None else self._offsets[name].get(where)
 
+        high_watermark = known(HIGH_WATERMARKS)
+        if where is not None and where.topic == METADATA_TOPIC:
+            high_watermark = self._snapshot_end(path)
         return PartitionPlace(
             path,
             where,
             closed=self.closed,
-            high_watermark=None if put_away else known(HIGH_WATERMARKS),
+            high_watermark=None if put_away else high_watermark,
             recovery_point=None if put_away else known(RECOVERY_POINTS),
             log_start_offset=known(LOG_STARTS) or 0,
             cleaned=known(CLEANER_OFFSETS) is not None,
