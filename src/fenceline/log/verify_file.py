@@ -19,7 +19,7 @@ from fenceline.log.verify_partition import Settings
 from fenceline.log.verify_places import FilePlace
 from fenceline.log.verify_records import RecordChecks
 from fenceline.log.verify_segment import Flaw, Rows, SegmentWalk
-from fenceline.records.batch import peek_header
+from fenceline.records.batch import BATCH_OVERHEAD, peek_header
 from fenceline.records.decode import decode_batch
 
 _SNAPSHOT: Final = re.compile(r"(\d{20})-(\d{10})\.checkpoint|bootstrap\.checkpoint")
