@@ -12,7 +12,7 @@ from fenceline.log.verify import find_places
 from fenceline.testing.sim_disk import SimDisk
 
 from .helpers import SMALL, append, open_log, read_all
-from .verify_helpers import QUIET, errors, flip, logs, notes, put, rain, said, verified
+from .verify_helpers import QUIET, content_of, errors, flip, logs, notes, put, rain, said, verified
 
 ONE, TWO = "/one/rain-0", "/two/rain-0"
 
@@ -139,6 +139,15 @@ def test_what_a_path_may_be(disk: SimDisk) -> None:
         assert said(reports) == [], path
     assert len(find_places(disk, ["/one", ONE, "/one/"]).found) == 1, "named twice, looked at once"
     assert len(find_places(disk, ["/cluster", "/one"]).found) == 2
+
+
+def test_the_newest_segment_by_itself_may_be_torn_while_a_node_runs(disk: SimDisk) -> None:
+    rain(disk, ONE)
+    path = logs(disk, ONE)[-1]
+    put(disk, path, content_of(disk, path)[:-9])
+    assert errors(verified(disk, path)) == ["torn"]
+    put(disk, "/one/meta.properties", b"")
+    assert (errors(verified(disk, path)), notes(verified(disk, path))) == ([], ["torn"])
 
 
 def test_directories_that_were_put_away_are_no_replicas(disk: SimDisk) -> None:

@@ -38,7 +38,7 @@ def verify_file(disk: Disk, place: FilePlace, settings: Settings) -> Report:
         found = disk.stat(place.path)
         size_bytes = 0 if found is None else found.size_bytes
         if snapshot is None:
-            _segment(disk, place, settings, report, size_bytes)
+            _Segment(disk, place, settings, report).run(size_bytes)
         else:
             _snapshot(disk, place, settings, report, size_bytes, int(snapshot[2]) if snapshot[2] else -1)
     except OSError as error:
@@ -48,56 +48,81 @@ def verify_file(disk: Disk, place: FilePlace, settings: Settings) -> Report:
     return report
 
 
-def _segment(disk: Disk, place: FilePlace, settings: Settings, report: Report, size_bytes: int) -> None:
-    base = offset_in(os.path.basename(place.path), LOG_SUFFIX)
-    severity = Severity.NOTE if place.evidence else Severity.ERROR
-    index = None
-    if base is not None:
-        index = IndexCheck(disk, place.path.removesuffix(LOG_SUFFIX), base, severity, report.findings)
-    records = RecordChecks(settings.deep, settings.sequences, report.findings)
-    due = base if base is not None else _first_offset(disk, place.path)
-    walk = SegmentWalk(disk, place.path, end=size_bytes, next_offset=due)
-    complete, first, holes, gaps = True, -1, 0, 0
-    gap = (-1, -1, -1)
-    for step in walk:
-        if isinstance(step, Rows):
-            first = step.value("base_offset", 0) if first < 0 else first
-            holes += step.totals["holes"]
-            if index is not None:
-                index.see(step)
-                if step.totals["control_batches"]:
-                    records.markers(step, index.marker)
-            if records.wanted:
-                records.see(step, place.path)
-            if step.totals["gaps"]:
-                row = step.totals["first_gap_row"]
-                behind = step.value("last_offset", row - 1) + 1 if row else due
-                if not gaps:
-                    gap = behind, step.value("base_offset", row), step.value("position", row)
-                gaps += step.totals["gaps"]
-            report.batches += step.count
-            report.records += step.totals["records"]
-        else:
-            complete = False
-            _tell(step, place.path, severity, report)
-        due = walk.next_offset
-        if settings.progress is not None:
-            settings.progress(walk.position - report.size_bytes)
-        report.size_bytes = walk.position
-    report.segments, report.start_offset, report.end_offset = 1, max(first, 0), walk.next_offset
-    if gaps and complete and not holes and not settings.allow_gaps:
-        report.findings.say(
-            severity,
+class _Segment:
+    """One pass over a segment, and what is seen on the way."""
+
+    def __init__(self, disk: Disk, place: FilePlace, settings: Settings, report: Report) -> None:
+        self._disk = disk
+        self._path = place.path
+        self._settings = settings
+        self._report = report
+        self._severity = Severity.NOTE if place.evidence else Severity.ERROR
+        self._torn_severity = Severity.NOTE if place.being_written else self._severity
+        self._records = RecordChecks(settings.deep, settings.sequences, report.findings, self._severity)
+        self._base = offset_in(os.path.basename(place.path), LOG_SUFFIX)
+        self._index = self._index_of(place)
+        self._complete = True
+        self._holes = self._gaps = 0
+        self._first_gap = (-1, -1, -1)
+
+    def _index_of(self, place: FilePlace) -> IndexCheck | None:
+        if self._base is None:
+            return None
+        stem = place.path.removesuffix(LOG_SUFFIX)
+        return IndexCheck(self._disk, stem, self._base, self._torn_severity, self._report.findings)
+
+    def run(self, size_bytes: int) -> None:
+        report = self._report
+        due = self._base if self._base is not None else _first_offset(self._disk, self._path)
+        report.segments, report.start_offset = 1, due
+        walk = SegmentWalk(self._disk, self._path, end=size_bytes, next_offset=due)
+        for step in walk:
+            if isinstance(step, Rows):
+                self._take(step, due)
+            else:
+                self._complete = False
+                _tell(step, self._path, self._torn_severity if step.torn else self._severity, report)
+            due = walk.next_offset
+            if self._settings.progress is not None:
+                self._settings.progress(walk.position - report.size_bytes)
+            report.size_bytes = walk.position
+        report.end_offset = walk.next_offset
+        if self._gaps and self._complete and not self._holes and not self._settings.allow_gaps:
+            self._tell_gaps()
+        if self._index is not None:
+            self._index.finish(self._path, complete=self._complete)
+
+    def _take(self, rows: Rows, due: int) -> None:
+        totals = rows.totals
+        self._report.batches += rows.count
+        self._report.records += totals["records"]
+        self._holes += totals["holes"]
+        if totals["gaps"]:
+            row = totals["first_gap_row"]
+            behind = rows.value("last_offset", row - 1) + 1 if row else due
+            if not self._gaps:
+                self._first_gap = behind, rows.value("base_offset", row), rows.value("position", row)
+            self._gaps += totals["gaps"]
+        if self._index is not None:
+            self._index.see(rows)
+            if totals["control_batches"]:
+                self._records.markers(rows, self._index.marker)
+        if self._records.wanted:
+            self._records.see(rows, self._path)
+
+    def _tell_gaps(self) -> None:
+        start, end, position = self._first_gap
+        more = f", and more in {self._gaps - 1} places" if self._gaps > 1 else ""
+        self._report.findings.say(
+            self._severity,
             Kind.GAP,
-            place.path,
-            f"offsets {gap[0]} to {gap[1] - 1} are missing" + (f", and more in {gaps - 1} places" * (gaps > 1)),
+            self._path,
+            f"offsets {start} to {end - 1} are missing{more}",
             "In a compacted topic this is as it should be (--allow-gaps). In any other one, compare with the other"
             " replicas.",
-            position=gap[2],
-            offset=gap[0],
+            position=position,
+            offset=start,
         )
-    if index is not None:
-        index.finish(place.path, complete=complete)
 
 
 def _first_offset(disk: Disk, path: str) -> int:

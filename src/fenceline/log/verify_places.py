@@ -56,11 +56,14 @@ class PartitionPlace:
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """A file by itself. `evidence`: it was cut off a log, and may well be damaged."""
+    """A file by itself. `evidence`: it was cut off a log, and may well be damaged. `being_written`: a node that was not
+    stopped in order may write to it.
+    """
 
     path: str
     topic_partition: TopicPartition | None
     evidence: bool
+    being_written: bool = False
 
 
 Place = PartitionPlace | FilePlace
@@ -86,7 +89,7 @@ def places_at(disk: Disk, path: str) -> Places:
         raise OperatorError(f"There is no {path}", "Name a data directory, a partition's directory or a segment file.")
     places = Places()
     if not found.is_directory:
-        places.found.append(_file(path))
+        places.found.append(_file(disk, path))
     elif os.path.basename(path) == EVIDENCE_DIR:
         _add_evidence(disk, os.path.dirname(path), places, own=True)
     elif _is_data_dir(disk, path):
@@ -185,14 +188,18 @@ def _add_evidence(disk: Disk, partition_path: str, places: Places, *, own: bool)
             places.found.append(FilePlace(f"{folder}/{each}", where, evidence=not own))
 
 
-def _file(path: str) -> FilePlace:
+def _file(disk: Disk, path: str) -> FilePlace:
     name, parent = os.path.basename(path), os.path.dirname(path)
     if not _SEGMENT_LIKE.fullmatch(name) and not _SNAPSHOT.fullmatch(name) and not name.endswith(LOG_SUFFIX):
         raise OperatorError(f"{path} is no segment", "Name a .log file, a .checkpoint file, or a directory.")
     if os.path.basename(parent) == EVIDENCE_DIR:
         parent = os.path.dirname(parent)
-    folder = os.path.basename(parent)
-    return FilePlace(path, _partition_in(folder), evidence=False)
+        being_written = False
+    else:
+        is_newest = name == max((each for each in disk.listdir(parent) if _SEGMENT.fullmatch(each)), default="")
+        being_written = is_newest and not _Facts(disk, os.path.dirname(parent), Report("")).closed
+    where = _partition_in(os.path.basename(parent))
+    return FilePlace(path, where, evidence=False, being_written=being_written)
 
 
 def _partition_in(name: str) -> TopicPartition | None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from fenceline.errors import PeerError
 from fenceline.log.producer_state import decode_end_marker
-from fenceline.log.verify_findings import Findings, Kind
+from fenceline.log.verify_findings import Findings, Kind, Severity
 from fenceline.log.verify_segment import Rows
 from fenceline.records import kernel
 from fenceline.records.batch import peek_header
@@ -30,10 +30,11 @@ _WRITER: Final = (
 class RecordChecks:
     """Of one partition, over all its segments."""
 
-    def __init__(self, deep: bool, sequences: bool, findings: Findings) -> None:
+    def __init__(self, deep: bool, sequences: bool, findings: Findings, severity: Severity = Severity.ERROR) -> None:
         self._deep = deep
         self._sequences = sequences
         self._findings = findings
+        self._severity = severity
         self._producers: dict[int, tuple[int, int]] = {}
         """Epoch and last sequence by id."""
 
@@ -77,7 +78,8 @@ class RecordChecks:
                     header.base_timestamp, None, Record,
                 )  # fmt: skip
         except PeerError as error:
-            self._findings.error(
+            self._findings.say(
+                self._severity,
                 Kind.RECORDS,
                 path,
                 f"the records of the batch at offset {header.base_offset} can not be read: {error.message}",
@@ -97,7 +99,8 @@ class RecordChecks:
             due = (last + 1) & MAX_SEQUENCE if epoch == known_epoch else 0
             unknown = last < 0 and epoch == known_epoch
             if epoch < known_epoch or (first != due and not unknown):
-                self._findings.error(
+                self._findings.say(
+                    self._severity,
                     Kind.SEQUENCE,
                     path,
                     f"producer {producer_id} epoch {epoch} wrote sequence {first} at offset {bases[row]}, where"
