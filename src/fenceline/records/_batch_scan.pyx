@@ -3,7 +3,9 @@
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
+
+from fenceline._big_endian cimport be_int16, be_int32, be_int64, be_uint32
 
 from fenceline.records.crc import crc32c
 
@@ -13,18 +15,6 @@ cdef Py_ssize_t BATCH_OVERHEAD = 61
 cdef int COLUMN_COUNT = 13
 cdef int TOTAL_COUNT = 6
 cdef int64_t HIGHEST_OFFSET = 9223372036854775806
-
-
-cdef inline uint32_t _be32(const uint8_t* p) noexcept nogil:
-    return <uint32_t>p[0] << 24 | <uint32_t>p[1] << 16 | <uint32_t>p[2] << 8 | p[3]
-
-
-cdef inline int64_t _be64(const uint8_t* p) noexcept nogil:
-    return <int64_t>(<uint64_t>_be32(p) << 32 | _be32(p + 4))
-
-
-cdef inline int16_t _be16(const uint8_t* p) noexcept nogil:
-    return <int16_t>(p[0] << 8 | p[1])
 
 
 def scan_plain(
@@ -66,15 +56,15 @@ cdef _scan(
     totals[0], totals[1], totals[2], totals[3], totals[4], totals[5] = 0, 0, 0, -1, 0, 0
     while count < capacity and end - start >= BATCH_OVERHEAD:
         p = content + start
-        size = <int64_t><int32_t>_be32(p + 8) + 12
+        size = <int64_t>be_int32(p + 8) + 12
         if p[16] != 2 or size < BATCH_OVERHEAD or size > end - start:
             break
-        base = _be64(p)
-        epoch = <int32_t>_be32(p + 12)
-        crc = _be32(p + 17)
-        attributes = _be16(p + 21)
-        delta = <int32_t>_be32(p + 23)
-        records = <int32_t>_be32(p + 57)
+        base = be_int64(p)
+        epoch = be_int32(p + 12)
+        crc = be_uint32(p + 17)
+        attributes = be_int16(p + 21)
+        delta = be_int32(p + 23)
+        records = be_int32(p + 57)
         if base < next_offset or delta < 0 or base > HIGHEST_OFFSET - delta or epoch < leader_epoch:
             break
         if (attributes & 7) > 4 or records < 0 or records > <int64_t>delta + 1:
@@ -93,11 +83,11 @@ cdef _scan(
         row[4 * capacity] = epoch
         row[5 * capacity] = crc
         row[6 * capacity] = attributes
-        row[7 * capacity] = _be64(p + 27)
-        row[8 * capacity] = _be64(p + 35)
-        row[9 * capacity] = _be64(p + 43)
-        row[10 * capacity] = _be16(p + 51)
-        row[11 * capacity] = <int32_t>_be32(p + 53)
+        row[7 * capacity] = be_int64(p + 27)
+        row[8 * capacity] = be_int64(p + 35)
+        row[9 * capacity] = be_int64(p + 43)
+        row[10 * capacity] = be_int16(p + 51)
+        row[11 * capacity] = be_int32(p + 53)
         row[12 * capacity] = records
         if base > next_offset:
             if totals[1] == 0:
