@@ -31,6 +31,7 @@ _KNOWN: Final = (
     "failOnDamage",
     "deep",
     "allowGaps",
+    "compare",
     "maxPartitions",
 )
 
@@ -47,6 +48,7 @@ class SegmentOptions:
     fail_on_damage: bool = True
     deep: bool = False
     allow_gaps: bool = False
+    compare: bool = True
     max_partitions: int | None = None
 
 
@@ -69,6 +71,7 @@ def segment_options(options: Mapping[str, str]) -> SegmentOptions:
         fail_on_damage=given.boolean("failOnDamage", True),
         deep=given.boolean("deep"),
         allow_gaps=given.boolean("allowGaps"),
+        compare=given.boolean("compare", True),
         max_partitions=given.positive("maxPartitions", 1_000_000),
     )
 

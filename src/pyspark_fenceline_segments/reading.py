@@ -17,11 +17,9 @@ from pyspark.sql.types import StructType
 from fenceline.errors import FencelineError, OperatorError, PeerError
 from fenceline.log.disk import OsDisk
 from fenceline.log.file_names import LOG_SUFFIX, offset_in
-from fenceline.log.verify import Settings
-from fenceline.log.verify_file import verify_file
+from fenceline.log.verify import Settings, verify_group
 from fenceline.log.verify_findings import Report
-from fenceline.log.verify_partition import verify_partition
-from fenceline.log.verify_places import PartitionPlace, Place
+from fenceline.log.verify_places import Place
 from fenceline.log.verify_segment import Flaw, Rows, SegmentWalk
 from fenceline.records.arrow import ArrowDecoder
 from pyspark_fenceline import workers
@@ -52,11 +50,11 @@ class FilesPartition(InputPartition):
 
 
 class PlacesPartition(InputPartition):
-    """One Spark task's partition directories and files to verify; `reports` are findings that the driver has made."""
+    """One Spark task's groups of places to verify; `reports` are findings that the driver has made."""
 
-    def __init__(self, places: list[Place], reports: list[Report]) -> None:
-        super().__init__(places)
-        self.places = places
+    def __init__(self, groups: list[list[Place]], reports: list[Report]) -> None:
+        super().__init__(groups)
+        self.groups = groups
         self.reports = reports
 
 
@@ -153,12 +151,9 @@ def _findings(options: SegmentOptions, partition: PlacesPartition, target: pa.Sc
     settings = Settings(deep=options.deep, allow_gaps=options.allow_gaps)
     for report in partition.reports:
         yield from _report_rows(report, target)
-    for place in partition.places:
-        if isinstance(place, PartitionPlace):
-            report = verify_partition(OsDisk(), place, settings)
-        else:
-            report = verify_file(OsDisk(), place, settings)
-        yield from _report_rows(report, target)
+    for group in partition.groups:
+        for report in verify_group(OsDisk(), group, settings):
+            yield from _report_rows(report, target)
 
 
 def _report_rows(report: Report, target: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -58,16 +58,17 @@ class SegmentsReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         from fenceline.log.disk import OsDisk
-        from fenceline.log.verify_places import size_of
+        from fenceline.log.verify import groups_of, size_of_group
         from pyspark_fenceline_segments.planning import files_of, pack, places_of, task_count
         from pyspark_fenceline_segments.reading import FilesPartition, PlacesPartition
 
         options = self._plan.options
         places = places_of(options)
         if options.mode is Mode.FINDINGS:
-            sizes = [size_of(OsDisk(), place) for place in places.found]
+            groups = groups_of(places, compare_replicas=options.compare)
+            sizes = [size_of_group(OsDisk(), group) for group in groups]
             own = [PlacesPartition([], places.reports)] if places.reports else []
-            return [*own, *(PlacesPartition(p, []) for p in pack(places.found, sizes, task_count(options, sizes)))]
+            return [*own, *(PlacesPartition(p, []) for p in pack(groups, sizes, task_count(options, sizes)))]
         files = files_of(places.found)
         sizes = [file.size_bytes for file in files]
         return [FilesPartition(packed) for packed in pack(files, sizes, task_count(options, sizes))]

@@ -143,6 +143,19 @@ def test_findings_are_those_of_the_command(partition: Path) -> None:
     assert found["advice"]
 
 
+def test_findings_compare_replicas_of_one_partition(partition: Path, tmp_path: Path) -> None:
+    make_log(tmp_path / "two" / "rain-2")
+    make_log(tmp_path / "two" / "rain-0", epochs=1)
+    assert rows(tmp_path, mode="findings", maxPartitions=5) == []
+    last = segments(tmp_path / "two" / "rain-2")[-1]
+    content = bytearray(last.read_bytes())
+    content[12:16] = (9).to_bytes(4, "big")
+    last.write_bytes(content)
+    found = rows(tmp_path, mode="findings", maxPartitions=5)
+    assert {row["kind"] for row in found} == {"epochs", "epoch_checkpoint", "divergence"}
+    assert "divergence" not in {row["kind"] for row in rows(tmp_path, mode="findings", compare=False)}
+
+
 def test_a_node_that_writes_has_no_damage_at_the_end(partition: Path) -> None:
     last = segments(partition)[-1]
     last.write_bytes(last.read_bytes()[:-10])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fenceline.cli.output import AsJson, examples, print_json, show
+from fenceline.cli.output import AsJson, examples, show
 from fenceline.errors import OperatorError
 from fenceline.ids import encode_uuid
 
@@ -46,7 +48,7 @@ def verify(
     no log.
     """
     from fenceline.log.disk import OsDisk
-    from fenceline.log.verify import Settings, find_places, verify_places
+    from fenceline.log.verify import Settings, find_places, groups_of, size_of_group, verify_group
 
     disk = OsDisk()
     try:
@@ -55,15 +57,18 @@ def verify(
         _usage(error.message, error.advice)
     except OSError as error:
         _usage(f"{error.filename or paths[0]}: {error.strerror or error}", "Run as a user who may read it.")
-    progress = _Progress(places.size_bytes(disk))
+    groups = groups_of(places, compare_replicas=compare)
+    progress = _Progress(sum(size_of_group(disk, group) for group in groups))
     settings = Settings(deep=deep, sequences=sequences, allow_gaps=allow_gaps, progress=progress.add)
-    reports = list(verify_places(disk, places, settings, compare_replicas=compare))
-    progress.finish()
-    if as_json:
-        print_json([_document(report) for report in reports])
-    else:
-        _print(reports, progress.seconds)
-    if any(report.findings.errors for report in reports):
+    out: _Documents | _Text = _Documents() if as_json else _Text(progress, sum(map(len, groups)) > _MANY)
+    for report in places.reports:
+        out.add(report)
+    for group in groups:
+        for report in verify_group(disk, group, settings):
+            out.add(report)
+    progress.clear()
+    out.finish()
+    if out.errors:
         raise typer.Exit(1)
 
 
@@ -94,9 +99,76 @@ class _Progress:
             speed = self._done / _MB / max(now - self._started, 1e-9)
             print(f"\r{share:3d} % of {self._total / _MB:,.0f} MB, {speed:,.0f} MB/s ", end="", file=sys.stderr)
 
-    def finish(self) -> None:
+    def clear(self) -> None:
+        """Make room for other lines."""
         if self._shown:
-            print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+            print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+
+
+class _Documents:
+    """A JSON array, an object at a time: nothing is kept."""
+
+    def __init__(self) -> None:
+        self.errors = 0
+        self._count = 0
+
+    def add(self, report: Report) -> None:
+        self.errors += report.findings.errors
+        print("," if self._count else "[")
+        print(indent(json.dumps(_document(report), indent=2), "  "), end="")
+        self._count += 1
+
+    def finish(self) -> None:
+        print("\n]" if self._count else "[]")
+
+
+class _Text:
+    """Findings as they are found, then a table, then a line that sums up. Keeps a row for each report, or where there
+    are many, for those with findings.
+    """
+
+    def __init__(self, progress: _Progress, many: bool) -> None:
+        self.errors = 0
+        self._progress = progress
+        self._many = many
+        self._rows: list[dict[str, Any]] = []
+        self._unshown = self._notes = self._size_bytes = 0
+        self._advice = ""
+
+    def add(self, report: Report) -> None:
+        findings = report.findings
+        self.errors += findings.errors
+        self._notes += findings.notes
+        self._size_bytes += report.size_bytes
+        if self._many and not findings.kept:
+            self._unshown += 1
+        else:
+            self._rows.append(_row(report))
+        if findings.kept:
+            self._progress.clear()
+            for finding in findings.kept:
+                self._tell(finding)
+            if findings.left_out:
+                print(f"... and {findings.left_out} more findings in {report.path}")
+            sys.stdout.flush()
+
+    def _tell(self, finding: Finding) -> None:
+        at = f" at byte {finding.position}" if finding.position >= 0 else ""
+        print(f"{finding.severity.value.upper()} {finding.kind.value}: {finding.path}{at}: {finding.message}")
+        if finding.advice != self._advice:
+            print(f"  {finding.advice}")
+        self._advice = finding.advice
+
+    def finish(self) -> None:
+        if self._rows:
+            show(self._rows, as_json=False, optional=("segments", "epochs"))
+        if self._unshown:
+            print(f"{self._unshown} more partitions and files, with nothing to say about them.")
+        found = "nothing found"
+        if self.errors or self._notes:
+            found = f"{_count(self.errors, 'error')}, {_count(self._notes, 'note')}"
+        size, seconds = self._size_bytes / _MB, self._progress.seconds
+        print(f"{size:,.1f} MB in {seconds:.1f} s ({size / max(seconds, 1e-9):,.0f} MB/s): {found}.")
 
 
 def _document(report: Report) -> dict[str, Any]:
@@ -130,29 +202,6 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "message": finding.message,
         "advice": finding.advice,
     }
-
-
-def _print(reports: list[Report], seconds: float) -> None:
-    shown = [report for report in reports if report.findings.kept] if len(reports) > _MANY else reports
-    if shown:
-        show([_row(report) for report in shown], as_json=False, optional=("segments", "epochs"))
-    if len(shown) < len(reports):
-        print(f"{len(reports) - len(shown)} more partitions and files, with nothing to say about them.")
-    advice = ""
-    for report in reports:
-        for finding in report.findings.kept:
-            at = f" at byte {finding.position}" if finding.position >= 0 else ""
-            print(f"{finding.severity.value.upper()} {finding.kind.value}: {finding.path}{at}: {finding.message}")
-            if finding.advice != advice:
-                print(f"  {finding.advice}")
-            advice = finding.advice
-        if report.findings.left_out:
-            print(f"... and {report.findings.left_out} more findings in {report.path}")
-    size = sum(report.size_bytes for report in reports)
-    errors = sum(report.findings.errors for report in reports)
-    notes = sum(report.findings.notes for report in reports)
-    found = f"{_count(errors, 'error')}, {_count(notes, 'note')}" if errors or notes else "nothing found"
-    print(f"{size / _MB:,.1f} MB in {seconds:.1f} s ({size / _MB / max(seconds, 1e-9):,.0f} MB/s): {found}.")
 
 
 def _count(number: int, word: str) -> str:

@@ -16,9 +16,19 @@ from fenceline.log.verify_compare import compare, reference_of
 from fenceline.log.verify_file import verify_file
 from fenceline.log.verify_findings import Kind, Report, Severity
 from fenceline.log.verify_partition import Settings, verify_partition
-from fenceline.log.verify_places import PartitionPlace, Places, places_at
+from fenceline.log.verify_places import PartitionPlace, Place, Places, places_at, size_of
 
-__all__ = ["Kind", "Report", "Settings", "Severity", "find_places", "verify_places"]
+__all__ = [
+    "Kind",
+    "Report",
+    "Settings",
+    "Severity",
+    "find_places",
+    "groups_of",
+    "size_of_group",
+    "verify_group",
+    "verify_places",
+]
 
 
 def find_places(disk: Disk, paths: Sequence[str]) -> Places:
@@ -36,28 +46,57 @@ def find_places(disk: Disk, paths: Sequence[str]) -> Places:
     return everything
 
 
-def verify_places(disk: Disk, places: Places, settings: Settings, *, compare_replicas: bool = True) -> Iterator[Report]:
-    """A report for each place; those of partitions that have replicas among the places come last, compared."""
-    yield from places.reports
-    replicas = _replicas(places) if compare_replicas else {}
+def groups_of(places: Places, *, compare_replicas: bool = True) -> list[list[Place]]:
+    """What is to be verified together: each place by itself, and last the replicas of each partition that has several.
+
+    Metadata logs are replicas, too: all voters hold the same.
+    """
+    replicas: dict[TopicPartition, list[Place]] = defaultdict(list)
+    alone: list[list[Place]] = []
     for place in places.found:
-        if isinstance(place, PartitionPlace):
-            if place.path not in replicas:
-                yield verify_partition(disk, place, settings)
+        if isinstance(place, PartitionPlace) and place.topic_partition is not None and not place.put_away:
+            replicas[place.topic_partition].append(place)
         else:
-            yield verify_file(disk, place, settings)
-    for group in _groups(replicas):
-        reports = [verify_partition(disk, place, settings) for place in group]
+            alone.append([place])
+    for group in replicas.values():
+        if len(group) == 1 or not compare_replicas:
+            alone += [[place] for place in group]
+    return alone + [group for group in replicas.values() if len(group) > 1 and compare_replicas]
+
+
+def size_of_group(disk: Disk, group: Sequence[Place]) -> int:
+    """About how many bytes progress will be told of: those that a comparison reads again count again."""
+    sizes = [size_of(disk, place) for place in group]
+    return sum(sizes) + (sum(sizes) - max(sizes) if len(group) > 1 else 0)
+
+
+def verify_group(disk: Disk, group: Sequence[Place], settings: Settings) -> list[Report]:
+    """A report for each place of one of `groups_of`. Replicas are compared with the one whose history is newest."""
+    reports = [_verify(disk, place, settings) for place in group]
+    if len(group) > 1:
         reference = reference_of(reports)
         for report in reports:
             if report is not reference:
-                _compare(disk, reference, report)
-        yield from reports
+                _compare(disk, reference, report, settings)
+    return reports
 
 
-def _compare(disk: Disk, reference: Report, report: Report) -> None:
+def verify_places(disk: Disk, places: Places, settings: Settings, *, compare_replicas: bool = True) -> Iterator[Report]:
+    """A report for each place, of one group after the other; holds no more of them than a group has."""
+    yield from places.reports
+    for group in groups_of(places, compare_replicas=compare_replicas):
+        yield from verify_group(disk, group, settings)
+
+
+def _verify(disk: Disk, place: Place, settings: Settings) -> Report:
+    if isinstance(place, PartitionPlace):
+        return verify_partition(disk, place, settings)
+    return verify_file(disk, place, settings)
+
+
+def _compare(disk: Disk, reference: Report, report: Report, settings: Settings) -> None:
     try:
-        finding = compare(disk, reference, report)
+        finding = compare(disk, reference, report, settings.progress)
     except OSError as error:
         report.findings.error(
             Kind.UNREADABLE,
@@ -68,19 +107,3 @@ def _compare(disk: Disk, reference: Report, report: Report) -> None:
         return
     if finding is not None:
         report.findings.add(finding)
-
-
-def _replicas(places: Places) -> dict[str, PartitionPlace]:
-    """By path, those that have a counterpart. Metadata logs are compared too: all voters hold the same."""
-    by_partition: dict[TopicPartition, list[PartitionPlace]] = defaultdict(list)
-    for place in places.found:
-        if isinstance(place, PartitionPlace) and place.topic_partition is not None and not place.put_away:
-            by_partition[place.topic_partition].append(place)
-    return {place.path: place for group in by_partition.values() if len(group) > 1 for place in group}
-
-
-def _groups(replicas: dict[str, PartitionPlace]) -> list[list[PartitionPlace]]:
-    groups: dict[TopicPartition | None, list[PartitionPlace]] = defaultdict(list)
-    for place in replicas.values():
-        groups[place.topic_partition].append(place)
-    return list(groups.values())

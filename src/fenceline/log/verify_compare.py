@@ -7,7 +7,7 @@ follower's next fetch cuts it. Reads only; keeps two windows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from fenceline.log.disk import Disk
@@ -38,7 +38,10 @@ class BatchAt(NamedTuple):
     position: int
 
 
-def batches_of(disk: Disk, report: Report) -> Iterator[BatchAt]:
+Progress = Callable[[int], None]
+
+
+def batches_of(disk: Disk, report: Report, progress: Progress | None = None) -> Iterator[BatchAt]:
     """The batches of a verified partition directory that can be believed, up to its end then. Raises OSError."""
     bases = sorted(
         base
@@ -53,7 +56,11 @@ def batches_of(disk: Disk, report: Report) -> Iterator[BatchAt]:
             continue
         due = max(due, base)
         walk = SegmentWalk(disk, path, end=found.size_bytes, next_offset=due, check_crc=report.damaged)
+        told = 0
         for step in walk:
+            if progress is not None:
+                progress(walk.position - told)
+                told = walk.position
             if isinstance(step, Flaw):
                 continue  # it was said when the log was verified
             rows = zip(
@@ -67,8 +74,11 @@ def batches_of(disk: Disk, report: Report) -> Iterator[BatchAt]:
         due = max(due, walk.next_offset)
 
 
-def compare(disk: Disk, one: Report, other: Report) -> Finding | None:
-    """The first difference between two replicas up to the shorter one's end, or None. Raises OSError."""
+def compare(disk: Disk, one: Report, other: Report, progress: Progress | None = None) -> Finding | None:
+    """The first difference between two replicas up to the shorter one's end, or None. Raises OSError.
+
+    `progress` is told how many bytes of `other` more have been read.
+    """
     if one.topic_id is not None and other.topic_id is not None and one.topic_id != other.topic_id:
         return Finding(
             Kind.TOPIC_ID,
@@ -82,7 +92,7 @@ def compare(disk: Disk, one: Report, other: Report) -> Finding | None:
     start = max(one.start_offset, other.start_offset)
     end = min(one.end_offset, other.end_offset)
     compacted = one.compacted or other.compacted or one.damaged or other.damaged
-    mine, theirs = batches_of(disk, one), batches_of(disk, other)
+    mine, theirs = batches_of(disk, one), batches_of(disk, other, progress)
     left, right = next(mine, None), next(theirs, None)
     while left is not None and right is not None and max(left.base_offset, right.base_offset) < end:
         if left.last_offset < start or (left.last_offset < right.base_offset and compacted):
