@@ -235,6 +235,34 @@ def test_the_indexes_of_the_newest_segment_of_a_log_that_runs_are_only_noted(dis
     assert (errors([report]), notes([report])) == ([], ["offset_index"])
 
 
+def test_missing_indexes_are_noted_once_where_the_node_had_saved_them(disk: SimDisk) -> None:
+    rain(disk)
+    stems = [path.removesuffix(".log") for path in logs(disk)]
+    for stem in stems:
+        disk.unlink(stem + ".index")
+        disk.unlink(stem + ".timeindex")
+    (report,) = verified(disk)
+    (finding,) = report.findings.kept
+    assert (finding.kind.value, finding.severity.value) == ("offset_index", "note")
+    assert f"and {2 * len(stems) - 1} more index files" in finding.message
+    put(disk, "/data/meta.properties", b"")
+    assert said(verified(disk)) == [], "a node saves them when it flushes"
+    put(disk, "/data/recovery-point-offset-checkpoint", b"0\n1\nrain 0 %d\n" % int(stems[1][-20:]))
+    (report,) = verified(disk)
+    (finding,) = report.findings.kept
+    assert "and 1 more index files" in finding.message
+
+
+def test_an_index_that_a_killed_node_had_not_saved_whole_is_only_noted(disk: SimDisk) -> None:
+    rain(disk)
+    put(disk, "/data/meta.properties", b"")
+    stems = [path.removesuffix(".log") for path in logs(disk)]
+    put(disk, stems[0] + ".index", b"nonsense" * 3)
+    assert (errors(verified(disk)), notes(verified(disk))) == ([], ["offset_index"])
+    put(disk, "/data/recovery-point-offset-checkpoint", b"0\n1\nrain 0 %d\n" % int(stems[1][-20:]))
+    assert errors(verified(disk)) == ["offset_index"]
+
+
 def test_the_transaction_index_is_held_against_the_markers(disk: SimDisk) -> None:
     log = open_log(disk)
     for sequence in (0, 1):

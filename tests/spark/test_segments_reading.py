@@ -152,7 +152,7 @@ def test_findings_compare_replicas_of_one_partition(partition: Path, tmp_path: P
     content[12:16] = (9).to_bytes(4, "big")
     last.write_bytes(content)
     found = rows(tmp_path, mode="findings", maxPartitions=5)
-    assert {row["kind"] for row in found} == {"epochs", "epoch_checkpoint", "divergence"}
+    assert {row["kind"] for row in found} == {"epochs", "divergence"}
     assert "divergence" not in {row["kind"] for row in rows(tmp_path, mode="findings", compare=False)}
 
 

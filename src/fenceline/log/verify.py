@@ -52,16 +52,16 @@ def groups_of(places: Places, *, compare_replicas: bool = True) -> list[list[Pla
     Metadata logs are replicas, too: all voters hold the same.
     """
     replicas: dict[TopicPartition, list[Place]] = defaultdict(list)
-    alone: list[list[Place]] = []
     for place in places.found:
-        if isinstance(place, PartitionPlace) and place.topic_partition is not None and not place.put_away:
-            replicas[place.topic_partition].append(place)
-        else:
-            alone.append([place])
-    for group in replicas.values():
-        if len(group) == 1 or not compare_replicas:
-            alone += [[place] for place in group]
-    return alone + [group for group in replicas.values() if len(group) > 1 and compare_replicas]
+        if compare_replicas and (of := _replica_of(place)) is not None:
+            replicas[of].append(place)
+    several = [group for group in replicas.values() if len(group) > 1]
+    grouped = {id(place) for group in several for place in group}
+    return [[place] for place in places.found if id(place) not in grouped] + several
+
+
+def _replica_of(place: Place) -> TopicPartition | None:
+    return place.topic_partition if isinstance(place, PartitionPlace) and not place.put_away else None
 
 
 def size_of_group(disk: Disk, group: Sequence[Place]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, LOSSES_TOPIC, TRANSACTION_STATE_TOPIC
@@ -90,6 +91,7 @@ class _Verifier:
         self._missing_offsets = 0
         self._first_gap = (-1, -1, "", -1)
         self._holes = 0
+        self._missing_indexes: list[str] = []
         self._records = RecordChecks(settings.deep, settings.sequences, self._findings)
         self._unsettled = Severity.ERROR if place.closed else Severity.NOTE
 
@@ -98,8 +100,9 @@ class _Verifier:
         bases = sorted(o for name in names if _is_segment(name) and (o := offset_in(name, LOG_SUFFIX)) is not None)
         self._metadata(names)
         epochs_before = read_file(self._disk, f"{self._place.path}/{EPOCH_FILE}")
-        for number, base in enumerate(bases):
-            self._segment(base, last=number == len(bases) - 1)
+        for base, following in zip_longest(bases, bases[1:]):
+            self._segment(base, following)
+        self._tell_missing_indexes()
         self._report.segments = len(bases)
         self._report.end_offset = max(self._next_offset, 0)
         self._report.start_offset = max(bases[0] if bases else 0, self._place.log_start_offset)
@@ -111,7 +114,9 @@ class _Verifier:
 
     # -- segments -----------------------------------------------------------------------------------------------
 
-    def _segment(self, base: int, *, last: bool) -> None:
+    def _segment(self, base: int, following: int | None) -> None:
+        """`following`: where the next segment begins, None for the newest one."""
+        last = following is None
         path = stem(self._place.path, base) + LOG_SUFFIX
         found = self._disk.stat(path)
         if found is None:
@@ -127,11 +132,11 @@ class _Verifier:
             )
         elif 0 <= self._next_offset < base:
             self._note_gaps(1, base - self._next_offset, self._next_offset, base, path, 0)
-        severity = self._unsettled if last else Severity.ERROR
+        saved = self._has_saved_indexes(following)
+        severity = Severity.ERROR if saved else self._unsettled
         index = IndexCheck(self._disk, path.removesuffix(LOG_SUFFIX), base, severity, self._findings)
-        if index.missing and found.size_bytes and not (last and not self._place.closed):
-            for each in index.missing:
-                self._findings.note(Kind.OFFSET_INDEX, each, "is missing", "The node makes it anew from the log.")
+        if saved and found.size_bytes:
+            self._missing_indexes += index.missing
         walk = SegmentWalk(
             self._disk,
             path,
@@ -147,6 +152,21 @@ class _Verifier:
             return
         self._next_offset, self._epoch = max(walk.next_offset, base), walk.leader_epoch
         index.finish(path, complete=complete)
+
+    def _has_saved_indexes(self, following: int | None) -> bool:
+        """A node saves them before the recovery point passes the segment's end, and all when it is closed."""
+        known = self._place.recovery_point
+        return self._place.closed or (following is not None and known is not None and following <= known)
+
+    def _tell_missing_indexes(self) -> None:
+        if self._missing_indexes:
+            more = len(self._missing_indexes) - 1
+            self._findings.note(
+                Kind.OFFSET_INDEX,
+                self._missing_indexes[0],
+                f"is missing, and {more} more index files of this log" if more else "is missing",
+                "The node makes it anew from the log.",
+            )
 
     def _walk(self, walk: SegmentWalk, path: str, index: IndexCheck, *, last: bool) -> bool:
         """Whether every batch could be seen."""
