@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fenceline.log.disk import write_all
 from fenceline.log.index import TimeIndex
 from fenceline.log.producer_state import Origin
+from fenceline.log.verify import find_places, verify_places
 from fenceline.log.verify_findings import MAX_FINDINGS, Severity
 from fenceline.records.batch import Codec, compute_crc
 from fenceline.records.markers import abort_marker
@@ -392,6 +393,22 @@ def test_a_segment_that_is_deleted_meanwhile(disk: SimDisk) -> None:
     (report,) = verified(disk, settings=replace(QUIET, progress=retention))
     assert "gone" in notes([report])
     assert errors([report]) == []
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_partition_that_is_deleted_between_the_look_and_the_reading(disk: SimDisk, closed: bool) -> None:
+    rain(disk)
+    put(disk, "/data/meta.properties", b"")
+    if closed:
+        put(disk, "/data/.kafka_cleanshutdown", b"{}")
+    places = find_places(disk, ["/data"])
+    segment = find_places(disk, [logs(disk)[0]])
+    for name in disk.listdir(DIRECTORY):
+        disk.unlink(f"{DIRECTORY}/{name}")
+    disk.rmdir(DIRECTORY)
+    reports = list(verify_places(disk, places, QUIET))
+    assert (errors(reports), notes(reports)) == ((["gone"], []) if closed else ([], ["gone"]))
+    assert notes(list(verify_places(disk, segment, QUIET))) == ["gone"]
 
 
 def test_a_disk_that_can_not_be_read_is_a_finding(disk: SimDisk) -> None:

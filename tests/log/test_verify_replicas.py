@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fenceline.errors import OperatorError
 from fenceline.log.partition_log import PartitionLog
@@ -79,6 +81,40 @@ def test_what_differs_above_the_high_watermark_was_promised_to_nobody(disk: SimD
     assert (errors(verified(disk, "/one", "/two")), notes(verified(disk, "/one", "/two"))) == ([], ["divergence"])
     put(disk, "/two/replication-offset-checkpoint", b"0\n1\nrain 0 22\n")
     assert errors(verified(disk, "/one", "/two")) == ["divergence"]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    shared=st.lists(st.integers(1, 4), max_size=30),
+    one=st.lists(st.integers(1, 4), max_size=12),
+    two=st.lists(st.integers(1, 4), max_size=12),
+    segment_bytes=st.sampled_from([300, 700, 1_000_000]),
+    same_epoch=st.booleans(),
+)
+def test_logs_part_where_the_elections_had_them_part(
+    shared: list[int], one: list[int], two: list[int], segment_bytes: int, same_epoch: bool
+) -> None:
+    """Segments of the replicas begin at different offsets; epochs change on the way."""
+    disk = SimDisk()
+    for path in ("/one", "/two"):
+        disk.mkdir(path)
+    log = open_log(disk, ONE, config=SMALL)
+    for number, count in enumerate(shared):
+        append(log, count, epoch=number // 7)
+    parting = log.log_end_offset
+    follower = open_log(disk, TWO, config=replace(SMALL, segment_bytes=segment_bytes))
+    for header, content in read_all(log):
+        assert header.next_offset <= parting
+        follower.append_as_follower(memoryview(bytearray(content)))
+    for count in one:
+        append(log, count, epoch=10, size=20)
+    for count in two:
+        append(follower, count, epoch=10 if same_epoch else 11, size=21)
+    log.close()
+    follower.close()
+    found = [finding for report in verified(disk, "/one", "/two") for finding in report.findings.kept]
+    kind = "content" if same_epoch else "divergence"
+    assert [(f.kind.value, f.offset) for f in found] == ([(kind, parting)] if one and two else [])
 
 
 def test_other_bytes_under_the_same_offsets_and_epoch(disk: SimDisk) -> None:

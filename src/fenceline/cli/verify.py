@@ -209,7 +209,8 @@ def _count(number: int, word: str) -> str:
 
 
 def _row(report: Report) -> dict[str, Any]:
-    runs = report.runs
+    epochs = [run.epoch for run in report.runs]
+    lowest, highest = min(epochs, default=-1), max(epochs, default=-1)
     return {
         "path": report.path,
         "segments": report.segments,
@@ -218,7 +219,7 @@ def _row(report: Report) -> dict[str, Any]:
         "bytes": report.size_bytes,
         "start": report.start_offset,
         "end": report.end_offset,
-        "epochs": "" if not runs else str(runs[0].epoch) if len(runs) == 1 else f"{runs[0].epoch}..{runs[-1].epoch}",
+        "epochs": f"{lowest}..{highest}" if lowest < highest else str(lowest) if epochs else "",
         "errors": report.findings.errors,
         "notes": report.findings.notes,
     }

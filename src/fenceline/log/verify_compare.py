@@ -7,13 +7,13 @@ follower's next fetch cuts it. Reads only; keeps two windows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from fenceline.log.disk import Disk
 from fenceline.log.file_names import LOG_SUFFIX, offset_in, stem
 from fenceline.log.verify_findings import Finding, Kind, Report, Severity
-from fenceline.log.verify_segment import Flaw, SegmentWalk
+from fenceline.log.verify_segment import Rows, SegmentWalk
 
 _CUT_ADVICE: Final = (
     "Above the high watermark nothing was promised: the follower cuts this off, with a receipt, when it next fetches."
@@ -29,6 +29,11 @@ _CONTENT_ADVICE: Final = (
 )
 
 
+_OF_HISTORY: Final = ("base_offset", "last_offset", "leader_epoch")
+_OF_CONTENT: Final = (*_OF_HISTORY, "crc")
+_OF_A_BATCH: Final = (*_OF_CONTENT, "position")
+
+
 class BatchAt(NamedTuple):
     base_offset: int
     last_offset: int
@@ -41,8 +46,46 @@ class BatchAt(NamedTuple):
 Progress = Callable[[int], None]
 
 
-def batches_of(disk: Disk, report: Report, progress: Progress | None = None) -> Iterator[BatchAt]:
-    """The batches of a verified partition directory that can be believed, up to its end then. Raises OSError."""
+class _Batches:
+    """The batches of a verified partition directory that can be believed, up to its end then: one after the other, or
+    many at once where another log has the same. Every step raises OSError.
+    """
+
+    def __init__(self, disk: Disk, report: Report, progress: Progress | None = None) -> None:
+        self._end_offset = report.end_offset
+        self._steps = _rows_of(disk, report, progress)
+        self._rows: Rows | None = None
+        self._path = ""
+        self._at = 0
+        self.advance()
+
+    @property
+    def current(self) -> BatchAt | None:
+        """None at the end."""
+        rows, at = self._rows, self._at
+        if rows is None:
+            return None
+        base, last, epoch, crc, position = (rows.value(name, at) for name in _OF_A_BATCH)
+        return BatchAt(base, last, epoch, crc, self._path, position) if base < self._end_offset else None
+
+    def advance(self, count: int = 1) -> None:
+        self._at += count
+        if self._rows is None or self._at >= self._rows.count:
+            self._rows, self._path = next(self._steps, (None, ""))
+            self._at = 0
+
+    def same_as(self, other: _Batches, columns: Sequence[str]) -> int:
+        """How many batches from here on are surely the same, at least."""
+        if self._rows is None or other._rows is None:
+            return 0
+        mine, theirs = ([log._rows.column(name)[log._at :] for name in columns] for log in (self, other) if log._rows)
+        count = min(len(mine[0]), len(theirs[0]))
+        while count and any(a[:count] != b[:count] for a, b in zip(mine, theirs, strict=True)):
+            count //= 2
+        return count
+
+
+def _rows_of(disk: Disk, report: Report, progress: Progress | None) -> Iterator[tuple[Rows, str]]:
     bases = sorted(
         base
         for name in disk.listdir(report.path)
@@ -61,16 +104,8 @@ def batches_of(disk: Disk, report: Report, progress: Progress | None = None) -> 
             if progress is not None:
                 progress(walk.position - told)
                 told = walk.position
-            if isinstance(step, Flaw):
-                continue  # it was said when the log was verified
-            rows = zip(
-                *(step.column(name) for name in ("base_offset", "last_offset", "leader_epoch", "crc", "position")),
-                strict=True,
-            )
-            for first, last, epoch, crc, position in rows:
-                if first >= report.end_offset:
-                    return
-                yield BatchAt(first, last, epoch, crc, path, position)
+            if isinstance(step, Rows):  # a flaw was said when the log was verified
+                yield step, path
         due = max(due, walk.next_offset)
 
 
@@ -92,26 +127,26 @@ def compare(disk: Disk, one: Report, other: Report, progress: Progress | None = 
     start = max(one.start_offset, other.start_offset)
     end = min(one.end_offset, other.end_offset)
     compacted = one.compacted or other.compacted or one.damaged or other.damaged
-    mine, theirs = batches_of(disk, one), batches_of(disk, other, progress)
-    left, right = next(mine, None), next(theirs, None)
-    while left is not None and right is not None and max(left.base_offset, right.base_offset) < end:
-        if left.last_offset < start or (left.last_offset < right.base_offset and compacted):
-            left = next(mine, None)
-            continue
-        if right.last_offset < start or (right.last_offset < left.base_offset and compacted):
-            right = next(theirs, None)
-            continue
-        if left.leader_epoch != right.leader_epoch:
+    columns = _OF_HISTORY if compacted else _OF_CONTENT
+    mine, theirs = _Batches(disk, one), _Batches(disk, other, progress)
+    while (left := mine.current) is not None and (right := theirs.current) is not None:
+        if max(left.base_offset, right.base_offset) >= end:
+            break
+        if (same := mine.same_as(theirs, columns)) > 0:
+            mine.advance(same)
+            theirs.advance(same)
+        elif left.last_offset < start or (left.last_offset < right.base_offset and compacted):
+            mine.advance()
+        elif right.last_offset < start or (right.last_offset < left.base_offset and compacted):
+            theirs.advance()
+        elif left.leader_epoch != right.leader_epoch:
             return _divergence(one, other, left, right, max(left.base_offset, right.base_offset, start))
-        if compacted:
-            if left.last_offset <= right.last_offset:
-                left = next(mine, None)
-            else:
-                right = next(theirs, None)
-            continue
-        if left[:2] != right[:2] or left.crc != right.crc:
+        elif not compacted:
             return _content(one, other, left, right)
-        left, right = next(mine, None), next(theirs, None)
+        elif left.last_offset <= right.last_offset:
+            mine.advance()
+        else:
+            theirs.advance()
     return None
 
 

@@ -41,6 +41,10 @@ def verify_file(disk: Disk, place: FilePlace, settings: Settings) -> Report:
             _Segment(disk, place, settings, report).run(size_bytes)
         else:
             _snapshot(disk, place, settings, report, size_bytes, int(snapshot[2]) if snapshot[2] else -1)
+    except FileNotFoundError:
+        report.findings.note(
+            Kind.GONE, place.path, "is not there any more", "A node that runs removes what it needs no longer."
+        )
     except OSError as error:
         report.findings.error(
             Kind.UNREADABLE, place.path, f"can not be read: {error.strerror or error}", "Look at the disk."

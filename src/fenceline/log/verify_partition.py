@@ -68,6 +68,14 @@ def verify_partition(disk: Disk, place: PartitionPlace, settings: Settings) -> R
     report = Report(place.path, place.topic_partition, high_watermark=place.high_watermark)
     try:
         _Verifier(disk, place, settings, report).run()
+    except FileNotFoundError as error:
+        report.findings.say(
+            Severity.ERROR if place.closed else Severity.NOTE,
+            Kind.GONE,
+            error.filename or place.path,
+            "is not there any more",
+            "A node that runs removes partitions that are deleted or go elsewhere. Verify again when in doubt.",
+        )
     except OSError as error:
         report.findings.error(
             Kind.UNREADABLE,

@@ -218,7 +218,11 @@ def _is_partition(disk: Disk, path: str) -> bool:
     found = disk.stat(path)
     if found is None or not found.is_directory:
         return False
-    return any(_SEGMENT.fullmatch(name) or _SNAPSHOT.fullmatch(name) for name in disk.listdir(path))
+    try:
+        names = disk.listdir(path)
+    except FileNotFoundError:
+        return False  # deleted just now
+    return any(_SEGMENT.fullmatch(name) or _SNAPSHOT.fullmatch(name) for name in names)
 
 
 def _data_dirs_below(disk: Disk, path: str) -> list[str]:

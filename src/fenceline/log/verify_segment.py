@@ -29,6 +29,8 @@ from fenceline.records.batch_scan import COLUMNS, TOTALS, scan_plain
 from fenceline.records.crc import crc32c
 
 WINDOW_BYTES: Final = 1 << 20
+BELIEVED_BYTES: Final = 16 << 20
+"""Of a batch that claims to be larger, the checksum is looked at before memory is taken for it."""
 LARGEST_WINDOW_BYTES: Final = 256 << 20
 """Larger batches are checked piece by piece, and their records can not be looked at."""
 ROWS: Final = 4096
@@ -198,6 +200,8 @@ class SegmentWalk:
         if len(rest) >= BATCH_OVERHEAD:
             size = _size_in(rest)
             if rest[MAGIC_POSITION] == MAGIC and len(rest) < size <= min(left, LARGEST_WINDOW_BYTES):
+                if size > BELIEVED_BYTES and self._long_crc(self.position, size) != peek_header(rest).crc:
+                    return 0
                 return max(size, min(self._window_bytes, left))
         return 0
 
