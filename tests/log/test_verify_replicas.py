@@ -85,7 +85,7 @@ def test_what_differs_above_the_high_watermark_was_promised_to_nobody(disk: SimD
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    shared=st.lists(st.integers(1, 4), max_size=30),
+    shared=st.lists(st.integers(1, 4), min_size=1, max_size=30),
     one=st.lists(st.integers(1, 4), max_size=12),
     two=st.lists(st.integers(1, 4), max_size=12),
     segment_bytes=st.sampled_from([300, 700, 1_000_000]),

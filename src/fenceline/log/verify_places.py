@@ -14,7 +14,7 @@ from fenceline.errors import OperatorError
 from fenceline.ids import METADATA_TOPIC, TopicPartition
 from fenceline.log.checkpoints import BadCheckpoint, read_offsets
 from fenceline.log.disk import Disk
-from fenceline.log.file_names import LOG_SUFFIX
+from fenceline.log.file_names import LOG_SUFFIX, METADATA_FILE
 from fenceline.log.log_dir import CLEAN_FILE
 from fenceline.log.log_dir_offsets import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from fenceline.log.lost_and_found import EVIDENCE_DIR
@@ -222,7 +222,7 @@ def _is_partition(disk: Disk, path: str) -> bool:
         names = disk.listdir(path)
     except FileNotFoundError:
         return False  # deleted just now
-    return any(_SEGMENT.fullmatch(name) or _SNAPSHOT.fullmatch(name) for name in names)
+    return METADATA_FILE in names or any(_SEGMENT.fullmatch(name) or _SNAPSHOT.fullmatch(name) for name in names)
 
 
 def _data_dirs_below(disk: Disk, path: str) -> list[str]:
