@@ -306,6 +306,10 @@ def test_an_epoch_checkpoint_may_have_epochs_without_batches_and_may_lag_while_a
     put(disk, "/data/meta.properties", b"")
     assert (errors(verified(disk)), notes(verified(disk))) == ([], ["epoch_checkpoint"])
     disk.unlink(f"{DIRECTORY}/leader-epoch-checkpoint")
+    assert said(verified(disk)) == [], "not written yet"
+    put(disk, "/data/recovery-point-offset-checkpoint", b"0\n1\nrain 0 15\n")
+    assert notes(verified(disk)) == ["epoch_checkpoint"]
+    disk.unlink("/data/meta.properties")
     assert notes(verified(disk)) == ["epoch_checkpoint"]
 
 
@@ -415,3 +419,9 @@ def test_a_disk_that_can_not_be_read_is_a_finding(disk: SimDisk) -> None:
     rain(disk)
     disk.fail("read", ".log")
     assert errors(verified(disk)) == ["unreadable"]
+    disk.heal()
+    put(disk, "/data/replication-offset-checkpoint", b"0\n1\nrain 0 35\n")
+    disk.fail("read", "replication-offset-checkpoint")
+    reports = verified(disk, "/data")
+    assert errors(reports) == ["unreadable"]
+    assert reports[-1].batches == 20

@@ -161,6 +161,8 @@ def test_evidence_is_read_and_its_damage_is_only_noted_beside_its_log(disk: SimD
     assert max(report.end_offset for report in evidence) == 60
     flip(disk, evidence[-1].path, 70)
     assert (errors(verified(disk, ONE)), notes(verified(disk, ONE))) == ([], ["crc"])
+    (finding,) = [finding for report in verified(disk, ONE) for finding in report.findings.kept]
+    assert "losses export" in finding.advice
     assert errors(verified(disk, f"{ONE}/lost+found")) == ["crc"]
     assert errors(verified(disk, evidence[-1].path)) == ["crc"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -161,7 +162,7 @@ class _Text:
 
     def finish(self) -> None:
         if self._rows:
-            show(self._rows, as_json=False, optional=("segments", "epochs"))
+            show(self._rows, as_json=False, optional=("segments", "batches", "bytes", "epochs"))
         if self._unshown:
             print(f"{self._unshown} more partitions and files, with nothing to say about them.")
         found = "nothing found"
@@ -204,6 +205,12 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
+def _short(path: str) -> str:
+    """From here, where it is below."""
+    here = os.path.relpath(path)
+    return path if here.startswith("..") else here
+
+
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
 
@@ -212,7 +219,7 @@ def _row(report: Report) -> dict[str, Any]:
     epochs = [run.epoch for run in report.runs]
     lowest, highest = min(epochs, default=-1), max(epochs, default=-1)
     return {
-        "path": report.path,
+        "path": _short(report.path),
         "segments": report.segments,
         "batches": report.batches,
         "records": report.records,

@@ -44,7 +44,7 @@ def check_epochs(disk: Disk, place: PartitionPlace, report: Report, content_befo
     wrong = Severity.NOTE if changed else Severity.ERROR
     runs = [run for run in report.runs if run.epoch >= 0 and run.last_offset >= place.log_start_offset]
     if not entries:
-        if runs:
+        if runs and (place.closed or (place.recovery_point or 0) > runs[0].first_offset):
             findings.note(Kind.EPOCH_CHECKPOINT, path, "is missing or empty", "The node reads the epochs from the log.")
         return
     cache = EpochCache(entries)

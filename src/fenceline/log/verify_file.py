@@ -13,6 +13,7 @@ from typing import Final
 from fenceline.errors import PeerError
 from fenceline.log.disk import Disk
 from fenceline.log.file_names import LOG_SUFFIX, offset_in
+from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.verify_findings import Kind, Report, Severity
 from fenceline.log.verify_indexes import IndexCheck
 from fenceline.log.verify_partition import Settings
@@ -27,6 +28,9 @@ _FOOTER: Final = 4
 _SNAPSHOT_ADVICE: Final = (
     "See `fenceline snapshot verify`. Move the file away if the log reaches back to an older snapshot, or if other"
     " voters have their metadata."
+)
+_EVIDENCE_ADVICE: Final = (
+    "This was cut off its log, perhaps for that reason. What is whole in it can be had: `fenceline losses export`."
 )
 
 
@@ -65,6 +69,7 @@ class _Segment:
         self._records = RecordChecks(settings.deep, settings.sequences, report.findings, self._severity)
         self._base = offset_in(os.path.basename(place.path), LOG_SUFFIX)
         self._index = self._index_of(place)
+        self._is_evidence = os.path.basename(os.path.dirname(place.path)) == EVIDENCE_DIR
         self._complete = True
         self._holes = self._gaps = 0
         self._first_gap = (-1, -1, -1)
@@ -85,7 +90,8 @@ class _Segment:
                 self._take(step, due)
             else:
                 self._complete = False
-                _tell(step, self._path, self._torn_severity if step.torn else self._severity, report)
+                severity = self._torn_severity if step.torn else self._severity
+                _tell(step, self._path, severity, report, _EVIDENCE_ADVICE if self._is_evidence else "")
             due = walk.next_offset
             if self._settings.progress is not None:
                 self._settings.progress(walk.position - report.size_bytes)
@@ -190,11 +196,17 @@ def _is_footer(content: memoryview) -> bool:
     return bool(records) and int.from_bytes((records[-1].key or b"")[2:4], "big") == _FOOTER
 
 
-def _tell(flaw: Flaw, path: str, severity: Severity, report: Report) -> None:
+def _tell(flaw: Flaw, path: str, severity: Severity, report: Report, advice: str = "") -> None:
     offset = flaw.header.base_offset if flaw.header is not None else -1
     for problem in flaw.problems:
         report.findings.say(
-            severity, problem.kind, path, problem.message, problem.advice, position=flaw.position, offset=offset
+            severity,
+            problem.kind,
+            path,
+            problem.message,
+            advice or problem.advice,
+            position=flaw.position,
+            offset=offset,
         )
     if flaw.header is not None:
         report.batches += 1

@@ -126,6 +126,14 @@ class _Facts:
                     str(error).removeprefix(f"{path}/{name}: "),
                     "The node finds these offsets anew at its start; what was above them is checked again.",
                 )
+            except OSError as error:
+                self._offsets[name] = {}
+                report.findings.error(
+                    Kind.UNREADABLE,
+                    f"{path}/{name}",
+                    f"can not be read: {error.strerror or error}",
+                    "Run as a user who may read it, and look at the disk.",
+                )
 
     def _snapshot_end(self, path: str) -> int:
         """Of the metadata log no high watermark is written down; snapshots hold nothing but what is committed."""
