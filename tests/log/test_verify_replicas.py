@@ -194,6 +194,9 @@ def test_directories_that_were_put_away_are_no_replicas(disk: SimDisk) -> None:
     reports = verified(disk, "/one", "/two")
     assert len(reports) == 2
     assert said(reports) == []
+    put(disk, "/two/replication-offset-checkpoint", b"0\n1\nrain 0 99\n")
+    put(disk, "/two/recovery-point-offset-checkpoint", b"0\n1\nrain 0 99\n")
+    assert said(verified(disk, "/two")) == [], "checkpoints speak of the directory that is in use"
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/three", "/one/meta.properties"])

@@ -125,13 +125,10 @@ def compare(disk: Disk, one: Report, other: Report, progress: Progress | None = 
             "They are no replicas of each other: an older topic was not cleaned away, or directories were mixed up.",
         )
     start = max(one.start_offset, other.start_offset)
-    end = min(one.end_offset, other.end_offset)
     compacted = one.compacted or other.compacted or one.damaged or other.damaged
     columns = _OF_HISTORY if compacted else _OF_CONTENT
     mine, theirs = _Batches(disk, one), _Batches(disk, other, progress)
     while (left := mine.current) is not None and (right := theirs.current) is not None:
-        if max(left.base_offset, right.base_offset) >= end:
-            break
         if (same := mine.same_as(theirs, columns)) > 0:
             mine.advance(same)
             theirs.advance(same)
