@@ -96,6 +96,24 @@ def test_a_path_without_a_log_is_bad_usage(tmp_path: Path) -> None:
     run(code=2)
 
 
+def test_a_data_directory_without_partitions_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "meta.properties").touch()
+    assert "nothing found." in run(tmp_path).stdout
+    assert json.loads(run(tmp_path, "--json").stdout) == []
+
+
+def test_more_than_a_table_holds(data: Path) -> None:
+    """Those with findings are shown; every one is in the JSON."""
+    for number in range(1, 45):
+        shutil.copytree(data / "orders-0", data / f"orders-{number}")
+    output = run(data).stdout
+    assert "45 more partitions and files, with nothing to say about them." in output
+    flip(sorted((data / "orders-7").glob("*.log"))[0], 70)
+    output = run(data, code=1).stdout
+    assert "44 more partitions" in output
+    assert len(json.loads(run(data, "--json", code=1).stdout)) == 45
+
+
 def test_nothing_is_written(data: Path) -> None:
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in data.rglob("*")}
     run(data, "--deep")
