@@ -87,7 +87,7 @@ def _fill(data: Path, partition: int, records: int, total_bytes: int) -> int:
     )
     made = build_batch([(1_000_000 + number, b"key", value, ()) for number in range(records)])
     while log.size_bytes < total_bytes:
-        log.append_as_leader(memoryview(made), leader_epoch=0, now_ms=1_000_000)
+        log.append_as_leader(memoryview(bytearray(made)), leader_epoch=0, now_ms=1_000_000)
     size = log.size_bytes
     log.close()
     return size
