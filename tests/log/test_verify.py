@@ -313,6 +313,27 @@ def test_an_epoch_checkpoint_may_have_epochs_without_batches_and_may_lag_while_a
     assert notes(verified(disk)) == ["epoch_checkpoint"]
 
 
+def test_records_below_the_log_start_need_no_epoch(disk: SimDisk) -> None:
+    rain(disk)
+    put(disk, f"{DIRECTORY}/leader-epoch-checkpoint", b"0\n3\n0 9\n1 15\n3 30\n")
+    assert said(verified(disk)) == [], "DeleteRecords may have been there: nothing tells in a copy"
+    put(disk, "/data/log-start-offset-checkpoint", b"0\n0\n")
+    assert errors(verified(disk)) == ["epoch_checkpoint"]
+    put(disk, "/data/log-start-offset-checkpoint", b"0\n1\nrain 0 9\n")
+    assert said(verified(disk)) == []
+    put(disk, "/data/log-start-offset-checkpoint", b"0\n1\nrain 0 8\n")
+    assert errors(verified(disk)) == ["epoch_checkpoint"]
+    put(disk, "/data/meta.properties", b"")
+    assert said(verified(disk)) == [], "a node that runs writes that file now and then"
+
+
+def test_checkpoints_that_kafka_has_not_written_to_yet(disk: SimDisk) -> None:
+    rain(disk)
+    for name in ("cleaner-offset", "log-start-offset", "recovery-point-offset", "replication-offset"):
+        put(disk, f"/data/{name}-checkpoint", b"")
+    assert said(verified(disk, "/data")) == []
+
+
 @pytest.mark.parametrize("name", ["replication-offset-checkpoint", "recovery-point-offset-checkpoint"])
 def test_a_log_that_ends_below_its_checkpoints(disk: SimDisk, name: str) -> None:
     rain(disk)
@@ -370,6 +391,17 @@ def test_producers_numbers_are_looked_at_when_asked_for(disk: SimDisk) -> None:
     (report,) = verified(disk, settings=replace(QUIET, sequences=True))
     assert errors([report]) == ["sequence"]
     assert "wrote sequence 2 at offset 1, where 1" in report.findings.kept[0].message
+
+
+def test_damage_is_not_told_again_as_missing_numbers(disk: SimDisk) -> None:
+    log = open_log(disk)
+    for sequence in range(5):
+        append(log, producer_id=7, producer_epoch=0, base_sequence=sequence)
+    log.close()
+    path = logs(disk)[0]
+    flip(disk, path, len(content_of(disk, path)) // 5 + 70)
+    for where in (DIRECTORY, path):
+        assert errors(verified(disk, where, settings=replace(QUIET, sequences=True))) == ["crc"]
 
 
 def test_findings_are_counted_when_there_are_too_many_to_keep(disk: SimDisk) -> None:

@@ -46,11 +46,11 @@ def test_records_are_what_a_fetch_gives(spark: SparkSession, broker: Broker, top
     )
     # Its node runs on: nothing of it is disturbed, and what was acknowledged is in the files.
     found = read(spark, broker.log_dir, mode="records", topics=topic, includeHeaders=True).select(columns)
-    assert found.count() == 242
+    assert found.count() == 243
     order = ["partition", "offset"]
     assert found.orderBy(order).collect() == fetched.orderBy(order).collect()
     batches = read(spark, broker.log_dir, topics=topic)
-    assert batches.selectExpr("sum(records)", "bool_and(crc_ok)").first() == (242, True)
+    assert batches.selectExpr("sum(records)", "bool_and(crc_ok)").first() == (243, True)
     severe = read(spark, broker.log_dir, mode="findings").where("severity = 'error'")
     assert severe.collect() == []
 

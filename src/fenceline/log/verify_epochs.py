@@ -42,14 +42,17 @@ def check_epochs(disk: Disk, place: PartitionPlace, report: Report, content_befo
         return
     changed = not place.closed and read_file(disk, path) != content_before
     wrong = Severity.NOTE if changed else Severity.ERROR
-    runs = [run for run in report.runs if run.epoch >= 0 and run.last_offset >= place.log_start_offset]
+    start = place.log_start_offset
+    if entries and not place.log_start_is_exact:
+        start = max(start, entries[0][1])
+    runs = [run for run in report.runs if run.epoch >= 0 and run.last_offset >= start]
     if not entries:
         if runs and (place.closed or (place.recovery_point or 0) > runs[0].first_offset):
             findings.note(Kind.EPOCH_CHECKPOINT, path, "is missing or empty", "The node reads the epochs from the log.")
         return
     cache = EpochCache(entries)
     for run in runs:
-        first = max(run.first_offset, place.log_start_offset)
+        first = max(run.first_offset, start)
         known, at_end = cache.epoch_for_offset(first), cache.epoch_for_offset(run.last_offset)
         if known == at_end == run.epoch:
             continue

@@ -90,6 +90,7 @@ class _Segment:
                 self._take(step, due)
             else:
                 self._complete = False
+                self._records.missed()
                 severity = self._torn_severity if step.torn else self._severity
                 _tell(step, self._path, severity, report, _EVIDENCE_ADVICE if self._is_evidence else "")
             due = walk.next_offset

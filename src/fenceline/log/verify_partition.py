@@ -214,6 +214,7 @@ class _Verifier:
             self._records.see(rows, path)
 
     def _flaw(self, flaw: Flaw, path: str, *, last: bool) -> None:
+        self._records.missed()
         header = flaw.header
         offset = header.base_offset if header is not None else -1
         harmless = flaw.torn and last and not self._place.closed

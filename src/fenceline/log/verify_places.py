@@ -44,6 +44,8 @@ class PartitionPlace:
     high_watermark: int | None = None
     recovery_point: int | None = None
     log_start_offset: int = 0
+    """At least: without a checkpoint of a node that was stopped in order, records may have been deleted beyond it."""
+    log_start_is_exact: bool = False
     cleaned: bool = False
     """Whether a compaction has gone over it here."""
     put_away: bool = False
@@ -112,12 +114,13 @@ class _Facts:
     def __init__(self, disk: Disk, path: str, report: Report) -> None:
         self.is_data_dir = _is_data_dir(disk, path)
         self._disk = disk
+        self._path = path
         is_node = disk.stat(f"{path}/{META_FILE}") is not None
         self.closed = not is_node or disk.stat(f"{path}/{CLEAN_FILE}") is not None
         self._offsets: dict[str, dict[TopicPartition, int]] = {}
         for name in (HIGH_WATERMARKS, RECOVERY_POINTS, LOG_STARTS, CLEANER_OFFSETS):
             try:
-                self._offsets[name] = read_offsets(disk, f"{path}/{name}") if self.is_data_dir else {}
+                self._offsets[name] = _offsets_in(disk, f"{path}/{name}") if self.is_data_dir else {}
             except (BadCheckpoint, UnicodeDecodeError) as error:
                 self._offsets[name] = {}
                 report.findings.error(
@@ -153,10 +156,19 @@ class _Facts:
             closed=self.closed,
             high_watermark=None if put_away else high_watermark,
             recovery_point=None if put_away else known(RECOVERY_POINTS),
-            log_start_offset=known(LOG_STARTS) or 0,
+            log_start_offset=(not put_away and known(LOG_STARTS)) or 0,
+            log_start_is_exact=not put_away
+            and self.closed
+            and self._disk.stat(f"{self._path}/{LOG_STARTS}") is not None,
             cleaned=known(CLEANER_OFFSETS) is not None,
             put_away=put_away,
         )
+
+
+def _offsets_in(disk: Disk, path: str) -> dict[TopicPartition, int]:
+    """Kafka makes these files empty, and writes when there is something to say. Raises BadCheckpoint, OSError."""
+    found = disk.stat(path)
+    return read_offsets(disk, path) if found is not None and found.size_bytes else {}
 
 
 def _add_data_dir(disk: Disk, path: str, places: Places) -> None:

@@ -49,6 +49,10 @@ class RecordChecks:
             for row in range(rows.count):
                 self._see_records(rows, row, path)
 
+    def missed(self) -> None:
+        """Batches could not be read: nobody knows what their producers' last numbers were."""
+        self._producers.clear()
+
     def markers(self, rows: Rows, aborted: Callable[[int, int], None]) -> None:
         """Tell where transactions were aborted: producer and offset of the marker."""
         attributes = rows.column("attributes")
