@@ -173,6 +173,17 @@ def test_gaps_of_a_topic_that_was_compacted_here_are_no_findings(disk: SimDisk) 
     assert errors(verified(disk)) == []
 
 
+def test_a_compaction_that_a_crash_interrupted_leaves_no_gap(disk: SimDisk) -> None:
+    """Its result is to take the place of segments that are gone already: the next start does that."""
+    rain(disk, epochs=[0, 0, 0, 0])
+    taken = logs(disk)[1]
+    content = content_of(disk, taken)
+    disk.unlink(taken)
+    put(disk, taken + ".swap", content)
+    (report,) = verified(disk)
+    assert (errors([report]), set(notes([report]))) == ([], {"leftover"})
+
+
 def test_segments_that_overlap(disk: SimDisk) -> None:
     rain(disk)
     first, second, *_ = logs(disk)

@@ -99,6 +99,7 @@ class _Verifier:
         self._missing_offsets = 0
         self._first_gap = (-1, -1, "", -1)
         self._holes = 0
+        self._is_being_compacted = False
         self._missing_indexes: list[str] = []
         self._records = RecordChecks(settings.deep, settings.sequences, self._findings)
         self._unsettled = Severity.ERROR if place.closed else Severity.NOTE
@@ -114,6 +115,7 @@ class _Verifier:
         self._report.segments = len(bases)
         self._report.end_offset = max(self._next_offset, 0)
         self._report.start_offset = max(bases[0] if bases else 0, self._place.log_start_offset)
+        self._is_being_compacted = any(name.endswith((LOG_SUFFIX + _CLEANED, LOG_SUFFIX + _SWAP)) for name in names)
         self._names(names, bases)
         self._tell_gaps()
         if not self._report.damaged:
@@ -283,7 +285,11 @@ class _Verifier:
     def _tell_gaps(self) -> None:
         place = self._place
         self._report.compacted = bool(
-            self._settings.allow_gaps or self._holes or place.cleaned or place.topic in _COMPACTED_TOPICS
+            self._settings.allow_gaps
+            or self._holes
+            or self._is_being_compacted
+            or place.cleaned
+            or place.topic in _COMPACTED_TOPICS
         )
         if not self._gaps or self._report.compacted or self._report.damaged:
             return
