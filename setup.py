@@ -4,6 +4,7 @@ from setuptools import Extension, setup
 
 MODULES = {
     "fenceline.records._kernel": "src/fenceline/records/_kernel.pyx",
+    "fenceline.records._batch_scan": "src/fenceline/records/_batch_scan.pyx",
     "fenceline.log._tail": "src/fenceline/log/_tail.pyx",
     "fenceline.log._compaction": "src/fenceline/log/_compaction.pyx",
     "fenceline.node._plain_fetch": "src/fenceline/node/_plain_fetch.pyx",

@@ -23,6 +23,7 @@ NAMES = {
     "simulation": "simulated time over real time, three controllers with a broker each",
     "compaction": "a dirty log of one partition, by the node's cleaner",
     "partitions": "10,000 partitions, 500 topics one by one, an idle node",
+    "verify": "fenceline verify over segments, beside Kafka's DumpLogSegments",
     "spark": "batch and stream against Spark's own connector",
     "spark_tables": "tables kept equal to the log: sink, repair, audit, end to end",
 }

@@ -40,13 +40,13 @@ def kafka_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What a real Kafka leaves behind: topics with some segments, stopped cleanly."""
     root = tmp_path_factory.mktemp("kafka")
     with small_kafka(data_dir=root, overrides={"log.index.interval.bytes": "500"}) as kafka:
-        _produce(kafka.bootstrap)
+        produce(kafka.bootstrap)
         kafka.stop()
     yield root
     shutil.rmtree(root, ignore_errors=True)
 
 
-def _produce(bootstrap: str) -> None:
+def produce(bootstrap: str) -> None:
     """Topic `plain` in small segments by an idempotent producer, `paid` with transactions, one of them aborted."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic

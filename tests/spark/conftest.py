@@ -62,10 +62,11 @@ def checkpoint(tmp_path: Path) -> str:
 class Broker:
     """A running broker, real Kafka or Fenceline, and the few calls that tests need."""
 
-    def __init__(self, kind: str, bootstrap: str) -> None:
+    def __init__(self, kind: str, bootstrap: str, log_dir: Path = Path()) -> None:
         from fenceline.client.admin import Admin
 
         self.kind = kind
+        self.log_dir = log_dir
         self.bootstrap = bootstrap
         self.admin = Admin(bootstrap)
 
@@ -98,7 +99,7 @@ class Broker:
 @pytest.fixture(scope="package")
 def apache_kafka() -> Iterator[Broker]:
     with small_kafka() as kafka:
-        yield Broker("kafka", kafka.bootstrap)
+        yield Broker("kafka", kafka.bootstrap, kafka.log_dir)
 
 
 @pytest.fixture(scope="package")
@@ -106,7 +107,7 @@ def fenceline_node() -> Iterator[Broker]:
     from fenceline.testing.node import EmbeddedNode
 
     with EmbeddedNode() as node:
-        yield Broker("fenceline", node.bootstrap)
+        yield Broker("fenceline", node.bootstrap, node.log_dir)
 
 
 @pytest.fixture(params=["fenceline", pytest.param("kafka", marks=pytest.mark.kafka)])

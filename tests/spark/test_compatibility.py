@@ -9,6 +9,7 @@ import pytest
 
 import pyspark_fenceline
 import pyspark_fenceline_delta
+import pyspark_fenceline_segments
 from fenceline.errors import OperatorError
 from pyspark_fenceline.compatibility import is_supported
 
@@ -21,13 +22,14 @@ def test_versions(version: str, works: bool) -> None:
     assert is_supported(version) is works
 
 
-def test_spark_finds_both_by_name() -> None:
+def test_spark_finds_all_by_name() -> None:
     assert pyspark_fenceline.DefaultSource.name() == "fenceline"
     assert pyspark_fenceline_delta.DefaultSource.name() == "fenceline_delta"
+    assert pyspark_fenceline_segments.DefaultSource.name() == "fenceline_segments"
     assert pickle.loads(pickle.dumps(pyspark_fenceline.DefaultSource)) is pyspark_fenceline.DefaultSource
 
 
-@pytest.mark.parametrize("module", [pyspark_fenceline, pyspark_fenceline_delta])
+@pytest.mark.parametrize("module", [pyspark_fenceline, pyspark_fenceline_delta, pyspark_fenceline_segments])
 def test_an_old_spark_is_told_on_use_only(monkeypatch: pytest.MonkeyPatch, module: object) -> None:
     monkeypatch.setattr(pyspark, "__version__", "4.0.1")
     source = module.DefaultSource  # type: ignore[attr-defined]
@@ -41,8 +43,8 @@ def test_looking_the_sources_up_imports_neither_arrow_nor_the_client() -> None:
     program = """
 import sys, pyspark.sql.datasource
 before = set(sys.modules)
-import pyspark_fenceline, pyspark_fenceline_delta
-pyspark_fenceline.DefaultSource, pyspark_fenceline_delta.DefaultSource
+import pyspark_fenceline, pyspark_fenceline_delta, pyspark_fenceline_segments
+pyspark_fenceline.DefaultSource, pyspark_fenceline_delta.DefaultSource, pyspark_fenceline_segments.DefaultSource
 heavy = ("pyarrow", "deltalake", "kio")
 print([m for m in set(sys.modules) - before if m.split(".")[0] in heavy or m.startswith("fenceline.client")])
 """

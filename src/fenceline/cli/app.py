@@ -21,6 +21,7 @@ from fenceline.cli.quorum import quorum
 from fenceline.cli.records import consume, offsets, produce
 from fenceline.cli.snapshot import snapshot
 from fenceline.cli.topics import configs, topics
+from fenceline.cli.verify import VERIFY_EXAMPLES, verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,6 +65,7 @@ app.add_typer(quorum, name="quorum")
 app.add_typer(features, name="features")
 app.add_typer(brokers, name="brokers")
 app.add_typer(logs, name="log")
+app.command(epilog=VERIFY_EXAMPLES)(verify)
 app.add_typer(losses, name="losses")
 app.add_typer(snapshot, name="snapshot")
 app.add_typer(metadata, name="metadata")

@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from typing import Final
 
 
-def _extension() -> Callable[[Buffer], int]:
+def _extension() -> Callable[..., int]:
     package = PathFinder.find_spec("crc32c")
     places = None if package is None else package.submodule_search_locations
     found = None if places is None else PathFinder.find_spec("_crc32c", places)
@@ -26,9 +23,9 @@ def _extension() -> Callable[[Buffer], int]:
         return whole_package
     module = module_from_spec(found)
     found.loader.exec_module(module)
-    function: Callable[[Buffer], int] = module.crc32c
+    function: Callable[..., int] = module.crc32c
     return function
 
 
 crc32c: Final = _extension()
-"""CRC-32C of a buffer."""
+"""CRC-32C of a buffer; a second argument is the CRC of what lies in front of it."""

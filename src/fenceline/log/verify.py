@@ -1,0 +1,109 @@
+"""Verifies log directories without a broker: every file of every partition, and replicas against each other.
+
+Owns the order of the work: places, then each by itself, then the comparison of those that are replicas of one
+partition. Reads only, and is safe beside a running node. Blocks: not for the loop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from fenceline.ids import TopicPartition
+from fenceline.log.disk import Disk
+from fenceline.log.verify_compare import compare, reference_of
+from fenceline.log.verify_file import verify_file
+from fenceline.log.verify_findings import Kind, Report, Severity
+from fenceline.log.verify_partition import Settings, verify_partition
+from fenceline.log.verify_places import PartitionPlace, Place, Places, places_at, size_of
+
+__all__ = [
+    "Kind",
+    "Report",
+    "Settings",
+    "Severity",
+    "find_places",
+    "groups_of",
+    "size_of_group",
+    "verify_group",
+    "verify_places",
+]
+
+
+def find_places(disk: Disk, paths: Sequence[str]) -> Places:
+    """What all the paths hold; what is named twice counts once. Raises OperatorError, OSError."""
+    everything = Places()
+    seen = set()
+    for path in paths:
+        places = places_at(disk, path)
+        everything.reports += places.reports
+        for place in places.found:
+            real = os.path.realpath(place.path)
+            if real not in seen:
+                seen.add(real)
+                everything.found.append(place)
+    return everything
+
+
+def groups_of(places: Places, *, compare_replicas: bool = True) -> list[list[Place]]:
+    """What is to be verified together: each place by itself, and last the replicas of each partition that has several.
+
+    Metadata logs are replicas, too: all voters hold the same.
+    """
+    replicas: dict[TopicPartition, list[Place]] = defaultdict(list)
+    for place in places.found:
+        if compare_replicas and (of := _replica_of(place)) is not None:
+            replicas[of].append(place)
+    several = [group for group in replicas.values() if len(group) > 1]
+    grouped = {id(place) for group in several for place in group}
+    return [[place] for place in places.found if id(place) not in grouped] + several
+
+
+def _replica_of(place: Place) -> TopicPartition | None:
+    return place.topic_partition if isinstance(place, PartitionPlace) and not place.put_away else None
+
+
+def size_of_group(disk: Disk, group: Sequence[Place]) -> int:
+    """About how many bytes progress will be told of: those that a comparison reads again count again."""
+    sizes = [size_of(disk, place) for place in group]
+    return sum(sizes) + (sum(sizes) - max(sizes) if len(group) > 1 else 0)
+
+
+def verify_group(disk: Disk, group: Sequence[Place], settings: Settings) -> list[Report]:
+    """A report for each place of one of `groups_of`. Replicas are compared with the one whose history is newest."""
+    reports = [_verify(disk, place, settings) for place in group]
+    if len(group) > 1:
+        reference = reference_of(reports)
+        for report in reports:
+            if report is not reference:
+                _compare(disk, reference, report, settings)
+    return reports
+
+
+def verify_places(disk: Disk, places: Places, settings: Settings, *, compare_replicas: bool = True) -> Iterator[Report]:
+    """A report for each place, of one group after the other; holds no more of them than a group has."""
+    yield from places.reports
+    for group in groups_of(places, compare_replicas=compare_replicas):
+        yield from verify_group(disk, group, settings)
+
+
+def _verify(disk: Disk, place: Place, settings: Settings) -> Report:
+    if isinstance(place, PartitionPlace):
+        return verify_partition(disk, place, settings)
+    return verify_file(disk, place, settings)
+
+
+def _compare(disk: Disk, reference: Report, report: Report, settings: Settings) -> None:
+    try:
+        finding = compare(disk, reference, report, settings.progress)
+    except OSError as error:
+        report.findings.error(
+            Kind.UNREADABLE,
+            error.filename or report.path,
+            f"could not be compared with {reference.path}: {error.strerror or error}",
+            "A node that runs deletes and cuts segments: verify again.",
+        )
+        return
+    if finding is not None:
+        report.findings.add(finding)

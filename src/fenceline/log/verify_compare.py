@@ -1,0 +1,185 @@
+"""Compares replicas of one partition: the first offset from which on they tell different histories (KIP-101).
+
+Owns the comparison of two logs batch by batch: offsets, leader epoch, checksum. Leaves the records alone: the checksum
+stands for them. What lies above every high watermark that is known may differ, since nobody was promised it: the
+follower's next fetch cuts it. Reads only; keeps two windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from fenceline.log.disk import Disk
+from fenceline.log.file_names import LOG_SUFFIX, offset_in, stem
+from fenceline.log.verify_findings import Finding, Kind, Report, Severity
+from fenceline.log.verify_segment import Rows, SegmentWalk
+
+_CUT_ADVICE: Final = (
+    "Above the high watermark nothing was promised: the follower cuts this off, with a receipt, when it next fetches."
+)
+_COMMITTED_ADVICE: Final = (
+    "Acknowledged records differ. After an unclean election the new leader's history counts, and the others cut theirs"
+    " when they fetch: see `fenceline losses list`. If both replicas were in sync, move the wrong one's directory away"
+    " while its node is stopped."
+)
+_CONTENT_ADVICE: Final = (
+    "Same offsets of the same epoch must be the same bytes: one of the replicas was changed outside of the protocol."
+    " Find out which one is right before a node starts from it."
+)
+
+
+_OF_HISTORY: Final = ("base_offset", "last_offset", "leader_epoch")
+_OF_CONTENT: Final = (*_OF_HISTORY, "crc")
+_OF_A_BATCH: Final = (*_OF_CONTENT, "position")
+
+
+class BatchAt(NamedTuple):
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    crc: int
+    path: str
+    position: int
+
+
+Progress = Callable[[int], None]
+
+
+class _Batches:
+    """The batches of a verified partition directory that can be believed, up to its end then: one after the other, or
+    many at once where another log has the same. Every step raises OSError.
+    """
+
+    def __init__(self, disk: Disk, report: Report, progress: Progress | None = None) -> None:
+        self._end_offset = report.end_offset
+        self._steps = _rows_of(disk, report, progress)
+        self._rows: Rows | None = None
+        self._path = ""
+        self._at = 0
+        self.advance()
+
+    @property
+    def current(self) -> BatchAt | None:
+        """None at the end."""
+        rows, at = self._rows, self._at
+        if rows is None:
+            return None
+        base, last, epoch, crc, position = (rows.value(name, at) for name in _OF_A_BATCH)
+        return BatchAt(base, last, epoch, crc, self._path, position) if base < self._end_offset else None
+
+    def advance(self, count: int = 1) -> None:
+        self._at += count
+        if self._rows is None or self._at >= self._rows.count:
+            self._rows, self._path = next(self._steps, (None, ""))
+            self._at = 0
+
+    def same_as(self, other: _Batches, columns: Sequence[str]) -> int:
+        """How many batches from here on are surely the same, at least."""
+        if self._rows is None or other._rows is None:
+            return 0
+        mine, theirs = ([log._rows.column(name)[log._at :] for name in columns] for log in (self, other) if log._rows)
+        count = min(len(mine[0]), len(theirs[0]))
+        while count and any(a[:count] != b[:count] for a, b in zip(mine, theirs, strict=True)):
+            count //= 2
+        return count
+
+
+def _rows_of(disk: Disk, report: Report, progress: Progress | None) -> Iterator[tuple[Rows, str]]:
+    bases = sorted(
+        base
+        for name in disk.listdir(report.path)
+        if (base := offset_in(name, LOG_SUFFIX)) is not None and len(name) == 24
+    )
+    due = 0
+    for base in bases:
+        path = stem(report.path, base) + LOG_SUFFIX
+        found = disk.stat(path)
+        if found is None:
+            continue
+        due = max(due, base)
+        walk = SegmentWalk(disk, path, end=found.size_bytes, next_offset=due, check_crc=report.damaged)
+        told = 0
+        for step in walk:
+            if progress is not None:
+                progress(walk.position - told)
+                told = walk.position
+            if isinstance(step, Rows):  # a flaw was said when the log was verified
+                yield step, path
+        due = max(due, walk.next_offset)
+
+
+def compare(disk: Disk, one: Report, other: Report, progress: Progress | None = None) -> Finding | None:
+    """The first difference between two replicas up to the shorter one's end, or None. Raises OSError.
+
+    `progress` is told how many bytes of `other` more have been read.
+    """
+    if one.topic_id is not None and other.topic_id is not None and one.topic_id != other.topic_id:
+        return Finding(
+            Kind.TOPIC_ID,
+            Severity.ERROR,
+            other.path,
+            -1,
+            -1,
+            f"is of another topic of that name than {one.path}: id {other.topic_id}, not {one.topic_id}",
+            "They are no replicas of each other: an older topic was not cleaned away, or directories were mixed up.",
+        )
+    start = max(one.start_offset, other.start_offset)
+    compacted = one.compacted or other.compacted or one.damaged or other.damaged
+    columns = _OF_HISTORY if compacted else _OF_CONTENT
+    mine, theirs = _Batches(disk, one), _Batches(disk, other, progress)
+    while (left := mine.current) is not None and (right := theirs.current) is not None:
+        if (same := mine.same_as(theirs, columns)) > 0:
+            mine.advance(same)
+            theirs.advance(same)
+        elif left.last_offset < start or (left.last_offset < right.base_offset and compacted):
+            mine.advance()
+        elif right.last_offset < start or (right.last_offset < left.base_offset and compacted):
+            theirs.advance()
+        elif left.leader_epoch != right.leader_epoch:
+            return _divergence(one, other, left, right, max(left.base_offset, right.base_offset, start))
+        elif not compacted:
+            return _content(one, other, left, right)
+        elif left.last_offset <= right.last_offset:
+            mine.advance()
+        else:
+            theirs.advance()
+    return None
+
+
+def _divergence(one: Report, other: Report, left: BatchAt, right: BatchAt, offset: int) -> Finding:
+    known = [report.high_watermark for report in (one, other) if report.high_watermark is not None]
+    committed = not known or offset < max(known)
+    behind = (one.end_offset - offset, other.end_offset - offset)
+    watermark = f"; the high watermark is {max(known)}" if known else ""
+    return Finding(
+        Kind.DIVERGENCE,
+        Severity.ERROR if committed else Severity.NOTE,
+        right.path,
+        right.position,
+        offset,
+        f"differs from {left.path} (byte {left.position}) from offset {offset} on: epoch {right.leader_epoch} here,"
+        f" epoch {left.leader_epoch} there; {behind[1]} offsets here and {behind[0]} there are"
+        f" behind that point{watermark}",
+        _COMMITTED_ADVICE if committed else _CUT_ADVICE,
+    )
+
+
+def _content(one: Report, other: Report, left: BatchAt, right: BatchAt) -> Finding:
+    offset = max(min(left.base_offset, right.base_offset), one.start_offset, other.start_offset)
+    return Finding(
+        Kind.CONTENT,
+        Severity.ERROR,
+        right.path,
+        right.position,
+        offset,
+        f"differs from {left.path} (byte {left.position}) at offset {offset} in the same epoch {right.leader_epoch}:"
+        f" offsets {right.base_offset}-{right.last_offset} with checksum {right.crc:#010x} here,"
+        f" {left.base_offset}-{left.last_offset} with {left.crc:#010x} there",
+        _CONTENT_ADVICE,
+    )
+
+
+def reference_of(reports: list[Report]) -> Report:
+    """The replica that the others are compared with: as an election would have it, the newest epoch, then the end."""
+    return max(reports, key=lambda report: (report.runs[-1].epoch if report.runs else -1, report.end_offset))

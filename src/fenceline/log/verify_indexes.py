@@ -1,0 +1,199 @@
+"""Compares the index files of a segment with its batches, as the batches go by.
+
+Owns what each entry promises to a look-up (`formats.md F4`), and the words where it is not kept. An index is made from
+the log and never the other way round, so a wrong one loses no record: look-ups may miss some, or read too much.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+from fenceline.log.disk import Disk, read_file
+from fenceline.log.file_names import SNAPSHOT_SUFFIX
+from fenceline.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex, decode_aborted
+from fenceline.log.producer_state import BadSnapshot, ProducerStates
+from fenceline.log.verify_findings import Finding, Findings, Kind, Severity
+from fenceline.log.verify_segment import Rows
+
+_REBUILD: Final = "Stop the node and remove the file: the next start makes it anew from the log."
+_NEVER: Final = 1 << 62
+
+
+class IndexCheck:
+    """Of one segment. `see` every window of batches in order, then `finish`, which tells what was found.
+
+    `severity` is that of what a start of the node puts right by itself: in the newest segment of a log that was not
+    closed, a note.
+    """
+
+    def __init__(self, disk: Disk, stem: str, base_offset: int, severity: Severity, findings: Findings) -> None:
+        self._stem = stem
+        self._base_offset = base_offset
+        self._severity = severity
+        self._findings = findings
+        self.missing: list[str] = []
+        self._found: list[Finding] = []
+        self._index = self._read_index(disk)
+        self._times = self._read_times(disk)
+        self._aborted = self._read_aborted(disk)
+        self._index_at = 0
+        self._time_at = 0
+        self._max_timestamp = -1
+        self._next_offset = base_offset
+        self._markers: set[tuple[int, int]] = set()
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def _read_index(self, disk: Disk) -> OffsetIndex:
+        path = self._stem + ".index"
+        content = read_file(disk, path)
+        if content is None:
+            self.missing.append(path)
+            return OffsetIndex()
+        index = OffsetIndex.decode(content)
+        if index is None:
+            self._say(Kind.OFFSET_INDEX, path, f"{len(content)} bytes whose entries do not rise, or are cut short")
+        return index or OffsetIndex()
+
+    def _read_times(self, disk: Disk) -> TimeIndex:
+        path = self._stem + ".timeindex"
+        content = read_file(disk, path)
+        if content is None:
+            self.missing.append(path)
+            return TimeIndex()
+        times = TimeIndex.decode(content)
+        if times is None:
+            self._say(Kind.TIME_INDEX, path, f"{len(content)} bytes whose entries do not rise, or are cut short")
+        return times or TimeIndex()
+
+    def _read_aborted(self, disk: Disk) -> list[tuple[int, int]]:
+        path = self._stem + ".txnindex"
+        content = read_file(disk, path)
+        if not content:
+            return []
+        entries = decode_aborted(content)
+        if entries is None:
+            self._say(Kind.TRANSACTION_INDEX, path, f"{len(content)} bytes that are no transaction index")
+            return []
+        return [(entry.producer_id, entry.last_offset) for entry in entries]
+
+    # -- comparing ----------------------------------------------------------------------------------------------
+
+    def see(self, rows: Rows) -> None:
+        self._see_positions(rows)
+        self._see_times(rows)
+        self._next_offset = rows.value("last_offset", rows.count - 1) + 1
+
+    def marker(self, producer_id: int, offset: int) -> None:
+        """The log has the marker of an aborted transaction there."""
+        self._markers.add((producer_id, offset))
+
+    def _see_positions(self, rows: Rows) -> None:
+        positions, entries = rows.column("position"), self._index.positions
+        bases = rows.column("base_offset")
+        end = rows.end_position
+        while self._index_at < len(entries) and entries[self._index_at] < end:
+            at = self._index_at
+            self._index_at += 1
+            position, offset = entries[at], self._base_offset + self._index.offsets[at]
+            row = bisect_left(positions, position)
+            if row == rows.count or positions[row] != position:
+                self._wrong_index(at, offset, f"leads to byte {position} of the log, where no batch begins")
+            elif bases[row] > offset:
+                self._wrong_index(
+                    at, offset, f"leads to byte {position} of the log, behind offset {offset}: it is not found"
+                )
+
+    def _see_times(self, rows: Rows) -> None:
+        lasts, stamps = rows.column("last_offset"), rows.column("max_timestamp")
+        entries = self._times
+        seen = 0
+        while self._time_at < len(entries):
+            offset = self._base_offset + entries.offsets[self._time_at]
+            if offset > lasts[rows.count - 1]:
+                break
+            row = bisect_left(lasts, offset)
+            self._max_timestamp = max(self._max_timestamp, max(stamps[seen:row], default=-1))
+            seen = row
+            self._check_time(self._time_at, offset, max(self._max_timestamp, stamps[row]))
+            self._time_at += 1
+        self._max_timestamp = max(self._max_timestamp, max(stamps[seen:], default=-1))
+
+    def _check_time(self, at: int, offset: int, highest: int) -> None:
+        stamp = self._times.timestamps[at]
+        if self._max_timestamp > stamp:
+            self._wrong_time(
+                at, offset, f"says {stamp}, but a record before has {self._max_timestamp}: look-ups by time miss it"
+            )
+        elif stamp > highest:
+            self._wrong_time(at, offset, f"says {stamp}, but no record up to there is later than {highest}")
+
+    def finish(self, log_path: str, *, complete: bool) -> None:
+        """At the end of the segment. Unless it is `complete`, and all its batches were seen, nothing is told: damage of
+        the log would be told twice.
+        """
+        if not complete:
+            return
+        if self._index_at < len(self._index):
+            at = self._index_at
+            self._wrong_index(
+                at,
+                self._base_offset + self._index.offsets[at],
+                f"leads to byte {self._index.positions[at]}, past the end of the log",
+                more=len(self._index) - at - 1,
+            )
+        if self._time_at < len(self._times):
+            at = self._time_at
+            offset = self._base_offset + self._times.offsets[at]
+            self._wrong_time(at, offset, "is about an offset past the end of the segment")
+        for producer_id, offset in self._aborted:
+            if (producer_id, offset) not in self._markers:
+                self._say(
+                    Kind.TRANSACTION_INDEX,
+                    self._stem + ".txnindex",
+                    f"says that a transaction of producer {producer_id} was aborted at offset {offset}, where"
+                    f" {log_path} has no such marker",
+                    offset=offset,
+                )
+        for finding in self._found:
+            self._findings.add(finding)
+
+    def _wrong_index(self, at: int, offset: int, words: str, *, more: int = 0) -> None:
+        also = f" ({more} more entries are)" if more else ""
+        self._say(
+            Kind.OFFSET_INDEX,
+            self._stem + ".index",
+            f"entry {at} for offset {offset} {words}{also}",
+            position=at * OFFSET_ENTRY_BYTES,
+            offset=offset,
+        )
+
+    def _wrong_time(self, at: int, offset: int, words: str) -> None:
+        self._say(
+            Kind.TIME_INDEX,
+            self._stem + ".timeindex",
+            f"entry {at} for offset {offset} {words}",
+            position=at * TIME_ENTRY_BYTES,
+            offset=offset,
+        )
+
+    def _say(self, kind: Kind, path: str, message: str, *, position: int = -1, offset: int = -1) -> None:
+        self._found.append(Finding(kind, self._severity, path, position, offset, message, _REBUILD))
+
+
+def check_producer_snapshot(disk: Disk, stem: str, findings: Findings) -> None:
+    """The checksum of a `.snapshot` file and that it can be read. Raises OSError."""
+    path = stem + SNAPSHOT_SUFFIX
+    content = read_file(disk, path)
+    if content is None:
+        return
+    try:
+        ProducerStates().load(content, now_ms=0, expiration_ms=_NEVER)
+    except BadSnapshot as error:
+        findings.error(
+            Kind.PRODUCER_SNAPSHOT,
+            path,
+            f"no snapshot of producers: {error}",
+            "Stop the node and remove the file: the next start reads the producers from the log.",
+        )

@@ -1,0 +1,366 @@
+"""Verifies one partition directory: its segments as one log, and every file beside them that speaks of it.
+
+Owns what the parts must say of each other: segments that follow one another, offsets without gaps where nothing was
+compacted, the epoch checkpoint and the batches, checkpoints and the log's end. Reads only. What a running node or a
+crash leaves unfinished, and the next start puts right, is a note; where the log was closed it is an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final
+
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, LOSSES_TOPIC, TRANSACTION_STATE_TOPIC
+from fenceline.log import verify_epochs
+from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
+from fenceline.log.disk import Disk, read_file
+from fenceline.log.file_names import (
+    DELETED_SUFFIX,
+    EPOCH_FILE,
+    LOG_SUFFIX,
+    METADATA_FILE,
+    OFFSET_DIGITS,
+    offset_in,
+    stem,
+)
+from fenceline.log.producer_snapshots import offsets_in
+from fenceline.log.verify_findings import EpochRun, Kind, Report, Severity
+from fenceline.log.verify_indexes import IndexCheck, check_producer_snapshot
+from fenceline.log.verify_records import RecordChecks
+from fenceline.log.verify_segment import Flaw, Rows, SegmentWalk
+
+if TYPE_CHECKING:
+    from fenceline.log.verify_places import PartitionPlace
+
+GROWTH_WAIT_S: Final = 0.05
+GROWTH_TRIES: Final = 20
+_COMPACTED_TOPICS: Final = frozenset((CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, LOSSES_TOPIC))
+_CLEANED, _SWAP, _PART = ".cleaned", ".swap", ".part"
+_LEFTOVERS: Final = {
+    DELETED_SUFFIX: ("is due for deletion", "The node removes it, after file.delete.delay.ms or at its start."),
+    _CLEANED: ("was being written by a compaction", "The next start of the node removes it."),
+    _PART: ("was being written", "The node goes on with it, or removes it at its next start."),
+    _SWAP: ("is the result of a compaction that is to take the place of segments", "The next start finishes it."),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much is looked at.
+
+    `deep`: decompress every batch and read its records. `sequences`: also whether each producer's numbers go on.
+    `allow_gaps`: believe that every topic is compacted. `progress` is told how many bytes more have been read.
+    `wait`: sleeps, between two looks at a file that may grow.
+    """
+
+    deep: bool = False
+    sequences: bool = False
+    allow_gaps: bool = False
+    progress: Callable[[int], None] | None = None
+    wait: Callable[[float], None] = time.sleep
+
+
+def verify_partition(disk: Disk, place: PartitionPlace, settings: Settings) -> Report:
+    """Look at every file of a partition directory. What can not be read is a finding, too."""
+    report = Report(place.path, place.topic_partition, high_watermark=place.high_watermark)
+    try:
+        _Verifier(disk, place, settings, report).run()
+    except FileNotFoundError as error:
+        report.findings.say(
+            Severity.ERROR if place.closed else Severity.NOTE,
+            Kind.GONE,
+            error.filename or place.path,
+            "is not there any more",
+            "A node that runs removes partitions that are deleted or go elsewhere. Verify again when in doubt.",
+        )
+    except OSError as error:
+        report.findings.error(
+            Kind.UNREADABLE,
+            error.filename or place.path,
+            f"can not be read: {error.strerror or error}",
+            "Run as a user who may read it, and look at the disk.",
+        )
+    return report
+
+
+class _Verifier:
+    def __init__(self, disk: Disk, place: PartitionPlace, settings: Settings, report: Report) -> None:
+        self._disk = disk
+        self._place = place
+        self._settings = settings
+        self._report = report
+        self._findings = report.findings
+        self._next_offset = -1
+        self._epoch = -1
+        self._gaps = 0
+        self._missing_offsets = 0
+        self._first_gap = (-1, -1, "", -1)
+        self._holes = 0
+        self._is_being_compacted = False
+        self._missing_indexes: list[str] = []
+        self._records = RecordChecks(settings.deep, settings.sequences, self._findings)
+        self._unsettled = Severity.ERROR if place.closed else Severity.NOTE
+
+    def run(self) -> None:
+        names = sorted(self._disk.listdir(self._place.path))
+        bases = sorted(o for name in names if _is_segment(name) and (o := offset_in(name, LOG_SUFFIX)) is not None)
+        self._metadata(names)
+        epochs_before = read_file(self._disk, f"{self._place.path}/{EPOCH_FILE}")
+        for base, following in zip_longest(bases, bases[1:]):
+            self._segment(base, following)
+        self._tell_missing_indexes()
+        self._report.segments = len(bases)
+        self._report.end_offset = max(self._next_offset, 0)
+        self._report.start_offset = max(bases[0] if bases else 0, self._place.log_start_offset)
+        self._is_being_compacted = any(name.endswith((LOG_SUFFIX + _CLEANED, LOG_SUFFIX + _SWAP)) for name in names)
+        self._names(names, bases)
+        self._tell_gaps()
+        if not self._report.damaged:
+            verify_epochs.check_epochs(self._disk, self._place, self._report, epochs_before)
+            self._checkpoints()
+
+    # -- segments -----------------------------------------------------------------------------------------------
+
+    def _segment(self, base: int, following: int | None) -> None:
+        """`following`: where the next segment begins, None for the newest one."""
+        last = following is None
+        path = stem(self._place.path, base) + LOG_SUFFIX
+        found = self._disk.stat(path)
+        if found is None:
+            self._gone(path)
+            return
+        if self._next_offset > base:
+            self._findings.error(
+                Kind.SEGMENTS,
+                path,
+                f"is named after offset {base}, but the segment before it ends at {self._next_offset}",
+                "Compare with the other replicas; the node refuses to load such a log.",
+                offset=base,
+            )
+        elif 0 <= self._next_offset < base:
+            self._note_gaps(1, base - self._next_offset, self._next_offset, base, path, 0)
+        saved = self._has_saved_indexes(following)
+        severity = Severity.ERROR if saved else self._unsettled
+        index = IndexCheck(self._disk, path.removesuffix(LOG_SUFFIX), base, severity, self._findings)
+        if saved and found.size_bytes:
+            self._missing_indexes += index.missing
+        walk = SegmentWalk(
+            self._disk,
+            path,
+            end=found.size_bytes,
+            next_offset=base,
+            leader_epoch=self._epoch,
+            grow=self._watch(path) if last and not self._place.closed else None,
+        )
+        try:
+            complete = self._walk(walk, path, index, last=last)
+        except FileNotFoundError:
+            self._gone(path)
+            return
+        self._next_offset, self._epoch = max(walk.next_offset, base), walk.leader_epoch
+        index.finish(path, complete=complete)
+
+    def _has_saved_indexes(self, following: int | None) -> bool:
+        """A node saves them before the recovery point passes the segment's end, and all when it is closed."""
+        known = self._place.recovery_point
+        return self._place.closed or (following is not None and known is not None and following <= known)
+
+    def _tell_missing_indexes(self) -> None:
+        if self._missing_indexes:
+            more = len(self._missing_indexes) - 1
+            self._findings.note(
+                Kind.OFFSET_INDEX,
+                self._missing_indexes[0],
+                f"is missing, and {more} more index files of this log" if more else "is missing",
+                "The node makes it anew from the log.",
+            )
+
+    def _walk(self, walk: SegmentWalk, path: str, index: IndexCheck, *, last: bool) -> bool:
+        """Whether every batch could be seen."""
+        complete = True
+        due = walk.next_offset
+        for step in walk:
+            before = walk.position
+            match step:
+                case Rows():
+                    self._take(step, path, index, due)
+                    before = step.value("position", 0)
+                case Flaw():
+                    complete = False
+                    self._flaw(step, path, last=last)
+                    before = step.position
+            due = walk.next_offset
+            self._report.size_bytes += walk.position - before
+            if self._settings.progress is not None:
+                self._settings.progress(walk.position - before)
+        return complete
+
+    def _take(self, rows: Rows, path: str, index: IndexCheck, due: int) -> None:
+        report, totals = self._report, rows.totals
+        report.batches += rows.count
+        report.records += totals["records"]
+        self._holes += totals["holes"]
+        if totals["gaps"]:
+            row = totals["first_gap_row"]
+            behind = rows.value("last_offset", row - 1) + 1 if row else due
+            where = rows.value("base_offset", row), path, rows.value("position", row)
+            self._note_gaps(totals["gaps"], totals["missing_offsets"], behind, *where)
+        self._add_runs(rows, path)
+        index.see(rows)
+        if totals["control_batches"]:
+            self._records.markers(rows, index.marker)
+        if self._records.wanted:
+            self._records.see(rows, path)
+
+    def _flaw(self, flaw: Flaw, path: str, *, last: bool) -> None:
+        self._records.missed()
+        header = flaw.header
+        offset = header.base_offset if header is not None else -1
+        harmless = flaw.torn and last and not self._place.closed
+        for problem in flaw.problems:
+            severity = (
+                Severity.NOTE if harmless or (problem.kind is Kind.GONE and not self._place.closed) else Severity.ERROR
+            )
+            self._findings.say(
+                severity, problem.kind, path, problem.message, problem.advice, position=flaw.position, offset=offset
+            )
+        if header is not None:
+            self._report.batches += 1
+            self._report.records += max(header.record_count, 0)
+            if flaw.crc_ok is True:
+                self._add_run(header.leader_epoch, header.base_offset, header.last_offset, path, flaw.position)
+        if flaw.problems and not (flaw.torn and last):
+            self._report.damaged = True
+
+    def _gone(self, path: str) -> None:
+        self._report.damaged = True
+        self._findings.say(
+            self._unsettled,
+            Kind.GONE,
+            path,
+            "is not there any more",
+            "Retention deletes segments of a node that runs. Verify again when in doubt.",
+        )
+
+    def _watch(self, path: str) -> Callable[[int], int]:
+        def grow(size_bytes: int) -> int:
+            for _ in range(GROWTH_TRIES):
+                found = self._disk.stat(path)
+                if found is not None and found.size_bytes > size_bytes:
+                    return found.size_bytes
+                self._settings.wait(GROWTH_WAIT_S)
+            return size_bytes
+
+        return grow
+
+    # -- epochs and gaps ----------------------------------------------------------------------------------------
+
+    def _add_runs(self, rows: Rows, path: str) -> None:
+        epochs = rows.column("leader_epoch")
+        bases, lasts, positions = rows.column("base_offset"), rows.column("last_offset"), rows.column("position")
+        start = 0
+        while start < rows.count:
+            epoch = epochs[start]
+            # Epochs of plain batches never go back: the last one tells whether there is a change.
+            end = rows.count if epochs[-1] == epoch else _first_after(epochs, epoch, start)
+            self._add_run(epoch, bases[start], lasts[end - 1], path, positions[start])
+            start = end
+
+    def _add_run(self, epoch: int, first: int, last: int, path: str, position: int) -> None:
+        runs = self._report.runs
+        if runs and runs[-1].epoch == epoch:
+            runs[-1] = replace(runs[-1], last_offset=last)
+        else:
+            runs.append(EpochRun(epoch, first, last, path, position))
+
+    def _note_gaps(self, count: int, missing: int, start: int, end: int, path: str, position: int) -> None:
+        if not self._gaps:
+            self._first_gap = (start, end, path, position)
+        self._gaps += count
+        self._missing_offsets += missing
+
+    def _tell_gaps(self) -> None:
+        place = self._place
+        self._report.compacted = bool(
+            self._settings.allow_gaps
+            or self._holes
+            or self._is_being_compacted
+            or place.cleaned
+            or place.topic in _COMPACTED_TOPICS
+        )
+        if not self._gaps or self._report.compacted or self._report.damaged:
+            return
+        start, end, path, position = self._first_gap
+        more = f", and {self._missing_offsets - end + start} more in {self._gaps - 1} places" if self._gaps > 1 else ""
+        self._findings.error(
+            Kind.GAP,
+            path,
+            f"offsets {start} to {end - 1} are missing{more}",
+            "In a compacted topic this is as it should be (--allow-gaps). In any other one, compare with the other"
+            " replicas: batches are lost, or an offset is damaged, which no checksum covers.",
+            position=position,
+            offset=start,
+        )
+
+    # -- other files --------------------------------------------------------------------------------------------
+
+    def _metadata(self, names: list[str]) -> None:
+        path = f"{self._place.path}/{METADATA_FILE}"
+        if METADATA_FILE not in names:
+            return
+        try:
+            self._report.topic_id = read_partition_metadata(self._disk, path)
+        except BadCheckpoint as error:
+            self._findings.error(
+                Kind.PARTITION_METADATA,
+                path,
+                str(error).removeprefix(f"{path}: "),
+                "Copy the file from another replica of the partition while the node is stopped.",
+            )
+
+    def _names(self, names: list[str], bases: list[int]) -> None:
+        for name in names:
+            for suffix, (words, advice) in _LEFTOVERS.items():
+                if name.endswith(suffix):
+                    self._findings.note(Kind.LEFTOVER, f"{self._place.path}/{name}", words, advice)
+        for offset in offsets_in(names):
+            check_producer_snapshot(self._disk, stem(self._place.path, offset), self._findings)
+        known = set(bases)
+        for name in names:
+            base = offset_in(name, ".index")
+            if base is not None and base not in known and f"{base:0{OFFSET_DIGITS}d}.index" == name:
+                self._findings.note(
+                    Kind.LEFTOVER, f"{self._place.path}/{name}", "belongs to no segment", "It can be removed."
+                )
+
+    def _checkpoints(self) -> None:
+        place, end = self._place, self._report.end_offset
+        said = (("high watermark", place.high_watermark), ("recovery point", place.recovery_point))
+        for what, offset in said:
+            if offset is not None and offset > end:
+                self._findings.say(
+                    self._unsettled,
+                    Kind.OFFSET_CHECKPOINT,
+                    place.path,
+                    f"ends at offset {end}, but its {what} was {offset}: records that were there are gone",
+                    "Compare with the other replicas, and see `fenceline losses list` for what was cut off.",
+                    offset=end,
+                )
+
+
+def _is_segment(name: str) -> bool:
+    return len(name) == OFFSET_DIGITS + len(LOG_SUFFIX)
+
+
+def _first_after(epochs: memoryview, epoch: int, start: int) -> int:
+    low, high = start + 1, len(epochs)
+    while low < high:
+        middle = (low + high) // 2
+        if epochs[middle] > epoch:
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,268 @@
+"""What a path holds that can be verified: data directories, partition directories, evidence, single files.
+
+Owns how they are told apart, and what a data directory's checkpoints say of its partitions. Opens no segment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from fenceline.errors import OperatorError
+from fenceline.ids import METADATA_TOPIC, TopicPartition
+from fenceline.log.checkpoints import BadCheckpoint, read_offsets
+from fenceline.log.disk import Disk
+from fenceline.log.file_names import LOG_SUFFIX, METADATA_FILE
+from fenceline.log.log_dir import CLEAN_FILE
+from fenceline.log.log_dir_offsets import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
+from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.log.partition_dir import parse_put_away_name, partition_of
+from fenceline.log.verify_findings import Kind, Report
+
+META_FILE: Final = "meta.properties"
+CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
+BOOTSTRAP_FILE: Final = "bootstrap.checkpoint"
+_SEGMENT: Final = re.compile(r"\d{20}\.log")
+_SEGMENT_LIKE: Final = re.compile(r"\d{20}\.log(\.deleted|\.cleaned|\.swap|\.\d+|\.from-\d+\.\d+)?")
+_FROZEN: Final = re.compile(r"\d{20}-\d{10}\.checkpoint")
+_SNAPSHOT: Final = re.compile(r"(\d{20}-\d{10}|bootstrap)\.checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlace:
+    """A partition directory. `closed`: the node was stopped in order, or this is a copy away from any data directory.
+
+    Offsets are those of the data directory's checkpoints: None where they say nothing. The high watermark of the
+    metadata log is at least the end of its newest snapshot.
+    """
+
+    path: str
+    topic_partition: TopicPartition | None
+    closed: bool = True
+    high_watermark: int | None = None
+    recovery_point: int | None = None
+    log_start_offset: int = 0
+    """At least: without a checkpoint of a node that was stopped in order, records may have been deleted beyond it."""
+    log_start_is_exact: bool = False
+    cleaned: bool = False
+    """Whether a compaction has gone over it here."""
+    put_away: bool = False
+    """Being deleted, stray, or on its way to another directory: no replica of its partition."""
+
+    @property
+    def topic(self) -> str:
+        return self.topic_partition.topic if self.topic_partition is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """A file by itself. `evidence`: it was cut off a log, and may well be damaged. `being_written`: a node that was not
+    stopped in order may write to it.
+    """
+
+    path: str
+    topic_partition: TopicPartition | None
+    evidence: bool
+    being_written: bool = False
+
+
+Place = PartitionPlace | FilePlace
+
+
+@dataclass(slots=True)
+class Places:
+    """`reports`: of data directories whose own files are wrong."""
+
+    found: list[Place] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+
+    def size_bytes(self, disk: Disk) -> int:
+        """About what there is to read."""
+        return sum(size_of(disk, place) for place in self.found)
+
+
+def places_at(disk: Disk, path: str) -> Places:
+    """Raises OperatorError where there is nothing to verify, OSError."""
+    path = os.path.abspath(path)
+    found = disk.stat(path)
+    if found is None:
+        raise OperatorError(f"There is no {path}", "Name a data directory, a partition's directory or a segment file.")
+    places = Places()
+    if not found.is_directory:
+        places.found.append(_file(disk, path))
+    elif os.path.basename(path) == EVIDENCE_DIR:
+        _add_evidence(disk, os.path.dirname(path), places, own=True)
+    elif _is_data_dir(disk, path):
+        _add_data_dir(disk, path, places)
+    elif _is_partition(disk, path):
+        _add_partition(disk, path, _Facts(disk, os.path.dirname(path), Report("")), places)
+    else:
+        for child in _data_dirs_below(disk, path):
+            _add_data_dir(disk, child, places)
+    if not places.found and not places.reports and not _is_data_dir(disk, path):
+        raise OperatorError(
+            f"{path} holds no log", "Name a node's data directory, a partition's directory, or a file of one."
+        )
+    return places
+
+
+class _Facts:
+    """What the files of a data directory say. What can not be read is a finding of `report`."""
+
+    def __init__(self, disk: Disk, path: str, report: Report) -> None:
+        self.is_data_dir = _is_data_dir(disk, path)
+        self._disk = disk
+        self._path = path
+        is_node = disk.stat(f"{path}/{META_FILE}") is not None
+        self.closed = not is_node or disk.stat(f"{path}/{CLEAN_FILE}") is not None
+        self._offsets: dict[str, dict[TopicPartition, int]] = {}
+        for name in (HIGH_WATERMARKS, RECOVERY_POINTS, LOG_STARTS, CLEANER_OFFSETS):
+            try:
+                self._offsets[name] = _offsets_in(disk, f"{path}/{name}") if self.is_data_dir else {}
+            except (BadCheckpoint, UnicodeDecodeError) as error:
+                self._offsets[name] = {}
+                report.findings.error(
+                    Kind.OFFSET_CHECKPOINT,
+                    f"{path}/{name}",
+                    str(error).removeprefix(f"{path}/{name}: "),
+                    "The node finds these offsets anew at its start; what was above them is checked again.",
+                )
+            except OSError as error:
+                self._offsets[name] = {}
+                report.findings.error(
+                    Kind.UNREADABLE,
+                    f"{path}/{name}",
+                    f"can not be read: {error.strerror or error}",
+                    "Run as a user who may read it, and look at the disk.",
+                )
+
+    def _snapshot_end(self, path: str) -> int:
+        """Of the metadata log no high watermark is written down; snapshots hold nothing but what is committed."""
+        ends = [int(name[:20]) for name in self._disk.listdir(path) if _FROZEN.fullmatch(name)]
+        return max(ends, default=0)
+
+    def place(self, path: str, where: TopicPartition | None, *, put_away: bool) -> PartitionPlace:
+        def known(name: str) -> int | None:
+            return None if where is None else self._offsets[name].get(where)
+
+        high_watermark = known(HIGH_WATERMARKS)
+        if where is not None and where.topic == METADATA_TOPIC:
+            high_watermark = self._snapshot_end(path)
+        return PartitionPlace(
+            path,
+            where,
+            closed=self.closed,
+            high_watermark=None if put_away else high_watermark,
+            recovery_point=None if put_away else known(RECOVERY_POINTS),
+            log_start_offset=(not put_away and known(LOG_STARTS)) or 0,
+            log_start_is_exact=not put_away
+            and self.closed
+            and self._disk.stat(f"{self._path}/{LOG_STARTS}") is not None,
+            cleaned=known(CLEANER_OFFSETS) is not None,
+            put_away=put_away,
+        )
+
+
+def _offsets_in(disk: Disk, path: str) -> dict[TopicPartition, int]:
+    """Kafka makes these files empty, and writes when there is something to say. Raises BadCheckpoint, OSError."""
+    found = disk.stat(path)
+    return read_offsets(disk, path) if found is not None and found.size_bytes else {}
+
+
+def _add_data_dir(disk: Disk, path: str, places: Places) -> None:
+    report = Report(path)
+    facts = _Facts(disk, path, report)
+    if report.findings.kept:
+        places.reports.append(report)
+    for name in sorted(disk.listdir(path)):
+        child = f"{path}/{name}"
+        if name == BOOTSTRAP_FILE:
+            places.found.append(FilePlace(child, None, evidence=False))
+        elif _partition_in(name) is not None:
+            _add_partition(disk, child, facts, places)
+
+
+def _add_partition(disk: Disk, path: str, facts: _Facts, places: Places) -> None:
+    name = os.path.basename(path)
+    plain = partition_of(name)
+    put_away = plain is None or "." in name.removeprefix(plain.topic)
+    where = plain or parse_put_away_name(name)
+    places.found.append(facts.place(path, where, put_away=put_away))
+    try:
+        names = sorted(disk.listdir(path))
+    except OSError:
+        return  # said when the partition is verified
+    places.found += [FilePlace(f"{path}/{each}", where, evidence=False) for each in names if _SNAPSHOT.fullmatch(each)]
+    if EVIDENCE_DIR in names:
+        _add_evidence(disk, path, places, own=False)
+
+
+def _add_evidence(disk: Disk, partition_path: str, places: Places, *, own: bool) -> None:
+    folder = f"{partition_path}/{EVIDENCE_DIR}"
+    name = os.path.basename(partition_path)
+    where = _partition_in(name)
+    for each in sorted(disk.listdir(folder)):
+        if _SEGMENT_LIKE.fullmatch(each):
+            places.found.append(FilePlace(f"{folder}/{each}", where, evidence=not own))
+
+
+def _file(disk: Disk, path: str) -> FilePlace:
+    name, parent = os.path.basename(path), os.path.dirname(path)
+    if not _SEGMENT_LIKE.fullmatch(name) and not _SNAPSHOT.fullmatch(name) and not name.endswith(LOG_SUFFIX):
+        raise OperatorError(f"{path} is no segment", "Name a .log file, a .checkpoint file, or a directory.")
+    if os.path.basename(parent) == EVIDENCE_DIR:
+        parent = os.path.dirname(parent)
+        being_written = False
+    else:
+        is_newest = name == max((each for each in disk.listdir(parent) if _SEGMENT.fullmatch(each)), default="")
+        being_written = is_newest and not _Facts(disk, os.path.dirname(parent), Report("")).closed
+    where = _partition_in(os.path.basename(parent))
+    return FilePlace(path, where, evidence=False, being_written=being_written)
+
+
+def _partition_in(name: str) -> TopicPartition | None:
+    """Of a directory's name, also of one that was put away."""
+    return partition_of(name) or parse_put_away_name(name)
+
+
+def _is_data_dir(disk: Disk, path: str) -> bool:
+    if disk.stat(f"{path}/{META_FILE}") is not None or disk.stat(f"{path}/{HIGH_WATERMARKS}") is not None:
+        return True
+    names = disk.listdir(path) if (found := disk.stat(path)) is not None and found.is_directory else ()
+    return any(_partition_in(name) and _is_partition(disk, f"{path}/{name}") for name in names)
+
+
+def _is_partition(disk: Disk, path: str) -> bool:
+    found = disk.stat(path)
+    if found is None or not found.is_directory:
+        return False
+    try:
+        names = disk.listdir(path)
+    except FileNotFoundError:
+        return False  # deleted just now
+    return METADATA_FILE in names or any(_SEGMENT.fullmatch(name) or _SNAPSHOT.fullmatch(name) for name in names)
+
+
+def _data_dirs_below(disk: Disk, path: str) -> list[str]:
+    """Of several nodes: `node/`, or `node/data/`."""
+    below = []
+    for name in sorted(disk.listdir(path)):
+        for child in (f"{path}/{name}", f"{path}/{name}/data"):
+            if (found := disk.stat(child)) is not None and found.is_directory and _is_data_dir(disk, child):
+                below.append(child)
+                break
+    return below
+
+
+def size_of(disk: Disk, place: Place) -> int:
+    """About what there is to read; 0 where that can not be seen."""
+    try:
+        if isinstance(place, FilePlace):
+            names = [place.path]
+        else:
+            names = [f"{place.path}/{name}" for name in disk.listdir(place.path) if _SEGMENT.fullmatch(name)]
+        return sum(found.size_bytes for name in names if (found := disk.stat(name)) is not None)
+    except OSError:
+        return 0

@@ -1,0 +1,83 @@
+"""The columns of the segments source, a set for each mode. Owns names, types and what a caller may choose."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql.types import (
+    BooleanType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from fenceline.errors import OperatorError
+from pyspark_fenceline.schema import spark_schema
+from pyspark_fenceline_segments.options import Mode
+
+_WHERE: Final = (
+    StructField("replica", StringType()),
+    StructField("file", StringType()),
+    StructField("evidence", BooleanType()),
+)
+_BATCHES: Final = (
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("base_offset", LongType()),
+    StructField("last_offset", LongType()),
+    StructField("leader_epoch", IntegerType()),
+    StructField("records", IntegerType()),
+    StructField("size", LongType()),
+    StructField("codec", StringType()),
+    StructField("is_transactional", BooleanType()),
+    StructField("is_control", BooleanType()),
+    StructField("producer_id", LongType()),
+    StructField("producer_epoch", IntegerType()),
+    StructField("base_sequence", IntegerType()),
+    StructField("base_timestamp", TimestampType()),
+    StructField("max_timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
+    StructField("crc", LongType()),
+    StructField("crc_ok", BooleanType()),
+    StructField("problem", StringType()),
+    StructField("position", LongType()),
+    *_WHERE,
+)
+_FINDINGS: Final = (
+    StructField("severity", StringType()),
+    StructField("kind", StringType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("replica", StringType()),
+    StructField("file", StringType()),
+    StructField("position", LongType()),
+    StructField("offset", LongType()),
+    StructField("message", StringType()),
+    StructField("advice", StringType()),
+)
+
+
+def full_schema(mode: Mode, *, include_headers: bool) -> StructType:
+    match mode:
+        case Mode.BATCHES:
+            return StructType(list(_BATCHES))
+        case Mode.FINDINGS:
+            return StructType(list(_FINDINGS))
+    return StructType([*spark_schema(include_headers=include_headers, include_leader_epoch=True), *_WHERE])
+
+
+def check_choice(schema: StructType, mode: Mode, *, include_headers: bool) -> None:
+    """Accept a choice of the mode's columns. Raises `OperatorError` on anything else."""
+    own = {field.name: field for field in full_schema(mode, include_headers=include_headers)}
+    for field in schema:
+        if field.name not in own or own[field.name].dataType != field.dataType:
+            wanted = ", ".join(f"{column.name} {column.dataType.simpleString()}" for column in own.values())
+            raise OperatorError(
+                f"In mode {mode.value} there is no column {field.name} {field.dataType.simpleString()}",
+                f"Leave the schema out, or choose from: {wanted}.",
+            )
+    if not len(schema):
+        raise OperatorError("The schema names no column", "Leave it out, or choose at least one column.")

@@ -1,0 +1,112 @@
+"""The walk over one segment file: the same whatever its windows, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fenceline.log import verify_segment
+from fenceline.log.verify_segment import Flaw, SegmentWalk
+from fenceline.records.batch import assign_in_place
+from fenceline.testing.sim_disk import SimDisk
+
+from .helpers import batch
+from .verify_helpers import put
+
+PATH = "/rain.log"
+
+
+def segment(sizes: list[int]) -> bytearray:
+    """A batch of one record for each value size, at offsets from 0 on."""
+    content = bytearray()
+    for offset, size in enumerate(sizes):
+        made = bytearray(batch(size=size))
+        assign_in_place(made, 0, offset, offset // 3)
+        content += made
+    return content
+
+
+def walked(disk: SimDisk, **options: Any) -> list[tuple[int, int, list[str]]]:
+    """(offset, position, problems) of every batch and of every flaw."""
+    found = disk.stat(PATH)
+    assert found is not None
+    steps: list[tuple[int, int, list[str]]] = []
+    for step in SegmentWalk(disk, PATH, end=found.size_bytes, **options):
+        if isinstance(step, Flaw):
+            offset = step.header.base_offset if step.header is not None else -1
+            steps.append((offset, step.position, [problem.message for problem in step.problems]))
+        else:
+            pairs = zip(step.column("base_offset"), step.column("position"), strict=True)
+            steps += [(offset, position, []) for offset, position in pairs]
+    return steps
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    sizes=st.lists(st.integers(0, 300), min_size=1, max_size=12),
+    damage=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), max_size=3),
+    cut=st.integers(0, 100),
+    window=st.integers(61, 700),
+)
+def test_windows_change_nothing(sizes: list[int], damage: list[tuple[int, int]], cut: int, window: int) -> None:
+    content = segment(sizes)
+    for place, mask in damage:
+        content[place % len(content)] ^= mask
+    disk = SimDisk()
+    put(disk, PATH, bytes(content[: len(content) - cut]))
+    assert walked(disk, window_bytes=window) == walked(disk)
+
+
+def test_more_batches_than_are_described_at_a_time() -> None:
+    disk = SimDisk()
+    put(disk, PATH, bytes(segment([0] * (2 * verify_segment.ROWS + 5))))
+    assert [offset for offset, _, _ in walked(disk)] == list(range(2 * verify_segment.ROWS + 5))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimDisk], list[int]]:
+    """Sizes of what is read of a disk from now on, with small limits."""
+    monkeypatch.setattr(verify_segment, "WINDOW_BYTES", 200)
+    monkeypatch.setattr(verify_segment, "BELIEVED_BYTES", 1_000)
+    monkeypatch.setattr(verify_segment, "LARGEST_WINDOW_BYTES", 5_000)
+
+    def watch(disk: SimDisk) -> list[int]:
+        seen: list[int] = []
+        pread = disk.pread
+
+        def counted(fd: int, size_bytes: int, position: int, /) -> bytes:
+            seen.append(size_bytes)
+            return pread(fd, size_bytes, position)
+
+        monkeypatch.setattr(disk, "pread", counted)
+        return seen
+
+    return watch
+
+
+@pytest.mark.parametrize("large", [3_000, 9_000])
+def test_a_batch_larger_than_the_window_is_whole(reads: Callable[[SimDisk], list[int]], large: int) -> None:
+    disk = SimDisk()
+    put(disk, PATH, bytes(segment([10, large, 10])))
+    seen = reads(disk)
+    found = walked(disk, window_bytes=200)
+    assert [(offset, problems) for offset, _, problems in found] == [(0, []), (1, []), (2, [])]
+    assert (max(seen) > 200) is (large < 5_000), "above the limit it is looked at piece by piece"
+
+
+def test_no_memory_is_taken_for_a_batch_that_only_claims_to_be_large(reads: Callable[[SimDisk], list[int]]) -> None:
+    content = segment([10, 10, 3_000, 10])
+    first = int.from_bytes(content[8:12], "big") + 12
+    third = int.from_bytes(content[2 * first + 8 : 2 * first + 12], "big") + 12
+    content[first + 10] ^= 0x08  # of the second one's length: 2,048 more
+    disk = SimDisk()
+    put(disk, PATH, bytes(content))
+    seen = reads(disk)
+    found = walked(disk, window_bytes=200)
+    assert [offset for offset, _, _ in found] == [0, -1, 2, 3]
+    assert "neither the checksum nor the length" in found[1][2][0]
+    assert sorted(seen)[-2:] == [200, third], "only the third, which is whole"
