@@ -1,8 +1,9 @@
 """How the demo makes a log lose records that were acknowledged and read: the steps, and what each waits for.
 
-The leader of a partition is cut off from the other brokers and is soon alone in sync. It goes on taking records with
-acks=1, and everybody reads them. Then it is gone; the only replica left lacks them and is elected uncleanly. When the
-first one comes back it cuts them off.
+The leader of a partition is cut off from the other brokers and goes on taking records with acks=1. Its follower does
+not come for them, so it is soon alone in sync (not before it takes some: who has everything stays in sync however long
+it is silent), and everybody reads them. Then it is gone; the only replica left lacks them and is elected uncleanly.
+When the first one comes back it cuts them off.
 
 Owns the order, the patience and the moments that the page tells. Starts, cuts and asks through `Stage` alone.
 """
@@ -95,9 +96,10 @@ def lose(
     loss.leader = old.node
     stage.cut_off(old.node)
     loss.cut_off_s = tell(f"node {old.node}, which leads {name}, is cut off from the other brokers")
-    wait(lambda: stage.in_sync() == {old.node}, f"node {old.node} is alone in sync")
     loss.records = stage.write()
-    tell(f"node {old.node}, alone in sync now, takes {loss.records:,} records with acks=1")
+    tell(f"node {old.node} takes {loss.records:,} records with acks=1")
+    wait(lambda: stage.in_sync() == {old.node}, f"node {old.node} is alone in sync")
+    tell(f"node {old.node} is alone in sync: these records are committed")
     wait(stage.have_read, "the table and the consumer have these records")
     tell("the consumer and the table have them")
     stage.take_away(old.node)
