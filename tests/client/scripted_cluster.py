@@ -319,6 +319,10 @@ class ScriptedCluster:
         self.fetches.append((node_id, version, request))
         self._fetched: list[fetch.FetchedPartition] = []
         for asked in request.partitions:
+            if not asked.topic and all(known.bytes != bytes(asked.topic_id or b"") for known in self.ids.values()):
+                unknown = asked.topic, asked.topic_id, asked.index, ErrorCode.UNKNOWN_TOPIC_ID
+                self._fetched.append(fetch.FetchedPartition(*unknown))
+                continue
             tp = self._tp(asked.topic, asked.topic_id, asked.index)
             log = self.logs[tp]
             is_near = version >= 11 and node_id == log.read_replica

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from fenceline.client.epoch_history import EpochStart
 from fenceline.client.fetched import Fetched
+from fenceline.errors import PeerError
 from fenceline.ids import NO_EPOCH, TopicPartition
 from fenceline.records.batch import iter_headers
 
@@ -38,7 +39,7 @@ RangeSpec = OffsetRange | tuple[int, int] | tuple[int, int, int] | tuple[int, in
 class Cursor:
     """How far one range is read."""
 
-    __slots__ = ("epoch", "offset", "range", "read_epochs", "stalled_since_s", "tp", "validated")
+    __slots__ = ("epoch", "offset", "range", "read_epochs", "stalled_since_s", "tp", "trouble", "validated")
 
     def __init__(self, tp: TopicPartition, wanted: OffsetRange) -> None:
         self.tp = tp
@@ -46,6 +47,8 @@ class Cursor:
         self.offset = wanted.start_offset
         self.epoch = wanted.leader_epoch
         self.stalled_since_s: float | None = None
+        self.trouble: PeerError | None = None
+        """Why it was last taken from a leader."""
         self.validated = wanted.leader_epoch < 0
         self.read_epochs = [start for start in wanted.epochs if start.offset < wanted.start_offset]
         """Of the log that was read, and of what the plan knows below it, oldest first; the first offset of the first

@@ -95,7 +95,7 @@ class AsyncRangeReader(AsyncFace):
         """Fetch all ranges; hand each piece to `deliver`, at last None, or the exception that ended it."""
         try:
             cursors = self._cursors(ranges)
-            await self._check_ids(cursors)
+            await self._look_up(cursors)
             await self._read_all([c for c in cursors if not c.is_done], deliver, budget)
         except asyncio.CancelledError:
             raise
@@ -117,16 +117,18 @@ class AsyncRangeReader(AsyncFace):
             cursors.append(Cursor(TopicPartition(*tp), wanted))
         return cursors
 
-    async def _check_ids(self, cursors: list[Cursor]) -> None:
-        expected = {c.tp.topic: c.range.topic_id for c in cursors if c.range.topic_id is not None}
+    async def _look_up(self, cursors: list[Cursor]) -> None:
         if not cursors:
             return
-        deadline = self._deadline()
-        await self.cluster.fetch_metadata(sorted({c.tp.topic for c in cursors}), deadline)
-        for topic, topic_id in expected.items():
-            found = self.cluster.metadata.topic_id(topic)
-            if found not in (ZERO_UUID, topic_id):
-                raise TopicReplacedError(topic, topic_id, found)
+        await self.cluster.fetch_metadata(sorted({c.tp.topic for c in cursors}), self._deadline())
+        for cursor in cursors:
+            self._check_id(cursor)
+
+    def _check_id(self, cursor: Cursor) -> None:
+        """By what metadata say now, which is also what a Fetch asks for."""
+        wanted, found = cursor.range.topic_id, self.cluster.metadata.topic_id(cursor.tp.topic)
+        if wanted is not None and found not in (ZERO_UUID, wanted):
+            raise TopicReplacedError(cursor.tp.topic, wanted, found)
 
     def _deadline(self) -> Deadline:
         return Deadline(self.config["default.api.timeout.ms"])
@@ -135,11 +137,13 @@ class AsyncRangeReader(AsyncFace):
         """One pump a leader; cursors whose leader moved come back and are handed to the next one."""
         pumps: set[asyncio.Task[list[Cursor]]] = set()
         deadline = self._deadline()
+        handed_out: dict[TopicPartition, int] = {}
         try:
             while waiting or pumps:
                 if waiting:
                     grouped = await self.cluster.by_leader([c.tp for c in waiting], deadline)
                     by_tp = {c.tp: c for c in waiting}
+                    handed_out |= {c.tp: c.offset for c in waiting}
                     waiting = []
                     for node_id, led in grouped.items():
                         cursors = [by_tp[tp] for tp, _ in led]
@@ -147,14 +151,15 @@ class AsyncRangeReader(AsyncFace):
                 done, pumps = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
                 for pump in done:
                     unfinished = pump.result()
-                    if not unfinished:
+                    if not unfinished or any(c.offset > handed_out[c.tp] for c in unfinished):
+                        # The time is that of a look-up, however long was read before it.
                         deadline = self._deadline()
-                        continue
                     waiting.extend(unfinished)
                 for cursor in waiting:
                     # Another leader may have another history.
                     cursor.validated = cursor.epoch < 0
                 if waiting:
+                    deadline.trouble = waiting[-1].trouble
                     if deadline.is_over:
                         raise self.cluster.out_of_time(deadline)
                     await self.cluster.pause(deadline)
@@ -178,7 +183,9 @@ class AsyncRangeReader(AsyncFace):
                 answers = await fetch_once(
                     self.cluster, connection, [self._request(cursor) for cursor in active], self.config
                 )
-            except (ConnectionLost, TimedOut):
+            except (ConnectionLost, TimedOut) as error:
+                for cursor in active:
+                    cursor.trouble = error
                 return moved + active
             still: list[Cursor] = []
             for cursor in active:
@@ -195,6 +202,7 @@ class AsyncRangeReader(AsyncFace):
         return moved
 
     def _request(self, cursor: Cursor) -> PartitionFetch:
+        self._check_id(cursor)
         return PartitionFetch(
             cursor.tp,
             cursor.offset,
@@ -210,8 +218,10 @@ class AsyncRangeReader(AsyncFace):
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             raise await self._explain_out_of_range(cursor)
         if code is not ErrorCode.NONE:
-            if code not in RETRIABLE:
-                raise broker_error(code, f"reading {tp} at offset {cursor.offset}")
+            cursor.trouble = broker_error(code, f"reading {tp} at offset {cursor.offset}")
+            if code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
+                # A broker that has found damage on its disk finds it again.
+                raise cursor.trouble
             return False
         if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
             raise await self._truncation(cursor, EpochEnd(*answer.diverging_epoch))

@@ -1,0 +1,126 @@
+"""RangeReader while brokers, leaders and topics change under a read: all of the range, or an error that says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from fenceline.client import reader as reader_module
+from fenceline.client.deadline import Deadline
+from fenceline.client.errors import ClientError, TimedOut, TopicReplacedError
+from fenceline.client.ranges import OffsetRange
+from fenceline.client.reader import RangeReader
+from fenceline.errors import ErrorCode
+from fenceline.ids import TopicPartition
+from fenceline.records.batch import assign_in_place
+from fenceline.records.build import build_batch
+from fenceline.wire.apis import ApiKey
+from tests.client.scripted_cluster import ScriptedCluster
+
+QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "fetch.max.wait.ms": 10}
+A_BATCH_AT_A_TIME = {"max.partition.fetch.bytes": 1, "queued.max.bytes": 1024}
+"""What the caller does not take is not fetched."""
+COUNT = 100
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster(nodes=2) as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def tp(cluster: ScriptedCluster) -> TopicPartition:
+    """Of a topic with records in batches of their own."""
+    (made,) = cluster.add_topic("t")
+    fill(cluster, made)
+    return made
+
+
+def fill(cluster: ScriptedCluster, tp: TopicPartition) -> None:
+    for offset in range(COUNT):
+        raw = bytearray(build_batch([(1_000, None, b"v" * 1000, ())]))
+        assign_in_place(raw, 0, offset, cluster.logs[tp].leader_epoch)
+        cluster.logs[tp].batches.append(bytes(raw))
+
+
+def offsets(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+
+class Clock(Deadline):
+    """A deadline that is over when the test says so."""
+
+    made: list[Clock]
+
+    def __init__(self, timeout_ms: float) -> None:
+        super().__init__(timeout_ms)
+        self.has_passed = False
+        self.made.append(self)
+
+    @property
+    def is_over(self) -> bool:
+        return self.has_passed
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> list[Clock]:
+    made: list[Clock] = []
+    monkeypatch.setattr(Clock, "made", made, raising=False)
+    monkeypatch.setattr(reader_module, "Deadline", Clock)
+    return made
+
+
+def test_a_read_may_take_longer_than_a_leader_may_be_looked_for(
+    cluster: ScriptedCluster, tp: TopicPartition, clocks: list[Clock]
+) -> None:
+    with RangeReader(cluster.bootstrap, **QUICK, **A_BATCH_AT_A_TIME) as reader:
+        read = reader.read({tp: (0, COUNT)})
+        found = next(read).column("offset").to_pylist()
+        for clock in clocks:
+            clock.has_passed = True
+        with cluster.lock:
+            cluster.logs[tp].elect(2)
+        assert found + offsets(read) == list(range(COUNT))
+
+
+def test_a_leader_that_is_not_found_in_time_is_said_with_the_last_trouble(
+    cluster: ScriptedCluster, tp: TopicPartition
+) -> None:
+    cluster.fault_rule = lambda key: ErrorCode.NOT_LEADER_OR_FOLLOWER if key is ApiKey.FETCH else None
+    with (
+        RangeReader(cluster.bootstrap, **QUICK, **{"default.api.timeout.ms": 200}) as reader,
+        pytest.raises(TimedOut, match="reading t-0 at offset 3: NOT_LEADER_OR_FOLLOWER"),
+    ):
+        offsets(reader.read({tp: (3, COUNT)}))
+
+
+def test_damage_that_a_broker_tells_of_ends_the_read(cluster: ScriptedCluster, tp: TopicPartition) -> None:
+    cluster.fault_rule = lambda key: ErrorCode.CORRUPT_MESSAGE if key is ApiKey.FETCH else None
+    with RangeReader(cluster.bootstrap, **QUICK) as reader, pytest.raises(ClientError) as caught:
+        offsets(reader.read({tp: (3, COUNT)}))
+    assert caught.value.code is ErrorCode.CORRUPT_MESSAGE
+    assert "reading t-0 at offset 3" in str(caught.value)
+    assert cluster.seen[ApiKey.FETCH] == 1
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_topic_that_is_created_anew_while_it_is_read_is_another_one(
+    cluster: ScriptedCluster, tp: TopicPartition, is_known: bool
+) -> None:
+    """Its records have the same offsets and epochs, so only its id tells."""
+    old = cluster.ids["t"]
+    with RangeReader(cluster.bootstrap, **QUICK, **A_BATCH_AT_A_TIME) as reader:
+        read = reader.read({tp: OffsetRange(0, COUNT, topic_id=old if is_known else None)})
+        found = next(read).column("offset").to_pylist()
+        with cluster.lock:
+            cluster.add_topic("t")
+            fill(cluster, tp)
+        if not is_known:
+            assert found + offsets(read) == list(range(COUNT))
+            return
+        with pytest.raises(TopicReplacedError) as caught:
+            offsets(read)
+        assert caught.value.facts == {"topic": "t", "expected_id": old, "found_id": cluster.ids["t"]}
