@@ -97,6 +97,7 @@ def test_unknown_keys_warn() -> None:
         ({"queued.max.request.bytes": "10"}, "at least socket.request.max.bytes"),
         ({"log.cleaner.min.compaction.lag.ms": "9", "log.cleaner.max.compaction.lag.ms": "5"}, "do not fit together"),
         ({"delegation.token.secret.key": "hush"}, "delegation tokens are not built"),
+        ({"group.consumer.assignors": "org.example.Mine"}, "must be one of: uniform, range"),
     ],
 )
 def test_refusals_say_why(settings: dict[str, str], part: str) -> None:

@@ -58,7 +58,7 @@ group.consumer.max.heartbeat.interval.ms int 15000 medium >=1
     Most that a group may set for it.
 group.consumer.max.size int 2147483647 medium >=1
     Most members of a group in the consumer protocol.
-group.consumer.assignors list uniform,range medium list
+group.consumer.assignors list uniform,range medium list:uniform,range
     Assignors of the consumer protocol; the first is the default.
 group.consumer.migration.policy string bidirectional medium in~:DISABLED,DOWNGRADE,UPGRADE,BIDIRECTIONAL
     Which groups may change between classic and consumer protocol.
