@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from fenceline.errors import OperatorError
 from fenceline.log.disk import OsDisk
-from fenceline.log.file_names import LOG_SUFFIX, OFFSET_DIGITS, offset_in
+from fenceline.log.file_names import LOG_SUFFIX, segment_bases, stem
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.verify import find_places
 from fenceline.log.verify_places import FilePlace, PartitionPlace, Place, Places
@@ -109,12 +109,7 @@ def _is_evidence(path: str) -> bool:
 
 
 def _segments_in(directory: str) -> list[str]:
-    names = [
-        name
-        for name in os.listdir(directory)
-        if len(name) == OFFSET_DIGITS + len(LOG_SUFFIX) and offset_in(name, LOG_SUFFIX) is not None
-    ]
-    return [f"{directory}/{name}" for name in sorted(names)]
+    return [stem(directory, base) + LOG_SUFFIX for base in segment_bases(os.listdir(directory))]
 
 
 def _file(place: Place, path: str, evidence: bool, may_be_torn: bool) -> SegmentFile:

@@ -38,9 +38,11 @@ def _text(rows: list[str]) -> bytes:
 
 
 def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
-    """Offsets by partition; empty when there is no file. Raises BadCheckpoint, OSError."""
+    """Offsets by partition; none when there is no file, or one without a byte, which Kafka makes before it has
+    something to say. Raises BadCheckpoint, OSError.
+    """
     content = read_file(disk, path)
-    if content is None:
+    if not content:
         return {}
     found: dict[TopicPartition, int] = {}
     try:

@@ -33,7 +33,8 @@ from fenceline.log.file_names import CLEANED_SUFFIX, LOG_SUFFIX
 from fenceline.log.index import TIME_ENTRY_BYTES, AbortedTransaction, OffsetIndex
 from fenceline.log.scan import BadBatch
 from fenceline.log.segment import Segment
-from fenceline.records.batch import BATCH_OVERHEAD, peek_header
+from fenceline.records.batch import BATCH_OVERHEAD, CRC_COVERS_FROM, BatchHeader, peek_header
+from fenceline.records.crc import crc32c
 from fenceline.records.errors import RecordsError
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 MOST_SEGMENTS: Final = 64
 """In a group: the loop renames as many files at once."""
 MAX_FILE_BYTES: Final = (1 << 31) - 1
+BELIEVED_BYTES: Final = 16 << 20
+"""Of a batch that claims to be larger, the checksum is looked at before memory is taken for it."""
 
 
 class Uncleanable(FencelineError):
@@ -266,15 +269,31 @@ class _Chunks:
             if header.size_bytes > len(chunk):
                 if header.size_bytes > self._end - before:
                     raise Uncleanable(f"{self._path} ends within the batch at byte {before}")
+                if header.size_bytes > BELIEVED_BYTES:
+                    self._check_large(header)
                 chunk = self._read(header.size_bytes)
             yield memoryview(chunk)
             if self._position == before:
                 return
 
-    def _read(self, size_bytes: int) -> bytes:
-        content = self._disk.pread(self._fd, size_bytes, self._position)
+    def _check_large(self, header: BatchHeader) -> None:
+        """No checksum covers a batch's length. Raises Uncleanable, OSError."""
+        crc, done = 0, CRC_COVERS_FROM
+        while done < header.size_bytes:
+            piece = self._read(min(BELIEVED_BYTES, header.size_bytes - done), done)
+            crc = crc32c(piece, crc)
+            done += len(piece)
+        if crc != header.crc:
+            raise Uncleanable(
+                f"{self._path}: the checksum of the batch at offset {header.base_offset} is wrong, or its length of"
+                f" {header.size_bytes} bytes"
+            )
+
+    def _read(self, size_bytes: int, behind: int = 0) -> bytes:
+        position = self._position + behind
+        content = self._disk.pread(self._fd, size_bytes, position)
         while len(content) < size_bytes:
-            more = self._disk.pread(self._fd, size_bytes - len(content), self._position + len(content))
+            more = self._disk.pread(self._fd, size_bytes - len(content), position + len(content))
             if not more:
                 raise Uncleanable(f"{self._path} is shorter than {self._end} bytes")
             content += more
@@ -283,7 +302,8 @@ class _Chunks:
 
 def _index_of(segment: Segment) -> OffsetIndex:
     """Not kept in memory for it. Raises OSError, BadBatch."""
-    return segment.index if segment.index is not None else segment.load_indexes()[0]
+    index = segment.index  # the loop may let go of it at any time
+    return index if index is not None else segment.load_indexes()[0]
 
 
 def begin(log: PartitionLog, due: Due, *, now_ms: int, limits: Limits) -> Compaction:

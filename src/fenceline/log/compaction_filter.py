@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from fenceline.log.compaction_kernel import (
     FULL,
+    REST,
     SPECIAL,
     KeyOffsets,
     filter_chunk,
@@ -31,6 +32,7 @@ from fenceline.records.batch import (
 )
 from fenceline.records.compression import compress
 from fenceline.records.decode import decode_batch, records_of
+from fenceline.records.errors import corrupt
 from fenceline.records.kernel import append_record
 
 _GROWTH: Final = 3
@@ -138,13 +140,14 @@ class Filtering:
             self.records_before += before
             self.records_after += after
             self.batches_changed += changed
-            assert outcome != FULL, "the room is for the worst that a chunk may become"
             if behind > start:
                 pieces.append(memoryview(out)[start:behind])
                 start = behind
-            if outcome != SPECIAL:
+            if outcome == REST:
                 return position, pieces
             header = peek_header(chunk, position)
+            if outcome == FULL:  # there is room for the worst that any batch may become
+                raise corrupt(f"the batch at offset {header.base_offset} can not hold {header.record_count} records")
             piece = self._filter_special(chunk[position : header.end_position], header._replace(position=0))
             if piece is not None:
                 pieces.append(piece)

@@ -199,7 +199,9 @@ class _Loader:
         try:
             while True:
                 try:
-                    index = self._segment.indexes()[0]
+                    index = self._segment.index
+                    if index is None:
+                        index = self._segment.indexes()[0]
                     position, size, _ = _locate(self._pread, index, self._extent, self._request)
                 except (IndexLies, PeerError):
                     index, time_index = self._segment.rebuild_indexes()

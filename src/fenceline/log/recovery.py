@@ -41,7 +41,7 @@ from fenceline.log.file_names import (
     INDEX_SUFFIXES,
     LOG_SUFFIX,
     OFFSET_DIGITS,
-    offset_in,
+    segment_bases,
 )
 from fenceline.log.index import OffsetIndex, TimeIndex
 from fenceline.log.lost_and_found import EVIDENCE_DIR, evidence_in, keep_file, keep_tail
@@ -193,9 +193,8 @@ class _Loader:
         return kept
 
     def _segments(self, names: set[str]) -> list[Segment]:
-        bases = (offset_in(name, LOG_SUFFIX) for name in names)
         segments: list[Segment] = []
-        for base in sorted(base for base in bases if base is not None):
+        for base in segment_bases(names):
             segment = Segment(self._disk, self._directory, base, self._now_ms)
             found = self._disk.stat(segment.path)
             if found is None:

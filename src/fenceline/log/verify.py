@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from fenceline.ids import TopicPartition
 from fenceline.log.disk import Disk
@@ -71,7 +72,12 @@ def size_of_group(disk: Disk, group: Sequence[Place]) -> int:
 
 
 def verify_group(disk: Disk, group: Sequence[Place], settings: Settings) -> list[Report]:
-    """A report for each place of one of `groups_of`. Replicas are compared with the one whose history is newest."""
+    """A report for each place of one of `groups_of`. Replicas are compared with the one whose history is newest.
+
+    Where one of them was compacted, the others may have its gaps: a replica that fetched them has no word of it.
+    """
+    if any(isinstance(place, PartitionPlace) and place.cleaned for place in group):
+        group = [replace(place, cleaned=True) if isinstance(place, PartitionPlace) else place for place in group]
     reports = [_verify(disk, place, settings) for place in group]
     if len(group) > 1:
         reference = reference_of(reports)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from fenceline.log.disk import Disk
-from fenceline.log.file_names import LOG_SUFFIX, offset_in, stem
+from fenceline.log.file_names import LOG_SUFFIX, segment_bases, stem
 from fenceline.log.verify_findings import Finding, Kind, Report, Severity
 from fenceline.log.verify_segment import Rows, SegmentWalk
 
@@ -79,6 +79,8 @@ class _Batches:
         if self._rows is None or other._rows is None:
             return 0
         mine, theirs = ([log._rows.column(name)[log._at :] for name in columns] for log in (self, other) if log._rows)
+        if any(a[0] != b[0] for a, b in zip(mine, theirs, strict=True)):
+            return 0
         count = min(len(mine[0]), len(theirs[0]))
         while count and any(a[:count] != b[:count] for a, b in zip(mine, theirs, strict=True)):
             count //= 2
@@ -86,13 +88,8 @@ class _Batches:
 
 
 def _rows_of(disk: Disk, report: Report, progress: Progress | None) -> Iterator[tuple[Rows, str]]:
-    bases = sorted(
-        base
-        for name in disk.listdir(report.path)
-        if (base := offset_in(name, LOG_SUFFIX)) is not None and len(name) == 24
-    )
     due = 0
-    for base in bases:
+    for base in segment_bases(disk.listdir(report.path)):
         path = stem(report.path, base) + LOG_SUFFIX
         found = disk.stat(path)
         if found is None:

@@ -18,12 +18,15 @@ from fenceline.log import verify_epochs
 from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.file_names import (
+    CLEANED_SUFFIX,
     DELETED_SUFFIX,
     EPOCH_FILE,
     LOG_SUFFIX,
     METADATA_FILE,
     OFFSET_DIGITS,
+    SWAP_SUFFIX,
     offset_in,
+    segment_bases,
     stem,
 )
 from fenceline.log.producer_snapshots import offsets_in
@@ -38,12 +41,12 @@ if TYPE_CHECKING:
 GROWTH_WAIT_S: Final = 0.05
 GROWTH_TRIES: Final = 20
 _COMPACTED_TOPICS: Final = frozenset((CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, LOSSES_TOPIC))
-_CLEANED, _SWAP, _PART = ".cleaned", ".swap", ".part"
+_PART_SUFFIX: Final = ".part"
 _LEFTOVERS: Final = {
     DELETED_SUFFIX: ("is due for deletion", "The node removes it, after file.delete.delay.ms or at its start."),
-    _CLEANED: ("was being written by a compaction", "The next start of the node removes it."),
-    _PART: ("was being written", "The node goes on with it, or removes it at its next start."),
-    _SWAP: ("is the result of a compaction that is to take the place of segments", "The next start finishes it."),
+    CLEANED_SUFFIX: ("was being written by a compaction", "The next start of the node removes it."),
+    _PART_SUFFIX: ("was being written", "The node goes on with it, or removes it at its next start."),
+    SWAP_SUFFIX: ("is the result of a compaction that is to take the place of segments", "The next start finishes it."),
 }  # fmt: skip
 
 
@@ -106,7 +109,7 @@ class _Verifier:
 
     def run(self) -> None:
         names = sorted(self._disk.listdir(self._place.path))
-        bases = sorted(o for name in names if _is_segment(name) and (o := offset_in(name, LOG_SUFFIX)) is not None)
+        bases = segment_bases(names)
         self._metadata(names)
         epochs_before = read_file(self._disk, f"{self._place.path}/{EPOCH_FILE}")
         for base, following in zip_longest(bases, bases[1:]):
@@ -115,7 +118,9 @@ class _Verifier:
         self._report.segments = len(bases)
         self._report.end_offset = max(self._next_offset, 0)
         self._report.start_offset = max(bases[0] if bases else 0, self._place.log_start_offset)
-        self._is_being_compacted = any(name.endswith((LOG_SUFFIX + _CLEANED, LOG_SUFFIX + _SWAP)) for name in names)
+        self._is_being_compacted = any(
+            name.endswith((LOG_SUFFIX + CLEANED_SUFFIX, LOG_SUFFIX + SWAP_SUFFIX)) for name in names
+        )
         self._names(names, bases)
         self._tell_gaps()
         if not self._report.damaged:
@@ -349,10 +354,6 @@ class _Verifier:
                     "Compare with the other replicas, and see `fenceline losses list` for what was cut off.",
                     offset=end,
                 )
-
-
-def _is_segment(name: str) -> bool:
-    return len(name) == OFFSET_DIGITS + len(LOG_SUFFIX)
 
 
 def _first_after(epochs: memoryview, epoch: int, start: int) -> int:

@@ -14,17 +14,15 @@ from fenceline.errors import OperatorError
 from fenceline.ids import METADATA_TOPIC, TopicPartition
 from fenceline.log.checkpoints import BadCheckpoint, read_offsets
 from fenceline.log.disk import Disk
-from fenceline.log.file_names import LOG_SUFFIX, METADATA_FILE
+from fenceline.log.file_names import LOG_SUFFIX, METADATA_FILE, is_segment
 from fenceline.log.log_dir import CLEAN_FILE
-from fenceline.log.log_dir_offsets import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
+from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.log.meta_properties import META_FILE
 from fenceline.log.partition_dir import parse_put_away_name, partition_of
 from fenceline.log.verify_findings import Kind, Report
 
-META_FILE: Final = "meta.properties"
-CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
 BOOTSTRAP_FILE: Final = "bootstrap.checkpoint"
-_SEGMENT: Final = re.compile(r"\d{20}\.log")
 _SEGMENT_LIKE: Final = re.compile(r"\d{20}\.log(\.deleted|\.cleaned|\.swap|\.\d+|\.from-\d+\.\d+)?")
 _FROZEN: Final = re.compile(r"\d{20}-\d{10}\.checkpoint")
 _SNAPSHOT: Final = re.compile(r"(\d{20}-\d{10}|bootstrap)\.checkpoint")
@@ -118,9 +116,9 @@ class _Facts:
         is_node = disk.stat(f"{path}/{META_FILE}") is not None
         self.closed = not is_node or disk.stat(f"{path}/{CLEAN_FILE}") is not None
         self._offsets: dict[str, dict[TopicPartition, int]] = {}
-        for name in (HIGH_WATERMARKS, RECOVERY_POINTS, LOG_STARTS, CLEANER_OFFSETS):
+        for name in (HIGH_WATERMARKS, RECOVERY_POINTS, LOG_STARTS, CLEANED):
             try:
-                self._offsets[name] = _offsets_in(disk, f"{path}/{name}") if self.is_data_dir else {}
+                self._offsets[name] = read_offsets(disk, f"{path}/{name}") if self.is_data_dir else {}
             except (BadCheckpoint, UnicodeDecodeError) as error:
                 self._offsets[name] = {}
                 report.findings.error(
@@ -160,15 +158,9 @@ class _Facts:
             log_start_is_exact=not put_away
             and self.closed
             and self._disk.stat(f"{self._path}/{LOG_STARTS}") is not None,
-            cleaned=known(CLEANER_OFFSETS) is not None,
+            cleaned=known(CLEANED) is not None,
             put_away=put_away,
         )
-
-
-def _offsets_in(disk: Disk, path: str) -> dict[TopicPartition, int]:
-    """Kafka makes these files empty, and writes when there is something to say. Raises BadCheckpoint, OSError."""
-    found = disk.stat(path)
-    return read_offsets(disk, path) if found is not None and found.size_bytes else {}
 
 
 def _add_data_dir(disk: Disk, path: str, places: Places) -> None:
@@ -216,7 +208,7 @@ def _file(disk: Disk, path: str) -> FilePlace:
         parent = os.path.dirname(parent)
         being_written = False
     else:
-        is_newest = name == max((each for each in disk.listdir(parent) if _SEGMENT.fullmatch(each)), default="")
+        is_newest = name == max((each for each in disk.listdir(parent) if is_segment(each)), default="")
         being_written = is_newest and not _Facts(disk, os.path.dirname(parent), Report("")).closed
     where = _partition_in(os.path.basename(parent))
     return FilePlace(path, where, evidence=False, being_written=being_written)
@@ -242,7 +234,7 @@ def _is_partition(disk: Disk, path: str) -> bool:
         names = disk.listdir(path)
     except FileNotFoundError:
         return False  # deleted just now
-    return METADATA_FILE in names or any(_SEGMENT.fullmatch(name) or _SNAPSHOT.fullmatch(name) for name in names)
+    return METADATA_FILE in names or any(is_segment(name) or _SNAPSHOT.fullmatch(name) for name in names)
 
 
 def _data_dirs_below(disk: Disk, path: str) -> list[str]:
@@ -262,7 +254,7 @@ def size_of(disk: Disk, place: Place) -> int:
         if isinstance(place, FilePlace):
             names = [place.path]
         else:
-            names = [f"{place.path}/{name}" for name in disk.listdir(place.path) if _SEGMENT.fullmatch(name)]
+            names = [f"{place.path}/{name}" for name in disk.listdir(place.path) if is_segment(name)]
         return sum(found.size_bytes for name in names if (found := disk.stat(name)) is not None)
     except OSError:
         return 0

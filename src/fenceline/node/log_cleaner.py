@@ -33,6 +33,8 @@ from fenceline.replica.throttle import NO_RATE, ReplicationQuota
 
 if TYPE_CHECKING:
     from fenceline.ids import TopicPartition
+    from fenceline.log.log_dir import LogDir
+    from fenceline.log.partition_log import PartitionLog
     from fenceline.node.broker import Broker
     from fenceline.node.replica import Replica
 
@@ -50,6 +52,8 @@ _PIECE_BYTES: Final = 4 << 20
 """In one visit of a thread, where no rate holds it back."""
 _LONGEST_PAUSE_S: Final = 1.0
 _LEAST_LOAD: Final = 0.01
+_BEING_JUDGED: Final = -1
+"""In the place of the time of a log that waits."""
 _ADVICE: Final = (
     "It is served as before, but not compacted, and grows. If its bytes are damaged, restore the partition from another"
     " replica (delete this one's directory while the node is down); then restart the node, which tries again."
@@ -58,7 +62,7 @@ _ADVICE: Final = (
 
 @dataclass(slots=True)
 class Figures:
-    """Of all compactions since the start; `last_...` and `longest_...` as Kafka's gauges have them."""
+    """Of all compactions since the start."""
 
     runs: int = 0
     bytes_read: int = 0
@@ -167,19 +171,26 @@ class LogCleaner:
         figures = self.figures
         figures.dirtiest_ratio, figures.overdue_ms = 0.0, 0
         for replica in [each for each, at_ms in self._waiting.items() if at_ms <= now_ms]:
-            if not self._broker.partitions.holds(replica) or not replica.config.compacted:
-                del self._waiting[replica]
+            held = self._broker.partitions.holds(replica)
+            if not held or not replica.config.compacted or replica.topic_partition in self.uncleanable:
+                self._waiting.pop(replica, None)
                 continue
             if not self._may_go_on(replica):
                 self._waiting[replica] = now_ms + self._backoff_ms()
                 continue
-            match await self._judge(replica, now_ms):
-                case Due() as verdict:
+            self._waiting[replica] = _BEING_JUDGED
+            verdict = await self._judge(replica, now_ms)
+            is_marked = self._waiting.get(replica, _BEING_JUDGED) != _BEING_JUDGED
+            match verdict:
+                case Due():
+                    self._waiting[replica] = now_ms
                     due.append((replica, verdict))
                     figures.dirtiest_ratio = max(figures.dirtiest_ratio, verdict.ratio)
                     figures.overdue_ms = max(figures.overdue_ms, verdict.delay_ms)
                 case NotDue(at_ms, ratio):
                     figures.dirtiest_ratio = max(figures.dirtiest_ratio, ratio)
+                    if is_marked:
+                        continue  # a segment was sealed meanwhile
                     if at_ms is None:
                         self._waiting.pop(replica, None)
                     else:
@@ -200,12 +211,15 @@ class LogCleaner:
         except (OSError, BadBatch) as error:
             self._failed(replica, error)
             return NotDue(None)
-        # The flush that saves a segment's indexes can come after the one that saved its batches.
-        unsaved = next((each.base_offset for each in segments[:-1] if not each.indexes_saved), segments[-1].base_offset)
-        limit = min(partition_log.last_stable_offset, log_dir.offsets.safe_recovery_point(where), unsaved)
         checkpoint = log_dir.offsets.cleaned.get(where)
         ends = partition_log.log_start_offset, partition_log.log_end_offset
-        return judge(LogFacts(facts, *ends, limit, checkpoint), config, now_ms)
+        return judge(LogFacts(facts, *ends, _limit(partition_log, log_dir), checkpoint), config, now_ms)
+
+    def _holds_still(self, replica: Replica, due: Due) -> bool:
+        """Other logs were judged since: this one may have been cut and have grown again."""
+        log_dir = self._broker.log_dirs.holder(replica.topic_partition)
+        bases = [segment.base_offset for segment in replica.log.segments]
+        return log_dir is not None and due.end in bases and due.end <= _limit(replica.log, log_dir)
 
     def _may_go_on(self, replica: Replica) -> bool:
         """Whether nobody else is at the log, and it is to be compacted."""
@@ -226,6 +240,9 @@ class LogCleaner:
 
     async def _clean(self, replica: Replica, due: Due, threads: int) -> None:
         if not self._may_go_on(replica) or replica.cleaning is not None:
+            return
+        if not self._holds_still(replica, due):
+            self._waiting[replica] = self._broker.clock.now_ms() + self._backoff_ms()
             return
         limits = Limits(
             memory_bytes=int(self._setting(MEMORY)) // threads,
@@ -324,6 +341,15 @@ class LogCleaner:
             log.exception("log can not be compacted", partition=str(where))
         if isinstance(error, OSError):
             self._broker.partitions.suspect_directory_of(where, StorageError.of(f"compacting {where}", error))
+
+
+def _limit(partition_log: PartitionLog, log_dir: LogDir) -> int:
+    """Below it everything is committed, stable and safe on the disk."""
+    sealed, active = partition_log.segments[:-1], partition_log.active_segment_base
+    # The flush that saves a segment's indexes can come after the one that saved its batches.
+    unsaved = next((segment.base_offset for segment in sealed if not segment.indexes_saved), active)
+    safe = log_dir.offsets.safe_recovery_point(partition_log.topic_partition)
+    return min(partition_log.last_stable_offset, safe, unsaved)
 
 
 def _advance(
