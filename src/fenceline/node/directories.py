@@ -14,7 +14,7 @@ from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError, PeerError
 from fenceline.log.disk import Disk
 from fenceline.log.log_dir import LogDir, UnusableDirectory
-from fenceline.log.log_dir_offsets import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
+from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from fenceline.log.meta_properties import META_FILE
 from fenceline.node.format import format_if_new
 from fenceline.node.logs import Logger
@@ -26,6 +26,7 @@ _LOST_WITH_CHECKPOINT: Final[Mapping[str, str]] = {
     RECOVERY_POINTS: "every log is checked from its start, which may take a while",
     LOG_STARTS: "records that DeleteRecords had taken out of the middle of a segment may be read again",
     HIGH_WATERMARKS: "high watermarks are found anew from the logs",
+    CLEANED: "logs that are to be compacted are read from their start once more",
 }
 
 
