@@ -86,6 +86,28 @@ def test_a_read_may_take_longer_than_a_leader_may_be_looked_for(
         assert found + offsets(read) == list(range(COUNT))
 
 
+def test_what_is_turned_away_while_another_partition_is_read_still_has_all_its_time(
+    cluster: ScriptedCluster, clocks: list[Clock]
+) -> None:
+    first, second = cluster.add_topic("t", 2)
+    fill(cluster, first)
+    fill(cluster, second)
+
+    def move(node_id: int, key: ApiKey) -> None:
+        """The second one's leader is another when the first Fetch comes."""
+        if key is ApiKey.FETCH and cluster.seen[key] == 1:
+            cluster.logs[second].elect(2)
+
+    cluster.node_rule = move
+    with RangeReader(cluster.bootstrap, **QUICK, **A_BATCH_AT_A_TIME) as reader:
+        read = reader.read({first: (0, COUNT), second: (0, COUNT)})
+        batch = next(read)
+        assert batch.column("partition").to_pylist() == [0] * batch.num_rows
+        for clock in clocks:
+            clock.has_passed = True
+        assert batch.num_rows + len(offsets(read)) == 2 * COUNT
+
+
 def test_a_leader_that_is_not_found_in_time_is_said_with_the_last_trouble(
     cluster: ScriptedCluster, tp: TopicPartition
 ) -> None:

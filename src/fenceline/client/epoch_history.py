@@ -10,7 +10,7 @@ the epochs above it is not in its log, and the next question is for the epoch be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from fenceline.client.offsets import EpochEnd
@@ -66,12 +66,8 @@ class EpochHistory:
                 self._starts[:2] = [EpochStart(self._starts[1].epoch, _UNKNOWN)]
 
     def read_from(self, offset: int) -> tuple[int, ...]:
-        """The epochs of what was read from `offset` on, oldest first; with that of the record before it where what
-        was read began later."""
-        epochs = [start.epoch for start in self._starts]
-        starts = [start.offset for start in self._starts[1:]]
-        ends = [*starts, 2**63][: len(epochs)]
-        return tuple(epoch for epoch, end in zip(epochs, ends, strict=True) if end > offset)
+        """See `epochs_from`."""
+        return epochs_from(self._starts, offset)
 
     def compare(self, asked: Question, end: EpochEnd) -> Question | Parting:
         """What the leader's answer to `asked` means: another question, or where the logs part (E25).
@@ -102,6 +98,13 @@ class EpochHistory:
         """The leader's record before `offset` is of the answered epoch where that ends there, or was read in it."""
         known = offset == end.end_offset or any(s.epoch == end.leader_epoch for s in self._starts)
         return Parting(offset, end.leader_epoch if known else NO_EPOCH, is_exact)
+
+
+def epochs_from(starts: Sequence[EpochStart], offset: int) -> tuple[int, ...]:
+    """The epochs of what was read from `offset` on, oldest first; with that of the record before it where what was read
+    began later. `starts`: of all that was read."""
+    ends = [*(start.offset for start in starts[1:]), 2**63]
+    return tuple(start.epoch for start, end in zip(starts, ends, strict=False) if end > offset)
 
 
 def fits(starts: Iterable[EpochStart], epoch: int) -> bool:

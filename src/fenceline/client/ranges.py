@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from fenceline.client.deadline import Deadline
 from fenceline.client.epoch_history import EpochStart
 from fenceline.client.fetched import Fetched
 from fenceline.errors import PeerError
@@ -39,7 +40,7 @@ RangeSpec = OffsetRange | tuple[int, int] | tuple[int, int, int] | tuple[int, in
 class Cursor:
     """How far one range is read."""
 
-    __slots__ = ("epoch", "offset", "range", "read_epochs", "stalled_since_s", "tp", "trouble", "validated")
+    __slots__ = ("epoch", "offset", "patience", "range", "read_epochs", "stalled_since_s", "tp", "trouble", "validated")
 
     def __init__(self, tp: TopicPartition, wanted: OffsetRange) -> None:
         self.tp = tp
@@ -47,6 +48,8 @@ class Cursor:
         self.offset = wanted.start_offset
         self.epoch = wanted.leader_epoch
         self.stalled_since_s: float | None = None
+        self.patience: Deadline | None = None
+        """When to give up; None while a leader serves it."""
         self.trouble: PeerError | None = None
         """Why it was last taken from a leader."""
         self.validated = wanted.leader_epoch < 0

@@ -17,7 +17,7 @@ from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
 from fenceline.client.divergence import AskAbout, NotKnown, Parting, next_step
-from fenceline.client.epoch_history import EpochStart
+from fenceline.client.epoch_history import EpochStart, epochs_from
 from fenceline.client.errors import (
     RETRIABLE,
     ConnectionLost,
@@ -136,30 +136,25 @@ class AsyncRangeReader(AsyncFace):
     async def _read_all(self, waiting: list[Cursor], deliver: Any, budget: Budget) -> None:
         """One pump a leader; cursors whose leader moved come back and are handed to the next one."""
         pumps: set[asyncio.Task[list[Cursor]]] = set()
-        deadline = self._deadline()
-        handed_out: dict[TopicPartition, int] = {}
         try:
             while waiting or pumps:
                 if waiting:
-                    grouped = await self.cluster.by_leader([c.tp for c in waiting], deadline)
+                    grouped = await self.cluster.by_leader([c.tp for c in waiting], self._patience_with(waiting))
                     by_tp = {c.tp: c for c in waiting}
-                    handed_out |= {c.tp: c.offset for c in waiting}
                     waiting = []
                     for node_id, led in grouped.items():
                         cursors = [by_tp[tp] for tp, _ in led]
                         pumps.add(asyncio.ensure_future(self._read_from(node_id, cursors, deliver, budget)))
                 done, pumps = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-                for pump in done:
-                    unfinished = pump.result()
-                    if not unfinished or any(c.offset > handed_out[c.tp] for c in unfinished):
-                        # The time is that of a look-up, however long was read before it.
-                        deadline = self._deadline()
-                    waiting.extend(unfinished)
+                waiting = [cursor for pump in done for cursor in pump.result()]
                 for cursor in waiting:
                     # Another leader may have another history.
                     cursor.validated = cursor.epoch < 0
+                    # The time is that of a look-up, however long was read before it.
+                    cursor.patience = cursor.patience or self._deadline()
+                    cursor.patience.trouble = cursor.trouble
                 if waiting:
-                    deadline.trouble = waiting[-1].trouble
+                    deadline = self._patience_with(waiting)
                     if deadline.is_over:
                         raise self.cluster.out_of_time(deadline)
                     await self.cluster.pause(deadline)
@@ -168,6 +163,11 @@ class AsyncRangeReader(AsyncFace):
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
+
+    def _patience_with(self, cursors: list[Cursor]) -> Deadline:
+        """That with the cursor which no leader serves for longest."""
+        running = [cursor.patience for cursor in cursors if cursor.patience is not None]
+        return min(running, key=lambda deadline: deadline.left_ms) if running else self._deadline()
 
     async def _read_from(self, node_id: int, cursors: list[Cursor], deliver: Any, budget: Budget) -> list[Cursor]:
         """Read from one leader until all is read or the leader is not (any more) the right one for some."""
@@ -191,12 +191,12 @@ class AsyncRangeReader(AsyncFace):
             for cursor in active:
                 answer = answers.get(cursor.tp)
                 if answer is None:
-                    still.append(cursor)
-                elif await self._take(cursor, answer, deliver, budget, loop.time()):
-                    if not cursor.is_done:
-                        still.append(cursor)
-                else:
+                    cursor.trouble = ConnectionLost(f"{connection.peer} left {cursor.tp} out of its answer")
                     moved.append(cursor)
+                elif not await self._take(cursor, answer, deliver, budget, loop.time()):
+                    moved.append(cursor)
+                elif not cursor.is_done:
+                    still.append(cursor)
             # The partition that was answered first comes last: a full answer must not starve the others.
             active = still[1:] + still[:1]
         return moved
@@ -223,6 +223,7 @@ class AsyncRangeReader(AsyncFace):
                 # A broker that has found damage on its disk finds it again.
                 raise cursor.trouble
             return False
+        cursor.patience = None
         if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
             raise await self._truncation(cursor, EpochEnd(*answer.diverging_epoch))
         if answer.records:
@@ -287,6 +288,7 @@ class AsyncRangeReader(AsyncFace):
             cursor.epoch,
             divergent_offset=offset,
             divergent_epoch=epoch,
+            epochs=epochs_from(cursor.read_epochs, offset),
         )
 
     def _check_stall(self, cursor: Cursor, answer: FetchedPartition, now_s: float) -> None:
@@ -406,8 +408,8 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
                 if batch.num_rows:
                     yield batch
             else:
-                for piece in pieces:
-                    yield to_records(piece)
+                # Compaction leaves batches without records.
+                yield from filter(None, map(to_records, pieces))
 
     def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
         """See `NewsWatch.await_news`."""
