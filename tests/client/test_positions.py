@@ -39,7 +39,7 @@ def test_a_new_partition_has_no_position_and_is_not_fetched() -> None:
     positions = Positions()
     positions.assign([_TP])
     assert positions.of(_TP).phase is Phase.INITIALIZING
-    assert not positions.is_fetchable(_TP, 0.0)
+    assert not positions.of(_TP).is_readable
     positions.check_leader(_TP, _L5)
     assert positions.of(_TP).phase is Phase.INITIALIZING
 
@@ -110,10 +110,10 @@ def test_a_divergence_below_what_was_handed_out_is_kept_until_a_seek(end: EpochE
     assert (error.divergent_offset, error.divergent_epoch) == divergent
     positions.check_leader(_TP, LeaderAndEpoch(1, 7))
     assert state.truncation is error
-    assert not positions.is_fetchable(_TP, 0.0)
+    assert not positions.of(_TP).is_readable
     positions.seek(_TP, 8)
     assert state.truncation is None
-    assert positions.is_fetchable(_TP, 0.0)
+    assert positions.of(_TP).is_readable
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_leader_of_an_older_epoch_than_the_positions_is_not_asked() -> None:
     positions.check_leader(_TP, _L5)
     assert state.phase is Phase.AWAIT_VALIDATION
     assert positions.question(_TP) is None
-    assert not positions.is_fetchable(_TP, 0.0)
+    assert not positions.of(_TP).is_readable
     positions.check_leader(_TP, _L6)
     assert positions.question(_TP) == Question(6, 10)
 
@@ -200,11 +200,11 @@ def test_a_seek_with_an_epoch_is_not_read_from_before_a_leader_is_known() -> Non
     positions = Positions()
     positions.assign([_TP])
     positions.seek(_TP, 10, 6)
-    assert not positions.is_fetchable(_TP, 0.0)
+    assert not positions.of(_TP).is_readable
     positions.check_leader(_TP, LeaderAndEpoch(-1, -1))
-    assert not positions.is_fetchable(_TP, 0.0)
+    assert not positions.of(_TP).is_readable
     positions.check_leader(_TP, LeaderAndEpoch(1, -1))
-    assert positions.is_fetchable(_TP, 0.0), "a broker that knows no epochs"
+    assert positions.of(_TP).is_readable, "a broker that knows no epochs"
 
 
 def test_a_negative_epoch_is_none() -> None:
@@ -300,7 +300,7 @@ def test_a_pause_goes_back_to_what_was_handed_out() -> None:
     state.is_paused = True
     positions.rewind(_TP)
     assert state.fetch_position == Position(12, 5, _L5)
-    assert not positions.is_fetchable(_TP, 0.0)
+    assert not positions.of(_TP).is_readable
 
 
 def test_negative_offsets_and_foreign_partitions_are_refused() -> None:
@@ -316,11 +316,11 @@ def test_a_position_is_of_no_use_in_another_topic_of_that_name() -> None:
     first, second = UUID(int=7), UUID(int=8)
     positions.check_topic(_TP, first)
     positions.check_topic(_TP, UUID(int=0))
-    assert positions.is_fetchable(_TP, 0.0)
+    assert positions.of(_TP).is_readable
     positions.check_topic(_TP, second)
     assert state.replaced is not None
     assert (state.replaced.expected_id, state.replaced.found_id) == (first, second)  # type: ignore[attr-defined]
-    assert not positions.is_fetchable(_TP, 0.0)
+    assert not positions.of(_TP).is_readable
     positions.seek(_TP, 0)
     positions.check_topic(_TP, second)
-    assert positions.is_fetchable(_TP, 0.0)
+    assert positions.of(_TP).is_readable

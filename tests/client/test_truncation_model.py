@@ -192,7 +192,7 @@ class Story:
 
     def fetch(self, count: int) -> None:
         position, leader = self.state.fetch_position, self.leader
-        if position is None or not self.positions.is_fetchable(_TP, 0.0) or not leader.serves(position.leader):
+        if position is None or not self.state.is_readable or not leader.serves(position.leader):
             return
         last = position.record_epoch
         if self.fetch_tells and last >= 0:

@@ -90,23 +90,17 @@ async def fetch_committed(
     group_id: str,
     partitions: Collection[TopicPartition] | None,
     deadline: Deadline,
-    *,
-    purpose: Purpose = Purpose.CONTROL,
-    membership: Membership | None = None,
 ) -> dict[TopicPartition, CommittedOffset]:
     """Committed offsets (None: of every partition the group has any for); partitions without one are left out."""
     topics = None if partitions is None else _by_topic(partitions)
-    group = {
-        "group_id": group_id,
-        "member_id": membership.member_id if membership is not None and membership.member_id else None,
-        "member_epoch": -1,
-        "topics": topics,
-    }
+    # Only members of the consumer protocol (KIP-848) name themselves, with their epoch. A classic one that did would be
+    # refused in a group that was migrated under it.
+    group = {"group_id": group_id, "member_id": None, "member_epoch": -1, "topics": topics}
     # Old versions carry one group at the top, new ones a list: the encoder keeps what the version knows.
     fields = {"groups": [group], "group_id": group_id, "topics": topics, "require_stable": True}
 
     async def attempt() -> dict[TopicPartition, CommittedOffset]:
-        response = await ask_coordinator(cluster, group_id, ApiKey.OFFSET_FETCH, fields, deadline, purpose=purpose)
+        response = await ask_coordinator(cluster, group_id, ApiKey.OFFSET_FETCH, fields, deadline)
         answer = response.groups[0] if hasattr(response, "groups") else response
         code = error_code(getattr(answer, "error_code", 0))
         raise_group_error(cluster, group_id, code, f"committed offsets of group {group_id}")

@@ -169,14 +169,20 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         Columns topic, partition, offset, timestamp, timestamp_type, leader_epoch, key, value, headers; `options` as in
         `fenceline.records.arrow.ArrowDecoder`. `max_bytes` bounds the fetched bytes decoded at once. Raises as `poll`.
         """
-        pieces = await self.poll_pieces(timeout_ms, max_bytes=max_bytes)
-        try:
-            if sum(piece.size_bytes for piece in pieces) >= _LONG_BYTES:
-                return await asyncio.to_thread(to_arrow, pieces, **options)
-            return to_arrow(pieces, **options)
-        except BaseException:
-            self.take_back_pieces()
-            raise
+        deadline = Deadline(timeout_ms)
+        while True:
+            pieces = await self.poll_pieces(deadline.left_ms, max_bytes=max_bytes)
+            try:
+                if sum(piece.size_bytes for piece in pieces) >= _LONG_BYTES:
+                    batch = await asyncio.to_thread(to_arrow, pieces, **options)
+                else:
+                    batch = to_arrow(pieces, **options)
+            except BaseException:
+                self.take_back_pieces()
+                raise
+            # Compaction leaves batches without records.
+            if batch.num_rows or not pieces:
+                return batch
 
     def take_back_pieces(self) -> None:
         """The last `poll_pieces` gave what could not be decoded: the next one gives it again."""
@@ -220,14 +226,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
             return
         found: dict[TopicPartition, CommittedOffset] = {}
         if self.config["group.id"]:
-            patience = Deadline(self.config["default.api.timeout.ms"])
-            found = await fetch_committed(
-                self.cluster,
-                self.config["group.id"],
-                fresh,
-                patience,
-                membership=None if self._member is None else self._member.membership,
-            )
+            found = await fetch_committed(self.cluster, self.config["group.id"], fresh, self._deadline(None))
         for tp in fresh:
             state = self.positions.get(tp)
             if state is None or state.phase is not Phase.INITIALIZING:

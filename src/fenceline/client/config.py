@@ -86,6 +86,12 @@ def _isolation(value: Any) -> str:
     return _one_of("read_uncommitted", "read_committed")(value)
 
 
+def _group_protocol(value: Any) -> str:
+    if str(value).strip().lower() == "consumer":
+        raise ValueError("must be classic: a group of the consumer protocol (KIP-848) takes classic members too")
+    return _one_of("classic")(value)
+
+
 def _on_truncation(value: Any) -> Any:
     if callable(value):
         return value
@@ -154,7 +160,7 @@ _PRODUCER: Final[dict[str, Property]] = {
 _CONSUMER: Final[dict[str, Property]] = {
     "group.id": Property(None, _text),
     "group.instance.id": Property(None, _text),
-    "group.protocol": Property("classic", _one_of("classic")),
+    "group.protocol": Property("classic", _group_protocol),
     "session.timeout.ms": Property(45_000, _integer(1)),
     "heartbeat.interval.ms": Property(3_000, _integer(1)),
     "max.poll.interval.ms": Property(300_000, _integer(1)),

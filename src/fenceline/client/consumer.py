@@ -7,13 +7,14 @@ caller's thread inside `poll`, so that they may commit and seek.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fenceline.client.async_consumer import AsyncConsumer, Listener
 from fenceline.client.errors import LogTruncationError
 from fenceline.client.face import BlockingFace, Errands
-from fenceline.client.fetched import ConsumerRecord, to_arrow
+from fenceline.client.fetched import ConsumerRecord, Fetched, to_arrow
 from fenceline.client.loss_receipts import LossReceipt
 from fenceline.client.offsets import CommittedOffset, LogOffset, OffsetAndEpoch
 from fenceline.client.truncation import Choice, Decide
@@ -80,12 +81,20 @@ class Consumer(BlockingFace[AsyncConsumer]):
 
     def poll_arrow(self, timeout_ms: float = 0, *, max_bytes: int = 8 * 1024 * 1024, **options: Any) -> pa.RecordBatch:
         """See `AsyncConsumer.poll_arrow`."""
-        pieces = self._run_with_listeners(lambda: self._async.poll_pieces(timeout_ms, max_bytes=max_bytes))
-        try:
-            return to_arrow(pieces, **options)
-        except BaseException:
-            self._on_loop(self._async.take_back_pieces)
-            raise
+        ends_s = time.monotonic() + timeout_ms / 1000
+        while True:
+            pieces = self._poll_pieces(max(0.0, (ends_s - time.monotonic()) * 1000), max_bytes)
+            try:
+                batch = to_arrow(pieces, **options)
+            except BaseException:
+                self._on_loop(self._async.take_back_pieces)
+                raise
+            # Compaction leaves batches without records.
+            if batch.num_rows or not pieces:
+                return batch
+
+    def _poll_pieces(self, timeout_ms: float, max_bytes: int) -> list[Fetched]:
+        return self._run_with_listeners(lambda: self._async.poll_pieces(timeout_ms, max_bytes=max_bytes))
 
     # -- positions
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
-from fenceline.ids import TopicPartition
 
 if TYPE_CHECKING:
     from fenceline.client.loss_receipts import LossReceipt
@@ -389,7 +388,3 @@ def raise_if(result: Any, subject: str) -> None:
     code = error_code(result.error_code)
     if code is not ErrorCode.NONE:
         raise broker_error(code, subject, getattr(result, "error_message", None))
-
-
-def describe(tp: TopicPartition, error: BaseException | str) -> str:
-    return f"{tp.topic}-{tp.partition}: {error}"

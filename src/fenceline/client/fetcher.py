@@ -352,6 +352,11 @@ class Fetcher:
         state.last_stable_offset = answer.last_stable_offset
         state.log_start_offset = answer.log_start_offset
         if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
+            if node_id != position.leader.leader and self._positions.demand_validation(tp):
+                # A follower may have lost what its leader still has.
+                state.read_replica = _NOBODY
+                self._delay([tp])
+                return
             epoch, end_offset = answer.diverging_epoch
             self._positions.diverged(tp, EpochEnd(epoch, end_offset))
             if state.truncation is not None:
@@ -404,7 +409,9 @@ class Fetcher:
                 return
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             # With a known epoch first find out whether the log was cut below us; without one only the policy is left.
-            if not self._positions.demand_validation(tp):
+            if self._positions.demand_validation(tp):
+                state.out_of_range = True
+            else:
                 self._out_of_range(tp, state, position)
             return
         if code in STALE_METADATA:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
-from fenceline.client.admin_groups import Membership, ask_coordinator, commit, fetch_committed, raise_group_error
+from fenceline.client.admin_groups import Membership, ask_coordinator, commit, raise_group_error
 from fenceline.client.assignors import Assignor, assignors_of
 from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
@@ -172,11 +172,6 @@ class Group:
                 raise
 
         await self._cluster.retrying(deadline, attempt)
-
-    async def committed(
-        self, partitions: Collection[TopicPartition], deadline: Deadline
-    ) -> dict[TopicPartition, CommittedOffset]:
-        return await fetch_committed(self._cluster, self.group_id, partitions, deadline)
 
     async def leave(self, deadline: Deadline, reason: str) -> None:
         """Tell the coordinator, so that the others need not wait for the session to time out. Static members stay."""

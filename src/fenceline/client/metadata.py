@@ -116,9 +116,6 @@ class MetadataCache:
         self.update_version = 0
         self._last_seen: dict[TopicPartition, int] = {}
 
-    def snapshot(self) -> ClusterMetadata:
-        return ClusterMetadata(self.cluster_id, self.controller_id, dict(self.brokers), dict(self.topics))
-
     def apply(self, answer: ClusterMetadata, *, complete: bool = False, asked: Iterable[str] = ()) -> None:
         """Take in an answer. `complete`: it names every topic, so topics that it lacks are gone.
 
@@ -144,9 +141,6 @@ class MetadataCache:
                 self.topics.setdefault(name, topic)
                 continue
             self.topics[name] = self._merged(topic, known)
-
-    def last_seen_epoch(self, tp: TopicPartition) -> int:
-        return self._last_seen.get(tp, NO_EPOCH)
 
     def note_epoch(self, tp: TopicPartition, epoch: int) -> bool:
         """A partition's epoch was seen outside of metadata; True when it is newer, so metadata must be asked anew

@@ -150,9 +150,6 @@ class Positions:
     def items(self) -> list[tuple[TopicPartition, PartitionState]]:
         return list(self._states.items())
 
-    def states(self) -> list[PartitionState]:
-        return list(self._states.values())
-
     def lost(self) -> list[tuple[TopicPartition, PartitionState]]:
         """Those of which the caller is to be told."""
         return [(tp, state) for tp, state in self._states.items() if state.is_lost]
@@ -249,13 +246,13 @@ class Positions:
         return state.question or Question(position.epoch, position.offset)
 
     def demand_validation(self, tp: TopicPartition) -> bool:
-        """Something looks wrong (offset out of range): validate, if there is an epoch to do it with."""
+        """Something looks wrong: have the leader asked, if there is an epoch to do it with."""
         state = self._states.get(tp)
         if state is None or state.fetch_position is None or state.fetch_position.epoch < 0:
             return False
         if state.fetch_position.leader.epoch < 0:
             return False
-        state.phase, state.out_of_range, state.question = Phase.AWAIT_VALIDATION, True, None
+        state.phase, state.question = Phase.AWAIT_VALIDATION, None
         return True
 
     def complete_validation(self, tp: TopicPartition, checked: Position, asked: Question, end: EpochEnd) -> Verdict:
@@ -310,10 +307,6 @@ class Positions:
                 if start.offset < offset:
                     state.epochs.note(start)
             state.position = Position(offset, epoch, UNKNOWN_LEADER)
-
-    def is_fetchable(self, tp: TopicPartition, now_s: float) -> bool:
-        state = self._states[tp]
-        return state.is_readable and now_s >= state.retry_at_s
 
     # -- inside
 

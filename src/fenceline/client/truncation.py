@@ -13,6 +13,7 @@ the policy: going on is a choice, not noticing is none.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections import deque
@@ -95,8 +96,9 @@ class Truncations:
         if not timeout_ms:
             return ()
         try:
-            return await self.receipts_of(error, Deadline(timeout_ms))
-        except (PeerError, OperatorError) as trouble:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self.receipts_of(error, Deadline(timeout_ms))
+        except (PeerError, OperatorError, TimeoutError) as trouble:
             _log.info("%s: no loss receipts could be read: %s", tp, trouble)
             return ()
 
