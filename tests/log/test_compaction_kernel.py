@@ -79,7 +79,7 @@ def played(twin: ModuleType, content: bytearray, seed: int) -> Any:
         while True:
             position, outcome, records = twin.index_chunk(keys, content, position, len(content), start)
             told.append((position, outcome, records, len(keys), keys.end_offset))
-            if outcome != twin_special(twin):
+            if outcome != _compaction_py.SPECIAL:
                 break
             header = read_header(content, position)
             whole = header.codec is Codec.NONE and twin.index_records(
@@ -96,7 +96,7 @@ def played(twin: ModuleType, content: bytearray, seed: int) -> Any:
             found = twin.filter_chunk(keys, content, position, len(content), out, written, kept, NOW_MS, HORIZON_MS)
             position, written, outcome = found[:3]
             told.append(found)
-            if outcome != twin_special(twin):
+            if outcome != _compaction_py.SPECIAL:
                 break
             header = read_header(content, position)
             if header.codec is Codec.NONE:
@@ -111,10 +111,6 @@ def played(twin: ModuleType, content: bytearray, seed: int) -> Any:
     except RecordsError as error:
         told.append(error.code)
     return told
-
-
-def twin_special(_twin: ModuleType) -> int:
-    return _compaction_py.SPECIAL
 
 
 @pytest.mark.skipif(_NATIVE is None, reason="not built")

@@ -141,6 +141,17 @@ def test_compacted_replicas_are_compared_by_epoch(disk: SimDisk) -> None:
     assert errors(reports) == ["divergence"]
 
 
+def test_a_replica_of_one_that_was_compacted_may_have_its_gaps(disk: SimDisk) -> None:
+    """It fetched them, and no file of its own says so."""
+    for directory in (ONE, TWO):
+        rain(disk, directory, epochs=[0, 0, 0, 0])
+        disk.unlink(logs(disk, directory)[1])
+    assert errors(verified(disk, "/one", "/two")) == ["gap", "gap"]
+    put(disk, "/one/cleaner-offset-checkpoint", b"0\n1\nrain 0 5\n")
+    assert said(verified(disk, "/one", "/two")) == []
+    assert errors(verified(disk, "/two")) == ["gap"], "by itself it is not told from a loss"
+
+
 def test_two_topics_of_one_name(disk: SimDisk) -> None:
     rain(disk, ONE)
     rain(disk, TWO)

@@ -17,6 +17,7 @@ from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.log.checkpoints import read_offsets
 from fenceline.log.compaction_kernel import SLOT_BYTES
+from fenceline.log.compaction_plan import Due, NotDue, Verdict
 from fenceline.log.producer_state import Origin
 from fenceline.node import log_cleaner
 from fenceline.node.log_cleaner import LogCleaner
@@ -240,6 +241,50 @@ def test_what_is_not_decided_is_not_compacted() -> None:
         await desk.save()
         await until(desk, lambda: desk.cleaner.figures.runs == 1)
 
+    cleaned(story)
+
+
+def test_a_log_that_was_cut_after_it_was_judged_is_not_compacted() -> None:
+    async def story(desk: CleaningDesk) -> None:
+        replica = await desk.grow()
+        cleaner = desk.cleaner
+        verdict = await cleaner._judge(replica, desk.clock.ms)
+        assert isinstance(verdict, Due)
+        replica.log.truncate_to(7)
+        for number in range(200):
+            made = memoryview(build_batch([(desk.clock.ms, b"a", b"not committed %d" % number, ())]))
+            replica.log.append_as_leader(made, leader_epoch=replica.leader_epoch, now_ms=desk.clock.ms)
+        before = list(replica.log.segments)
+        assert replica.log.log_end_offset > verdict.end > replica.log.high_watermark
+        cleaner._waiting[replica] = 0
+        await cleaner._clean(replica, verdict, 1)
+        assert replica.log.segments == before
+        assert cleaner._waiting[replica] > desk.clock.ms
+        assert cleaner.figures.runs == 0
+
+    cleaned(story, log_cleaner_backoff_ms="1000000")
+
+
+def test_a_segment_that_is_sealed_while_its_log_is_judged_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(desk: CleaningDesk) -> None:
+        grown = sealed = False
+
+        async def meanwhile(cleaner: LogCleaner, replica: Replica, now_ms: int) -> Verdict:
+            nonlocal sealed
+            if sealed:
+                return await judged(cleaner, replica, now_ms)
+            if not grown:
+                return NotDue(now_ms)
+            sealed = True
+            cleaner.mark(replica)
+            return NotDue(None)
+
+        monkeypatch.setattr(LogCleaner, "_judge", meanwhile)
+        await desk.grow()
+        grown = True
+        await until(desk, lambda: desk.cleaner.figures.runs == 1)
+
+    judged = LogCleaner._judge
     cleaned(story)
 
 

@@ -14,6 +14,7 @@ from fenceline.log.disk import OsDisk
 from fenceline.log.log_dir import CLEAN_FILE
 from fenceline.node.directories import Directories, open_directories
 from fenceline.node.format import format_directory
+from fenceline.node.logs import redirect
 from fenceline.node.metadata_log import DIRECTORY_NAME
 
 CLUSTER = "AAAAAAAAQACAAAAAAAAAAA"
@@ -83,6 +84,33 @@ def test_a_copy(paths: tuple[Path, Path, Path], tmp_path: Path) -> None:
     shutil.copytree(paths[1], tmp_path / "copy")
     with pytest.raises(OperatorError, match=r"b and \S+copy have the same directory\.id"):
         opened(*paths, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cleaner-offset-checkpoint",
+        "log-start-offset-checkpoint",
+        "recovery-point-offset-checkpoint",
+        "replication-offset-checkpoint",
+    ],
+)
+def test_a_checkpoint_that_says_nothing_is_told_and_one_that_is_empty_is_not(
+    paths: tuple[Path, Path, Path], name: str
+) -> None:
+    """Apache Kafka makes them before it has something to say."""
+    told: list[tuple[str, str]] = []
+    before = redirect(lambda level, room, event, fields: told.append((event, str(fields))))
+    try:
+        (paths[1] / name).write_bytes(b"")
+        give_back(opened(*paths))
+        assert told == []
+        (paths[1] / name).write_bytes(b"0\n3\nhalf a li")
+        give_back(opened(*paths))
+    finally:
+        redirect(before)
+    assert [event for event, _ in told] == ["checkpoint damaged, going on without it"]
+    assert name in told[0][1]
 
 
 def test_a_metadata_log_elsewhere(paths: tuple[Path, Path, Path]) -> None:

@@ -1,0 +1,86 @@
+"""A compaction meets damage: it says where, changes nothing, and takes no memory for what only claims to be large."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fenceline.log import compaction
+from fenceline.log.compaction import Compaction, Limits, Uncleanable
+from fenceline.log.compaction_plan import Due
+from fenceline.log.partition_log import PartitionLog
+from fenceline.testing.sim_disk import SimDisk
+
+from .compaction_story import run
+from .helpers import DIRECTORY, SMALL, append, open_log, read_all
+from .verify_helpers import flip
+
+CONFIG = replace(SMALL, cleanup_policy=frozenset({"compact"}))
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    disk = SimDisk()
+    disk.mkdir("/data")
+    return disk
+
+
+def grown(disk: SimDisk, *sizes: int) -> PartitionLog:
+    """A batch of two keys for each size of their values; safe on the disk."""
+    log = open_log(disk, config=replace(CONFIG, segment_bytes=20_000) if max(sizes) > 400 else CONFIG)
+    for size in sizes:
+        append(log, 2, size=size)
+    log.roll(1_000)
+    append(log)
+    work = log.flush_work(1_000)
+    assert work is not None
+    work.run()
+    return log
+
+
+def begun(log: PartitionLog, first_dirty: int = 0) -> Compaction:
+    due = Due(first_dirty, log.segments[-1].base_offset, 1, 1.0, False, 0)
+    return compaction.begin(log, due, now_ms=2_000, limits=Limits(memory_bytes=1 << 16, buffer_bytes=1_000))
+
+
+@pytest.mark.parametrize(
+    ("position", "mask"), [(57, 0x40), (58, 0x01), (59, 0x01), (60, 0x01), (17, 0x01), (80, 0x01), (23, 0x80)]
+)
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_damaged_batch_is_told(disk: SimDisk, position: int, mask: int, is_clean: bool) -> None:
+    """Also where an earlier compaction had seen it whole: only the second pass reads it then."""
+    log = grown(disk, *[20] * 40)
+    segments = list(log.segments)
+    flip(disk, segments[0].path, position, mask)
+    work = begun(log, segments[-2].base_offset if is_clean else 0)
+    with pytest.raises(Uncleanable, match=DIRECTORY):
+        run(log, work)
+    assert log.segments == segments
+    assert not [name for name in disk.listdir(DIRECTORY) if name.endswith((".cleaned", ".swap", ".deleted"))]
+
+
+def test_no_memory_is_taken_for_a_batch_that_only_claims_to_be_large(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "BELIEVED_BYTES", 2_000)
+    log = grown(disk, *[300] * 20, 1_500)
+    flip(disk, log.segments[0].path, 10, 0x10)  # of the first one's length: 4,096 more
+    seen: list[int] = []
+    pread = disk.pread
+
+    def counted(fd: int, size_bytes: int, position: int, /) -> bytes:
+        seen.append(size_bytes)
+        return pread(fd, size_bytes, position)
+
+    monkeypatch.setattr(disk, "pread", counted)
+    with pytest.raises(Uncleanable, match="checksum of the batch at offset 0 is wrong, or its length"):
+        run(log, begun(log))
+    assert max(seen) <= 2_000
+
+
+def test_a_batch_that_is_large_is_compacted_like_any_other(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "BELIEVED_BYTES", 500)
+    log = grown(disk, 20, 1_500, 20, 1_500, 1_500)
+    run(log, begun(log))
+    assert [header.base_offset for header, _ in read_all(log)] == [8, 10]
