@@ -23,7 +23,7 @@ from pyspark_fenceline.delta_index import missing_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_table_files import TableFile, table_files
 from pyspark_fenceline.log_matching import held_interval
-from pyspark_fenceline.log_view import CAN_NOT_SEE, Views, existing, leader_epochs
+from pyspark_fenceline.log_view import CAN_NOT_SEE, Views, ends_of, existing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -217,7 +217,7 @@ def _run(work: Work, chosen: Settings) -> tuple[Any, Verdict]:
         if missing:
             raise OperatorError(f"There is no topic {', '.join(missing)}", "See what there is: fenceline topics list")
         every = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
-        total = sum(end.offset for end in leader_epochs(cluster, every).values())
+        total = sum(end.offset for end in ends_of(cluster, every).values())
         bucket_size = _bucket_size(total, work.task_count)
     totals = _totals(work.totals(bucket_size), chosen)
     for attempt in range(1, _ATTEMPTS + 1):
@@ -226,14 +226,14 @@ def _run(work: Work, chosen: Settings) -> tuple[Any, Verdict]:
         asked = [TopicPartition(name, index) for name, one in facts.items() for index in one.partitions]
         there = existing(cluster, asked)
         views = Views(cluster).fresh(there)
-        readable = leader_epochs(cluster, there)
+        readable = ends_of(cluster, there)
         expected = {
             tp: _expected(totals, tp, chosen, Expected(view, max(readable[tp].offset, 0))) for tp, view in views.items()
         }
         judging = Judging(chosen.client, bucket_size, expected, chosen.topics)
         findings = work.findings(judging, _stretches(expected, bucket_size))
         counted = work.counts(findings)
-        now = leader_epochs(cluster, there)
+        now = ends_of(cluster, there)
         if all(now[tp].leader_epoch == view.leader_epoch for tp, view in views.items()) or attempt == _ATTEMPTS:
             break
     kinds = {Kind(kind): (ranges, rows) for kind, ranges, rows in counted}

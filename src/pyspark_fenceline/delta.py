@@ -105,6 +105,8 @@ class _TaskWriter:
 
         if self.known is None and self.options.client is not None:
             self.known = {} if self.table is None else compared(self.options, self.table)
+        # The last that the process which plans the write has to do with it.
+        workers.settle()
         return {**self.__dict__, "table": None}
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> FilesWritten:
@@ -167,6 +169,7 @@ class _TaskWriter:
             opened=self.table,
             query_id=query_id,
         )
+        workers.settle()
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[FilesWritten]:

@@ -16,7 +16,7 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
 from pyspark_fenceline.delta_index import Span
 from pyspark_fenceline.log_matching import UNKNOWN_EPOCH, LogView
-from pyspark_fenceline.log_view import CAN_NOT_SEE, Views, existing, leader_epochs
+from pyspark_fenceline.log_view import CAN_NOT_SEE, Views, ends_of, existing
 
 _log = logging.getLogger("pyspark_fenceline")
 
@@ -55,7 +55,7 @@ def gather(client: Mapping[str, str], spans: Iterable[Span], known: Mapping[Topi
         return Evidence()
     cluster = connect.connect(client)
     found = existing(cluster, {*written, *known})
-    ends = leader_epochs(cluster, found)
+    ends = ends_of(cluster, found)
     epochs = {tp: end.leader_epoch for tp, end in ends.items()}
     doubtful = {
         tp: topic_id

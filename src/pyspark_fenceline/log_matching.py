@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Generator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,27 +24,10 @@ if TYPE_CHECKING:
 
     Offsets = npt.NDArray[np.int64]
     Epochs = npt.NDArray[np.int64]
-    Verdicts = npt.NDArray[np.int8]
 
 UNKNOWN_EPOCH: Final = -1
 BEFORE_ALL: Final = -(1 << 62)
 AFTER_ALL: Final = 1 << 62
-
-
-class RowVerdict(IntEnum):
-    """What the log says of one row."""
-
-    IN_LOG = 0
-    STALE = 1
-    """The log has another record there, or can never have this one: it was truncated away."""
-    BEYOND = 2
-    """At or above the end of the log, and nothing proves that it was ever cut off."""
-    EXPIRED = 3
-    """Below the log's start, and nothing is known against it."""
-    UNKNOWN = 4
-    """The row has no epoch, or the log does not know its own at that offset."""
-    NEWER = 5
-    """Of an epoch that the asked leader does not know yet: its answer is older than the row, or of another topic."""
 
 
 class EpochStart(NamedTuple):
@@ -147,21 +130,6 @@ def stale_rows(view: LogView, offsets: Offsets, epochs: Epochs) -> npt.NDArray[n
     return stale
 
 
-def judge_rows(view: LogView, offsets: Offsets, epochs: Epochs) -> Verdicts:
-    """A `RowVerdict` for each row."""
-    import numpy as np
-
-    verdicts = np.full(len(offsets), RowVerdict.IN_LOG, dtype=np.int8)
-    known_from = view.epochs[0].offset if view.epochs else AFTER_ALL
-    verdicts[(epochs < 0) | (offsets < known_from)] = RowVerdict.UNKNOWN
-    verdicts[offsets < view.start_offset] = RowVerdict.EXPIRED
-    verdicts[offsets >= view.end_offset] = RowVerdict.BEYOND
-    if view.leader_epoch >= 0:
-        verdicts[stale_rows(view, offsets, epochs)] = RowVerdict.STALE
-        verdicts[epochs > view.leader_epoch] = RowVerdict.NEWER
-    return verdicts
-
-
 class SpanVerdict(IntEnum):
     """What is known of many rows from their bounds alone."""
 
@@ -184,15 +152,3 @@ def judge_span(view: LogView, first_offset: int, last_offset: int, first_epoch: 
     elif first_epoch > view.leader_epoch:
         return SpanVerdict.NONE_STALE
     return SpanVerdict.SOME_STALE
-
-
-def walk(leader_epoch: int, start_offset: int, ask: Any) -> tuple[EpochStart, ...]:
-    """Run `epochs_of_log` against `ask(epoch) -> (epoch, end_offset)`."""
-    questions = epochs_of_log(leader_epoch, start_offset)
-    try:
-        question = next(questions)
-        while True:
-            question = questions.send(Answer(*ask(question.epoch)))
-    except StopIteration as done:
-        epochs: tuple[EpochStart, ...] = done.value
-        return epochs

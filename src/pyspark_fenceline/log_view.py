@@ -40,7 +40,7 @@ def existing(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[Top
     }
 
 
-def leader_epochs(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]:
+def ends_of(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LogEnd]:
     """Readable end and current leader epoch of partitions that exist."""
     return dict(cluster.log_ends(partitions)) if partitions else {}
 
@@ -60,7 +60,7 @@ class Views:
 
         Raises PeerError when leaders keep changing under the questions.
         """
-        current = leader_epochs(self._cluster, partitions) if ends is None else ends
+        current = ends_of(self._cluster, partitions) if ends is None else ends
         views: dict[TopicPartition, LogView] = {}
         for tp, topic_id in partitions.items():
             known = self._known.get(tp)
@@ -75,7 +75,7 @@ class Views:
         """Views with bounds of now."""
         for attempt in range(1, _ATTEMPTS + 1):
             starts = self._cluster.log_starts(partitions) if partitions else {}
-            ends = leader_epochs(self._cluster, partitions)
+            ends = ends_of(self._cluster, partitions)
             try:
                 found = self._look(partitions, starts, ends)
             except PeerError as error:

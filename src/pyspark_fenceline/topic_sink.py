@@ -68,6 +68,8 @@ class _TopicTask:
         check_columns(schema, options.topic)
         self._options = options
         self._columns = tuple(name for name in _TYPES if name in schema.fieldNames())
+        # Who plans a batch and who commits it have nothing more to do.
+        workers.settle()
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> RecordsWritten:
         producer = connect.producer(self._options.client)

@@ -12,9 +12,9 @@ from pyspark_fenceline.audit_judge import Expected, Finding, Kind, judge
 from pyspark_fenceline.audit_log import Found, join_near
 from pyspark_fenceline.audit_runs import runs_of
 from pyspark_fenceline.delta_index import LogColumns, log_columns
-from pyspark_fenceline.log_matching import LogView, RowVerdict, judge_rows
+from pyspark_fenceline.log_matching import LogView
 from tests.spark.fakes import FakeLog
-from tests.spark.test_log_matching import view_of
+from tests.spark.row_verdicts import RowVerdict, judge_row, view_of
 
 TP = TopicPartition("t", 0)
 BUCKET = 8
@@ -74,9 +74,9 @@ def test_ranges_say_what_single_rows_would(data: st.DataObject) -> None:
     expected = Expected(view, readable, 0, rows_end, everything, committed_only=bool(hidden))
     findings = all_findings(expected, rows, present, hidden if expected.committed_only else set())
 
-    verdicts = judge_rows(view, columns(rows).offsets, columns(rows).epochs).tolist()
+    verdicts = [judge_row(view, *row) for row in rows]
     held = [row[0] for row, v in zip(rows, verdicts, strict=True) if v in (RowVerdict.IN_LOG, RowVerdict.UNKNOWN)]
-    expired = [row[0] for row, v in zip(rows, verdicts, strict=True) if v == RowVerdict.EXPIRED]
+    expired = [row[0] for row, v in zip(rows, verdicts, strict=True) if v is RowVerdict.EXPIRED]
 
     def said(kind: Kind) -> list[int]:
         return sorted(o for f in findings if f.kind is kind for o in range(f.start_offset, f.end_offset_exclusive))

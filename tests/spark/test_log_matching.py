@@ -11,23 +11,16 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline.log_matching import (
     EpochStart,
     LogView,
-    RowVerdict,
     SpanVerdict,
     held_interval,
-    judge_rows,
     judge_span,
     stale_rows,
-    walk,
 )
 from pyspark_fenceline.log_view import Views, existing
 from tests.spark.fakes import FakeCluster, FakeLog
+from tests.spark.row_verdicts import RowVerdict, judge_row, view_of
 
 TP = TopicPartition("t", 0)
-
-
-def view_of(log: FakeLog) -> LogView:
-    epochs = walk(log.leader_epoch, log.start, lambda epoch: tuple(log.epoch_end(epoch)))
-    return LogView(log.leader_epoch, log.start, len(log.epochs), epochs)
 
 
 def arrays(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -98,15 +91,15 @@ def test_exactly_the_rows_that_are_not_in_the_log_are_stale(steps: list[tuple[ob
     view = view_of(log)
     rows = sorted(replicas.rows)
     offsets, epochs = arrays(rows)
-    stale, verdicts = stale_rows(view, offsets, epochs), judge_rows(view, offsets, epochs)
-    for (offset, epoch), is_stale, verdict in zip(rows, stale.tolist(), verdicts.tolist(), strict=True):
+    for (offset, epoch), is_stale in zip(rows, stale_rows(view, offsets, epochs).tolist(), strict=True):
+        verdict = judge_row(view, offset, epoch)
         held = offset < len(log.epochs) and log.epochs[offset] == epoch
         assert not (is_stale and held), f"({offset}, {epoch}) is in the log"
         if offset >= log.start and (epoch < log.leader_epoch or offset < len(log.epochs)):
             # Nothing lies in the dark: the log tells of every offset that it has, and of all above it.
             assert is_stale is not held
-        assert (verdict == RowVerdict.STALE) is is_stale
-        assert (verdict == RowVerdict.IN_LOG) is (held and offset >= log.start)
+        assert (verdict is RowVerdict.STALE) is is_stale
+        assert (verdict is RowVerdict.IN_LOG) is (held and offset >= log.start)
 
 
 @settings(max_examples=500, deadline=None)
@@ -139,8 +132,8 @@ def test_the_rule_of_newer_epochs_alone_would_miss_a_row() -> None:
 
 def test_rows_above_the_end_are_stale_only_when_a_later_leader_ends_there() -> None:
     view = view_of(FakeLog([1] * 10, leader_epoch=2))
-    offsets, epochs = arrays([(10, 1), (10, 2), (10, 3), (9, 3), (9, 1), (9, -1), (10, -1)])
-    assert judge_rows(view, offsets, epochs).tolist() == [
+    rows = [(10, 1), (10, 2), (10, 3), (9, 3), (9, 1), (9, -1), (10, -1)]
+    assert [judge_row(view, *row) for row in rows] == [
         RowVerdict.STALE, RowVerdict.BEYOND, RowVerdict.NEWER, RowVerdict.NEWER, RowVerdict.IN_LOG,
         RowVerdict.UNKNOWN, RowVerdict.BEYOND,
     ]  # fmt: skip
@@ -149,9 +142,9 @@ def test_rows_above_the_end_are_stale_only_when_a_later_leader_ends_there() -> N
 def test_below_the_logs_start_only_what_can_be_proved_is_stale() -> None:
     log = FakeLog([1] * 5 + [3] * 10, leader_epoch=3, start=8)
     view = view_of(log)
-    offsets, epochs = arrays([(2, 1), (2, 4), (6, 3), (4, 3), (7, 2)])
+    rows = [(2, 1), (2, 4), (6, 3), (4, 3), (7, 2)]
     # (4, 3) never was in the log, but retention took what would show it.
-    assert judge_rows(view, offsets, epochs).tolist() == [
+    assert [judge_row(view, *row) for row in rows] == [
         RowVerdict.EXPIRED, RowVerdict.NEWER, RowVerdict.EXPIRED, RowVerdict.EXPIRED, RowVerdict.EXPIRED,
     ]  # fmt: skip
 
@@ -177,9 +170,9 @@ def test_rows_that_no_leader_wrote_are_stale_on_both_sides_of_their_epoch() -> N
 
 def test_brokers_without_epochs_prove_nothing() -> None:
     view = LogView(-1, 5, 10)
-    offsets, epochs = arrays([(3, 1), (7, 1), (10, 1), (7, -1)])
-    assert not stale_rows(view, offsets, epochs).any()
-    assert judge_rows(view, offsets, epochs).tolist() == [
+    rows = [(3, 1), (7, 1), (10, 1), (7, -1)]
+    assert not stale_rows(view, *arrays(rows)).any()
+    assert [judge_row(view, *row) for row in rows] == [
         RowVerdict.EXPIRED, RowVerdict.UNKNOWN, RowVerdict.BEYOND, RowVerdict.UNKNOWN,
     ]  # fmt: skip
 

@@ -71,9 +71,8 @@ def test_the_pipelines_table_stays_the_log(tmp_path: Path) -> None:
         node.stop()
         cut(node.log_dir, topic, 100)
         node.start()
-        broker = Broker("fenceline", node.bootstrap)
-        broker.produce(topic, range(1000, 1020))
-        run(tmp_path, broker)
-        assert audit_here(table, settings(broker.bootstrap, topic)).verdict.is_equal
+        # Nobody writes any more: what may go, the sink reads from the checkpoint in the pipeline's storage.
+        run(tmp_path, Broker("fenceline", node.bootstrap))
+        assert audit_here(table, settings(node.bootstrap, topic)).verdict.is_equal
         lines = DeltaTable(table).to_pyarrow_table().sort_by("offset").column("line").to_pylist()
-        assert lines == [str(number) for number in [*range(100), *range(1000, 1020)]]
+        assert lines == [str(number) for number in range(100)]

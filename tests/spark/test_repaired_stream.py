@@ -28,7 +28,7 @@ def drain(broker: Broker, frame: DataFrame, table: str, checkpoint: str, **optio
 
 
 def tracked(spark: SparkSession, broker: Broker, topic: str, **options: Any) -> DataFrame:
-    return stream(spark, broker, topic, includeLeaderEpoch=True, failOnDataLoss=False, **options)
+    return stream(spark, broker, topic, includeLeaderEpoch=True, onTruncation="rewind", **options)
 
 
 def offsets(table: str) -> list[tuple[int, int]]:

@@ -1,9 +1,12 @@
-"""A worker's first task leaves nothing for Spark's collections between tasks; other processes are left alone."""
+"""A worker's first use leaves nothing for Spark's collections between uses; other processes are left alone."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pytest
 from pyspark import TaskContext
@@ -42,3 +45,11 @@ def test_only_the_first_task_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_that_runs_no_task_is_left_alone() -> None:
     workers.settle()
     assert gc.get_freeze_count() == 0
+
+
+def test_who_commits_and_runs_no_task_is_known_by_sparks_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = ModuleType("__main__")
+    daemon.__spec__ = ModuleSpec("pyspark.daemon", None)
+    monkeypatch.setitem(sys.modules, "__main__", daemon)
+    workers.settle()
+    assert gc.get_freeze_count() > 10_000

@@ -17,7 +17,7 @@ def records() -> DataFrame:
         .option("startingOffsets", "earliest")
         .option("includeLeaderEpoch", True)
         # After an unclean election the flow goes back to where the histories part; the sink takes out what was lost.
-        .option("failOnDataLoss", False)
+        .option("onTruncation", "rewind")
         .load()
     )
 

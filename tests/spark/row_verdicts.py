@@ -1,0 +1,49 @@
+"""What a log says of one row: the plain form that the ranges of the rule and of audits are held against."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from pyspark_fenceline.log_matching import Answer, EpochStart, LogView, epochs_of_log, held_interval
+from tests.spark.fakes import FakeLog
+
+
+class RowVerdict(Enum):
+    IN_LOG = auto()
+    STALE = auto()
+    """The log has another record there, or can never have this one: it was truncated away."""
+    BEYOND = auto()
+    """At or above the end of the log, and nothing proves that it was ever cut off."""
+    EXPIRED = auto()
+    """Below the log's start, and nothing is known against it."""
+    UNKNOWN = auto()
+    """The row has no epoch, or the log does not know its own at that offset."""
+    NEWER = auto()
+    """Of an epoch that the asked leader does not know yet: its answer is older than the row, or of another topic."""
+
+
+def judge_row(view: LogView, offset: int, epoch: int) -> RowVerdict:
+    if epoch > view.leader_epoch >= 0:
+        return RowVerdict.NEWER
+    first, end = held_interval(view, epoch)
+    if not first <= offset < end:
+        return RowVerdict.STALE
+    if offset >= view.end_offset:
+        return RowVerdict.BEYOND
+    if offset < view.start_offset:
+        return RowVerdict.EXPIRED
+    is_known = epoch >= 0 and bool(view.epochs) and offset >= view.epochs[0].offset
+    return RowVerdict.IN_LOG if is_known else RowVerdict.UNKNOWN
+
+
+def view_of(log: FakeLog) -> LogView:
+    """As the log's leader tells it."""
+    questions = epochs_of_log(log.leader_epoch, log.start)
+    epochs: tuple[EpochStart, ...] = ()
+    try:
+        question = next(questions)
+        while True:
+            question = questions.send(Answer(*log.epoch_end(question.epoch)))
+    except StopIteration as done:
+        epochs = done.value
+    return LogView(log.leader_epoch, log.start, len(log.epochs), epochs)
