@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from fenceline.client import divergence
 from fenceline.client.divergence import AskAbout, NotKnown, Parting
-from fenceline.client.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.cluster import Cluster, EpochEnd, LogEnd
+from pyspark_fenceline.cluster import Cluster, LogEnd
+from pyspark_fenceline.epoch_walk import EpochWalk
 from pyspark_fenceline.offsets import EPOCHS_KEPT, UNKNOWN_EPOCH, Position
 
 
@@ -44,42 +44,13 @@ class Diverged:
 Verdict = Holds | Diverged
 
 
-@dataclass(slots=True)
-class _Boundaries:
-    """Where a partition's epochs start, newest first, found by asking for ever older ones under one leader epoch."""
-
-    leader_epoch: int
-    starts: list[tuple[int, int]]
-    oldest_candidate: int = -1
-    is_exhausted: bool = False
-
-    def __post_init__(self) -> None:
-        self.oldest_candidate = self.leader_epoch
-
-    def position_at(self, offset: int, log_start: int) -> Position | None:
-        """The position at an offset above the log's start: without an epoch when the log can not tell, None when an
-        older epoch must be asked for."""
-        below = [EpochStart(epoch, start) for start, epoch in self.starts if start < offset]
-        reaches_back = not self.starts or self.starts[-1][0] > log_start
-        if len(below) < EPOCHS_KEPT and reaches_back and self.oldest_candidate > 0 and not self.is_exhausted:
-            return None
-        if reaches_back and self.oldest_candidate == 0 and not self.is_exhausted:
-            # 0 is the first epoch there is (E5).
-            below.append(EpochStart(0, 0))
-        epochs = tuple(reversed(below[:EPOCHS_KEPT]))
-        return Position(offset, epochs[-1].epoch if epochs else UNKNOWN_EPOCH, epochs)
-
-    def learn(self, answer: EpochEnd) -> None:
-        """Take the answer about `oldest_candidate - 1`: it ends where the candidate starts."""
-        if answer.leader_epoch < 0 or answer.end_offset < 0:
-            self.is_exhausted = True
-            return
-        if self.starts and answer.end_offset >= self.starts[-1][0]:
-            # Below its first epoch a leader echoes the question with that epoch's start (E13 d): nothing older is left.
-            self.is_exhausted = True
-            return
-        self.starts.append((answer.end_offset, self.oldest_candidate))
-        self.oldest_candidate = answer.leader_epoch
+def _position_at(offset: int, walk: EpochWalk, log_start: int) -> Position | None:
+    """The position at an offset above the log's start: without an epoch when the log can not tell, None while an older
+    epoch must be asked for."""
+    below = tuple(start for start in walk.starts(log_start) if start.offset < offset)
+    if len(below) < EPOCHS_KEPT and walk.question(log_start) is not None:
+        return None
+    return Position(offset, below[-1].epoch if below else UNKNOWN_EPOCH, below[-EPOCHS_KEPT:])
 
 
 class History:
@@ -87,7 +58,7 @@ class History:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._known: dict[TopicPartition, _Boundaries] = {}
+        self._known: dict[TopicPartition, EpochWalk] = {}
         self._held: dict[TopicPartition, tuple[Position, int]] = {}
 
     def tag(
@@ -110,17 +81,17 @@ class History:
                 continue
             known = self._known.get(tp)
             if known is None or known.leader_epoch != current:
-                self._known[tp] = _Boundaries(current, [])
+                self._known[tp] = EpochWalk(current)
             pending.append(tp)
         while pending:
             questions: dict[TopicPartition, tuple[int, int]] = {}
             for tp in pending:
-                known = self._known[tp]
-                position = known.position_at(offsets[tp], starts[tp])
-                if position is None:
-                    questions[tp] = (known.oldest_candidate - 1, known.leader_epoch)
-                else:
+                walk = self._known[tp]
+                position, older = _position_at(offsets[tp], walk, starts[tp]), walk.question(starts[tp])
+                if position is not None:
                     tagged[tp] = position
+                elif older is not None:
+                    questions[tp] = (older, walk.leader_epoch)
             for tp, answer in self._cluster.epoch_ends(questions).items() if questions else ():
                 self._known[tp].learn(answer)
             pending = list(questions)

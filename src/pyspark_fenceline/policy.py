@@ -38,7 +38,7 @@ LENIENT: Final = LossPolicy(frozenset(LossKind))
 
 def policy_of(given: GivenOptions, *, fail_on_data_loss: bool) -> LossPolicy:
     """What the options say. Raises `OperatorError` for a word that an option does not know."""
-    tolerated = set() if fail_on_data_loss else set(LossKind)
+    tolerated = set((STRICT if fail_on_data_loss else LENIENT).tolerated)
     for option, (kind, goes_on) in POLICIES.items():
         word = given.text(option)
         match word.strip().lower() if word is not None else None:

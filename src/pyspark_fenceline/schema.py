@@ -7,7 +7,6 @@ column selection down to Python sources: columns that are not asked for are not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -78,7 +77,3 @@ def check_schema(schema: StructType, *, include_headers: bool, include_leader_ep
 def arrow_schema(schema: StructType) -> pa.Schema:
     """What Spark checks each task's first batch against, exactly."""
     return to_arrow_schema(schema, timezone="UTC")
-
-
-def column_names(schema: StructType) -> Sequence[str]:
-    return tuple(field.name for field in schema)
