@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from fenceline.cli.group_marks import epoch_ends, marks_of, rewinds_of
 from fenceline.cli.group_reset import new_offsets, partitions_of, target_of
 from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, done, examples, print_json, show
 from fenceline.client.admin import Admin
-from fenceline.client.admin_groups import GroupDescription
+from fenceline.client.admin_groups import GroupDescription, GroupListing
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.groups.rewinds import Rewind
 from fenceline.ids import TopicPartition
@@ -31,7 +32,7 @@ def list_groups(
 ) -> None:
     """All groups with their states."""
     with admin_of(bootstrap) as admin:
-        listed = sorted(admin.list_groups(states=state or ()))
+        listed = sorted(_with_states(admin, admin.list_groups(states=state or ()), state or ()))
         rows: list[dict[str, Any]] = [
             {"group": g.group_id, "state": g.state, "protocol_type": g.protocol_type, "type": g.group_type}
             for g in listed
@@ -41,6 +42,14 @@ def list_groups(
             for row in rows:
                 row |= _summed(_described_if_there(admin, row["group"], rewinds[row["group"]]))
         show(rows, as_json=as_json, empty="There are no groups.")
+
+
+def _with_states(admin: Admin, listed: Sequence[GroupListing], wanted: Collection[str]) -> list[GroupListing]:
+    """Brokers before Kafka 2.6 list groups without their states, whichever are asked for: each is described there."""
+    silent = [each.group_id for each in listed if not each.state]
+    described = admin.describe_groups(silent) if silent else {}
+    found = [each if each.state else each._replace(state=described[each.group_id].state) for each in listed]
+    return [each for each in found if not wanted or each.state in wanted] if silent else found
 
 
 def _summed(document: dict[str, Any] | None) -> dict[str, Any]:
@@ -246,8 +255,8 @@ def reset(
 
 def _state(admin: Admin, group: str) -> str:
     """Dead where there is none: committing makes it."""
-    known = {each.group_id: each.state for each in admin.list_groups()}
-    return known.get(group, "Dead")
+    listed = [each for each in admin.list_groups() if each.group_id == group]
+    return next((each.state for each in _with_states(admin, listed, ())), "Dead")
 
 
 @groups.command()

@@ -1,0 +1,233 @@
+"""The client at brokers that speak only what Apache Kafka spoke at 2.1 and at 2.4.
+
+The brokers are those of today, which still know these versions; what they offer is cut down to what such a release
+offered, so that every request goes out as it would there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+from typer.testing import CliRunner
+
+from fenceline.cli.app import app
+from fenceline.client import connection
+from fenceline.client.admin import Admin, NewTopic
+from fenceline.client.connection import Connection
+from fenceline.client.consumer import Consumer
+from fenceline.client.errors import LogTruncationError, OffsetOutOfRangeError
+from fenceline.client.offsets import CommittedOffset
+from fenceline.client.producer import Producer
+from fenceline.client.ranges import OffsetRange
+from fenceline.client.reader import RangeReader
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import TopicPartition
+from fenceline.testing.waiting import eventually
+from fenceline.wire.apis import ApiKey
+
+Unique = Callable[[str], str]
+CODECS: Final = ["none", "gzip", "snappy", "lz4", "zstd"]
+KAFKA_2_1: Final = {
+    ApiKey.PRODUCE: 7,
+    ApiKey.FETCH: 10,
+    ApiKey.LIST_OFFSETS: 4,
+    ApiKey.METADATA: 7,
+    ApiKey.OFFSET_COMMIT: 6,
+    ApiKey.OFFSET_FETCH: 5,
+    ApiKey.FIND_COORDINATOR: 2,
+    ApiKey.JOIN_GROUP: 3,
+    ApiKey.HEARTBEAT: 2,
+    ApiKey.LEAVE_GROUP: 2,
+    ApiKey.SYNC_GROUP: 2,
+    ApiKey.DESCRIBE_GROUPS: 2,
+    ApiKey.LIST_GROUPS: 2,
+    ApiKey.API_VERSIONS: 2,
+    ApiKey.CREATE_TOPICS: 3,
+    ApiKey.DELETE_TOPICS: 3,
+    ApiKey.DELETE_RECORDS: 1,
+    ApiKey.INIT_PRODUCER_ID: 1,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: 2,
+    ApiKey.DESCRIBE_CONFIGS: 2,
+    ApiKey.ALTER_CONFIGS: 1,
+    ApiKey.CREATE_PARTITIONS: 1,
+    ApiKey.DELETE_GROUPS: 1,
+}
+KAFKA_2_4: Final = {
+    **KAFKA_2_1,
+    ApiKey.PRODUCE: 8,
+    ApiKey.FETCH: 11,
+    ApiKey.LIST_OFFSETS: 5,
+    ApiKey.METADATA: 9,
+    ApiKey.OFFSET_COMMIT: 8,
+    ApiKey.OFFSET_FETCH: 6,
+    ApiKey.FIND_COORDINATOR: 3,
+    ApiKey.JOIN_GROUP: 6,
+    ApiKey.HEARTBEAT: 4,
+    ApiKey.LEAVE_GROUP: 4,
+    ApiKey.SYNC_GROUP: 4,
+    ApiKey.DESCRIBE_GROUPS: 5,
+    ApiKey.LIST_GROUPS: 3,
+    ApiKey.API_VERSIONS: 3,
+    ApiKey.CREATE_TOPICS: 5,
+    ApiKey.DELETE_TOPICS: 4,
+    ApiKey.INIT_PRODUCER_ID: 2,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: 3,
+    ApiKey.DELETE_GROUPS: 2,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: 1,
+    ApiKey.OFFSET_DELETE: 0,
+}
+RELEASES: Final = {"2.1": KAFKA_2_1, "2.4": KAFKA_2_4}
+
+
+@pytest.fixture(params=RELEASES, autouse=True)
+def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Every connection learns what that release would offer, and nothing else is asked of it."""
+    newest = RELEASES[request.param]
+    learn, choose, spoken = connection._learn_versions, Connection.version_for, dict[ApiKey, int]()
+
+    async def learn_less(made: Connection, config: Any) -> None:
+        await learn(made, config)
+        made.versions = {
+            key: (low, min(high, newest[ApiKey(key)])) for key, (low, high) in made.versions.items() if key in newest
+        }
+        assert all(low <= high for low, high in made.versions.values()), "the broker does not know these any more"
+
+    def note(made: Connection, key: ApiKey) -> int:
+        spoken[key] = max(spoken.get(key, 0), version := choose(made, key))
+        return version
+
+    monkeypatch.setattr(connection, "_learn_versions", learn_less)
+    monkeypatch.setattr(Connection, "version_for", note)
+    yield request.param
+    assert spoken, "nothing went through here"
+    assert all(version <= newest[key] for key, version in spoken.items()), spoken
+
+
+@pytest.fixture
+def admin(bootstrap: str, release: str) -> Iterator[Admin]:
+    with Admin(bootstrap) as client:
+        yield client
+
+
+@pytest.fixture
+def tp(admin: Admin, unique: Unique) -> Iterator[TopicPartition]:
+    """The only partition of a new topic."""
+    topic = unique("older")
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    yield TopicPartition(topic, 0)
+    admin.delete_topics([topic])
+
+
+def fill(bootstrap: str, tp: TopicPartition, count: int, **config: Any) -> list[bytes]:
+    values = [b"%d" % number for number in range(count)]
+    with Producer(bootstrap, **config) as producer:
+        for delivery in [producer.send(tp.topic, value, b"k", partition=tp.partition) for value in values]:
+            delivery.result(60)
+    return values
+
+
+def read(consumer: Consumer, count: int) -> list[bytes | None]:
+    """So many, or more."""
+    found: list[bytes | None] = []
+    eventually(lambda: found.extend(r.value for r in consumer.poll(100)) or len(found) >= count, f"{count} records")
+    return found
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_records_go_both_ways(bootstrap: str, tp: TopicPartition, codec: str) -> None:
+    values = fill(bootstrap, tp, 50, **{"compression.type": codec})
+    with Consumer(bootstrap, **{"auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([tp])
+        assert read(consumer, 50) == values
+        consumer.seek(tp, 10, 0)
+        rows: list[bytes] = []
+        eventually(lambda: rows.extend(consumer.poll_arrow(100).column("value").to_pylist()) or len(rows) >= 40)
+        assert rows == values[10:]
+
+
+def test_a_group_goes_on_where_it_was(bootstrap: str, tp: TopicPartition, admin: Admin, unique: Unique) -> None:
+    values, group = fill(bootstrap, tp, 20), unique("older-group")
+    config = {"group.id": group, "auto.offset.reset": "earliest", "max.poll.records": 8}
+    with Consumer(bootstrap, **config) as consumer:
+        consumer.subscribe([tp.topic])
+        assert read(consumer, 1) == values[:8]
+        consumer.commit()
+        assert consumer.committed([tp]) == {tp: CommittedOffset(8, 0)}
+        assert [len(each.assignment) for each in admin.describe_groups([group])[group].members] == [1]
+    assert admin.list_group_offsets(group) == {tp: CommittedOffset(8, 0)}
+    with Consumer(bootstrap, **config) as consumer:
+        consumer.subscribe([tp.topic])
+        assert read(consumer, 12) == values[8:]
+    assert group in [each.group_id for each in admin.list_groups()]
+    eventually(lambda: admin.delete_groups([group]) is None, "it is empty, and goes")
+    assert group not in [each.group_id for each in admin.list_groups()]
+
+
+def test_a_range_is_read_and_another_history_is_told(bootstrap: str, tp: TopicPartition) -> None:
+    values = fill(bootstrap, tp, 20)
+    with RangeReader(bootstrap) as reader:
+        found = [record.value for batch in reader.read({tp: OffsetRange(5, 15, 0)}, arrow=False) for record in batch]
+        assert found == values[5:15]
+        with pytest.raises((LogTruncationError, OffsetOutOfRangeError)):
+            list(reader.read({tp: OffsetRange(30, 40, 0)}))
+
+
+def test_offsets_and_topics(bootstrap: str, tp: TopicPartition, admin: Admin, release: str) -> None:
+    fill(bootstrap, tp, 20)
+    assert [admin.list_offsets({tp: spec})[tp].offset for spec in ("earliest", "latest")] == [0, 20]
+    assert admin.list_offsets({tp: "latest"})[tp].leader_epoch == 0
+    assert admin.offsets_for_leader_epoch({tp: 0})[tp].end_offset == 20
+    assert admin.delete_records({tp: 7}) == {tp: 7}
+    assert admin.list_offsets({tp: "earliest"})[tp].offset == 7
+    admin.create_partitions({tp.topic: 3})
+    eventually(lambda: len(admin.metadata([tp.topic]).topics[tp.topic].partitions) == 3, "it has grown")
+    assert admin.describe_cluster().brokers
+    resource = ("topic", tp.topic)
+    if release == "2.1":
+        # It has no call that changes single entries.
+        with pytest.raises(PeerError) as refused:
+            admin.alter_configs({resource: {"retention.ms": "-1"}})
+        assert refused.value.code is ErrorCode.UNSUPPORTED_VERSION
+        assert "INCREMENTAL_ALTER_CONFIGS" in str(refused.value)
+        return
+    admin.alter_configs({resource: {"retention.ms": "-1"}})
+    eventually(lambda: admin.describe_configs([resource])[resource]["retention.ms"].value == "-1", "it is told")
+
+
+def test_groups_are_shown_reset_and_deleted(bootstrap: str, tp: TopicPartition, admin: Admin, unique: Unique) -> None:
+    fill(bootstrap, tp, 20)
+    group = unique("older-group")
+    admin.alter_group_offsets(group, {tp: CommittedOffset(15, 0)})
+
+    def command(*words: str) -> Any:
+        done = CliRunner().invoke(app, ["groups", *words, "--json", "--bootstrap", bootstrap])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    (row,) = command("describe", group)["offsets"]
+    assert (row["current_offset"], row["epoch"], row["log_end"], row["lag"], row["mark"]) == (15, 0, 20, 5, None)
+    (row,) = command("reset", group, tp.topic, "--to-earliest", "--execute")["offsets"]
+    assert (row["current_offset"], row["new_offset"]) == (15, 0)
+    assert admin.list_group_offsets(group)[tp].offset == 0
+    listed = {each["group"]: each for each in command("list", "--lag")}
+    assert (listed[group]["state"], listed[group]["lag"], listed[group]["members"]) == ("Empty", 20, 0)
+    named = {state: [each["group"] for each in command("list", "--state", state)] for state in ("Empty", "Stable")}
+    assert group in named["Empty"]
+    assert group not in named["Stable"]
+    assert command("delete", group)["deleted"] == [group]
+    assert group not in [each.group_id for each in admin.list_groups()]
+
+
+def test_a_group_with_members_is_not_reset(bootstrap: str, tp: TopicPartition, unique: Unique) -> None:
+    fill(bootstrap, tp, 5)
+    group = unique("older-group")
+    with Consumer(bootstrap, **{"group.id": group, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.subscribe([tp.topic])
+        read(consumer, 5)
+        words = ["groups", "reset", group, tp.topic, "--to-earliest", "--execute", "--bootstrap", bootstrap]
+        refused = CliRunner().invoke(app, words)
+        assert refused.exit_code == 1
+        assert "Stable" in refused.output
