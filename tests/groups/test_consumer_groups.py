@@ -164,6 +164,18 @@ def test_a_silent_member_is_put_out_after_its_session() -> None:
     assert world.consumers().state is ConsumerGroupState.EMPTY
 
 
+def test_a_silent_member_is_put_out_though_the_log_refuses_it_once() -> None:
+    world = ConsumerWorld()
+    world.enter("a", "t")
+    world.hold_appends = True
+    world.advance(AT_ONCE.session.default_ms)
+    world.release(ErrorCode.NOT_ENOUGH_REPLICAS)
+    world.hold_appends = False
+    assert list(world.consumers().members) == ["a"]
+    world.advance(AT_ONCE.session.default_ms)
+    assert world.consumers().is_empty
+
+
 def test_a_session_can_be_set_for_one_group_within_the_bounds() -> None:
     world = ConsumerWorld()
     world.set_group_config(GROUP, consumer_session_timeout_ms="60000", consumer_heartbeat_interval_ms="99000")

@@ -14,7 +14,7 @@ from fenceline.groups.consumer_settings import MigrationPolicy
 from fenceline.groups.messages import JoinAnswer, Protocols
 from fenceline.groups.states import GroupState
 from tests.groups.consumer_world import AT_ONCE, Client, ConsumerWorld, id_of, settle
-from tests.groups.helpers import GROUP, subscription
+from tests.groups.helpers import GROUP, Ticket, subscription
 
 
 def _assignment(*partitions: int, user_data: bytes = b"") -> bytes:
@@ -191,6 +191,62 @@ def test_a_group_of_another_protocol_type_stays_what_it_is() -> None:
     assert world.enter("new", "t").error is ErrorCode.GROUP_ID_NOT_FOUND
 
 
+def test_a_member_that_has_other_protocols_than_the_last_generation_is_taken_along() -> None:
+    world = ConsumerWorld()
+    both = (*_protocols(), ("sticky", _subscription_1("t", owned=(0,))))
+    first = world.join(client_id="old", protocols=both)
+    world.advance(0)
+    old = first.outcome.member_id
+    world.sync(old, 1, {old: _assignment(0)})
+    assert world.group().protocol_name == "range"
+    waiting = world.join(client_id="second", protocols=(("sticky", _subscription_1("t")),))
+    assert Client(world, "new").beat() is ErrorCode.NONE
+    assert set(world.consumers().members) == {old, waiting.outcome.member_id, "new"}
+
+
+def test_who_is_silent_goes_though_nobody_can_read_what_is_left() -> None:
+    """A classic group needs the subscriptions in the one protocol that all its members have."""
+    world = ConsumerWorld()
+    new = Client(world, "new")
+    new.beat()
+    for protocols in ((*_protocols(), ("other", b"nothing to read")), (("other", _subscription_1("t")),)):
+        member_id = world.join(protocols=protocols, must_know_member_id=True).outcome.member_id
+        assert world.join(member_id, protocols=protocols, session_timeout_ms=600_000).outcome.error is ErrorCode.NONE
+    world.advance(AT_ONCE.session.default_ms)
+    assert "new" not in world.consumers().members
+
+
+def test_a_classic_group_in_the_place_of_an_empty_one_stays_when_the_log_refuses_to_put_that_away() -> None:
+    world = ConsumerWorld()
+    world.enter("a", "t")
+    world.beat("a", -1)
+    world.hold_appends = True
+    joining = world.join(protocols=_protocols(), session_timeout_ms=10_000)
+    while world.held:
+        world.release(ErrorCode.NOT_ENOUGH_REPLICAS)
+    world.hold_appends = False
+    world.advance(0)
+    assert joining.outcome.error is ErrorCode.NONE
+    assert not world.has_consumers()
+    assert world.heartbeat(joining.outcome.member_id, joining.outcome.generation) is ErrorCode.NONE
+
+
+def test_a_group_of_the_new_protocol_stays_when_the_log_refuses_to_put_away_the_deleted_one_of_its_name() -> None:
+    world = ConsumerWorld()
+    world.commit(7)
+    world.hold_appends = True
+    deletion = Ticket("delete groups")
+    world.do(world.coordinator.delete_groups(deletion, (GROUP,), world.now))
+    world.ask("a", 0, rebalance_timeout_ms=1_000, subscribed_names=("t",), owned={})
+    world.release(ErrorCode.NOT_ENOUGH_REPLICAS)
+    while world.held:
+        world.release()
+    world.hold_appends = False
+    assert set(world.consumers().members) == {"a"}
+    assert GROUP not in world.shard().groups
+    assert world.offset() == 7
+
+
 def test_empty_groups_make_way_for_each_other() -> None:
     world = ConsumerWorld()
     world.commit(7)
@@ -261,6 +317,21 @@ def test_a_classic_member_that_does_not_come_when_asked_is_put_out() -> None:
     assert list(world.consumers().members) == ["new"]
     settle(world, [new], rounds=2)
     assert len(new.uses) == 4
+
+
+def test_a_member_that_took_the_new_protocol_need_not_come_as_a_classic_one() -> None:
+    world = ConsumerWorld()
+    old = _classic(world, "old", 0, 1, 2, 3)
+    new = Client(world, "new")
+    new.beat()
+    assert world.heartbeat(old, 1) is ErrorCode.REBALANCE_IN_PROGRESS
+    member = Client(world, old)
+    for _ in range(20):
+        member.beat()
+        new.beat()
+        world.advance(5_000)
+    assert member.errors == []
+    assert set(world.consumers().members) == {old, "new"}
 
 
 def test_what_consumers_embed_is_read_in_all_versions() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenceline.groups.consumer_regex import MAX_STATES, InvalidRegex, TopicRegex
+from fenceline.groups.consumer_regex import MAX_CACHED_STATES, MAX_STATES, InvalidRegex, TopicRegex
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,13 @@ def test_an_expression_that_needs_too_much_is_refused() -> None:
     with pytest.raises(InvalidRegex):
         TopicRegex("(" * 5_000 + ")" * 5_000)
     assert MAX_STATES < 100_000
+
+
+def test_what_is_remembered_of_matches_stays_small() -> None:
+    regex = TopicRegex("(.{0,500}-?){2}")
+    for number in range(40):
+        regex.matches(f"topic-{number}" * 5)
+        assert sum(map(len, regex._next.values())) <= MAX_CACHED_STATES + 2 * len(regex._states)
 
 
 _atoms = st.sampled_from(["a", "b", "[ab]", "[^a]", ".", "(?:ab)", "c", r"\d", "-"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fenceline.errors import ErrorCode
 from fenceline.groups.consumer_model import STATIC_LEAVING_EPOCH
-from tests.groups.consumer_world import Client, ConsumerWorld, id_of, parts, settle
+from tests.groups.consumer_world import AT_ONCE, Client, ConsumerWorld, id_of, parts, settle
 
 
 def _enter(world: ConsumerWorld, member_id: str, instance: str = "i") -> object:
@@ -45,6 +45,26 @@ def test_an_instance_that_stays_away_is_put_out_after_its_session() -> None:
     settle(world, [other])
     assert list(world.consumers().members) == ["o"]
     assert len(other.uses) == 4
+
+
+def test_an_instance_whose_return_is_refused_is_put_out_after_its_session() -> None:
+    world = ConsumerWorld()
+    _enter(world, "a")
+    world.beat("a", -2, instance_id="i")
+    back = world.enter("b", instance_id="i", subscribed_regex="(")
+    assert back.error is ErrorCode.INVALID_REGULAR_EXPRESSION
+    world.advance(AT_ONCE.session.default_ms)
+    assert world.consumers().is_empty
+
+
+def test_an_instance_that_comes_back_under_its_own_id_is_watched() -> None:
+    world = ConsumerWorld()
+    _enter(world, "a")
+    world.beat("a", -2, instance_id="i")
+    _enter(world, "a")
+    assert list(world.consumers().members) == ["a"]
+    world.advance(AT_ONCE.session.default_ms)
+    assert world.consumers().is_empty
 
 
 def test_an_instance_can_leave_for_good() -> None:

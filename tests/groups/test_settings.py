@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from fenceline.errors import OperatorError
 from fenceline.groups.settings import GroupSettings
 
 
@@ -28,3 +31,14 @@ def test_every_property_is_taken_in_its_unit() -> None:
         offsets_retention_ms=360_000,
         offsets_retention_check_interval_ms=7,
     )
+
+
+def test_assignors_may_go_by_the_names_of_kafkas_classes() -> None:
+    classes = "org.apache.kafka.coordinator.group.assignor.RangeAssignor, uniform"
+    found = GroupSettings.from_lookup({"group.consumer.assignors": classes}.get)
+    assert found.consumer.assignors == ("range", "uniform")
+
+
+def test_an_assignor_that_nobody_has_is_the_operators_mistake() -> None:
+    with pytest.raises(OperatorError, match="sticky"):
+        GroupSettings.from_lookup({"group.consumer.assignors": ("uniform", "sticky")}.get)

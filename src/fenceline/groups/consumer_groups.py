@@ -22,7 +22,7 @@ from fenceline.groups.consumer_classic import ClassicMembers
 from fenceline.groups.consumer_membership import ConsumerMembership
 from fenceline.groups.consumer_messages import DescribedConsumerGroup, DescribedConsumerMember
 from fenceline.groups.consumer_migration import Migration
-from fenceline.groups.consumer_model import GROUP_TYPE, ConsumerGroup, MemberState
+from fenceline.groups.consumer_model import GROUP_TYPE, ConsumerGroup, ConsumerMember, MemberState
 from fenceline.groups.consumer_replay import applied
 from fenceline.groups.consumer_settings import (
     ASSIGNMENT_INTERVAL_CONFIG,
@@ -118,6 +118,13 @@ class ConsumerGroups:
         undo = _Undo(self.groups.get(group_id), change.replaces)
         self._undos.setdefault(group_id, []).append(undo)
         self._put(group_id, None if change.becomes is not None else change.group)
+        for meaning in change.meanings:
+            if (
+                isinstance(meaning, records.MemberStored)
+                and meaning.value is None
+                and meaning.member_id not in change.group.members
+            ):
+                self._disarm_all(group_id, meaning.member_id)
         if change.replaces is not None:
             self.shard.groups.pop(group_id, None)
         if change.becomes is not None:
@@ -172,7 +179,11 @@ class ConsumerGroups:
         self._looked_at.pop(group_id, None)
         if change.becomes is not None and self.shard.groups.get(group_id) is change.becomes:
             del self.shard.groups[group_id]
-        self._put(group_id, undo.group)
+        if group_id not in self.shard.groups:
+            # Otherwise it was an empty one, and a classic group has taken its name meanwhile.
+            self._put(group_id, undo.group)
+            if undo.group is not None:
+                self._watch(undo.group, now)
         if undo.classic is not None:
             self.shard.groups[group_id] = undo.classic
         if change.refused is not None:
@@ -181,9 +192,10 @@ class ConsumerGroups:
     def _put(self, group_id: str, group: ConsumerGroup | None) -> None:
         if group is None:
             self.groups.pop(group_id, None)
-            self._looked_at.pop(group_id, None)
         else:
             self.groups[group_id] = group
+        if group is None or group.is_empty:
+            self._looked_at.pop(group_id, None)  # which keeps the metadata of that time
 
     # --- replay, life and end ----------------------------------------
 
@@ -199,10 +211,17 @@ class ConsumerGroups:
     def resume(self, now: Now) -> None:
         """The groups were just loaded: their members have a session's time to be heard of."""
         for group in self.groups.values():
-            for member in group.members.values():
+            self._watch(group, now)
+
+    def _watch(self, group: ConsumerGroup, now: Now) -> None:
+        """No member stays for ever without a word, or without giving up what it has to."""
+        for member in group.members.values():
+            if not self.shard.is_armed(TimerKind.SESSION, group.group_id, member.member_id):
                 self.membership.keep_alive(group, member, now)
-                if member.state is MemberState.UNREVOKED_PARTITIONS and not member.uses_classic:
-                    self.arm(TimerKind.REBALANCE, group.group_id, member.member_id, now, member.rebalance_timeout_ms)
+            if _has_to_give_up(member) and not self.shard.is_armed(
+                TimerKind.REBALANCE, group.group_id, member.member_id
+            ):
+                self.arm(TimerKind.REBALANCE, group.group_id, member.member_id, now, member.rebalance_timeout_ms)
 
     def give_up(self) -> None:
         """Another broker coordinates them now."""
@@ -213,7 +232,7 @@ class ConsumerGroups:
     def arm(self, kind: TimerKind, group_id: str, member_id: str, now: Now, delay_ms: int) -> None:
         self.shard.arm(kind, group_id, member_id, now.monotonic_ms + delay_ms)
 
-    def disarm_all(self, group_id: str, member_id: str) -> None:
+    def _disarm_all(self, group_id: str, member_id: str) -> None:
         """Nothing is due for this member any more."""
         for kind in (TimerKind.SESSION, TimerKind.REBALANCE, TimerKind.JOIN, TimerKind.SYNC):
             self.shard.disarm(kind, group_id, member_id)
@@ -224,9 +243,15 @@ class ConsumerGroups:
         member = None if group is None else group.members.get(key.member_id)
         if group is None or member is None:
             return
-        if key.kind is TimerKind.REBALANCE and member.state is not MemberState.UNREVOKED_PARTITIONS:
+        if key.kind is TimerKind.REBALANCE and not _has_to_give_up(member):
             return
-        self.migration.fence(group, (member,), now)
+        if key.kind in (TimerKind.JOIN, TimerKind.SYNC) and not member.uses_classic:
+            return  # it changed its protocol since
+        try:
+            self.migration.fence(group, (member,), now)
+        except PeerError:
+            # Nobody can read what those say who are left: they can not become a classic group.
+            self.migration.put_out(group, (member,), now)
 
     # --- groups as a whole ----------------------------------------
 
@@ -320,3 +345,7 @@ class ConsumerGroups:
             raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
         if epoch != member.epoch:
             raise PeerError(ErrorCode.ILLEGAL_GENERATION if member.uses_classic else ErrorCode.STALE_MEMBER_EPOCH)
+
+
+def _has_to_give_up(member: ConsumerMember) -> bool:
+    return member.state is MemberState.UNREVOKED_PARTITIONS and not member.uses_classic

@@ -50,6 +50,7 @@ from fenceline.groups.consumer_settings import ConsumerSettings
 from fenceline.groups.consumer_topics import topic_ids
 from fenceline.groups.consumer_uniform import ASSIGNORS
 from fenceline.groups.messages import Ticket
+from fenceline.groups.names import can_be_stored
 from fenceline.groups.timers import TimerKind
 
 if TYPE_CHECKING:
@@ -79,6 +80,13 @@ def check_request(request: ConsumerHeartbeatRequest, settings: ConsumerSettings)
             raise _invalid("InstanceId can't be null.")
     elif epoch < STATIC_LEAVING_EPOCH:
         raise _invalid("MemberEpoch is invalid.")
+    for text, what in (
+        (request.member_id, "MemberId"),
+        (request.instance_id, "InstanceId"),
+        (request.subscribed_regex, "SubscribedTopicRegex"),
+    ):
+        if not can_be_stored(text):
+            raise _invalid(f"{what} is too long.")
     assignor = request.server_assignor
     if assignor is not None and assignor not in settings.assignors:
         raise PeerError(
@@ -221,7 +229,6 @@ class ConsumerMembership:
         change.add(records.member_stored(group.group_id, successor))
         change.add(records.TargetStored(group.group_id, member_id, target))
         change.add(records.current_stored(group.group_id, successor))
-        self._groups.disarm_all(group.group_id, known.member_id)
         return successor
 
     # --- subscriptions ----------------------------------------
@@ -323,7 +330,7 @@ class ConsumerMembership:
             return
         settings, image = groups.settings, groups.image
         name = group.preferred_assignor()
-        assignor = ASSIGNORS[name if name in settings.assignors and name in ASSIGNORS else settings.assignors[0]]
+        assignor = ASSIGNORS[name if name in settings.assignors else settings.assignors[0]]
         wishes = [
             MemberWish(
                 member_id,

@@ -86,8 +86,7 @@ class Migration:
         members: list[tuple[ConsumerMember, Partitions]] = []
         for member in classic.members.values():
             try:
-                name = classic.protocol_name or member.protocols[0][0]
-                wants = read_subscription(member.metadata(name))
+                wants = read_subscription(_metadata(member, classic.protocol_name))
                 has = read_assignment(member.assignment)
             except MalformedSubscription:
                 raise _not_upgraded(group_id, "the embedded consumer protocol is malformed.") from None
@@ -145,11 +144,22 @@ class Migration:
         outcome: Outcome | None = None,
     ) -> None:
         """Members go, for themselves or put out. Raises PeerError where what is left can not be read."""
-        groups, group_id = self._groups, group.group_id
         if self._may_downgrade(group, members):
             left = [member for member in group.members.values() if member not in members]
             self.downgrade(Change(group), left, now, rebalances=True, ticket=ticket, outcome=outcome)
-            return
+        else:
+            self.put_out(group, members, now, ticket, outcome)
+
+    def put_out(
+        self,
+        group: ConsumerGroup,
+        members: Collection[ConsumerMember],
+        now: Now,
+        ticket: Ticket | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        """Members go, and the group keeps its protocol."""
+        groups, group_id = self._groups, group.group_id
         change = Change(group)
         for member in members:
             for meaning in gone(group_id, member.member_id):
@@ -159,8 +169,6 @@ class Migration:
                 change.add(records.RegexStored(group_id, regex, None))
         found = groups.metadata_hash(change)
         change.add(records.EpochStored(group_id, records.EpochValue(change.group.epoch + 1, found)))
-        for member in members:
-            groups.disarm_all(group_id, member.member_id)
         groups.commit(change, now, ticket, outcome)
 
     def _may_downgrade(self, group: ConsumerGroup, going: Collection[ConsumerMember]) -> bool:
@@ -203,8 +211,6 @@ class Migration:
             change.add(meaning)
         change.last = [group_record(classic)]
         change.becomes = classic
-        for member_id in group.members:
-            groups.disarm_all(group.group_id, member_id)
         change.refused = lambda then: shard.membership.give_up(classic, then)
         groups.commit(change, now, ticket, outcome)
         for member in classic.members.values():
@@ -247,6 +253,11 @@ class Migration:
                 ) from None
             member.assignment = write_assignment(target, self._groups.image, version)
         return classic
+
+
+def _metadata(member: Member, protocol_name: str | None) -> bytes:
+    """Its subscription in the group's protocol; in its own first one where it has joined with others since."""
+    return dict(member.protocols).get(protocol_name or "", member.protocols[0][1])
 
 
 def _not_upgraded(group_id: str, why: str) -> PeerError:

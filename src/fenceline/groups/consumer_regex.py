@@ -23,8 +23,10 @@ MAX_STATES: Final = 20_000
 """Of the NFA: an expression that needs more is refused."""
 MAX_NESTING: Final = 100
 """Of groups in groups."""
-MAX_CACHED_STATES: Final = 2_000
-"""Of the DFA: it begins anew when it has more."""
+MAX_CACHED_STATES: Final = 20_000
+"""Of the NFA, in all states of the DFA together: it begins anew when it has more."""
+MAX_EXPRESSIONS: Final = 16
+"""That are kept; others are read anew when they are needed."""
 _MAX_CODE: Final = 0x10FFFF
 
 Predicate: TypeAlias = frozenset[int] | None
@@ -444,7 +446,7 @@ def _folded(taken: frozenset[int], flags: str) -> frozenset[int]:
 class TopicRegex:
     """One expression, ready to match names."""
 
-    __slots__ = ("_end", "_next", "_start", "_states")
+    __slots__ = ("_cached_count", "_end", "_next", "_start", "_states")
 
     def __init__(self, pattern: str) -> None:
         parser = _Parser(pattern)
@@ -452,6 +454,7 @@ class TopicRegex:
         self._states = parser.states
         self._start, self._end = piece.start, piece.end
         self._next: dict[tuple[frozenset[int], str, str], frozenset[int]] = {}
+        self._cached_count = 0
 
     def matches(self, name: str) -> bool:
         """Whether the whole name is matched."""
@@ -474,9 +477,11 @@ class TopicRegex:
                 for index in self._closure(current, before, char)
                 if (takes := self._states[index].takes) is not None and code in takes
             )
-            if len(self._next) >= MAX_CACHED_STATES:
+            if self._cached_count >= MAX_CACHED_STATES:
                 self._next.clear()
+                self._cached_count = 0
             self._next[key] = known
+            self._cached_count += 1 + len(known)
         return known
 
     def _closure(self, current: frozenset[int], before: str, after: str) -> set[int]:
@@ -513,7 +518,7 @@ def _is_word(char: str) -> bool:
     return bool(char) and ord(char) in _WORD
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=MAX_EXPRESSIONS)
 def topic_regex(pattern: str) -> TopicRegex:
     """The expression, ready to match. Raises InvalidRegex."""
     return TopicRegex(pattern)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from fenceline.errors import OperatorError
+from fenceline.groups.consumer_assignors import RANGE, UNIFORM
+
 SESSION_TIMEOUT_CONFIG: Final = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL_CONFIG: Final = "consumer.heartbeat.interval.ms"
 ASSIGNMENT_INTERVAL_CONFIG: Final = "consumer.assignment.interval.ms"
@@ -48,6 +51,14 @@ class Interval:
             return self.default_ms
 
 
+_ASSIGNORS: Final[Mapping[str, str]] = {
+    name: assignor
+    for assignor in (UNIFORM, RANGE)
+    for name in (assignor, f"org.apache.kafka.coordinator.group.assignor.{assignor.capitalize()}Assignor")
+}
+"""By all that Kafka's configuration may call them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """Kafka's broker properties `group.consumer.*`, with Kafka's defaults."""
@@ -57,14 +68,14 @@ class ConsumerSettings:
     assignment: Interval = Interval(1_000, 0, 15_000)
     """Between two targets of a group: what changes meanwhile counts together."""
     max_size: int = 2**31 - 1
-    assignors: tuple[str, ...] = ("uniform", "range")
+    assignors: tuple[str, ...] = (UNIFORM, RANGE)
     """By name; the first is the default."""
     migration_policy: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
     regex_refresh_interval_ms: int = 600_000
 
     @staticmethod
     def from_lookup(get: Callable[[str], object | None]) -> ConsumerSettings:
-        """Settings from a lookup of Kafka's property names; None means the default. Raises ValueError."""
+        """Settings from a lookup of Kafka's property names; None is the default. Raises ValueError, OperatorError."""
         base = ConsumerSettings()
 
         def number(name: str, default: int) -> int:
@@ -87,7 +98,16 @@ class ConsumerSettings:
             heartbeat=interval("heartbeat.interval.ms", base.heartbeat),
             assignment=interval("assignment.interval.ms", base.assignment),
             max_size=number("max.size", base.max_size),
-            assignors=names or base.assignors,
+            assignors=tuple(_assignor(name) for name in names) or base.assignors,
             migration_policy=base.migration_policy if policy is None else MigrationPolicy(str(policy).lower()),
             regex_refresh_interval_ms=number("regex.refresh.interval.ms", base.regex_refresh_interval_ms),
         )
+
+
+def _assignor(name: str) -> str:
+    found = _ASSIGNORS.get(name)
+    if found is None:
+        raise OperatorError(
+            f"group.consumer.assignors names {name!r}, which this node does not have", f"It has {UNIFORM} and {RANGE}."
+        )
+    return found

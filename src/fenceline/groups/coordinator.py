@@ -25,6 +25,7 @@ from fenceline.groups.consumer_messages import (
 )
 from fenceline.groups.consumer_topics import TopicHashes
 from fenceline.groups.messages import Answer, Duty
+from fenceline.groups.names import can_be_stored
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
 from fenceline.groups.partitioning import partition_for
 from fenceline.groups.settings import DEFAULT_PARTITION_COUNT, GroupSettings
@@ -141,6 +142,8 @@ class GroupCoordinator:
             <= self.settings.max_session_timeout_ms
         ):
             return [Answer(ticket, refuse(ErrorCode.INVALID_SESSION_TIMEOUT))]
+        if not _names_can_be_stored(request):
+            return [Answer(ticket, messages.JoinAnswer(ErrorCode.INVALID_REQUEST))]
         try:
             shard = self._shard(request.group_id)
         except PeerError as error:
@@ -343,6 +346,8 @@ class GroupCoordinator:
         return self._shard(group_id)
 
     def _shard(self, group_id: str) -> Shard:
+        if not can_be_stored(group_id):
+            raise PeerError(ErrorCode.INVALID_GROUP_ID)
         partition = self.partition_of(group_id)
         shard = self._active.get(partition)
         if shard is not None:
@@ -354,6 +359,16 @@ class GroupCoordinator:
     def _take_write_id(self) -> int:
         self._last_write_id += 1
         return self._last_write_id
+
+
+def _names_can_be_stored(request: messages.JoinRequest) -> bool:
+    is_static = request.group_instance_id is not None
+    return (
+        can_be_stored(request.group_instance_id if is_static else request.client_id, becomes_id=True)
+        and can_be_stored(request.member_id)
+        and can_be_stored(request.protocol_type)
+        and all(can_be_stored(name) for name, _ in request.protocols)
+    )
 
 
 def _take_duties(shard: Shard) -> list[Duty]:

@@ -20,6 +20,7 @@ from fenceline.errors import InternalError
 from fenceline.groups import consumer_records
 from fenceline.groups.messages import KeyValue
 from fenceline.groups.model import Group
+from fenceline.groups.names import MOST_BYTES
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot, unpacked
 from fenceline.groups.packed import is_packed, pack
 from fenceline.ids import ZERO_UUID
@@ -179,7 +180,6 @@ def _offset_of(value: bytes) -> CommittedOffset:
 _OFFSET_KEY_TYPE: Final = _INT16.pack(OFFSET_KEY)
 _PARTITION: Final = struct.Struct(">i")
 _KEY_HEAD: Final = struct.Struct(">hh")
-_MOST_STRING_BYTES: Final = 2**15 - 1
 
 
 def is_offset_key(key: bytes) -> bool:
@@ -279,7 +279,7 @@ def group_tombstone(group_id: str) -> KeyValue:
 
 def _offset_key(slot: OffsetSlot) -> bytes:
     group, topic = slot.group_id.encode(), slot.topic.encode()
-    if max(len(group), len(topic)) > _MOST_STRING_BYTES:
+    if max(len(group), len(topic)) > MOST_BYTES:
         return _OFFSET_KEY_TYPE + _OFFSET_KEY.encode(0, OffsetCommitKey(*slot))  # which says what is wrong
     return b"".join(
         (_KEY_HEAD.pack(OFFSET_KEY, len(group)), group, _INT16.pack(len(topic)), topic, _PARTITION.pack(slot.partition))

@@ -33,7 +33,7 @@ class GroupSettings:
 
     @staticmethod
     def from_lookup(get: Callable[[str], object | None]) -> GroupSettings:
-        """Settings from a lookup of Kafka's property names; None means the default. Raises ValueError on no number."""
+        """Settings from a lookup of Kafka's property names; None is the default. Raises ValueError, OperatorError."""
         base = GroupSettings()
 
         def number(name: str, default: int, scale: int = 1) -> int:

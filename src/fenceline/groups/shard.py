@@ -252,8 +252,8 @@ class Shard:
             for group in groups:
                 if error is ErrorCode.NONE:
                     group.take(Step.REMOVED, now.wall_ms)
-                else:
-                    self.groups.setdefault(group.group_id, group)
+                elif not self.has_group(group.group_id):
+                    self.groups[group.group_id] = group
 
         while len(slots) > _MOST_TOMBSTONES:
             some, slots = slots[:_MOST_TOMBSTONES], slots[_MOST_TOMBSTONES:]

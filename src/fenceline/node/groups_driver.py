@@ -262,4 +262,8 @@ class GroupsDriver:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._carry_out(self.coordinator.on_time(self._now()))
+        try:
+            self._carry_out(self.coordinator.on_time(self._now()))
+        finally:
+            # After a bug of ours, too: others have their deadlines.
+            self._arm_timer()

@@ -185,7 +185,7 @@ class GroupsLoading:
                 partition=shard.partition,
                 leader_epoch=shard.epoch,
                 records=load.record_count,
-                groups=len(shard.groups),
+                groups=len(shard.groups) + len(shard.consumers.groups),
                 took_ms=now.monotonic_ms - load.began_ms,
             )
         self._carry_out(self._coordinator.finish_load(shard, now))
