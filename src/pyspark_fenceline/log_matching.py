@@ -13,10 +13,11 @@ epoch that the asked leader has not heard of, which may be one that was deposed 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+from fenceline.client.epoch_history import EpochStart
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,13 +29,6 @@ if TYPE_CHECKING:
 UNKNOWN_EPOCH: Final = -1
 BEFORE_ALL: Final = -(1 << 62)
 AFTER_ALL: Final = 1 << 62
-
-
-class EpochStart(NamedTuple):
-    """An epoch of the log and the offset of its first record."""
-
-    epoch: int
-    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,43 +50,6 @@ class LogView:
         """Epoch of the record at `offset`, -1 where that is not known."""
         at = bisect_right(self.epochs, offset, key=lambda start: start.offset) - 1
         return self.epochs[at].epoch if at >= 0 and offset < self.end_offset else UNKNOWN_EPOCH
-
-
-class Question(NamedTuple):
-    """OffsetForLeaderEpoch of `epoch`, under the leader epoch of the log that is asked."""
-
-    epoch: int
-
-
-class Answer(NamedTuple):
-    """The largest epoch not above the one asked for, and where it ends (`epochs.md E13`); both -1: undefined."""
-
-    epoch: int
-    end_offset: int
-
-
-def epochs_of_log(leader_epoch: int, start_offset: int) -> Generator[Question, Answer, tuple[EpochStart, ...]]:
-    """Ask for ever older epochs until the log's start is reached; returns the epochs in rising order.
-
-    Below its first epoch a leader echoes the question with that epoch's start (E13 d): the end of the walk.
-    """
-    found: list[EpochStart] = []
-    candidate = leader_epoch
-    while candidate >= 0:
-        if candidate == 0:
-            # The first epoch there is (E5) holds the beginning.
-            found.append(EpochStart(0, min(start_offset, found[-1].offset if found else start_offset)))
-            break
-        answer = yield Question(candidate - 1)
-        if answer.end_offset < 0:
-            break
-        if found and answer.end_offset >= found[-1].offset:
-            break
-        found.append(EpochStart(candidate, answer.end_offset))
-        if answer.end_offset <= start_offset or answer.epoch < 0:
-            break
-        candidate = answer.epoch
-    return tuple(reversed(found))
 
 
 def held_interval(view: LogView, epoch: int) -> tuple[int, int]:

@@ -15,7 +15,8 @@ from typing import Final
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.cluster import Cluster, LogEnd
-from pyspark_fenceline.log_matching import Answer, EpochStart, LogView, Question, epochs_of_log
+from pyspark_fenceline.epoch_walk import EpochWalk
+from pyspark_fenceline.log_matching import LogView
 
 _log = logging.getLogger("pyspark_fenceline")
 _ATTEMPTS: Final = 5
@@ -99,22 +100,17 @@ class Views:
         }
         with_epochs = [tp for tp, view in views.items() if view.leader_epoch >= 0]
         # Of its own epoch a leader tells its log end, which may be above what may be read.
-        own = self._ask({tp: (views[tp].leader_epoch, views[tp].leader_epoch) for tp in with_epochs})
-        for tp, answer in own.items():
+        own = {tp: (views[tp].leader_epoch, views[tp].leader_epoch) for tp in with_epochs}
+        for tp, answer in self._cluster.epoch_ends(own).items() if own else ():
             views[tp] = replace(views[tp], end_offset=max(answer.end_offset, views[tp].end_offset))
-        walks = {tp: epochs_of_log(views[tp].leader_epoch, views[tp].start_offset) for tp in with_epochs}
-        answers: dict[TopicPartition, Answer | None] = dict.fromkeys(walks)
-        while answers:
-            questions: dict[TopicPartition, Question] = {}
-            for tp, last in answers.items():
-                try:
-                    questions[tp] = next(walks[tp]) if last is None else walks[tp].send(last)
-                except StopIteration as done:
-                    epochs: tuple[EpochStart, ...] = done.value
-                    views[tp] = replace(views[tp], epochs=epochs)
-            answers = dict(self._ask({tp: (q.epoch, views[tp].leader_epoch) for tp, q in questions.items()}))
-        return views
-
-    def _ask(self, questions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, Answer]:
-        found = self._cluster.epoch_ends(questions) if questions else {}
-        return {tp: Answer(answer.leader_epoch, answer.end_offset) for tp, answer in found.items()}
+        walks = {tp: EpochWalk(views[tp].leader_epoch) for tp in with_epochs}
+        while questions := {
+            tp: (older, walk.leader_epoch)
+            for tp, walk in walks.items()
+            if (older := walk.question(views[tp].start_offset)) is not None
+        }:
+            for tp, answer in self._cluster.epoch_ends(questions).items():
+                walks[tp].learn(answer)
+        return views | {
+            tp: replace(views[tp], epochs=walk.starts(views[tp].start_offset)) for tp, walk in walks.items()
+        }

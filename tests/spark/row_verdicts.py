@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from pyspark_fenceline.log_matching import Answer, EpochStart, LogView, epochs_of_log, held_interval
+from pyspark_fenceline.epoch_walk import EpochWalk
+from pyspark_fenceline.log_matching import LogView, held_interval
 from tests.spark.fakes import FakeLog
 
 
@@ -38,12 +39,7 @@ def judge_row(view: LogView, offset: int, epoch: int) -> RowVerdict:
 
 def view_of(log: FakeLog) -> LogView:
     """As the log's leader tells it."""
-    questions = epochs_of_log(log.leader_epoch, log.start)
-    epochs: tuple[EpochStart, ...] = ()
-    try:
-        question = next(questions)
-        while True:
-            question = questions.send(Answer(*log.epoch_end(question.epoch)))
-    except StopIteration as done:
-        epochs = done.value
-    return LogView(log.leader_epoch, log.start, len(log.epochs), epochs)
+    walk = EpochWalk(log.leader_epoch)
+    while (epoch := walk.question(log.start)) is not None:
+        walk.learn(log.epoch_end(epoch))
+    return LogView(log.leader_epoch, log.start, len(log.epochs), walk.starts(log.start))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fenceline.client.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect, delta_evidence
 from pyspark_fenceline.checkpoint_places import Place, parse, places_after
@@ -16,7 +17,7 @@ from pyspark_fenceline.delta_index import Span
 from pyspark_fenceline.delta_options import DeltaOptions, delta_options
 from pyspark_fenceline.delta_reach import reach
 from pyspark_fenceline.delta_state import read_state
-from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, EpochStart, LogView
+from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogView
 from tests.spark.checkpoints import entry, offset_of, write_entry
 from tests.spark.fakes import FakeCluster, FakeLog
 from tests.spark.test_delta_exact import STEPS, Crash, Row, commit, log_rows, records, table_rows, task, write

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fenceline.client.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.log_matching import (
-    EpochStart,
     LogView,
     SpanVerdict,
     held_interval,
