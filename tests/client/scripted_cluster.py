@@ -341,6 +341,7 @@ class ScriptedCluster:
             ends = log.end_offset, log.end_offset, log.start_offset
             if asked.last_fetched_epoch >= 0:
                 epoch, end = log.end_of_epoch(asked.last_fetched_epoch)
+                end = min(end, end_offset)
                 if epoch < 0 or asked.fetch_offset < log.start_offset:
                     self._fetched.append(fetch.FetchedPartition(*name, ErrorCode.OFFSET_OUT_OF_RANGE))
                     continue

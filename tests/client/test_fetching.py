@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fenceline.client.consumer import Consumer
+from fenceline.client.reader import RangeReader
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.records.batch import BATCH_OVERHEAD, Codec, assign_in_place, read_header
@@ -18,7 +19,7 @@ from fenceline.wire.apis import ApiKey
 from tests.client.scripted_cluster import SILENT, ScriptedCluster
 
 _QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "fetch.max.wait.ms": 10}
-_CRC_AT, _CRC_FROM = 17, 21
+_LENGTH_AT, _CRC_AT, _CRC_FROM = 8, 17, 21
 
 
 @pytest.fixture
@@ -164,6 +165,36 @@ def test_what_lies_before_and_behind_a_damaged_batch_is_read(cluster: ScriptedCl
         _until(lambda: poll() or len(found[0]) >= 5)
         assert found[0] == [0, 1, 2, 4, 5]
         assert refusals == []
+
+
+def _emptied(batch: bytes) -> bytes:
+    """As compaction leaves the last one of a producer: its header without records."""
+    raw = bytearray(batch[:BATCH_OVERHEAD])
+    raw[_LENGTH_AT : _LENGTH_AT + 4] = (BATCH_OVERHEAD - _LENGTH_AT - 4).to_bytes(4, "big")
+    raw[BATCH_OVERHEAD - 4 :] = bytes(4)
+    raw[_CRC_AT:_CRC_FROM] = crc32c(bytes(raw[_CRC_FROM:])).to_bytes(4, "big")
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_batches_without_records_are_no_answer_to_who_waits_for_some(cluster: ScriptedCluster, arrow: bool) -> None:
+    (tp,) = cluster.add_topic("t")
+    batches = [_batch(offset, b"%d" % offset) for offset in range(5)]
+    cluster.logs[tp].batches = [batches[0], *map(_emptied, batches[1:3]), *batches[3:]]
+    limits = {"max.partition.fetch.bytes": 1}
+    with Consumer(cluster.bootstrap, **_QUICK, **limits) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+        for offset in (0, 3, 4):
+            if arrow:
+                assert consumer.poll_arrow(60_000, max_bytes=1).column("offset").to_pylist() == [offset]
+            else:
+                assert [record.offset for record in consumer.poll(60_000, max_records=1)] == [offset]
+        assert consumer.position(tp) == 5
+    with RangeReader(cluster.bootstrap, **_QUICK, **limits) as reader:
+        pieces = list(reader.read({tp: (0, 5)}, arrow=arrow))
+    assert all(piece.num_rows if arrow else piece for piece in pieces)
+    assert sum(piece.num_rows if arrow else len(piece) for piece in pieces) == 3
 
 
 def test_what_a_broker_refuses_again_and_again_is_told_by_one_poll(cluster: ScriptedCluster) -> None:

@@ -130,6 +130,51 @@ def test_next_to_librdkafkas_members(bootstrap: str, make_topic: MakeTopic, uniq
             other.close()
 
 
+def test_classic_members_go_on_in_a_group_that_is_migrated_under_them(
+    bootstrap: str, make_topic: MakeTopic, unique: Unique
+) -> None:
+    """KIP-848: a member of the consumer protocol takes the group along; the classic ones fetch and commit in it."""
+    topic, group = make_topic(4), unique("group")
+    config = {"group.id": group, "partition.assignment.strategy": "range"}
+    theirs: list[bytes | None] = []
+
+    def send(stem: bytes) -> set[bytes]:
+        values = {stem + b"%d" % i for i in range(40)}
+        with Producer(bootstrap) as producer:
+            for i, value in enumerate(sorted(values)):
+                producer.send(topic, value, partition=i % 4)
+        return values
+
+    with ExitStack() as stack:
+        first = stack.enter_context(Member(bootstrap, [topic], **config))
+        _until(lambda: _balanced([first], 4), "the first has all")
+        values = send(b"classic-")
+        _until(lambda: set(first.values) == values, "the first has read all")
+        new = ConfluentConsumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": group,
+                "group.protocol": "consumer",
+                "auto.offset.reset": "earliest",
+            }
+        )
+        stack.callback(new.close)
+        new.subscribe([topic])
+
+        def shared(*ours: Member) -> bool:
+            theirs.extend(message.value() for message in new.consume(500, 0.05) if message.error() is None)
+            shares = [*(member.partitions for member in ours), {p.partition for p in new.assignment()}]
+            return sum(map(len, shares)) == 4 and all(shares)
+
+        _until(lambda: shared(first), "the first and the new one share")
+        second = stack.enter_context(Member(bootstrap, [topic], **config))
+        _until(lambda: shared(first, second), "three share")
+        values |= send(b"migrated-")
+        _until(lambda: shared(first, second) and {*first.values, *second.values, *theirs} == values, "all is read")
+    # The first one had committed what it read before anybody else came.
+    assert not {value for value in [*second.values, *theirs] if value and value.startswith(b"classic-")}
+
+
 def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(
     bootstrap: str, make_topic: MakeTopic, unique: Unique
 ) -> None:

@@ -22,7 +22,7 @@ from fenceline.client.producer import Producer
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
-from tests.client.scripted_cluster import SILENT, ScriptedCluster
+from tests.client.scripted_cluster import HANG_UP, SILENT, ScriptedCluster
 
 QUICK = {
     "retry.backoff.ms": 1,
@@ -616,8 +616,9 @@ def test_kip392_without_a_rack_it_stays_with_the_leader(cluster: ScriptedCluster
     assert _readers(cluster) == {1}
 
 
-@pytest.mark.parametrize("trouble", ["behind", "hangs up", "refuses"])
+@pytest.mark.parametrize("trouble", ["behind", "out of range", "hangs up", "refuses"])
 def test_e52_a_replica_that_does_not_serve_is_left_for_the_leader(cluster: ScriptedCluster, trouble: str) -> None:
+    """One that is behind, having lost its disk, calls that a divergence (E10): only the leader can tell."""
     (tp,) = cluster.add_topic("t")
     values = write(cluster, tp, "a", 4)
     log = cluster.logs[tp]
@@ -633,9 +634,8 @@ def test_e52_a_replica_that_does_not_serve_is_left_for_the_leader(cluster: Scrip
             elif trouble == "refuses":
                 log.read_replica = 3
             else:
-                cluster.node_rule = lambda node, key: (
-                    ErrorCode.REPLICA_NOT_AVAILABLE if (node, key) == (2, ApiKey.FETCH) else None
-                )
+                code = HANG_UP if trouble == "hangs up" else ErrorCode.OFFSET_OUT_OF_RANGE
+                cluster.node_rule = lambda node, key: code if (node, key) == (2, ApiKey.FETCH) else None
             before = len(cluster.fetches)
         _until(lambda: consumer.poll(10) or any(node == 1 for node, _, _ in cluster.fetches[before:]))
         with cluster.lock:
