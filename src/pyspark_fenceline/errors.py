@@ -138,26 +138,27 @@ _SEVERITY: Final = (
 
 class DataLossError(FencelineError):
     """The log no longer holds what the query read or was to read. `losses` is never empty; its most serious kind
-    leads.
+    leads. `advice`: None for what the kind's options offer.
     """
 
-    def __init__(self, losses: Sequence[Loss]) -> None:
+    def __init__(self, losses: Sequence[Loss], advice: str | None = None) -> None:
         assert losses, "a loss error without a loss"
         self.losses = tuple(sorted(losses, key=lambda loss: (_SEVERITY.index(loss.kind), loss.topic, loss.partition)))
         self.kind = self.losses[0].kind
-        super().__init__(describe(self.losses))
+        self.advice = advice
+        super().__init__(describe(self.losses, advice))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.losses,)
+        return type(self), (self.losses, self.advice)
 
 
-def describe(losses: Sequence[Loss]) -> str:
+def describe(losses: Sequence[Loss], advice: str | None = None) -> str:
     """The message of a `DataLossError`: code, JSON, a sentence for each of the first partitions, advice."""
     kind = losses[0].kind
     facts = json.dumps({"partitions": [asdict(loss) for loss in losses]}, sort_keys=True)
     sentences = "; ".join(loss.sentence() for loss in losses[:3])
     more = f"; and {len(losses) - 3} more" if len(losses) > 3 else ""
-    return f"{kind} {facts} {sentences}{more}. {_ADVICE[kind]}"
+    return f"{kind} {facts} {sentences}{more}. {advice or _ADVICE[kind]}"
 
 
 # In the progress of a query ------------------------------------------------------------------------------------------

@@ -30,8 +30,14 @@ class LossPolicy:
     """The kinds of loss that a query goes on from."""
 
     tolerated: frozenset[LossKind] = frozenset()
+    is_for_one_batch: bool = False
+
+    def for_one_batch(self) -> LossPolicy:
+        """The same for a query that has no next plan, which would go back to what its tasks left out."""
+        return LossPolicy(self.tolerated & {LossKind.OFFSETS_EXPIRED}, is_for_one_batch=True)
 
 
+_RUN_AGAIN: Final = "It changed while the query read it: run the query again."
 STRICT: Final = LossPolicy()
 LENIENT: Final = LossPolicy(frozenset(LossKind))
 
@@ -59,5 +65,6 @@ def settle(losses: Sequence[Loss], policy: LossPolicy) -> None:
         return
     fatal = [loss for loss in losses if loss.kind not in policy.tolerated]
     if fatal:
-        raise DataLossError(fatal)
+        is_over = policy.is_for_one_batch and any(loss.kind is not LossKind.OFFSETS_EXPIRED for loss in fatal)
+        raise DataLossError(fatal, _RUN_AGAIN if is_over else None)
     _log.warning("going on, as the query's options say: %s", describe(losses))

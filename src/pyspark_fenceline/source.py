@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from pyspark_fenceline.policy import LossPolicy
     from pyspark_fenceline.tasks import ReadPlan
 
 
@@ -53,7 +54,7 @@ class FencelineDataSource(DataSource):
             return losses_reader(self.options)
         options = read_options(self.options, streaming=False)
         kind = FilteringReader if options.filter_pushdown else FencelineReader
-        return kind(options, _plan(options, schema))
+        return kind(options, _plan(options, schema, options.policy.for_one_batch()))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from pyspark_fenceline.stream import FencelineStreamReader, RefusedStreamReader
@@ -65,7 +66,7 @@ class FencelineDataSource(DataSource):
                     f"Use spark.read, or stream the topic {LOSSES_TOPIC}: its values are the receipts as JSON.",
                 )
             options = read_options(self.options, streaming=True)
-            return FencelineStreamReader(options, _plan(options, schema))
+            return FencelineStreamReader(options, _plan(options, schema, options.policy))
         except OperatorError as error:
             return RefusedStreamReader(error)
 
@@ -83,9 +84,9 @@ class FencelineDataSource(DataSource):
         return TopicStreamWriter(write_options(self.options), schema)
 
 
-def _plan(options: ReadOptions, schema: StructType) -> ReadPlan:
+def _plan(options: ReadOptions, schema: StructType, policy: LossPolicy) -> ReadPlan:
     from pyspark_fenceline.schema import check_schema
     from pyspark_fenceline.tasks import ReadPlan
 
     check_schema(schema, include_headers=options.include_headers, include_leader_epoch=options.include_leader_epoch)
-    return ReadPlan(options.client, schema, options.policy)
+    return ReadPlan(options.client, schema, policy)

@@ -44,8 +44,10 @@ def test_parse_follows_causes_and_ignores_the_rest() -> None:
 
 
 def test_it_survives_pickling() -> None:
-    error = DataLossError([TRUNCATED])
-    assert pickle.loads(pickle.dumps(error)).losses == error.losses
+    for error in (DataLossError([TRUNCATED]), DataLossError([TRUNCATED], "Do this.")):
+        again = pickle.loads(pickle.dumps(error))
+        assert (again.losses, str(again)) == (error.losses, str(error))
+    assert str(error).endswith("Do this.")
 
 
 @pytest.mark.parametrize("kind", LossKind)

@@ -24,7 +24,7 @@ from fenceline.ids import TopicPartition, encode_uuid
 from pyspark_fenceline import connect
 from pyspark_fenceline.errors import DataLossError, LossKind
 from pyspark_fenceline.planning import OffsetRange
-from pyspark_fenceline.policy import LENIENT, STRICT
+from pyspark_fenceline.policy import LENIENT, STRICT, LossPolicy
 from pyspark_fenceline.schema import arrow_schema, spark_schema
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
 from tests.spark.fakes import FakeCluster, FakeLog
@@ -89,9 +89,15 @@ def use(monkeypatch: pytest.MonkeyPatch, reader: FakeReader, cluster: FakeCluste
     return reader
 
 
-def offsets(task: tuple[OffsetRange, ...], *, strict: bool = True, schema: StructType | None = None) -> list[int]:
+def offsets(
+    task: tuple[OffsetRange, ...],
+    *,
+    strict: bool = True,
+    schema: StructType | None = None,
+    policy: LossPolicy | None = None,
+) -> list[int]:
     schema = schema or spark_schema(include_headers=False, include_leader_epoch=True)
-    plan = ReadPlan({"bootstrap.servers": "h:1"}, schema, STRICT if strict else LENIENT)
+    plan = ReadPlan({"bootstrap.servers": "h:1"}, schema, policy or (STRICT if strict else LENIENT))
     found: list[int] = []
     for batch in read_ranges(plan, RangesPartition(task, {"t": encode_uuid(ID)})):
         assert batch.schema.equals(arrow_schema(schema))
@@ -166,6 +172,21 @@ def test_without_failing_a_cut_range_ends_and_the_others_go_on(monkeypatch: pyte
     use(monkeypatch, FakeReader(troubles={20: CUT}))
     other = OffsetRange(TopicPartition("t", 1), 100, 105)
     assert offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS), other), strict=False) == [*range(20), *range(100, 105)]
+
+
+@pytest.mark.parametrize("trouble", [CUT, TopicReplacedError("t", ID, UUID(int=8))])
+def test_a_query_without_a_next_plan_can_not_leave_anything_to_it(
+    monkeypatch: pytest.MonkeyPatch, trouble: ClientError
+) -> None:
+    use(monkeypatch, FakeReader(troubles={20: trouble}))
+    with pytest.raises(DataLossError, match="run the query again"):
+        offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),), policy=LENIENT.for_one_batch())
+    expired = OffsetOutOfRangeError("t", 0, 20, log_start_offset=25, log_end_offset=90)
+    use(monkeypatch, FakeReader(troubles={20: expired}))
+    assert offsets((OffsetRange(TP, 0, 40),), policy=LENIENT.for_one_batch()) == [*range(20), *range(25, 40)]
+    use(monkeypatch, FakeReader(troubles={20: expired}))
+    with pytest.raises(DataLossError, match="onExpired"):
+        offsets((OffsetRange(TP, 0, 40),), policy=STRICT.for_one_batch())
 
 
 def test_without_failing_a_range_is_read_up_to_where_the_next_plan_begins(monkeypatch: pytest.MonkeyPatch) -> None:
