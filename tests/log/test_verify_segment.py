@@ -61,6 +61,19 @@ def test_windows_change_nothing(sizes: list[int], damage: list[tuple[int, int]],
     assert walked(disk, window_bytes=window) == walked(disk)
 
 
+@pytest.mark.parametrize("offset", [-(1 << 63), -1, (1 << 63) - 2, (1 << 63) - 1])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_offset_that_can_not_be_is_told_and_the_walk_goes_on(offset: int, place: int) -> None:
+    content = segment([10, 10, 10, 10])
+    start = place * len(content) // 4
+    content[start : start + 8] = offset.to_bytes(8, "big", signed=True)
+    disk = SimDisk()
+    put(disk, PATH, bytes(content))
+    found = walked(disk)
+    assert [position for _, position, _ in found] == [number * len(content) // 4 for number in range(4)]
+    assert any(problems for _, _, problems in found)
+
+
 def test_more_batches_than_are_described_at_a_time() -> None:
     disk = SimDisk()
     put(disk, PATH, bytes(segment([0] * (2 * verify_segment.ROWS + 5))))

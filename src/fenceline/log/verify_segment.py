@@ -40,6 +40,7 @@ GROWTHS: Final = 10
 """How often the end of a file is looked at again while somebody writes to it."""
 _COLUMN: Final = {name: index for index, name in enumerate(COLUMNS)}
 _UNUSED_ATTRIBUTES: Final = ~0x7F
+_HIGHEST_OFFSET: Final = (1 << 63) - 1
 
 
 class Rows:
@@ -250,7 +251,7 @@ class SegmentWalk:
         if crc != header.crc:
             if not self._is_boundary(position + size):
                 return self._lost(f"neither the checksum nor the length ({size} bytes) of the batch here are right")
-            self.next_offset = max(self.next_offset, _sane_next(header, self.next_offset))
+            self.next_offset = _within(max(self.next_offset, _sane_next(header, self.next_offset)))
             offset = f"at offset {header.base_offset}"
             problem = Problem(
                 Kind.CRC, f"the checksum of the batch {offset} is {crc:#010x}, stored is {header.crc:#010x}", _RESTORE
@@ -258,7 +259,7 @@ class SegmentWalk:
             return Flaw(position, position + size, (problem,), header, False, torn=False)
         problems = tuple(self._out_of_place(header))
         whole = rest[:size] if len(rest) >= size else None
-        self.next_offset = header.base_offset + max(header.last_offset_delta, 0) + 1
+        self.next_offset = _within(header.base_offset + max(header.last_offset_delta, 0) + 1)
         self.leader_epoch = header.leader_epoch
         return Flaw(position, position + size, problems, header, True, torn=False, content=whole)
 
@@ -287,7 +288,7 @@ class SegmentWalk:
                 f" last offset of {base + delta}",
                 _RESTORE,
             )
-        if base + delta >= (1 << 63) - 1:
+        if base + delta >= _HIGHEST_OFFSET:
             yield Problem(Kind.HEADER, f"the batch at offset {base} ends past the last offset there can be", _RESTORE)
 
     def _one(self, size: int, kind: Kind, message: str) -> Flaw:
@@ -378,6 +379,11 @@ class SegmentWalk:
 
 def _size_in(rest: memoryview) -> int:
     return int.from_bytes(rest[8:LENGTH_PREFIX], "big", signed=True) + LENGTH_PREFIX
+
+
+def _within(offset: int) -> int:
+    """The nearest one that can be: what a damaged batch says may be anything."""
+    return min(max(offset, 0), _HIGHEST_OFFSET)
 
 
 def _sane_next(header: BatchHeader, next_offset: int) -> int:
