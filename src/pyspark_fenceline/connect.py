@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from fenceline.client.errors import broker_error
 from fenceline.errors import ErrorCode
 from fenceline.ids import ZERO_UUID, TopicPartition, decode_uuid, encode_uuid
 from pyspark_fenceline.cluster import EpochEnd, LogEnd, TopicFacts
@@ -117,6 +118,10 @@ class ClientCluster:
     def topics(self, names: Collection[str] | None) -> Mapping[str, TopicFacts]:
         answer = self._admin.metadata(None if names is None else list(names))
         found, self._cluster_id = answer.topics, answer.cluster_id
+        for name, topic in found.items():
+            # A topic that may not be seen, or not yet, is not one that does not exist.
+            if topic.error not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                raise broker_error(topic.error, f"topic {name}")
         return {
             name: TopicFacts(
                 id=None if topic.id == ZERO_UUID else encode_uuid(topic.id),

@@ -176,7 +176,7 @@ def range_between(tp: TopicPartition, begin: Position, end: Position) -> OffsetR
 class Comparison:
     """Where a query can go on in each partition of a snapshot, and what it lost on the way there.
 
-    `may_be_stale`: a loss may be the answer of a broker that has not heard of the newest leader yet.
+    `may_be_stale`: a loss may be the answer of a broker that has not heard of the newest leader or partition yet.
     """
 
     positions: Mapping[TopicPartition, Position]
@@ -212,7 +212,7 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History) -> Compari
         is_behind = position.leader_epoch < 0 or position.leader_epoch > end.leader_epoch
         may_be_stale |= loss.kind is LossKind.LOG_TRUNCATED and is_behind
     positions |= history.tag(resumed, snapshot.starts, snapshot.ends)
-    losses += [
+    gone = [
         Loss(
             LossKind.PARTITIONS_GONE,
             tp.topic,
@@ -224,7 +224,8 @@ def compare(held: SourceOffset, snapshot: Snapshot, history: History) -> Compari
         for tp, position in held.positions.items()
         if tp not in snapshot.ends
     ]
-    return Comparison(positions, [_with_clusters(loss, held, snapshot) for loss in losses], may_be_stale)
+    losses = [_with_clusters(loss, held, snapshot) for loss in (*losses, *gone)]
+    return Comparison(positions, losses, may_be_stale or bool(gone))
 
 
 def compare_patiently(

@@ -551,6 +551,23 @@ def test_a_leader_that_does_not_know_the_newest_epoch_yet_is_asked_again(monkeyp
     assert len(looks) > 1
 
 
+def test_a_broker_that_has_not_heard_of_a_partition_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_with(5, 3)
+    _, end = planned(cluster)
+    log = cluster.logs.pop(TopicPartition("t", 1))
+    looks: list[Any] = []
+
+    def look(names: Any) -> Any:
+        looks.append(names)
+        if len(looks) > 1:
+            cluster.logs[TopicPartition("t", 1)] = log
+        return FakeCluster.topics(cluster, names)
+
+    monkeypatch.setattr(cluster, "topics", look)
+    assert make(cluster, failOnDataLoss="false").latestOffset(end, ALL) == end
+    assert len(looks) > 1
+
+
 def test_a_checkpoint_of_another_cluster_is_named_as_that() -> None:
     cluster = cluster_with(5)
     _, end = planned(cluster)
