@@ -277,6 +277,12 @@ def test_a_directory_in_which_kafka_was_killed_between_two_renames_is_finished(w
     ours.close(clean=False)
 
 
+def leave_alone(cluster: MixedCluster, topic: str) -> None:
+    """Segments of a replica that is copied end elsewhere: it would compact what it got, and go on to differ."""
+    with Admin(cluster.nodes[0].bootstrap) as admin:
+        admin.alter_configs({("topic", topic): {"min.cleanable.dirty.ratio": "1.0"}})
+
+
 def test_kafka_follows_a_leader_that_has_compacted(tmp_path: Path) -> None:
     need_apache_kafka()
     kinds = ["broker,controller", "kafka:broker"]
@@ -302,6 +308,7 @@ def test_kafka_follows_a_leader_that_has_compacted(tmp_path: Path) -> None:
             return 0 < cleaned == max(int(each.stem) for each in directory.glob("*.log"))
 
         eventually(compacted, "all sealed segments are compacted")
+        leave_alone(cluster, topic)
         theirs.start()
         in_sync(cluster, topic, {ours.node_id, theirs.node_id})
         for node in (ours, theirs):
@@ -355,6 +362,7 @@ def test_a_follower_of_kafkas_compacted_log_knows_where_each_epoch_began(tmp_pat
             return 3_000 < cleaned == max(int(each.stem) for each in directory.glob("*.log"))
 
         eventually(compacted, "all sealed segments are compacted")
+        leave_alone(cluster, topic)
         ours.start()
         in_sync(cluster, topic, {theirs.node_id, ours.node_id})
         assert log_bytes(ours.log_dir, topic) == log_bytes(theirs.log_dir, topic)
