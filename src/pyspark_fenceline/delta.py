@@ -83,7 +83,8 @@ class _TaskWriter:
     """
 
     def __init__(self, options: DeltaOptions, schema: StructType) -> None:
-        from pyspark_fenceline.delta_commit import check_tracked, open_table, partition_columns
+        from pyspark_fenceline.delta_commit import check_tracked, partition_columns
+        from pyspark_fenceline.delta_opened import look
         from pyspark_fenceline.delta_schema import delta_schema, fit, new_shape, required_columns
 
         delta_schema(schema)
@@ -91,7 +92,7 @@ class _TaskWriter:
         self.options = options
         self.schema = schema
         self.known: Mapping[TopicPartition, int] | None = None
-        self.table = table = open_table(options)
+        self.table = table = look(options)
         self.shape: TableShape
         if table is None:
             self.shape, self.required = new_shape(schema, partition_columns(options)), frozenset[str]()

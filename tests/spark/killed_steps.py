@@ -17,7 +17,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark_fenceline import checkpoint_places, delta, delta_commit, delta_evidence, delta_exact, delta_files
+from pyspark_fenceline import (
+    checkpoint_places,
+    delta,
+    delta_commit,
+    delta_evidence,
+    delta_exact,
+    delta_files,
+    delta_opened,
+)
 from pyspark_fenceline.delta import DeltaDataSource, DeltaStreamWriter
 
 EXECUTOR_STEPS: Mapping[str, tuple[Any, str]] = {
@@ -26,7 +34,7 @@ EXECUTOR_STEPS: Mapping[str, tuple[Any, str]] = {
     "question": (delta_evidence, "gather"),
 }
 DRIVER_STEPS: Mapping[str, tuple[Any, str]] = {
-    "look": (delta_commit, "open_table"),
+    "look": (delta_opened, "look"),
     "checkpoint": (checkpoint_places, "places_after"),
     "copy": (delta_exact, "rewrite"),
     "entry": (delta_commit, "commit_entry"),

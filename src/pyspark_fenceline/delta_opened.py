@@ -1,0 +1,88 @@
+"""Tables that a process keeps open from one batch to the next.
+
+Owns the last few handles, each brought up to date before it is used. Opening a table reads its log since the last
+checkpoint and the list of all its files, and a batch would do that twice: Spark plans its write in one process and
+commits it in another, and keeps both. A handle is only used on while the entry that it last stood at is still the one
+that was there, so that a table which was removed and made anew is opened anew. Never decides anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark_fenceline.delta_options import DeltaOptions
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_MOST: Final = 4
+_MOST_LOOKS: Final = 200
+"""Then the table is opened anew, so that what a handle has gathered on its way does not grow for ever."""
+
+
+@dataclass(slots=True)
+class _Opened:
+    table: DeltaTable
+    version: int
+    """At the last look; a commit moves the handle itself on."""
+    entry: Any
+    """What tells the file of that version's entry from another one."""
+    looks: int = 0
+
+
+_opened: OrderedDict[tuple[Any, ...], _Opened] = OrderedDict()
+
+
+def look(options: DeltaOptions) -> DeltaTable | None:
+    """The table as it is now, or None when there is none. Raises `OperatorError` where it can not be opened."""
+    from pyspark_fenceline.delta_commit import open_table
+
+    # A handle does not survive a fork.
+    key = (os.getpid(), options.path, tuple(sorted((options.storage or {}).items())))
+    known = _opened.pop(key, None)
+    table = None if known is None else _brought_up_to_date(options, known)
+    looks = 0 if known is None or table is None else known.looks + 1
+    if table is None:
+        table = open_table(options)
+        if table is None:
+            return None
+    version = int(table.version())
+    entry = _entry(options, version)
+    if entry is not None:
+        _opened[key] = _Opened(table, version, entry, looks)
+        if len(_opened) > _MOST:
+            _opened.popitem(last=False)
+    return table
+
+
+def _brought_up_to_date(options: DeltaOptions, known: _Opened) -> DeltaTable | None:
+    from deltalake.exceptions import DeltaError
+
+    if known.looks >= _MOST_LOOKS or _entry(options, known.version) != known.entry:
+        return None
+    try:
+        known.table.update_incremental()
+    except (DeltaError, OSError):
+        # Whatever is wrong, `open_table` says it.
+        return None
+    return known.table
+
+
+def _entry(options: DeltaOptions, version: int) -> Any:
+    """None where the log does not have that version's entry any more."""
+    name = f"_delta_log/{version:020d}.json"
+    if "://" not in options.path:
+        try:
+            found = os.stat(os.path.join(options.path, name))
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+    from pyarrow import fs
+
+    from pyspark_fenceline.delta_files import file_system
+
+    (info,) = file_system(options).get_file_info([name])
+    return None if info.type != fs.FileType.File else (info.mtime_ns, info.size)

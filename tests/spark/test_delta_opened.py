@@ -1,0 +1,127 @@
+"""A table that stays open from batch to batch is always the one that is there, at its newest version."""
+
+from __future__ import annotations
+
+import shutil
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pyspark_fenceline import connect, delta_commit, delta_evidence, delta_opened
+from pyspark_fenceline.delta import DeltaDataSource, FilesWritten
+from pyspark_fenceline.delta_opened import look
+from pyspark_fenceline.delta_options import DeltaOptions, delta_options
+from tests.spark.fakes import FakeCluster
+from tests.spark.test_delta_exact import SCHEMA, arrow, log_rows, records, table_rows, task
+
+
+@pytest.fixture
+def opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of tables that were opened anew."""
+    monkeypatch.setattr(delta_opened, "_opened", OrderedDict())
+    paths: list[str] = []
+    real = delta_commit.open_table
+
+    def counted(options: DeltaOptions) -> DeltaTable | None:
+        paths.append(options.path)
+        return real(options)
+
+    monkeypatch.setattr(delta_commit, "open_table", counted)
+    return paths
+
+
+def put(path: Path, *values: int, **options: Any) -> None:
+    write_deltalake(str(path), pa.table({"v": list(values)}), mode="append", **options)
+
+
+def held(options: DeltaOptions) -> list[int]:
+    table = look(options)
+    assert table is not None
+    assert table.version() == DeltaTable(options.path).version()
+    return sorted(table.to_pyarrow_table()["v"].to_pylist())
+
+
+def test_what_others_commit_is_seen_without_opening_it_again(tmp_path: Path, opens: list[str]) -> None:
+    options = DeltaOptions(str(tmp_path / "t"))
+    assert look(options) is None
+    for number in range(5):
+        put(tmp_path / "t", number)
+        assert held(options) == list(range(number + 1))
+        assert held(options) == list(range(number + 1))
+    assert len(opens) == 2
+
+
+def test_a_table_that_was_made_anew_is_opened_anew(tmp_path: Path, opens: list[str]) -> None:
+    options = DeltaOptions(str(tmp_path / "t"))
+    for number in range(3):
+        put(tmp_path / "t", number)
+    assert held(options) == [0, 1, 2]
+    shutil.rmtree(tmp_path / "t")
+    assert look(options) is None
+    for number in range(10, 14):
+        put(tmp_path / "t", number)
+        assert held(options) == list(range(10, number + 1))
+    shutil.rmtree(tmp_path / "t")
+    # More versions than the one before, and no look in between.
+    for number in range(20, 26):
+        put(tmp_path / "t", number)
+    assert held(options) == list(range(20, 26))
+
+
+def test_a_table_whose_entries_are_gone_is_opened_anew(tmp_path: Path, opens: list[str]) -> None:
+    """As when somebody else has written a checkpoint and cleaned the log up."""
+    options = DeltaOptions(str(tmp_path / "t"))
+    put(tmp_path / "t", 0)
+    assert held(options) == [0]
+    put(tmp_path / "t", 1)
+    put(tmp_path / "t", 2)
+    DeltaTable(options.path).create_checkpoint()
+    for version in (0, 1):
+        (tmp_path / "t" / "_delta_log" / f"{version:020d}.json").unlink()
+    assert held(options) == [0, 1, 2]
+    assert len(opens) == 2
+
+
+def test_only_a_few_tables_are_kept_and_none_for_ever(
+    tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_opened, "_MOST", 2)
+    monkeypatch.setattr(delta_opened, "_MOST_LOOKS", 3)
+    every = [DeltaOptions(str(tmp_path / name)) for name in "abc"]
+    for number, options in enumerate(every):
+        put(Path(options.path), number)
+        assert held(options) == [number]
+    assert len(delta_opened._opened) == 2
+    assert held(every[0]) == [0]
+    assert len(opens) == 4
+    for _ in range(4):
+        assert held(every[0]) == [0]
+    assert len(opens) == 5
+
+
+def test_batches_are_planned_and_committed_on_one_open_table(
+    tmp_path: Path, opens: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = FakeCluster(t=2)
+    monkeypatch.setattr(connect, "connect", lambda _: cluster)
+    monkeypatch.setattr(delta_evidence, "_kept", {})
+    given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake"}
+    options = delta_options(given)
+    opened: list[int] = []
+    for batch in range(6):
+        cluster.log("t").append(3)
+        files, evidence = task(options, records(cluster, batch * 3, batch * 3 + 3))
+        opens.clear()
+        writer = DeltaDataSource(given).streamWriter(SCHEMA, False)
+        if batch == 4:
+            # Another writer comes between the look at the table and the commit.
+            write_deltalake(options.path, pa.Table.from_batches([arrow([("t", 1, 7, 0)])]), mode="append")
+        writer.commit([FilesWritten(files, "q", evidence)], batch)
+        opened.append(len(opens))
+    # None, then the one that the first batch made, then once more for the batch that was overtaken.
+    assert opened == [2, 1, 0, 0, 1, 0]
+    assert table_rows(options) == sorted([*log_rows(cluster), ("t", 1, 7, 0)])
