@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from fenceline.demo.checks import Check, Tables, check
-from fenceline.demo.facts import Facts
+from fenceline.demo.checks import Accounts, Tables, check, check_accounts
+from fenceline.demo.delays import delays
 from fenceline.demo.flights import Expected
-from fenceline.demo.report import write_report
 
 EXPECTED = Expected(
     flights=4, distance_miles=1000, departure_delay_minutes=30.0, by_carrier={"AA": 3, "UA": 1}, hours=2
@@ -69,13 +69,35 @@ def test_each_damage_is_found(tables: Tables, found: str) -> None:
     assert found in failed(tables)
 
 
-def test_the_report_draws_what_the_tables_say(tmp_path: Path) -> None:
-    facts = Facts(produced=4, producing_s=2.0, restarted_at_rows=2, streaming_s=3.0, log_ends=ENDS)
-    facts.checks = [Check("a <check>", "1", "2")]
-    write_report(tmp_path / "report.html", facts, Tables(raw(), hourly()))
-    page = (tmp_path / "report.html").read_text()
-    assert "The tables do not equal the input." in page
-    assert "a &lt;check&gt;" in page
-    assert "Jul, 8h: 10.0 min" in page  # 12:00 UTC is 8 o'clock in New York in July
-    assert "<script" not in page
-    assert "http" not in page.replace("<!doctype html>", "")
+def test_what_everybody_says_of_the_loss() -> None:
+    right = Accounts(
+        written=7_500,
+        with_receipt=7_500,
+        ranges=1,
+        told=1,
+        taken_out=7_500,
+        sent_again=7_500,
+        audit="equal",
+        log_errors=0,
+    )
+    assert all(each.passed for each in check_accounts(right))
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"with_receipt": 7_499}, "lost records that have a receipt"),
+        ({"told": 0}, "lost ranges that the consumer reported"),
+        ({"taken_out": 0}, "stale rows that were taken out of the table"),
+        ({"sent_again": 0}, "lost records that were sent again"),
+        ({"audit": "behind"}, "audit of the raw table against the log"),
+        ({"log_errors": 1}, "errors in the logs of all replicas"),
+    ]
+    for wrong, name in wrongs:
+        assert [each.name for each in check_accounts(replace(right, **wrong)) if not each.passed] == [name]
+
+
+def test_delays_are_drawn_in_new_york_time() -> None:
+    drawn = delays(hourly())
+    assert "Jul, 8h: 10.0 min" in drawn  # 12:00 UTC is 8 o'clock in New York in July
+    assert "http" not in drawn
+
+
+def test_no_flights_draw_nothing() -> None:
+    assert "No flights." in delays(hourly().slice(0, 0))

@@ -1,11 +1,11 @@
-"""Holds the two tables against the input and the log: every row, no row twice, no offset missing.
+"""Holds what came out against what went in: the tables against the input and the log, the loss against its receipts.
 
-Owns the comparison; reads the tables with delta-rs, without Spark, so that the pipeline does not check itself.
+Owns the comparisons; reads the tables with delta-rs, without Spark, so that the pipeline does not check itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -89,6 +89,46 @@ def check(tables: Tables, expected: Expected, log_ends: Mapping[int, int]) -> li
         ),
     ]
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """What each of them says of the loss. `written`: records that the lonely leader acknowledged; `told`: of `ranges`
+    with a receipt, those that the consumer reported; `audit`: the audit's word; `log_errors`: what `fenceline verify`
+    finds in the brokers' directories.
+    """
+
+    written: int
+    with_receipt: int
+    ranges: int
+    told: int
+    taken_out: int
+    sent_again: int
+    audit: str
+    log_errors: int
+
+
+def check_accounts(accounts: Accounts) -> list[Check]:
+    """Every lost record is told of by everybody, and comes back."""
+    written = f"{accounts.written:,}"
+    return [
+        Check("audit of the raw table against the log", "equal", accounts.audit),
+        Check("lost records that have a receipt", written, f"{accounts.with_receipt:,}"),
+        Check("lost ranges that the consumer reported", str(accounts.ranges), str(accounts.told)),
+        Check("stale rows that were taken out of the table", written, f"{accounts.taken_out:,}"),
+        Check("lost records that were sent again", written, f"{accounts.sent_again:,}"),
+        Check("errors in the logs of all replicas", "0", f"{accounts.log_errors:,}"),
+    ]
+
+
+def log_errors(data_dirs: Sequence[Path]) -> int:
+    """What is wrong in the brokers' directories, replicas compared, lost records included."""
+    from fenceline.log.disk import OsDisk
+    from fenceline.log.verify import Settings, find_places, verify_places
+
+    disk = OsDisk()
+    places = find_places(disk, [str(path) for path in data_dirs])
+    return sum(report.findings.errors for report in verify_places(disk, places, Settings()))
 
 
 def _ends(ends: Mapping[int, int]) -> str:

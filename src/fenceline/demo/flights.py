@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fenceline.client.partitioner import partition_of_key
 from fenceline.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ class Expected:
 
 
 class Flights:
-    """The data set in time order."""
+    """The data set in time order, or its first months."""
 
-    def __init__(self) -> None:
+    def __init__(self, months: int = 12) -> None:
         import importlib.util
 
         # The package's own module needs pkg_resources, which newer setuptools no longer have; its data does not.
@@ -50,6 +51,7 @@ class Flights:
         import pandas as pd
 
         flights: Any = pd.read_csv(Path(found.origin).parent / "data" / "flights.csv.zip")
+        flights = flights[flights["month"] <= months]
         ordered: Any = flights.sort_values(["year", "month", "day", "hour", "minute"], kind="stable")
         self._frame = ordered[list(COLUMNS)].reset_index(drop=True)
         self._months = ordered["month"].to_numpy()
@@ -57,22 +59,31 @@ class Flights:
     def __len__(self) -> int:
         return len(self._frame)
 
-    def months(self) -> Iterator[tuple[int, pa.Table]]:
-        """Month number and its records as a table with the columns key and value (both binary)."""
+    def months(self, partition_count: int) -> Iterator[pa.Table]:
+        """Each month's records: key and value (both binary), and the partition that the key goes to."""
         import pyarrow as pa
 
-        for month in range(1, 13):
+        carriers = {name: partition_of_key(str(name).encode(), partition_count) for name in self._carriers()}
+        for month in sorted(set(self._months.tolist())):
             part = self._frame[self._months == month]
             lines = part.to_json(orient="records", lines=True).splitlines()
-            yield (
-                month,
-                pa.table(
-                    {
-                        "key": pa.array(part["carrier"], pa.string()).cast(pa.binary()),
-                        "value": pa.array(lines, pa.string()).cast(pa.binary()),
-                    }
-                ),
+            yield pa.table(
+                {
+                    "key": pa.array(part["carrier"], pa.string()).cast(pa.binary()),
+                    "value": pa.array(lines, pa.string()).cast(pa.binary()),
+                    "partition": pa.array(part["carrier"].map(carriers), pa.int32()),
+                }
             )
+
+    def busiest_partition(self, partition_count: int) -> int:
+        """The one that most flights go to."""
+        counts = [0] * partition_count
+        for carrier, count in self._carriers().items():
+            counts[partition_of_key(carrier.encode(), partition_count)] += count
+        return counts.index(max(counts))
+
+    def _carriers(self) -> dict[str, int]:
+        return {str(carrier): int(count) for carrier, count in self._frame["carrier"].value_counts().items()}
 
     def expected(self) -> Expected:
         frame = self._frame
@@ -80,6 +91,6 @@ class Flights:
             flights=len(frame),
             distance_miles=int(frame["distance"].sum()),
             departure_delay_minutes=float(frame["dep_delay"].sum()),
-            by_carrier={str(carrier): int(count) for carrier, count in frame["carrier"].value_counts().items()},
+            by_carrier=self._carriers(),
             hours=len(frame[["time_hour", "origin"]].drop_duplicates()),
         )

@@ -5,16 +5,15 @@ not come for them, so it is soon alone in sync (not before it takes some: who ha
 it is silent), and everybody reads them. Then it is gone; the only replica left lacks them and is elected uncleanly.
 When the first one comes back it cuts them off.
 
-Owns the order, the patience and the moments that the page tells. Starts, cuts and asks through `Stage` alone.
+Owns the order, the patience and the words. Starts, cuts and asks through `Stage` alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from fenceline.demo.story import Moment
 from fenceline.errors import OperatorError
 
 NOBODY: Final = -1
@@ -35,12 +34,16 @@ class Stage(Protocol):
 
     def in_sync(self) -> frozenset[int]: ...
 
-    def cut_off(self, node: int) -> None:
-        """From the other brokers only: controllers and clients still reach it."""
+    def cut_off(self, node: int) -> str:
+        """From the other brokers only: controllers and clients still reach it. What was done to it, in words."""
         ...
 
     def take_away(self, node: int) -> None:
         """Nobody reaches it any more."""
+        ...
+
+    def go_on(self) -> int:
+        """Records that the new leader takes, more than the old one took; how many."""
         ...
 
     def bring_back(self, node: int) -> None: ...
@@ -58,28 +61,29 @@ class Stage(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Loss:
-    """What happened. Times are the clock's."""
+    """What happened. `records`: those that `leader` took alone. Times are those that `tell` gave."""
 
-    leader: int = NOBODY
-    successor: Leader = field(default=Leader(NOBODY, -1))
-    records: int = 0
-    cut_off_s: float = 0.0
-    back_s: float = 0.0
-    moments: list[Moment] = field(default_factory=list)
+    leader: Leader
+    successor: Leader
+    records: int
+    cut_off_s: float
+    back_s: float
 
 
 def lose(
-    stage: Stage, *, name: str, clock: Callable[[], float], sleep: Callable[[float], None], patience_s: float = 30.0
+    stage: Stage,
+    *,
+    name: str,
+    tell: Callable[[str], float],
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+    patience_s: float = 30.0,
 ) -> Loss:
-    """Play it to the end; `name` is the partition's. Raises OperatorError where a step takes more than `patience_s`."""
-    loss = Loss()
-
-    def tell(text: str) -> float:
-        at = clock()
-        loss.moments.append(Moment(at, text))
-        return at
+    """Play it to the end; `name` is the partition's, `tell` takes what happens and says when that was. Raises
+    OperatorError where a step takes more than `patience_s`.
+    """
 
     def wait(holds: Callable[[], bool], what: str) -> None:
         limit = clock() + patience_s
@@ -93,20 +97,19 @@ def lose(
 
     wait(lambda: stage.leader().node != NOBODY and len(stage.in_sync()) > 1, f"{name} has a leader and a follower")
     old = stage.leader()
-    loss.leader = old.node
-    stage.cut_off(old.node)
-    loss.cut_off_s = tell(f"node {old.node}, which leads {name}, is cut off from the other brokers")
-    loss.records = stage.write()
-    tell(f"node {old.node} takes {loss.records:,} records with acks=1")
+    cut_off_s = tell(f"node {old.node}, which leads {name}, {stage.cut_off(old.node)}")
+    records = stage.write()
+    tell(f"node {old.node} takes {records:,} records with acks=1")
     wait(lambda: stage.in_sync() == {old.node}, f"node {old.node} is alone in sync")
     tell(f"node {old.node} is alone in sync: these records are committed")
     wait(stage.have_read, "the table and the consumer have these records")
     tell("the consumer and the table have them")
     stage.take_away(old.node)
     wait(lambda: stage.leader().node not in (NOBODY, old.node), f"another node leads {name}")
-    loss.successor = stage.leader()
-    tell(f"node {old.node} is gone; node {loss.successor.node}, which lacks them, is elected uncleanly")
+    new = stage.leader()
+    tell(f"node {old.node} is gone; node {new.node}, which lacks them, is elected uncleanly")
+    tell(f"node {new.node} takes {stage.go_on():,} others in their place")
     stage.bring_back(old.node)
     wait(stage.has_receipt, f"node {old.node} cuts off what the new leader does not have")
-    loss.back_s = tell(f"node {old.node} is back, has cut them off, and has written a receipt")
-    return loss
+    back_s = tell(f"node {old.node} is back, has cut them off, and has written a receipt")
+    return Loss(old, new, records, cut_off_s, back_s)

@@ -1,6 +1,6 @@
-"""The main job from start to end: node, producer, pipeline with a restart in the middle, checks, report.
+"""The main job from start to end: cluster, flights, stream, loss, repair, checks, page.
 
-Owns the order of things and the progress on the terminal. Whatever happens, Ctrl-C included, the node and Spark end.
+Owns the order of things. Whatever happens, Ctrl-C included, the nodes and Spark end.
 """
 
 from __future__ import annotations
@@ -8,160 +8,198 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from fenceline.client.admin import Admin, NewTopic
-from fenceline.client.producer import Producer
-from fenceline.demo.checks import check, read_tables, row_count
-from fenceline.demo.facts import Facts
+from fenceline.demo.beside import WHY_NOT, connector_jars
+from fenceline.demo.checks import Accounts, check, check_accounts, log_errors, read_tables, row_count
+from fenceline.demo.cluster import BROKERS, Cluster
+from fenceline.demo.delays import delays
+from fenceline.demo.feed import Feed
 from fenceline.demo.flights import Flights
+from fenceline.demo.leaders import Leaders
+from fenceline.demo.logs import held_against, look, rows_at, runs_of
+from fenceline.demo.narration import Narration
 from fenceline.demo.pipeline import Pipeline
-from fenceline.demo.report import write_report
+from fenceline.demo.play import BusyPartition, Play
+from fenceline.demo.repairs import Repair, repairs_of
 from fenceline.demo.stopping import Stopping
+from fenceline.demo.story import Sample, Story
+from fenceline.demo.story_page import write_page
+from fenceline.demo.terminal import Progress, summary
+from fenceline.demo.watcher import Watcher, lost_as_told
+from fenceline.demo.worker import Repeated, Worker
 from fenceline.errors import OperatorError
-from fenceline.ids import TopicPartition
-from fenceline.testing.node import EmbeddedNode
+from pyspark_fenceline.log_matching import LogView
 
-TOPIC = "flights"
-PARTITIONS = 4
-_SECONDS_A_MONTH: Final = 1.0
-_GIVE_UP_S: Final = 300.0
-_FEED_END_S: Final = 10.0
-_SECONDS_A_LINE: Final = 5.0
-"""How often progress is said where there is no terminal to draw on."""
-
-
-class _Feed(threading.Thread):
-    """Sends one month after the other, a little slower than it could, so that the stream has something to follow."""
-
-    def __init__(self, bootstrap: str, flights: Flights, facts: Facts) -> None:
-        super().__init__(name="flights-feed", daemon=True)
-        self._address = bootstrap
-        self._flights = flights
-        self._facts = facts
-        self._stopped = threading.Event()
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            with Producer(self._address, **{"compression.type": "lz4"}) as producer:
-                for _, records in self._flights.months():
-                    if self._stopped.is_set():
-                        return
-                    started = time.perf_counter()
-                    producer.send_arrow(records, TOPIC, key="key", value="value").result()
-                    self._facts.producing_s += time.perf_counter() - started
-                    self._facts.produced += records.num_rows
-                    self._stopped.wait(_SECONDS_A_MONTH)
-        except BaseException as error:
-            self.error = error
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self.join(_FEED_END_S)
+TOPIC: Final = "flights"
+PARTITIONS: Final = 4
+MONTHS: Final = 12
+_A_MONTH_S: Final = 1.0
+_GIVE_UP_S: Final = 600.0
+_LOOK_EVERY_S: Final = 0.3
+_DERIVE_EVERY_S: Final = 2.0
 
 
-def run_demo(directory: Path, report: Path) -> bool:
-    """Run everything; whether every check passed. Raises OperatorError when something that it needs is missing, and
-    KeyboardInterrupt, with `directory` removed, when it is stopped by a signal.
+def run_demo(directory: Path, report: Path, *, months: int = MONTHS) -> bool:
+    """Run everything on the flights of so many months; whether every check passed.
+
+    Raises OperatorError when something that it needs is missing, and KeyboardInterrupt, with `directory` removed, when
+    it is stopped by a signal.
     """
     _require_java()
     with Stopping() as stopping:
         _clear(directory)
         try:
-            return _run(directory, report, stopping)
+            return _Demo(directory, months, stopping).run(report)
         except KeyboardInterrupt:
             shutil.rmtree(directory, ignore_errors=True)
             raise
 
 
-def _run(directory: Path, report: Path, stopping: Stopping) -> bool:
-    facts = Facts()
-    print("Reading the flights of 2013 ...", flush=True)
-    flights = Flights()
-    with ExitStack() as running:
-        with stopping.held():
-            node = running.enter_context(EmbeddedNode(data_dir=directory / "node"))
-        print(f"Node is up at {node.bootstrap}. Starting Spark ...", flush=True)
-        admin = running.enter_context(Admin(node.bootstrap))
-        admin.create_topics([NewTopic(TOPIC, PARTITIONS)])
-        pipeline = running.enter_context(Pipeline(node.bootstrap, TOPIC, directory, stopping))
-        print("Spark is up. Two streams follow the flights, month by month:", flush=True)
-        feed = _Feed(node.bootstrap, flights, facts)
-        feed.start()
-        try:
-            _stream(pipeline, feed, flights, facts)
-        finally:
-            feed.stop()
-        print("Both streams have read everything. Stopping Spark and the node ...", flush=True)
-        partitions = [TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
-        ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
-        facts.log_ends = {tp.partition: at.offset for tp, at in ends.items()}
-    print("Checking every row against the input ...", flush=True)
-    tables = read_tables(pipeline.raw_table, pipeline.hourly_table)
-    facts.checks = check(tables, flights.expected(), facts.log_ends)
-    write_report(report, facts, tables)
-    _summary(facts, report, directory)
-    return all(each.passed for each in facts.checks)
+class _Demo:
+    """One run. Its parts know of each other only what is handed to them here."""
 
+    def __init__(self, directory: Path, months: int, stopping: Stopping) -> None:
+        print("Reading the flights of 2013 ...", flush=True)
+        self._directory = directory
+        self._stopping = stopping
+        self._flights = Flights(months)
+        self._before = (months - 1) // 2
+        self._story = Story(topic=TOPIC, brokers=BROKERS)
+        self._narration = Narration()
+        self._leaders = Leaders()
+        self._in_log = 0
+        self._repairs: list[Repair] = []
+        self._cluster = Cluster(directory / "cluster", TOPIC, PARTITIONS, self._flights.busiest_partition(PARTITIONS))
 
-def _stream(pipeline: Pipeline, feed: _Feed, flights: Flights, facts: Facts) -> None:
-    """Follow the feed to its end, with one stop and restart from the checkpoints on the way."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    def run(self, report: Path) -> bool:
+        """See `run_demo`."""
+        story, cluster = self._story, self._cluster
+        with ExitStack() as running:
+            with self._stopping.held():
+                running.enter_context(cluster)
+            cluster.create_topic()
+            print(f"Three brokers and a controller are up: {cluster.bootstrap}. Starting Spark ...", flush=True)
+            jars = connector_jars()
+            pipeline = running.enter_context(Pipeline(cluster.bootstrap, TOPIC, self._directory, self._stopping, jars))
+            beside = "" if jars else f" Its own Kafka connector does not run beside: {WHY_NOT}."
+            print(f"Spark is up.{beside} The flights follow, month by month:", flush=True)
+            watcher = Watcher(cluster.bootstrap, TOPIC, range(PARTITIONS), self._narration)
 
-    total = len(flights)
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    started = time.perf_counter()
-    pipeline.start()
-    with Progress(*columns) as progress:
-        produced = progress.add_task("produced to the log", total=total)
-        stored = progress.add_task("rows in the raw table", total=total)
-        aggregated = progress.add_task("flights in the aggregate", total=total)
-        rows = 0
-        told_at = started
+            def have_read(ends: Mapping[int, int]) -> bool:
+                in_table = row_count(pipeline.raw_table) == sum(ends.values())
+                return in_table and watcher.has_read(ends) and pipeline.connector_has_read(ends)
+
+            feed = Feed(cluster.bootstrap, TOPIC, self._flights.months(PARTITIONS), cluster.busy)
+            stage = BusyPartition(cluster, feed, have_read)
+            play = Play(stage, feed, self._narration, before=self._before, pause_s=_A_MONTH_S)
+            looks = (("leaders", self._see_leaders), ("ends", self._see_ends))
+            workers: list[Worker] = [watcher, play, *(Repeated(name, each, _LOOK_EVERY_S) for name, each in looks)]
+            for worker in workers:
+                worker.start()
+                running.callback(worker.stop)
+            started = time.monotonic()
+            with Progress(len(self._flights), self._narration) as progress:
+                self._follow(pipeline, play, workers, progress, lambda: have_read(cluster.ends()))
+            story.streaming_s = time.monotonic() - started
+            print("Everybody has read everything. Comparing, then stopping Spark and the cluster ...", flush=True)
+            watcher.stop()
+            audit = pipeline.audit().word
+            story.connector, story.connector_skipped = pipeline.connector(), "" if jars else WHY_NOT
+            logs = look(cluster.bootstrap, TOPIC, range(PARTITIONS))
+        story.produced, story.producing_s = feed.produced, feed.producing_s
+        story.lost = lost_as_told(stage.receipts, watcher.told)
+        self._tell_of_tables(pipeline.raw_table, play, logs)
+        tables = read_tables(pipeline.raw_table, pipeline.hourly_table)
+        story.checks = check_accounts(
+            Accounts(
+                written=stage.taken,
+                with_receipt=story.lost_records,
+                ranges=len(story.lost),
+                told=sum(lost.told_s is not None for lost in story.lost),
+                taken_out=sum(repair.rows for repair in self._repairs),
+                sent_again=play.sent_again,
+                audit=audit,
+                log_errors=log_errors(cluster.data_dirs),
+            )
+        ) + check(tables, self._flights.expected(), {partition: log.end_offset for partition, log in logs.items()})
+        story.moments = self._narration.moments
+        story.total_s = self._narration.now_s()
+        write_page(report, story, more=delays(tables.hourly))
+        summary(story, report, self._directory)
+        return story.passed
+
+    def _follow(
+        self,
+        pipeline: Pipeline,
+        play: Play,
+        workers: Sequence[Worker],
+        progress: Progress,
+        everybody_has_read: Callable[[], bool],
+    ) -> None:
+        """Until everything is sent, read and aggregated, with one stop and restart from the checkpoints on the way."""
+        total = len(self._flights)
+        give_up_at = time.monotonic() + _GIVE_UP_S
+        derived_at, in_aggregate, was_restarted = time.monotonic(), 0, False
+        pipeline.start()
         while True:
-            if feed.error is not None:
-                raise feed.error
+            for worker in workers:
+                if worker.error is not None:
+                    raise worker.error
             pipeline.check()
             rows = row_count(pipeline.raw_table)
-            in_aggregate = _aggregated(pipeline.hourly_table)
-            progress.update(produced, completed=facts.produced)
-            progress.update(stored, completed=rows)
-            progress.update(aggregated, completed=in_aggregate)
-            if not progress.console.is_terminal and time.perf_counter() - told_at >= _SECONDS_A_LINE:
-                told_at = time.perf_counter()
-                print(f"  {facts.produced:,} produced, {rows:,} in the table, {in_aggregate:,} aggregated", flush=True)
-            if not facts.restarted_at_rows and rows >= total // 3:
-                facts.restarted_at_rows = rows
-                progress.console.print(
-                    f"Stopping both streams in the middle, at {rows:,} rows; they go on from their checkpoints ...",
-                    soft_wrap=True,
-                )
+            has_all = play.is_over and rows == total
+            if has_all or time.monotonic() - derived_at > _DERIVE_EVERY_S:
+                in_aggregate = pipeline.derive()
+                derived_at = time.monotonic()
+                self._note_repairs(pipeline)
+            sample = Sample(self._narration.now_s(), self._in_log, rows, in_aggregate)
+            self._story.samples.append(sample)
+            progress.show(sample)
+            if has_all and in_aggregate == total and everybody_has_read():
+                return
+            if not was_restarted and rows >= total // 6:
+                was_restarted = True
+                self._narration.tell(f"the stream is stopped at {rows:,} rows, and goes on from its checkpoint")
                 pipeline.stop()
                 pipeline.start()
-            if rows >= total and in_aggregate >= total:
-                break
-            if time.perf_counter() - started > _GIVE_UP_S:
+            if time.monotonic() > give_up_at:
                 raise OperatorError(
                     f"The stream stands at {rows:,} of {total:,} rows after {_GIVE_UP_S:.0f} s",
                     "The machine may be overloaded; run the demo again when it is not.",
                 )
-            time.sleep(0.3)
-    facts.streaming_s = time.perf_counter() - started
+            time.sleep(_LOOK_EVERY_S)
 
+    def _see_leaders(self) -> None:
+        self._leaders.seen(self._narration.now_s(), self._cluster.leaders())
 
-def _aggregated(table: Path) -> int:
-    import deltalake
-    import pyarrow.compute as pc
+    def _see_ends(self) -> None:
+        self._in_log = sum(self._cluster.ends().values())
 
-    if not deltalake.DeltaTable.is_deltatable(str(table)):
-        return 0
-    return int(pc.sum(deltalake.DeltaTable(str(table)).to_pyarrow_table(columns=["flights"])["flights"]).as_py() or 0)
+    def _note_repairs(self, pipeline: Pipeline) -> None:
+        narration = self._narration
+        for rewind in pipeline.note_rewinds():
+            narration.tell(str(rewind), narration.at_wall_s(rewind.at_wall_s))
+        for repair in repairs_of(pipeline.raw_table)[len(self._repairs) :]:
+            self._repairs.append(repair)
+            narration.tell(str(repair), narration.at_wall_s(repair.at_wall_s))
+
+    def _tell_of_tables(self, raw_table: Path, play: Play, logs: Mapping[int, LogView]) -> None:
+        """Who led, and what the raw table held before its first repair and holds now, against the logs."""
+        story, loss = self._story, play.loss
+        assert loss is not None, "the play is over"
+        story.isolated = loss.cut_off_s, loss.back_s
+        story.reigns = self._leaders.reigns(logs, unclean={(self._cluster.busy, loss.successor.epoch)})
+        if self._repairs:
+            repair = self._repairs[0]
+            before = runs_of(rows_at(raw_table, repair.version - 1))
+            story.before = held_against("before the repair", before, logs, play.ends_after)
+            story.repair_words = f"In one entry, {repair}, and the aggregate takes them away with it."
+        story.after = held_against("at the end", runs_of(rows_at(raw_table)), logs)
 
 
 def _require_java() -> None:
@@ -191,24 +229,3 @@ def _clear(directory: Path) -> None:
         shutil.rmtree(directory)
     directory.mkdir(parents=True, exist_ok=True)
     marker.touch()
-
-
-def _summary(facts: Facts, report: Path, directory: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="Input, log and tables compared", title_justify="left")
-    for column in ("check", "expected", "found", ""):
-        table.add_column(column)
-    for each in facts.checks:
-        table.add_row(each.name, each.expected, each.found, "[green]ok[/]" if each.passed else "[red]WRONG[/]")
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table)
-    console.print(
-        f"Two streams took {facts.streaming_s:.0f} s for {facts.produced:,} flights, with a stop and a restart at"
-        f" {facts.restarted_at_rows:,} rows. While it was sending, the producer wrote"
-        f" {facts.produced / facts.producing_s:,.0f} records/s.",
-        soft_wrap=True,
-    )
-    console.print(f"Tables: {directory}/flights and {directory}/hourly_delays", soft_wrap=True)
-    console.print(f"Report: {report}", soft_wrap=True)

@@ -98,10 +98,10 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Totals so far."""
+    """Totals so far. `in_log`: what may be read; less after a loss."""
 
     at_s: float
-    produced: int
+    in_log: int
     in_table: int
     in_aggregate: int
 

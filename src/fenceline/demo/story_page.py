@@ -241,7 +241,7 @@ def _rates(story: Story) -> str:
     if len(samples) < 2:
         return "<p>Nothing was measured.</p>"
     drawn = [
-        Line([(sample.at_s, sample.produced) for sample in samples], "curve-1", "produced to the log"),
+        Line([(sample.at_s, sample.in_log) for sample in samples], "curve-1", "records in the log"),
         Line([(sample.at_s, sample.in_table) for sample in samples], "curve-2", "rows in the raw table"),
         Line([(sample.at_s, sample.in_aggregate) for sample in samples], "curve-3", "counted in the aggregate"),
     ]
@@ -255,12 +255,12 @@ def _rates(story: Story) -> str:
         lines(
             drawn,
             last.at_s,
-            label="Records produced, stored and aggregated over time",
+            label="Records in the log, rows and aggregated flights over time",
             unit=_seconds,
             shade=story.isolated,
         )
-        + f"<p>Into the raw table: {mean} on the whole, {busiest:,.0f}/s at best between two looks. Where the"
-        " curve of the rows goes down, stale rows went out.</p>"
+        + f"<p>Into the raw table: {mean} on the whole, {busiest:,.0f}/s at best between two looks. Where a"
+        " curve goes down, records were lost, and rows were taken out.</p>"
     )
 
 

@@ -1,72 +1,31 @@
-"""The page that the demo leaves: one self-contained HTML file, drawn as SVG, with no script and nothing from outside.
+"""What the flights themselves say, drawn from the aggregate table: mean delay by day, and by month and hour.
 
-Owns the drawing. Takes every figure from the tables that the pipeline wrote.
+Owns these two drawings, as SVG text. Takes every figure from the table that the pipeline wrote.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from datetime import date
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
-from fenceline import __version__
-
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from fenceline.demo.checks import Tables
-    from fenceline.demo.facts import Facts
 
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _NEW_YORK: Final = ZoneInfo("America/New_York")
 _FIRST_HOUR: Final = 5
 _LAST_HOUR: Final = 23
-_STYLE: Final = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 
 
-def write_report(path: Path, facts: Facts, tables: Tables) -> None:
-    """Write the page, replacing an older one."""
-    daily, grid = _means(tables.hourly)
-    passed = all(check.passed for check in facts.checks)
-    verdict = "Every row is there, once." if passed else "The tables do not equal the input."
-    path.write_text(
-        f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Flights of 2013 through Fenceline</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>
-<h1>Flights of 2013 through Fenceline</h1>
-<p class="dim">Fenceline {__version__}: one node, a Structured Streaming job, two Delta tables.</p>
-<p><span class="{"ok" if passed else "bad"}">{verdict}</span> All departures from New York City went into the topic
-<code>flights</code>; a stream wrote each to a raw table and kept hourly delays in a second one. It was stopped at
-{facts.restarted_at_rows:,} rows and went on from its checkpoint.</p>
-<div class="tiles">{_tiles(facts)}</div>
-<h2>Mean departure delay by day, minutes</h2>{_line(daily)}
-<h2>Mean departure delay by month and scheduled hour, minutes</h2>{_heatmap(grid)}
-<h2>Input, log and tables compared</h2>{_checks(facts)}
-</body></html>
-""",
-        encoding="utf-8",
+def delays(hourly: pa.Table) -> str:
+    """Two sections of the page."""
+    daily, grid = _means(hourly)
+    return (
+        f"<h2>Mean departure delay by day, minutes</h2>{_line(daily)}"
+        f"<h2>Mean departure delay by month and scheduled hour, minutes</h2>{_heatmap(grid)}"
     )
-
-
-def _tiles(facts: Facts) -> str:
-    figures = (
-        (f"{facts.produced:,}", "flights produced"),
-        (f"{facts.produced / max(facts.producing_s, 1e-9):,.0f}/s", "producer's rate while sending"),
-        (f"{facts.streaming_s:.0f} s", "for both streams, restart included"),
-        (f"{len(facts.log_ends)}", "partitions, keyed by carrier"),
-    )
-    return "".join(f'<div class="tile"><b>{value}</b>{html.escape(label)}</div>' for value, label in figures)
-
-
-def _checks(facts: Facts) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(check.name)}</td><td>{html.escape(check.expected)}</td><td>{html.escape(check.found)}</td>"
-        f'<td class="{"ok" if check.passed else "bad"}">{"ok" if check.passed else "wrong"}</td></tr>'
-        for check in facts.checks
-    )
-    return f"<table><tr><th>Check</th><th>Expected</th><th>Found</th><th></th></tr>{rows}</table>"
 
 
 def _means(hourly: pa.Table) -> tuple[dict[date, float], dict[tuple[int, int], float]]:

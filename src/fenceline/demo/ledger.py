@@ -1,0 +1,53 @@
+"""What the cluster tells of its losses, and the lost records out of the evidence on the disk of the node that cut them.
+
+Owns the reading of both. `fenceline losses list` and `fenceline losses export` show the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fenceline.client import Admin, RangeReader
+from fenceline.errors import ErrorCode
+from fenceline.ids import LOSSES_TOPIC, TopicPartition
+from fenceline.log.disk import OsDisk
+from fenceline.losses.evidence import EvidenceReader
+from fenceline.losses.receipt import Receipt, decode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def receipts(admin: Admin, bootstrap: str) -> list[Receipt]:
+    """The last word of every receipt, oldest loss first. Raises FencelineError."""
+    known = admin.metadata([LOSSES_TOPIC]).topics.get(LOSSES_TOPIC)
+    if known is None or known.error is not ErrorCode.NONE:
+        return []  # it is created with the first receipt
+    ledger = [TopicPartition(LOSSES_TOPIC, partition) for partition in known.partitions]
+    ends = admin.list_offsets(dict.fromkeys(ledger, "latest"))
+    starts = admin.list_offsets(dict.fromkeys(ledger, "earliest"))
+    found: dict[str, Receipt] = {}
+    with RangeReader(bootstrap) as reader:
+        for batch in reader.read({tp: (starts[tp].offset, ends[tp].offset) for tp in ledger}):
+            for document in batch.column("value").to_pylist():
+                if document is not None:
+                    receipt = decode(document)
+                    found[receipt.id] = receipt
+    return sorted(found.values(), key=lambda receipt: (receipt.time_ms, receipt.id))
+
+
+def lost_records(receipt: Receipt) -> pa.Table:
+    """Key and value of each lost record, in their order. Raises OSError where the evidence can not be read."""
+    import pyarrow as pa
+
+    from fenceline.records.arrow import batches_to_arrow
+
+    reader = EvidenceReader(OsDisk(), receipt, receipt.evidence)
+    # The bytes of a batch are only good until the next one.
+    content = [(receipt.topic, receipt.partition, bytes(batch)) for header, batch in reader.batches()]
+    rows = batches_to_arrow(
+        content,
+        start_offsets=[receipt.start_offset] * len(content),
+        end_offsets_exclusive=[receipt.end_offset_exclusive] * len(content),
+    )
+    return pa.Table.from_batches([rows]).select(["key", "value"])

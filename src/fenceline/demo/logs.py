@@ -1,0 +1,109 @@
+"""The topic's logs as their leaders tell them, and what a table holds of them.
+
+Owns the questions (bounds and epochs of each partition) and the comparison in spans, for the page; whether the table is
+right is the audit's to say. By log matching a row is in the log when the log's epoch at its offset is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from fenceline.demo.story import Rows, Span, TableState
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.connect import connect
+from pyspark_fenceline.log_matching import LogView
+from pyspark_fenceline.log_view import Views, existing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Run(NamedTuple):
+    """Rows of consecutive offsets [start, end) of one epoch."""
+
+    partition: int
+    start_offset: int
+    end_offset: int
+    epoch: int
+
+
+def look(bootstrap: str, topic: str, partitions: Iterable[int]) -> dict[int, LogView]:
+    """Each partition's log now. Raises FencelineError, also where leaders keep changing under the questions."""
+    cluster = connect({"bootstrap.servers": bootstrap})
+    wanted = existing(cluster, [TopicPartition(topic, partition) for partition in partitions])
+    return {tp.partition: view for tp, view in Views(cluster).fresh(wanted).items()}
+
+
+def epochs_in(view: LogView) -> list[tuple[int, int, int]]:
+    """Epoch, first offset and end of each range of a log that one epoch wrote, in order."""
+    ends = [*(start.offset for start in view.epochs[1:]), view.end_offset]
+    return [(start.epoch, start.offset, end) for start, end in zip(view.epochs, ends, strict=False)]
+
+
+def rows_at(table: Path, version: int | None = None) -> pa.Table:
+    """Partition, offset and epoch of each row of a Delta table, as of a version (None: the newest one)."""
+    from deltalake import DeltaTable
+
+    opened = DeltaTable(str(table), version=version)
+    return opened.to_pyarrow_table(columns=["partition", "offset", "leader_epoch"])
+
+
+def runs_of(rows: pa.Table) -> list[Run]:
+    """The rows as runs, in order."""
+    import numpy as np
+
+    if not rows.num_rows:
+        return []
+    ordered = rows.sort_by([("partition", "ascending"), ("leader_epoch", "ascending"), ("offset", "ascending")])
+    partitions, epochs, offsets = (
+        ordered[name].to_numpy().astype(np.int64) for name in ("partition", "leader_epoch", "offset")
+    )
+    breaks = np.flatnonzero((np.diff(partitions) != 0) | (np.diff(epochs) != 0) | (np.diff(offsets) > 1)) + 1
+    firsts = np.concatenate(([0], breaks))
+    lasts = np.concatenate((breaks, [len(offsets)])) - 1
+    return sorted(
+        Run(int(partitions[first]), int(offsets[first]), int(offsets[last]) + 1, int(epochs[first]))
+        for first, last in zip(firsts, lasts, strict=True)
+    )
+
+
+def held_against(
+    name: str, runs: Sequence[Run], logs: Mapping[int, LogView], ends: Mapping[int, int] | None = None
+) -> TableState:
+    """The rows of a table against the logs. `ends`: up to where the logs are looked at, where that is not their end."""
+    spans: list[Span] = []
+    for partition, view in sorted(logs.items()):
+        limit = view.end_offset if ends is None else min(ends.get(partition, 0), view.end_offset)
+        own = [run for run in runs if run.partition == partition]
+        for epoch, first, end in epochs_in(view):
+            right = [
+                (max(run.start_offset, first), min(run.end_offset, end))
+                for run in own
+                if run.epoch == epoch and run.start_offset < end and first < run.end_offset
+            ]
+            spans += [Span(partition, start, stop, epoch, Rows.RIGHT) for start, stop in right]
+            spans += [
+                Span(partition, start, stop, epoch, Rows.MISSING)
+                for start, stop in _between(right, first, min(end, limit))
+            ]
+        known = {epoch: (first, end) for epoch, first, end in epochs_in(view)}
+        for run in own:
+            first, end = known.get(run.epoch, (run.end_offset, run.end_offset))
+            outside = ((run.start_offset, min(run.end_offset, first)), (max(run.start_offset, end), run.end_offset))
+            spans += [Span(partition, start, stop, run.epoch, Rows.STALE) for start, stop in outside if start < stop]
+    return TableState(name, sorted(spans, key=lambda span: (span.partition, span.start_offset, span.rows)))
+
+
+def _between(covered: Iterable[tuple[int, int]], first: int, end: int) -> list[tuple[int, int]]:
+    """What of [first, end) is not covered."""
+    gaps: list[tuple[int, int]] = []
+    at = first
+    for start, stop in sorted(covered):
+        if at < min(start, end):
+            gaps.append((at, min(start, end)))
+        at = max(at, stop)
+    if at < end:
+        gaps.append((at, end))
+    return gaps

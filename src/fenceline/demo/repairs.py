@@ -1,0 +1,44 @@
+"""What the table's own log tells of its repairs: which version took out how many stale rows, and of which ranges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_KEY = "fenceline"
+"""Of the sink, in the metadata of its commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One entry of the table's log. `at_wall_s`: seconds since 1970."""
+
+    version: int
+    at_wall_s: float
+    rows: int
+    ranges: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"version {self.version} of the raw table takes out {self.rows:,} stale rows ({', '.join(self.ranges)})"
+
+
+def repairs_of(table: Path) -> list[Repair]:
+    """Oldest first; empty while there is no table."""
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(str(table)):
+        return []
+    found = []
+    for entry in reversed(DeltaTable(str(table)).history()):
+        told: Any = (entry.get(_KEY) or {}).get("repair")
+        if told is not None:
+            ranges = tuple(_words(one) for one in told["ranges"])
+            found.append(Repair(entry["version"], entry["timestamp"] / 1000, told["removed_rows"], ranges))
+    return found
+
+
+def _words(one: dict[str, Any]) -> str:
+    return (
+        f"{one['topic']}-{one['partition']} {one['first_offset']:,} to {one['last_offset']:,} of epoch {one['epoch']}"
+    )

@@ -1,0 +1,69 @@
+"""What the demo does beside its main thread: threads that are stopped, and whose errors are not lost.
+
+Owns their life. A worker that is still busy when it is to stop is not waited for long: it is a daemon, and the cluster
+that it talks to ends soon after.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Final
+
+from fenceline.testing.waiting import NOT_YET
+
+_END_WITHIN_S: Final = 10.0
+
+
+class Stopped(Exception):
+    """Raised in a worker that was asked to stop."""
+
+
+class Worker(threading.Thread):
+    """Start it, look at `error` now and then, and stop it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._is_stopped = threading.Event()
+        self.error: BaseException | None = None
+        """What has ended its work."""
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except Stopped:
+            return
+        except BaseException as error:
+            self.error = error
+
+    @abstractmethod
+    def work(self) -> None:
+        """All that it does; calls `pause` where it may be stopped."""
+
+    def pause(self, seconds: float) -> None:
+        """Raises Stopped as soon as it is to stop."""
+        if self._is_stopped.wait(seconds):
+            raise Stopped
+
+    def stop(self) -> None:
+        """Have it stop, and wait a while for it."""
+        self._is_stopped.set()
+        self.join(_END_WITHIN_S)
+
+
+class Repeated(Worker):
+    """Calls `look` again and again; a look that fails is made again."""
+
+    def __init__(self, name: str, look: Callable[[], object], every_s: float) -> None:
+        super().__init__(name)
+        self._look = look
+        self._every_s = every_s
+
+    def work(self) -> None:
+        while True:
+            self.pause(self._every_s)
+            try:
+                self._look()
+            except NOT_YET:
+                continue
