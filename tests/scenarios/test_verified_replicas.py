@@ -1,5 +1,5 @@
-"""`fenceline verify` over directories of brokers that an unclean election has parted, Fenceline's and Kafka's, while some
-of them run: it names the offset that readers are told, until the old leader has cut its log.
+"""`fenceline verify` over directories of brokers that an unclean election has parted, Fenceline's and Kafka's, while
+some of them run: it names the offset that readers are told, until the old leader has cut its log.
 """
 
 from __future__ import annotations
