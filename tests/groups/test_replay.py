@@ -15,7 +15,8 @@ from fenceline.groups.coordinator import GroupCoordinator
 from fenceline.groups.messages import KeyValue
 from fenceline.groups.model import Group
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
-from fenceline.groups.packed import goes_on, is_packed, unpack
+from fenceline.groups.packed import are_packed, goes_on, is_packed, pack, unpack
+from fenceline.groups.replay import _MANY
 from fenceline.groups.settings import GroupSettings
 from fenceline.groups.shard import Shard
 from fenceline.ids import ZERO_UUID
@@ -103,6 +104,58 @@ def test_batches_are_replayed_as_their_records_would_be_one_by_one(seed: int) ->
             one_by_one.replay(record.key, record.value, NOW, transaction_of)
         replay.batch(batch, NOW, transaction_of)
         assert _state(by_batches) == _state(one_by_one)
+
+
+def _commit(rng: Random) -> list[KeyValue]:
+    """Of some partitions of one topic, nearly all in one shape; now and then something else is among them."""
+    group, topic, topic_id = f"g{rng.randrange(2)}", f"topic-{rng.randrange(2)}", rng.choice(IDS)
+    first = rng.choice((0, 0, 0, 1_000))
+    slots = [OffsetSlot(group, topic, first + index) for index in rng.sample(range(_MANY), _MANY)]
+    if rng.random() < 0.3:
+        return [records.offset_tombstone(slot) for slot in slots]
+    batch = [
+        records.offset_record(slot, CommittedOffset(rng.randrange(50), rng.randrange(4), "", START_MS, -1, topic_id))
+        for slot in slots
+    ]
+    if rng.random() < 0.3:
+        return [(b"\x00\x00" + key[2:], value) for key, value in batch]
+    if rng.random() < 0.5:
+        others = (batch[0], (batch[1][0], batch[0][1]), (batch[1][0], None), _old_offset(rng), _group(rng))
+        batch.insert(rng.randrange(len(batch)), rng.choice(others))
+    return batch
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_commits_of_many_partitions_are_replayed_as_their_records_would_be_one_by_one(seed: int) -> None:
+    rng = Random(seed)
+    one_by_one, by_batches = _shard(), _shard()
+    replay = by_batches.replaying()
+    for _ in range(40):
+        batch = [_Record(*each) for each in _commit(rng)]
+        for record in batch:
+            one_by_one.replay(record.key, record.value, NOW)
+        replay.batch(batch, NOW)
+        assert _state(by_batches) == _state(one_by_one)
+
+
+def test_a_key_among_many_that_can_not_be_read_stops_the_load() -> None:
+    pairs = [records.offset_record(OffsetSlot("g", "t", index), CommittedOffset(1, 2, "", 3)) for index in range(_MANY)]
+    broken = b"\x00\x01\x00\x09" + pairs[0][0][4:]
+    for batch in ([(broken, pairs[0][1]), *pairs], [*pairs, (broken, pairs[0][1])], [(broken, pairs[0][1])] * _MANY):
+        with pytest.raises(InternalError, match="can not be read"):
+            _shard().replaying().batch([_Record(*each) for each in batch], NOW)
+
+
+def test_many_values_have_one_shape_only_where_each_of_them_has_it() -> None:
+    plain = [pack(offset, 2, 3, ZERO_UUID) for offset in range(20)]
+    with_id = [pack(offset, 2, 3, IDS[1]) for offset in range(20)]
+    assert are_packed(plain)
+    assert are_packed(with_id)
+    assert not are_packed(plain + with_id)
+    for values in (plain, with_id):
+        for at in range(len(values[0])):
+            other = values[7][:at] + bytes((values[7][at] ^ 1,)) + values[7][at + 1 :]
+            assert are_packed([*values, other]) is is_packed(other)
 
 
 @pytest.mark.parametrize("topic_id", IDS)

@@ -8,6 +8,7 @@ at. Every other shape is `records`'s.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 from uuid import UUID
@@ -36,6 +37,21 @@ def is_packed(value: bytes) -> bool:
     else:
         return False
     return tags and value[_METADATA_AT] == _NO_METADATA and value[:2] == _VERSION
+
+
+def are_packed(values: Sequence[bytes]) -> bool:
+    """Whether all of them have the shape, in one and the same size."""
+    size = len(values[0])
+    if size not in (_SIZE_BYTES, _SIZE_WITH_TOPIC_ID_BYTES) or set(map(len, values)) != {size}:
+        return False
+    tags = _NO_TAGS if size == _SIZE_BYTES else _TOPIC_ID
+    joined, count = b"".join(values), len(values)
+    # One byte of each of them at a time: as many steps as there are bytes to look at, however many values.
+    return all(
+        joined[at::size] == expected.to_bytes() * count
+        for first, content in ((0, _VERSION), (_METADATA_AT, bytes((_NO_METADATA,))), (_TAGS_AT, tags))
+        for at, expected in enumerate(content, first)
+    )
 
 
 def pack(offset: int, leader_epoch: int, commit_ms: int, topic_id: UUID) -> bytes:

@@ -11,7 +11,7 @@ brought its own expiry (v4 has no field for it); groups in version 3. Read: all 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -204,6 +204,20 @@ def partition_of_key(key: bytes) -> int:
     """Of an offset's key, which ends with it."""
     index: int = _PARTITION.unpack_from(key, len(key) - _PARTITION.size)[0]
     return index
+
+
+def partitions_of_keys(keys: Sequence[bytes]) -> tuple[int, ...] | None:
+    """Of offsets' keys that differ in nothing but their partition; None where they differ in more."""
+    size, count = len(keys[0]), len(keys)
+    begins = size - _PARTITION.size
+    joined = b"".join(keys)
+    # One byte of each of them at a time, as in `packed.are_packed`.
+    if set(map(len, keys)) != {size} or any(joined[at::size] != joined[at : at + 1] * count for at in range(begins)):
+        return None
+    ends = bytearray(_PARTITION.size * count)
+    for at in range(_PARTITION.size):
+        ends[at :: _PARTITION.size] = joined[begins + at :: size]
+    return struct.unpack(f">{count}i", ends)
 
 
 def _group_of(value: bytes) -> GroupMetadataValue:

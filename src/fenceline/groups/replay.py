@@ -4,12 +4,14 @@ Owns what each record means; how it is encoded is `records`'s. Answers nobody an
 replay is done.
 
 Nearly all records are offsets of groups and topics that were met before, in one shape: those are taken in without
-being decoded field by field (`Replay`), so that a million of them are no matter of seconds.
+being decoded field by field (`Replay`), and a batch that is one commit of many partitions as a whole, so that a million
+of them are no matter of seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fenceline.errors import InternalError
@@ -18,7 +20,7 @@ from fenceline.groups.clock import Now
 from fenceline.groups.consumer_records import EpochStored
 from fenceline.groups.model import Group, Member
 from fenceline.groups.offsets import PartitionOffsets
-from fenceline.groups.packed import goes_on, is_packed
+from fenceline.groups.packed import are_packed, goes_on, is_packed
 from fenceline.groups.states import GroupState
 
 if TYPE_CHECKING:
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 _PARTITION_BYTES: Final = 4
 """An offset's key ends with its partition; what is before names the group and the topic."""
+_KEY: Final = attrgetter("key")
+_VALUE: Final = attrgetter("value")
+_MANY: Final = 16
+"""Records of one batch that are worth a look at all of them together."""
 
 
 class KeyAndValue(Protocol):
@@ -47,11 +53,13 @@ class Replay:
         self._known: dict[bytes, PartitionOffsets] = {}
         """By all of an offset's key but its partition: where it belongs. Its group exists."""
 
-    def batch(self, batch: Iterable[KeyAndValue], now: Now, transaction_of: int | None = None) -> None:
+    def batch(self, batch: Sequence[KeyAndValue], now: Now, transaction_of: int | None = None) -> None:
         """Apply the records of one batch; `transaction_of` is the producer id of a transactional one."""
         if transaction_of is not None or self._shard.offsets.has_open_transactions:
             for record in batch:  # which of two is the later one counts: offsets take their order
                 self._one(record.key, record.value, now, transaction_of)
+            return
+        if len(batch) >= _MANY and self._one_commit(batch, now):
             return
         known, partition_of = self._known, records.partition_of_key
         for record in batch:
@@ -71,6 +79,25 @@ class Replay:
                 partitions[index] = value
             else:
                 self._one(key, value, now, None)
+
+    def _one_commit(self, batch: Sequence[KeyAndValue], now: Now) -> bool:
+        """Apply a batch of packed offsets of one group and topic. Whether it is one of new ones."""
+        keys, values = list(map(_KEY, batch)), list(map(_VALUE, batch))
+        if None in keys or None in values or not records.is_offset_key(keys[0]) or not are_packed(values):
+            return False
+        indexes = records.partitions_of_keys(keys)
+        if indexes is None:
+            return False
+        found = dict(zip(indexes, values, strict=True))
+        partitions = self._known.get(keys[0][:-_PARTITION_BYTES])
+        if len(found) != len(batch) or not (partitions is None or partitions.keys().isdisjoint(found)):
+            return False
+        if partitions is None:
+            partitions = self._meet(keys[0], now)
+            if not partitions.keys().isdisjoint(found):
+                return False
+        partitions.update(found)
+        return True
 
     def _meet(self, key: bytes, now: Now) -> PartitionOffsets:
         """A group's topic that was not met before, by one of its offsets."""
