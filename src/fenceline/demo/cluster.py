@@ -22,8 +22,8 @@ from fenceline.testing.socket_cuts import CutsUnavailable
 BROKERS: Final = 3
 _LEADER: Final = 2
 _FOLLOWER: Final = 3
-"""The busy partition has two replicas, so that an unclean election has one choice."""
-_OTHERS: Final = ((1, 3, 2), (3, 1, 2))
+"""Partitions have two replicas, so that an unclean election has one choice."""
+_OTHERS: Final = ((1, 2), (3, 1))
 """Replicas of the other partitions in turn: the leader of the busy one leads no other."""
 _NODES: Final = {
     "replica.lag.time.max.ms": "1500",

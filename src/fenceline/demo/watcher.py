@@ -64,7 +64,7 @@ class Watcher(Worker):
         with Consumer(self._bootstrap, **settings) as consumer:
             consumer.assign(self._partitions)
             consumer.seek_to_beginning(self._partitions)
-            while not self._is_stopped.is_set():
+            while not self.is_to_stop:
                 self._take(consumer.poll_arrow(_POLL_MS))
             for each in self.told:
                 self._join_receipts(consumer, each)

@@ -7,7 +7,7 @@ that it talks to ends soon after.
 from __future__ import annotations
 
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
@@ -20,16 +20,16 @@ class Stopped(Exception):
     """Raised in a worker that was asked to stop."""
 
 
-class Worker(threading.Thread):
+class Worker(ABC):
     """Start it, look at `error` now and then, and stop it."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._stop_wanted = threading.Event()
         self.error: BaseException | None = None
         """What has ended its work."""
 
-    def run(self) -> None:
+    def _run(self) -> None:
         try:
             self.work()
         except Stopped:
@@ -37,19 +37,26 @@ class Worker(threading.Thread):
         except BaseException as error:
             self.error = error
 
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_to_stop(self) -> bool:
+        return self._stop_wanted.is_set()
+
     @abstractmethod
     def work(self) -> None:
         """All that it does; calls `pause` where it may be stopped."""
 
     def pause(self, seconds: float) -> None:
         """Raises Stopped as soon as it is to stop."""
-        if self._is_stopped.wait(seconds):
+        if self._stop_wanted.wait(seconds):
             raise Stopped
 
     def stop(self) -> None:
         """Have it stop, and wait a while for it."""
-        self._is_stopped.set()
-        self.join(_END_WITHIN_S)
+        self._stop_wanted.set()
+        self._thread.join(_END_WITHIN_S)
 
 
 class Repeated(Worker):
