@@ -1,12 +1,16 @@
-"""The client's answers in the words that planning uses."""
+"""The source over real connections: what clusters say of themselves and of their topics. No Spark session."""
 
 from __future__ import annotations
 
 import pytest
 
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.testing.node import EmbeddedNode
 from pyspark_fenceline.connect import ClientCluster
+from pyspark_fenceline.errors import DataLossError, LossKind
 from tests.client.scripted_cluster import ScriptedCluster
+from tests.spark.conftest import Broker
+from tests.spark.driver import Driver
 
 
 def test_a_topic_that_may_not_be_seen_is_not_one_that_does_not_exist() -> None:
@@ -21,3 +25,26 @@ def test_a_topic_that_may_not_be_seen_is_not_one_that_does_not_exist() -> None:
                 cluster.topics(["t"])
         finally:
             cluster.close()
+
+
+def test_a_checkpoint_of_another_cluster_is_told_with_both() -> None:
+    with EmbeddedNode() as old, EmbeddedNode() as new:
+        clusters = []
+        for node, count in ((old, 5), (new, 9)):
+            broker = Broker("fenceline", node.bootstrap)
+            broker.create("t")
+            broker.produce("t", range(count))
+            clusters.append(broker.admin.describe_cluster().cluster_id)
+            broker.admin.close()
+        with Driver(old.bootstrap) as driver:
+            end, rows = driver.batch()
+        assert len(rows) == 5
+        with Driver(new.bootstrap) as driver, pytest.raises(DataLossError) as caught:
+            driver.batch(end)
+        (loss,) = caught.value.losses
+        assert (loss.kind, loss.offset, loss.log_end_offset) == (LossKind.TOPIC_RECREATED, 5, 9)
+        assert [loss.cluster_id, loss.found_cluster_id] == clusters
+        with Driver(new.bootstrap, onRecreated="restart") as driver:
+            end, rows = driver.batch(end)
+        assert [offset for offset, _, _ in rows] == list(range(9))
+        assert end["cluster"] == clusters[1]
