@@ -34,6 +34,8 @@ NOTHING: dict[str, Any] = {
         ("2026-11-22T04:30:00", 1_795_321_800_000),
         ("2026-11-22T05:30:00+01:00", 1_795_321_800_000),
         ("1795321800000", 1_795_321_800_000),
+        ("1969-12-31T23:59:59.999", 0),
+        ("9223372036854775807", 2**63 - 1),
     ],
 )
 def test_times(text: str, since_ms: int) -> None:
@@ -51,12 +53,19 @@ def test_durations(text: str, back_ms: int) -> None:
     assert before - back_ms <= target.since_ms <= int(time.time() * 1000) - back_ms
 
 
+def test_a_duration_longer_than_time_goes_back_to_where_it_begins() -> None:
+    assert target_of(**NOTHING | {"duration": "P40000D"}) == Target(since_ms=0)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({}, "not said"),
         ({"earliest": True, "offset": 5}, "--to-earliest and --to-offset"),
         ({"when": "tomorrow"}, "is no time"),
+        ({"when": "9223372036854775808"}, "is no time"),
+        ({"when": "\u00b2"}, "is no time"),
+        ({"duration": "P9999999999D"}, "is no duration"),
         ({"duration": "2h"}, "is no duration"),
         ({"duration": "P"}, "is no duration"),
     ],

@@ -21,6 +21,7 @@ _DURATION: Final = re.compile(
     r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?",
     re.IGNORECASE,
 )
+_MOST_MS: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +72,39 @@ def target_of(
         since_ms = _time_ms(when)
     elif duration is not None:
         since_ms = int(time.time() * 1000) - _duration_ms(duration)
-    return Target(earliest, latest, current, offset, shift, since_ms)
+    # A time before 1970 would be one of the numbers that stand for the log's ends.
+    return Target(earliest, latest, current, offset, shift, None if since_ms is None else max(since_ms, 0))
 
 
 def _time_ms(text: str) -> int:
     """An ISO 8601 time, UTC where it names no zone, or milliseconds since 1970."""
-    if text.isdigit():
-        return int(text)
     try:
+        if text.isdecimal():
+            return _within(int(text))
         when = datetime.fromisoformat(text)
-    except ValueError:
+        return round((when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
         raise OperatorError(
             f"{text!r} is no time", "Write it like 2026-11-22T04:30:00.000 (UTC), with +01:00 behind for another zone."
         ) from None
-    return round((when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _within(time_ms: int) -> int:
+    """Raises OverflowError for a time that no record can have."""
+    if time_ms > _MOST_MS:
+        raise OverflowError(time_ms)
+    return time_ms
 
 
 def _duration_ms(text: str) -> int:
     found = _DURATION.fullmatch(text)
-    if found is None or not any(found.groups()):
-        raise OperatorError(f"{text!r} is no duration", "Write it like P1DT2H30M: one day, two hours and a half.")
-    parts = {name: float(value) for name, value in found.groupdict().items() if value is not None}
-    return round(timedelta(**parts).total_seconds() * 1000)
+    parts = {} if found is None else {name: float(value) for name, value in found.groupdict().items() if value}
+    try:
+        if parts:
+            return round(timedelta(**parts).total_seconds() * 1000)
+    except OverflowError:
+        pass
+    raise OperatorError(f"{text!r} is no duration", "Write it like P1DT2H30M: one day, two hours and a half.")
 
 
 def partitions_of(admin: Admin, named: Collection[str]) -> list[TopicPartition]:
@@ -103,7 +115,7 @@ def partitions_of(admin: Admin, named: Collection[str]) -> list[TopicPartition]:
         there = admin.metadata([topic]).topics[topic].partitions
         if not there:
             raise OperatorError(f"There is no topic {topic}", "See the topics with: fenceline topics list")
-        indexes = sorted(there) if not chosen else [int(each) for each in chosen.split(",") if each.isdigit()]
+        indexes = sorted(there) if not chosen else [int(each) for each in chosen.split(",") if each.isdecimal()]
         missing = [index for index in indexes if index not in there]
         if missing or (chosen and len(indexes) != len(chosen.split(","))):
             raise OperatorError(

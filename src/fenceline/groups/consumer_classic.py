@@ -16,7 +16,6 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_change import Change
 from fenceline.groups.consumer_embedded import (
-    PROTOCOL_TYPE,
     MalformedSubscription,
     by_id,
     read_subscription,
@@ -38,6 +37,7 @@ from fenceline.groups.messages import (
     SyncRequest,
     Ticket,
 )
+from fenceline.groups.model import CONSUMER_PROTOCOL_TYPE
 from fenceline.groups.timers import TimerKind
 
 if TYPE_CHECKING:
@@ -74,7 +74,11 @@ class ClassicMembers:
         member_id = new_member_id(groups) if is_unknown else request.member_id
         membership.refuse_when_full(group, member_id)
         names = (name for name, _ in request.protocols)
-        if request.protocol_type != PROTOCOL_TYPE or not request.protocols or not group.supports_classic(names):
+        if (
+            request.protocol_type != CONSUMER_PROTOCOL_TYPE
+            or not request.protocols
+            or not group.supports_classic(names)
+        ):
             raise PeerError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if is_unknown and request.group_instance_id is None and request.must_know_member_id:
             groups.shard.answer(ticket, JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, member_id))
@@ -111,7 +115,7 @@ class ClassicMembers:
             return JoinAnswer(
                 member_id=member_id,
                 generation=joined.epoch,
-                protocol_type=PROTOCOL_TYPE,
+                protocol_type=CONSUMER_PROTOCOL_TYPE,
                 protocol_name=request.protocols[0][0],
             )
 
@@ -138,7 +142,7 @@ class ClassicMembers:
         if member.epoch != request.generation:
             raise PeerError(ErrorCode.ILLEGAL_GENERATION)
         name, metadata = classic.protocols[0]
-        if (request.protocol_type is not None and request.protocol_type != PROTOCOL_TYPE) or (
+        if (request.protocol_type is not None and request.protocol_type != CONSUMER_PROTOCOL_TYPE) or (
             request.protocol_name is not None and request.protocol_name != name
         ):
             raise PeerError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)

@@ -15,7 +15,6 @@ from uuid import UUID
 from fenceline.groups.consumer_model import Partitions
 from fenceline.metadata.image import MetadataImage
 
-PROTOCOL_TYPE: Final = "consumer"
 _HIGHEST_VERSION: Final = 3
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")

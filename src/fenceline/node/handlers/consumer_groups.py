@@ -16,7 +16,7 @@ from fenceline.groups.consumer_messages import (
     ConsumerHeartbeatRequest,
     DescribedConsumerMember,
 )
-from fenceline.groups.consumer_model import ConsumerGroupState, Partitions
+from fenceline.groups.consumer_model import Partitions
 from fenceline.groups.messages import ALL_OPERATIONS_UNKNOWN
 from fenceline.ids import ZERO_UUID
 from fenceline.metadata.features import GROUP_VERSION
@@ -95,7 +95,6 @@ def _described(context: RequestContext, group_id: str, shows_operations: bool) -
             "authorized_operations": ALL_OPERATIONS_UNKNOWN,
         }
     image: MetadataImage = context.broker.image
-    assert group.state in set(ConsumerGroupState), "a state that clients know"
     return {
         "error_code": ErrorCode.NONE,
         "group_id": group_id,
