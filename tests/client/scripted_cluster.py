@@ -36,6 +36,8 @@ _VERSIONS: dict[ApiKey, tuple[int, int]] = {
     ApiKey.API_VERSIONS: (0, 4),
     ApiKey.INIT_PRODUCER_ID: (0, 5),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),
+    ApiKey.FIND_COORDINATOR: (4, 6),
+    ApiKey.OFFSET_FETCH: (8, 9),
 }
 
 
@@ -113,6 +115,8 @@ class ScriptedCluster:
     def __init__(self, nodes: int = 1, *, versions: dict[ApiKey, tuple[int, int]] | None = None) -> None:
         self.versions = {**_VERSIONS, **(versions or {})}
         self.logs: dict[TopicPartition, Log] = {}
+        self.committed: dict[TopicPartition, tuple[int, int]] = {}
+        """Offset and epoch, of whatever group is asked about; node 1 coordinates them all."""
         self.ids: dict[str, UUID] = {}
         self.ports: dict[int, int] = {}
         self.lock = threading.RLock()
@@ -282,6 +286,29 @@ class ScriptedCluster:
             "topics": [
                 {"topic": t.topic, "partitions": [answer(str(t.topic), p) for p in t.partitions]}
                 for t in request.topics
+            ]
+        }
+
+    def _find_coordinator(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        found = {"node_id": 1, "host": "127.0.0.1", "port": self.ports[1], "error_code": code or 0}
+        return {"coordinators": [{"key": key, **found} for key in request.coordinator_keys]}
+
+    def _offset_fetch(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        def answer(topic: str, index: int) -> dict[str, Any]:
+            offset, epoch = self.committed.get(TopicPartition(topic, index), (-1, -1))
+            return {"partition_index": index, "committed_offset": offset, "committed_leader_epoch": epoch}
+
+        return {
+            "groups": [
+                {
+                    "group_id": group.group_id,
+                    "error_code": code or 0,
+                    "topics": [
+                        {"name": t.name, "partitions": [answer(str(t.name), index) for index in t.partition_indexes]}
+                        for t in group.topics
+                    ],
+                }
+                for group in request.groups
             ]
         }
 

@@ -52,6 +52,22 @@ def test_values_that_can_not_work_are_refused_in_words(settings: dict[str, objec
         ClientConfig.parse("producer", "h", settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"group.protocol": "consumer"}, "KIP-848"),
+        ({"group.protocol": "streams"}, "one of classic"),
+        ({"on.truncation": "callback"}, "the function itself"),
+        ({"on.truncation": "ignore"}, "fail, rewind, latest or a function"),
+        ({"auto.offset.reset": "by_duration:P1D"}, "earliest, latest or none"),
+        ({"heartbeat.interval.ms": 9, "session.timeout.ms": 9}, "below session"),
+    ],
+)
+def test_values_that_can_not_work_for_a_consumer(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(OperatorError, match=words):
+        ClientConfig.parse("consumer", "h", settings)
+
+
 def test_idempotence_is_the_default_and_gives_way_to_acks() -> None:
     assert ClientConfig.parse("producer", "h", {})["enable.idempotence"] is True
     assert ClientConfig.parse("producer", "h", {"acks": "1"})["enable.idempotence"] is False

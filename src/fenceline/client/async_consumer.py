@@ -13,13 +13,12 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fenceline.client.admin_groups import fetch_committed
 from fenceline.client.auto_commit import AutoCommit
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.consumer_offsets import ConsumerOffsets
 from fenceline.client.deadline import Deadline
-from fenceline.client.errors import LogTruncationError, NoOffsetError, TimedOut
+from fenceline.client.errors import LogTruncationError, TimedOut
 from fenceline.client.face import AsyncFace
 from fenceline.client.fetched import ConsumerRecord, Fetched, to_arrow
 from fenceline.client.fetcher import Fetcher
@@ -27,7 +26,8 @@ from fenceline.client.group import Group
 from fenceline.client.handout import Handout
 from fenceline.client.loss_receipts import LossReceipt
 from fenceline.client.offsets import EARLIEST, LATEST, CommittedOffset
-from fenceline.client.positions import Phase, Positions
+from fenceline.client.positions import Positions
+from fenceline.client.starting import Starts
 from fenceline.client.truncation import Decide, Truncations
 from fenceline.errors import OperatorError
 from fenceline.ids import INTERNAL_TOPICS, NO_EPOCH, TopicPartition
@@ -61,6 +61,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         self._pattern: re.Pattern[str] | None = None
         self._listeners: dict[str, Listener | None] = {}
         self._handout = Handout(self._fetcher, self.positions)
+        self._starts = Starts(self.cluster, self.positions, self.config, self._fetcher.changed)
         self._truncations = Truncations(self.cluster, self.positions, self.config)
         self._auto_commit = AutoCommit(
             self.config, self.commitable, lambda offsets, timeout_ms: self.commit(offsets, timeout_ms=timeout_ms)
@@ -201,7 +202,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         self._auto_commit.when_due()
         if (trouble := self._fetcher.take_trouble()) is not None:
             raise trouble
-        await self._start_positions()
+        await self._starts.settle(deadline)
         if lost := self.positions.lost():
             for tp, state in lost:
                 if state.replaced is not None:
@@ -218,27 +219,6 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
             left_s = min(left_s, 0.05)
         await self._fetcher.wait_for_arrival(left_s)
         return True
-
-    async def _start_positions(self) -> None:
-        """Give every partition without a position one: committed, or by policy."""
-        fresh = [tp for tp, state in self.positions.items() if state.phase is Phase.INITIALIZING]
-        if not fresh:
-            return
-        found: dict[TopicPartition, CommittedOffset] = {}
-        if self.config["group.id"]:
-            found = await fetch_committed(self.cluster, self.config["group.id"], fresh, self._deadline(None))
-        for tp in fresh:
-            state = self.positions.get(tp)
-            if state is None or state.phase is not Phase.INITIALIZING:
-                continue
-            offset = found.get(tp)
-            if offset is not None:
-                self.positions.seek(tp, offset.offset, offset.leader_epoch)
-            elif self.config["auto.offset.reset"] == "none":
-                raise NoOffsetError(tp.topic, tp.partition)
-            else:
-                self.positions.await_reset(tp, self.config["auto.offset.reset"])
-        self._fetcher.changed()
 
     # -- positions
 
@@ -268,7 +248,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         deadline = self._deadline(timeout_ms)
         self.positions.of(tp)
         while True:
-            await self._start_positions()
+            await self._starts.settle(deadline)
             state = self.positions.of(tp)
             if (error := state.replaced or state.truncation) is not None:
                 raise error
@@ -344,6 +324,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
             if self._group is not None:
                 await self._group.close()
             self._auto_commit.close()
+            await self._starts.close()
             await self._fetcher.close()
             await self.cluster.close()
 

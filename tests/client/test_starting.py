@@ -1,0 +1,158 @@
+"""Where partitions without a position begin, and that a poll waits no longer for it than it may."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fenceline.client.consumer import Consumer
+from fenceline.client.errors import NoOffsetError, TimedOut
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import TopicPartition
+from fenceline.records.build import build_batch
+from fenceline.wire.apis import ApiKey
+from tests.client.scripted_cluster import SILENT, ScriptedCluster
+
+COUNT = 10
+QUICK = {
+    "group.id": "g",
+    "enable.auto.commit": False,
+    "retry.backoff.ms": 1,
+    "retry.backoff.max.ms": 5,
+    "reconnect.backoff.ms": 1,
+    "fetch.max.wait.ms": 10,
+    # A request that is not answered stays under way.
+    "request.timeout.ms": 600_000,
+    "default.api.timeout.ms": 600_000,
+}
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster() as scripted:
+        for tp in scripted.add_topic("t", 3):
+            for number in range(COUNT):
+                scripted.logs[tp].append(build_batch([(0, None, b"%d" % number, ())]))
+        yield scripted
+
+
+@pytest.fixture
+def tps(cluster: ScriptedCluster) -> list[TopicPartition]:
+    return list(cluster.logs)
+
+
+def consumer_of(cluster: ScriptedCluster, **config: Any) -> Consumer:
+    return Consumer(cluster.bootstrap, **{**QUICK, "auto.offset.reset": "earliest", **config})
+
+
+def until(done: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end_s, "it did not come to that"
+
+
+def first_offsets(consumer: Consumer, count: int) -> dict[int, int]:
+    """Of each partition that gave something, once so many have."""
+    found: dict[int, int] = {}
+
+    def poll() -> bool:
+        for record in consumer.poll(20):
+            found.setdefault(record.partition, record.offset)
+        return len(found) >= count
+
+    until(poll)
+    return found
+
+
+def test_at_the_committed_offset_or_by_the_policy(cluster: ScriptedCluster, tps: list[TopicPartition]) -> None:
+    cluster.committed = {tps[0]: (4, 0), tps[2]: (7, -1)}
+    with consumer_of(cluster) as consumer:
+        consumer.assign(tps)
+        assert first_offsets(consumer, 3) == {0: 4, 1: 0, 2: 7}
+    (request,) = [request for key, _, request in cluster.requests if key is ApiKey.OFFSET_FETCH]
+    assert (request.groups[0].member_id, request.groups[0].member_epoch) == (None, -1), "only KIP-848's members do"
+
+
+def test_without_a_policy_a_partition_without_an_offset_is_told_and_the_others_start(
+    cluster: ScriptedCluster, tps: list[TopicPartition]
+) -> None:
+    cluster.committed = {tps[0]: (4, 0), tps[1]: (5, 0)}
+    with consumer_of(cluster, **{"auto.offset.reset": "none"}) as consumer:
+        consumer.assign(tps)
+        with pytest.raises(NoOffsetError) as told:
+            until(lambda: consumer.poll(20) and False)
+        assert (told.value.topic, told.value.partition) == tps[2]
+        consumer.seek(tps[2], 1)
+        assert first_offsets(consumer, 3) == {0: 4, 1: 5, 2: 1}
+
+
+def test_a_coordinator_that_is_silent_holds_up_no_poll(cluster: ScriptedCluster, tps: list[TopicPartition]) -> None:
+    cluster.committed = {tps[0]: (4, 0), tps[1]: (5, 0), tps[2]: (6, 0)}
+    cluster.faults[ApiKey.OFFSET_FETCH] = [SILENT]
+    with consumer_of(cluster) as consumer:
+        consumer.assign(tps[:1])
+        for _ in range(3):
+            assert consumer.poll(10) == []
+        with pytest.raises(TimedOut, match="no position"):
+            consumer.position(tps[0], timeout_ms=10)
+        until(lambda: consumer.poll(10) == [] and cluster.seen[ApiKey.OFFSET_FETCH] == 1)
+        # One that comes meanwhile is looked up after it, one that has a position by now stays there.
+        consumer.assign(tps)
+        consumer.seek(tps[1], 1)
+        assert first_offsets(consumer, 1) == {1: 1}
+        assert cluster.seen[ApiKey.OFFSET_FETCH] == 1
+        cluster.hang_up()
+        assert first_offsets(consumer, 2) == {0: 4, 2: 6}
+
+
+def test_a_coordinator_that_loads_is_waited_for_over_many_polls(
+    cluster: ScriptedCluster, tps: list[TopicPartition]
+) -> None:
+    cluster.committed = {tps[0]: (4, 0)}
+    loads = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    cluster.fault_rule = lambda key: loads if key is ApiKey.OFFSET_FETCH else None
+    with consumer_of(cluster) as consumer:
+        consumer.assign(tps[:1])
+        until(lambda: consumer.poll(5) == [] and cluster.seen[ApiKey.OFFSET_FETCH] > 5)
+        cluster.fault_rule = None
+        assert first_offsets(consumer, 1) == {0: 4}
+
+
+def test_a_refusal_for_good_is_told_by_every_poll(cluster: ScriptedCluster, tps: list[TopicPartition]) -> None:
+    refused = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    cluster.fault_rule = lambda key: refused if key is ApiKey.OFFSET_FETCH else None
+    with consumer_of(cluster) as consumer:
+        consumer.assign(tps[:1])
+        for _ in range(2):
+            with pytest.raises(PeerError, match="GROUP_AUTHORIZATION_FAILED"):
+                until(lambda: consumer.poll(20) and False)
+        cluster.fault_rule = None
+        assert first_offsets(consumer, 1) == {0: 0}
+
+
+def test_what_was_asked_for_a_former_assignment_is_not_taken(
+    cluster: ScriptedCluster, tps: list[TopicPartition]
+) -> None:
+    cluster.committed = {tps[0]: (4, 0)}
+    cluster.faults[ApiKey.OFFSET_FETCH] = [SILENT]
+    with consumer_of(cluster) as consumer:
+        consumer.assign(tps[:1])
+        until(lambda: consumer.poll(10) == [] and cluster.seen[ApiKey.OFFSET_FETCH] == 1)
+        consumer.assign(tps[1:2])
+        consumer.assign(tps[:1])
+        answers: list[tuple[int, int]] = []
+        plain = cluster._offset_fetch
+
+        def answer(node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+            """Others go on committing."""
+            cluster.committed[tps[0]] = (cluster.committed[tps[0]][0] + 1, 0)
+            answers.append(cluster.committed[tps[0]])
+            return plain(node_id, request, code)
+
+        cluster._offset_fetch = answer  # type: ignore[method-assign]
+        cluster.hang_up()
+        assert first_offsets(consumer, 1) == {0: 6}
+        assert answers == [(5, 0), (6, 0)]
