@@ -88,8 +88,10 @@ class Stream:
         self.errors: list[str] = []
         self._stops = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._began = 0.0
 
     def __enter__(self) -> Self:
+        self._began = time.monotonic()
         self._thread.start()
         eventually(lambda: self._acknowledged, f"a first record of {self._topic}", wait_s=PATIENCE_S, step_s=LOOK_S)
         return self
@@ -115,6 +117,10 @@ class Stream:
                 self.errors.append(str(error))
 
         return delivered
+
+    def wait_until_s(self, age_s: float) -> None:
+        """Until that many seconds after the producer began."""
+        time.sleep(max(0.0, self._began + age_s - time.monotonic()))
 
     def next_acknowledged_s(self, moment: float) -> float:
         """Seconds from `moment` until a record that was sent after it was acknowledged; waits for it."""

@@ -127,6 +127,47 @@ def test_a_split_vote_is_repeated_soon() -> None:
     assert isinstance(machine.quorum.role, Prospective)
 
 
+def test_a_vote_that_one_denies_and_one_does_not_answer_is_repeated_soon() -> None:
+    """Q20: both followers of a frozen leader missed it in the same millisecond, and each voted for itself."""
+    machine = Machine()
+    machine.to_candidate()
+    machine.reply(machine.request_id(2, VoteRequest), VoteResponse(leader_epoch=1))
+    deadline = machine.quorum.next_deadline_ms
+    assert deadline is not None
+    assert deadline <= machine.now_ms + 150
+    assert isinstance(machine.quorum.role, Candidate), "the third may still answer"
+    machine.pass_time(150)
+    assert isinstance(machine.quorum.role, Prospective)
+
+
+def test_votes_that_are_split_again_and_again_are_repeated_ever_later() -> None:
+    """Q20: answers that take longer than the first short time still decide in the end."""
+    machine = Machine()
+    waits = []
+    machine.to_prospective()
+    for _ in range(12):
+        granted = VoteResponse(leader_epoch=machine.quorum.epoch, vote_granted=True)
+        machine.reply(machine.request_id(2, VoteRequest), granted)
+        machine.reply(machine.request_id(2, VoteRequest), VoteResponse(leader_epoch=machine.quorum.epoch))
+        deadline = machine.quorum.next_deadline_ms
+        assert deadline is not None
+        waits.append(deadline - machine.now_ms)
+        machine.pass_time(waits[-1])
+        assert isinstance(machine.quorum.role, Prospective)
+    assert max(waits[6:]) > 300
+
+
+def test_who_asks_for_itself_is_asked_again() -> None:
+    """It said no while it heard from the leader; what it asks now shows that it does not any more."""
+    machine = _follower(history=(1, 1))
+    machine.to_prospective()
+    machine.reply(machine.request_id(3, VoteRequest), VoteResponse(leader_id=2, leader_epoch=3))
+    asked = _vote(3, pre_vote=True, replica_id=3, replica_directory_id=voter(3).voter_directory_id)
+    assert not machine.ask(asked).vote_granted, "its log is behind"
+    machine.reply(machine.request_id(3, VoteRequest), VoteResponse(leader_epoch=3, vote_granted=True))
+    assert isinstance(machine.quorum.role, Candidate)
+
+
 def test_an_answer_of_an_earlier_election_does_not_count() -> None:
     machine = Machine()
     machine.to_prospective()

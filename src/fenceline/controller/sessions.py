@@ -141,6 +141,11 @@ class Sessions:
         silent = [(s.last_contact_ms, broker) for broker, s in self._sessions.items() if s.last_contact_ms <= limit]
         return (broker for _, broker in sorted(silent))
 
+    def next_end_ms(self, now_ms: int) -> int | None:
+        """When the next session ends if nothing more is heard; None where none has time left."""
+        ends = (session.last_contact_ms + self._timeout_ms for session in self._sessions.values())
+        return min((end for end in ends if end > now_ms), default=None)
+
     def lowest_offset(self, active: Iterable[int]) -> int | None:
         """The lowest metadata offset that the `active` brokers have applied; None without brokers."""
         offsets = [session.metadata_offset for broker in active if (session := self._sessions.get(broker)) is not None]

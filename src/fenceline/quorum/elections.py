@@ -5,8 +5,10 @@ majority of yes is the only way into a candidacy, which costs an epoch (K7). Wha
 is flushed: a candidate that restarts must not own less than it was elected for.
 
 Better than Kafka, on the same wire: a vote or pre-vote that can not be won any more is repeated after a short random
-time instead of a whole election timeout (Q20 against K9); a receiver that is not the voter who was meant stays in its
-epoch (G34); a follower whose leader has resigned, or refuses connections, says yes to a pre-vote.
+time instead of a whole election timeout (Q20 against K9), and so is a vote that one voter denies while another says
+nothing, as after a frozen leader whom all followers miss in the same millisecond; a no of a voter that asks for itself
+meanwhile is forgotten; a receiver that is not the voter who was meant stays in its epoch (G34); a follower whose leader
+has resigned, or refuses connections, says yes to a pre-vote.
 
 Rules: raft.md Q5, Q6, Q10, Q16-Q20, Q60; since_4_0.md K7-K9; gaps.md G24, G34, G39.
 """
@@ -36,6 +38,7 @@ class Elections:
         self._gone: set[int] = set()
         """Their addresses take no connection: no vote is to be expected."""
         self._is_lost = False
+        self._tries_again = False
         self._lost_in_a_row = 0
 
     # -- boot --------------------------------------------------------------------------------------------------------
@@ -75,6 +78,8 @@ class Elections:
         """Become Prospective: would a majority elect this node? (Q60, K7)"""
         core = self._core
         state = core.persisted
+        if isinstance(core.role, Follower):
+            self._lost_in_a_row = 0
         if isinstance(core.role, Resigned):
             core.become(Prospective(core.epoch, core.me, NOBODY, ZERO_UUID))
         else:
@@ -96,30 +101,34 @@ class Elections:
         self._rejected = set()
         self._gone = set()
         self._is_lost = False
+        self._tries_again = False
 
     def _decide(self) -> None:
         core = self._core
         votes = len(self._granted & set(core.voters.ids))
         if core.may_stand and votes >= core.voters.majority:
-            self._lost_in_a_row = 0
             if isinstance(core.role, Prospective):
                 self._stand()
             else:
+                self._lost_in_a_row = 0
                 self._lead(tuple(sorted(self._granted)))
         elif not self._is_lost and len(self._rejected | self._gone) > len(core.voters) - core.voters.majority:
             self._is_lost = True
-            self._lost()
+            if isinstance(core.role, Prospective):
+                self.go_back()
+            self._try_again_soon()
+        elif self._rejected and isinstance(core.role, Candidate):
+            self._try_again_soon()
 
-    def _lost(self) -> None:
-        """Not to be won any more: again after a short random time that grows (Q20), against a second split vote."""
+    def _try_again_soon(self) -> None:
+        """After a short random time that grows (Q20), against a second split vote."""
         core = self._core
+        if self._tries_again or isinstance(core.role, Follower) or not core.may_stand:
+            return
+        self._tries_again = True
         limit = min(100 << min(self._lost_in_a_row, 10), core.settings.election_backoff_max_ms)
-        again_at_ms = core.now_ms + core.settings.retry_backoff_ms + core.rng.randrange(max(1, limit))
         self._lost_in_a_row += 1
-        if isinstance(core.role, Prospective):
-            self.go_back()
-        if not isinstance(core.role, Follower) and core.may_stand:
-            core.timeout_at_ms = again_at_ms
+        core.timeout_at_ms = core.now_ms + core.settings.retry_backoff_ms + core.rng.randrange(max(1, limit))
 
     def go_back(self) -> None:
         """A prospective gives up: to its leader where that can be reached, else it waits in the same epoch (K7)."""
@@ -189,6 +198,8 @@ class Elections:
         if error is ErrorCode.NONE:
             if request.replica_epoch > core.epoch:
                 core.become_unattached(request.replica_epoch)
+            elif request.pre_vote and isinstance(core.role, Prospective):
+                self._rejected.discard(request.replica_id)  # who asks has lost its leader, too: it may say yes now
             granted = self._would_elect(request) if request.pre_vote else self._elect(request)
         return VoteResponse(ErrorCode.NONE, error, core.leader_id, core.epoch, granted, core.leader_endpoints())
 
