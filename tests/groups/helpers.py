@@ -94,6 +94,18 @@ class World:
         self.coordinator = self._new_coordinator()
         self._load(range(self.coordinator.partition_count))
 
+    def compact(self, share: float = 1.0, *, drops_tombstones: bool) -> None:
+        """The first part of each log is compacted: of each key the last record is left, at last no tombstones."""
+        for partition, log in self.log.items():
+            end = round(len(log) * share)
+            last = {key: position for position, (key, _) in enumerate(log[:end])}
+            kept = [
+                record
+                for position, record in enumerate(log[:end])
+                if last[record[0]] == position and not (drops_tombstones and record[1] is None)
+            ]
+            self.log[partition] = kept + log[end:]
+
     def shard(self, group_id: str = GROUP) -> Shard:
         return self.coordinator._active[self.coordinator.partition_of(group_id)]
 

@@ -87,6 +87,11 @@ class Lives(RuleBasedStateMachine):
         self.world.reload()
         assert self.world.shard().consumers.groups.get(GROUP) == before
 
+    @rule(share=st.sampled_from([0.5, 0.9, 1.0]), drops_tombstones=st.booleans())
+    def the_log_is_compacted(self, share: float, drops_tombstones: bool) -> None:
+        self.world.compact(share, drops_tombstones=drops_tombstones)
+        self.reload()
+
     @rule(topic=st.sampled_from(["t", "u"]))
     def grow(self, topic: str) -> None:
         if self.sizes[topic] < 6:

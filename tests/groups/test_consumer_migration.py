@@ -141,6 +141,47 @@ def test_a_crash_in_between_changes_nothing() -> None:
     assert list(world.group().members) == [old]
 
 
+@pytest.mark.parametrize("drops_tombstones", [False, True])
+@pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
+def test_a_compaction_in_between_changes_nothing(share: float, drops_tombstones: bool) -> None:
+    world = ConsumerWorld()
+
+    def compact_and_crash() -> None:
+        consumers, classic = dict(world.shard().consumers.groups), _seen(world)
+        world.compact(share, drops_tombstones=drops_tombstones)
+        world.reload()
+        assert (world.shard().consumers.groups, _seen(world)) == (consumers, classic)
+
+    world.commit(7)
+    old = _classic(world, "old", 0, 1, 2, 3)
+    compact_and_crash()
+    for _ in range(2):
+        new = Client(world, "new")
+        new.beat()
+        compact_and_crash()
+        new.leave()
+        compact_and_crash()
+        joined = world.join(old, protocols=_protocols(0, 1, 2, 3)).outcome
+        world.sync(old, joined.generation, {old: _assignment(0, 1, 2, 3)})
+        compact_and_crash()
+    world.leave((old, None))
+    world.advance(0)
+    compact_and_crash()
+    assert world.offset() == 7
+    world.delete_groups(GROUP)
+    compact_and_crash()
+    assert world.offset() == -1
+
+
+def _seen(world: ConsumerWorld) -> object:
+    group = world.shard().groups.get(GROUP)
+    return group and (
+        group.generation,
+        group.protocol_type,
+        {m.member_id: m.assignment for m in group.members.values()},
+    )
+
+
 def test_a_refused_conversion_leaves_the_group_as_it_was() -> None:
     world = ConsumerWorld()
     old = _classic(world, "old", 0)
