@@ -15,13 +15,16 @@ def demo(
         "fenceline-demo"
     ),
     report: Annotated[Path, typer.Option(help="the HTML page to write")] = Path("demo-report.html"),
+    months: Annotated[int, typer.Option(min=3, max=12, help="of the flights of 2013, from January on")] = 12,
 ) -> None:
-    """Stream 336,776 flights through a node and Spark into Delta tables, check every row, draw the delays."""
+    """Stream the flights of 2013 through three brokers and Spark into Delta tables, lose some on the way, and watch the
+    tables being repaired: every row is checked, and a page tells what happened.
+    """
     with readable_errors():
         from fenceline.demo.run import run_demo
 
         try:
-            passed = run_demo(directory.absolute(), report.absolute())
+            passed = run_demo(directory.absolute(), report.absolute(), months=months)
         except KeyboardInterrupt:
             print("\nStopped; nothing is left running.")
             raise typer.Exit(130) from None
