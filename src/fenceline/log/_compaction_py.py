@@ -47,7 +47,6 @@ FULL: Final = 2
 """No room for the next batch: in the map of keys, or where the filter writes to."""
 
 _SPECIAL_BITS: Final = 0x37
-_HORIZON: Final = 0x40
 _GROWTH: Final = 12
 
 

@@ -76,10 +76,6 @@ class Places:
     found: list[Place] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
 
-    def size_bytes(self, disk: Disk) -> int:
-        """About what there is to read."""
-        return sum(size_of(disk, place) for place in self.found)
-
 
 def places_at(disk: Disk, path: str) -> Places:
     """Raises OperatorError where there is nothing to verify, OSError."""

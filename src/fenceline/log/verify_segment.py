@@ -72,14 +72,6 @@ class Rows:
         start = self.value("position", row) - self._content_position
         return self._content[start : start + self.value("size_bytes", row)]
 
-    def all_content(self) -> memoryview:
-        """The bytes of all of them."""
-        first = self.value("position", 0) - self._content_position
-        last = self.count - 1
-        return self._content[
-            first : self.value("position", last) + self.value("size_bytes", last) - self._content_position
-        ]
-
     @property
     def end_position(self) -> int:
         return self.value("position", self.count - 1) + self.value("size_bytes", self.count - 1)
