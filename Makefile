@@ -42,7 +42,9 @@ jars: $(JARS)/.complete  ## fetch Apache Kafka's and Spark's connector jars (tes
 $(JARS)/.complete: tools/kafka/pom.xml tools/kafka/connector.xml
 	@bash tools/fetch_jars.sh $(KAFKA_VERSION) $(JARS)
 
-demo: setup java  ## the flights pipeline: node, Spark stream, Delta tables, report
+demo: setup java  ## flights through three brokers and Spark; records are lost, told of, and taken out of the tables
+	@# Spark's own connector runs beside it; without Maven, or without a way to its jars, the demo goes on alone.
+	@ls $(JARS)/connector/*.jar >/dev/null 2>&1 || ! command -v mvn >/dev/null || timeout 120 bash tools/fetch_jars.sh $(KAFKA_VERSION) $(JARS) connector || true
 	@$(BIN)/fenceline demo
 
 SIMULATION := $(BIN)/python -m fenceline.testing.simulation all
