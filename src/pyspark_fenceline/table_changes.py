@@ -23,14 +23,18 @@ if TYPE_CHECKING:
 
 CHANGE_TYPE: Final = "_change_type"
 COMMIT_VERSION: Final = "_commit_version"
+_KINDS: Final = {"add": "insert", "remove": "delete"}
+_MOST_TASKS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
-    """A file that a version added or took out."""
+    """A file that a version added or took out. `kind`: what became of its rows, insert or delete."""
 
     path: str
     partition_values: Mapping[str, str | None]
+    kind: str
+    version: int
 
 
 def changes(
@@ -60,23 +64,25 @@ def changes(
         raise OperatorError(f"There is no Delta table at {table}", "Check the path, and the storage options.")
     schema = StructType.fromJson(json.loads(opened.schema().to_json()))
     newest = int(opened.version())
-    found: DataFrame | None = None
+    one_sided: list[ChangedFile] = []
+    parts: list[DataFrame] = []
     for version in range(first_version, (newest if last_version is None else min(last_version, newest)) + 1):
-        added, removed = files_of_version(options, version)
-        came, went = (_rows(session, options, schema, files) for files in (added, removed))
-        if added and removed:
-            came, went = came.exceptAll(went), went.exceptAll(came)
-        for rows, kind, files in ((came, "insert", added), (went, "delete", removed)):
-            if files:
-                told = rows.withColumn(CHANGE_TYPE, f.lit(kind)).withColumn(COMMIT_VERSION, f.lit(version).cast("long"))
-                found = told if found is None else found.unionByName(told)
-    if found is None:
-        nothing = _rows(session, options, schema, ())
-        return nothing.withColumn(CHANGE_TYPE, f.lit("")).withColumn(COMMIT_VERSION, f.lit(0).cast("long"))
+        files = files_of_version(options, version)
+        sides = {kind: [file for file in files if file.kind == kind] for kind in _KINDS.values()}
+        if not all(sides.values()):
+            one_sided += files
+            continue
+        came, went = (_rows(session, options, schema, sides[kind]).drop(CHANGE_TYPE) for kind in ("insert", "delete"))
+        parts.append(came.exceptAll(went).withColumn(CHANGE_TYPE, f.lit("insert")))
+        parts.append(went.exceptAll(came).withColumn(CHANGE_TYPE, f.lit("delete")))
+    # Most versions only add: however many they are, they are one job.
+    found = _rows(session, options, schema, one_sided)
+    for part in parts:
+        found = found.unionByName(part)
     return found
 
 
-def files_of_version(options: DeltaOptions, version: int) -> tuple[list[ChangedFile], list[ChangedFile]]:
+def files_of_version(options: DeltaOptions, version: int) -> list[ChangedFile]:
     """Files that a version added and took out, of those that change rows."""
     root = file_system(options)
     try:
@@ -87,39 +93,53 @@ def files_of_version(options: DeltaOptions, version: int) -> tuple[list[ChangedF
             f"The table at {options.path} does not know any more what its version {version} changed",
             "Compute what is derived from it anew, from the whole table.",
         ) from None
-    sides: dict[str, list[ChangedFile]] = {"add": [], "remove": []}
-    for line in lines:
-        for kind, action in json.loads(line).items() if line.strip() else ():
-            if kind in sides and action.get("dataChange", True):
-                sides[kind].append(ChangedFile(action["path"], action.get("partitionValues") or {}))
-    return sides["add"], sides["remove"]
+    return [
+        ChangedFile(action["path"], action.get("partitionValues") or {}, _KINDS[name], version)
+        for line in lines
+        if line.strip()
+        for name, action in json.loads(line).items()
+        if name in _KINDS and action.get("dataChange", True)
+    ]
 
 
 def _rows(session: SparkSession, options: DeltaOptions, schema: Any, files: Sequence[ChangedFile]) -> DataFrame:
+    """All rows of the files, with what became of them and when."""
+    from pyspark.sql.types import LongType, StringType, StructType
+
+    told = StructType([*schema.fields]).add(CHANGE_TYPE, StringType()).add(COMMIT_VERSION, LongType())
+
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark_fenceline.schema import arrow_schema
 
-        target = arrow_schema(schema)
+        target = arrow_schema(told)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield from _rows_of(options, files[number], target)
 
-    numbers = session.range(0, len(files), 1, max(min(len(files), 64), 1))
-    rows: DataFrame = numbers.mapInArrow(read, schema)
+    numbers = session.range(0, len(files), 1, max(min(len(files), _MOST_TASKS), 1))
+    rows: DataFrame = numbers.mapInArrow(read, told)
     return rows
 
 
 def _rows_of(options: DeltaOptions, file: ChangedFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """All rows of a file in the table's columns; those that the file has not are null, or its partition's."""
+    """The file's rows in the columns of `target`; those that the file has not are its partition's, or null."""
     import pyarrow as pa
 
+    same = {name: _value(text, target.field(name).type) for name, text in file.partition_values.items()}
+    same |= {CHANGE_TYPE: pa.scalar(file.kind), COMMIT_VERSION: pa.scalar(file.version)}
     for batch in open_parquet(options, file.path).iter_batches():
-        columns = []
-        for wanted in target:
-            if wanted.name in batch.schema.names:
-                columns.append(batch.column(wanted.name).cast(wanted.type))
-            else:
-                text = file.partition_values.get(wanted.name)
-                value = pa.scalar(text, pa.string()).cast(wanted.type)
-                columns.append(pa.repeat(value, batch.num_rows))
+        columns = [
+            batch.column(wanted.name).cast(wanted.type)
+            if wanted.name in batch.schema.names
+            else pa.repeat(same.get(wanted.name, pa.scalar(None, wanted.type)), batch.num_rows)
+            for wanted in target
+        ]
         yield pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def _value(text: str | None, kind: pa.DataType) -> pa.Scalar:
+    """A partition's value as the table's log writes it: times without a zone are UTC."""
+    import pyarrow as pa
+
+    value = pa.scalar(text, pa.string())
+    return value.cast(pa.timestamp("us")).cast(kind) if pa.types.is_timestamp(kind) else value.cast(kind)

@@ -190,6 +190,8 @@ class Source:
         self.read: list[int] = []
         self.before: list[int] = []
         self.start = 0
+        self.must_go_back = False
+        """The last batch did not get as far as its place, which is all that a checkpoint knows."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -201,7 +203,8 @@ class Source:
         holds = not self.read or (len(self.read) <= len(now) and now[len(self.read) - 1] == self.read[-1])
         start = len(self.read) if holds else common(self.read, now)
         end = len(now) if everything else chance.randint(start, len(now))
-        if holds and end == start:
+        must_run, self.must_go_back = self.must_go_back, False
+        if holds and end == start and not must_run:
             self.before, self.start = self.read, len(self.read)
             return False
         self.before, self.read, self.start = self.read, now[:end], start
@@ -211,7 +214,8 @@ class Source:
         """What a replay reads: the same, as far as the log still has it."""
         now = self.log.epochs
         start, end = min(self.start, common(self.before, now)), common(self.read, now)
-        # Where less is left than was planned, the next batch begins there.
+        # Where less is left than was planned, the next batch begins there, and there is one.
+        self.must_go_back = end < len(self.read)
         self.read = self.read[:end]
         return start, end
 

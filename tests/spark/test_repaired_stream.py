@@ -47,6 +47,12 @@ def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tm
         assert DeltaTable(table).metadata().partition_columns == ["topic", "partition"]
         assert pyspark_fenceline.audit(table, broker.bootstrap).verdict.is_equal
         seen = DeltaTable(table).version()
+        came = pyspark_fenceline.changes(table, 0, seen).groupBy("_commit_version", "_change_type").count().collect()
+        assert sorted((row["_change_type"], row["count"]) for row in came) == [
+            ("insert", 30),
+            ("insert", 60),
+            ("insert", 60),
+        ]
 
         node.stop()
         cut(node.log_dir, topic, 100)
