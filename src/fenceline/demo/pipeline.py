@@ -44,6 +44,9 @@ _FRESH: Final = {"kafka.metadata.max.age.ms": "1000"}
 """For both sources: a new leader is known within a second, and not only when the old one stays silent for long."""
 
 
+_CONNECTOR_ROWS: Final = "partition int, offset long, value binary"
+
+
 class Rewind(NamedTuple):
     """The stream went back. `at_wall_s`: when the batch that did so was planned."""
 
@@ -102,13 +105,14 @@ class Pipeline:
                 ("spark.sql.shuffle.partitions", "2"),
                 ("spark.sql.session.timeZone", "UTC"),
                 ("spark.sql.streaming.numRecentProgressUpdates", "1000"),
-                ("spark.jars", ",".join(map(str, self._jars))),
                 ("spark.local.dir", str(scratch)),
                 ("spark.sql.warehouse.dir", str(scratch)),
                 # Nothing outside of the demo's directory.
                 ("spark.driver.extraJavaOptions", f'"-Djava.io.tmpdir={scratch}" -XX:-UsePerfData'),
             ]
         )
+        if self._jars:
+            settings.set("spark.jars", ",".join(map(str, self._jars)))
         try:
             launch: Callable[..., Any] = java_gateway.launch_gateway
             with self._stopping.held(), self.log_file.open("wb") as log:
@@ -284,7 +288,7 @@ class Pipeline:
 
     def connector(self) -> Connector | None:
         """What its table holds beside the log as it is now; None where it did not run."""
-        if not self._jars:
+        if not self._jars or not self._connector_table.exists():
             return None
         self._note_connector()
         from pyspark.sql import functions as f
@@ -298,7 +302,8 @@ class Pipeline:
             .option("subscribe", self._topic)
             .load()
         )
-        theirs = self._spark.read.parquet(str(self._connector_table))
+        # Spark tells it apart from what was written and not committed.
+        theirs = self._spark.read.schema(_CONNECTOR_ROWS).parquet(str(self._connector_table))
         return compared(digested(theirs), digested(log), self._connector_error)
 
 

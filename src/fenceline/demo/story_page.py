@@ -18,9 +18,7 @@ from fenceline.demo.story import Connector, Lost, Reign, Rows, Span, Story, Tabl
 
 _STYLES: Final = 4
 """Colours of nodes that the page has."""
-_STYLE: Final = "".join(
-    (Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("report.css", "story.css")
-)
+_STYLE: Final = (Path(__file__).parent / "story.css").read_text(encoding="utf-8")
 
 
 def page(story: Story, *, more: str = "") -> str:
