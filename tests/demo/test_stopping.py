@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from fenceline.demo.stopping import Stopping
 @pytest.fixture(autouse=True)
 def nothing_is_ignored() -> Iterator[None]:
     """Who starts the tests in the background, or by nohup, has them ignore signals."""
-    handlers = {
+    handlers: dict[signal.Signals, Any] = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
         signal.SIGHUP: signal.SIG_DFL,
