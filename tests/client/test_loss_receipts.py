@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -9,10 +10,12 @@ from uuid import UUID
 
 import pytest
 
+from fenceline.client.consumer import Consumer
 from fenceline.client.errors import LogTruncationError
 from fenceline.client.loss_receipts import LossReceipt, parse_receipt
-from fenceline.ids import LOSSES_TOPIC, TopicPartition, encode_uuid
+from fenceline.ids import LOSSES_TOPIC, encode_uuid
 from fenceline.losses.receipt import Cause, LossClass, Receipt, encode, identified
+from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
 from tests.client.scripted_cluster import SILENT, ScriptedCluster
 from tests.kip.test_kip320_consumer import QUICK, _cut_under, read, told
@@ -79,6 +82,13 @@ def test_what_is_no_receipt_is_passed_over(raw: bytes) -> None:
     assert parse_receipt(raw) is None
 
 
+@pytest.mark.parametrize("topic_id", ["x", "AAAA", 7])
+def test_a_topic_id_that_is_none_makes_no_receipt(topic_id: object) -> None:
+    fields = json.loads(encode(_receipt(topic_id=_OTHER)))
+    assert parse_receipt(json.dumps(fields).encode()) is not None
+    assert parse_receipt(json.dumps({**fields, "topic_id": topic_id}).encode()) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "tells"),
     [
@@ -87,8 +97,6 @@ def test_what_is_no_receipt_is_passed_over(raw: bytes) -> None:
         ({"start_offset": 9, "end_offset_exclusive": 99}, True),
         ({"start_offset": 0, "end_offset_exclusive": 6}, False),
         ({"start_offset": 10, "end_offset_exclusive": 11}, False),
-        ({"partition": 1}, False),
-        ({"topic": "u"}, False),
         ({"leader_epochs": (3, 4)}, False),
         ({"leader_epochs": ()}, True),
     ],
@@ -96,7 +104,7 @@ def test_what_is_no_receipt_is_passed_over(raw: bytes) -> None:
 def test_which_receipts_tell_of_a_range(changes: dict[str, Any], tells: bool) -> None:
     found = parse_receipt(encode(_receipt(**changes)))
     assert found is not None
-    assert found.tells_of(TopicPartition("t", 0), 6, 10, (0,)) is tells
+    assert found.tells_of(6, 10, (0,)) is tells
 
 
 def test_receipts_are_joined_to_the_truncation(cluster: ScriptedCluster) -> None:
@@ -108,6 +116,7 @@ def test_receipts_are_joined_to_the_truncation(cluster: ScriptedCluster) -> None
         encode(_receipt(replica=7, partition=1)),
         b"no receipt",
         encode(_receipt(replica=8, topic_id=_OTHER)),
+        encode(_receipt(replica=6, topic="u")),
         encode(mine),
         encode(_receipt(replica=9, time_ms=2)),
         encode(gone),
@@ -124,6 +133,31 @@ def test_receipts_are_joined_to_the_truncation(cluster: ScriptedCluster) -> None
         _publish(cluster, encode(_receipt(replica=11, time_ms=9)))
         assert [r.replica for r in consumer.loss_receipts(error)] == [9, 1, 11]
         assert [len(each.evidence) for each in consumer.truncations()] == [2]
+
+
+def test_many_partitions_that_are_cut_at_once_take_one_look_at_the_ledger(cluster: ScriptedCluster) -> None:
+    tps = cluster.add_topic("t", 5)
+    _publish(cluster, *(encode(_receipt(partition=tp.partition, replica=10 + tp.partition)) for tp in tps[1:]))
+    config = {**QUICK, "truncation.evidence.timeout.ms": 30_000, "on.truncation": "rewind"}
+    with Consumer(cluster.bootstrap, **config) as consumer:
+        consumer.assign(tps)
+        for tp in tps:
+            for _ in range(10):
+                cluster.logs[tp].append(build_batch([(0, None, b"read", ())]))
+            consumer.seek(tp, 0)
+        read(consumer, 50)
+        seen = cluster.seen[ApiKey.LIST_OFFSETS]
+        # Nothing of it is heard before all of it has happened.
+        with cluster.lock:
+            for tp in tps:
+                cluster.logs[tp].elect(2, cut_to=6)
+                cluster.logs[tp].append(build_batch([(0, None, b"new", ())]))
+        assert read(consumer, 5) == [b"new"] * 5
+        met = {error.partition: [receipt.replica for receipt in error.evidence] for error in consumer.truncations()}
+        assert met == {0: [], 1: [11], 2: [12], 3: [13], 4: [14]}
+        assert consumer.assignment() == tps
+    # Earliest and latest; once more at most, where answers about the partitions come apart.
+    assert cluster.seen[ApiKey.LIST_OFFSETS] - seen <= 2 * len(tps) - 2
 
 
 def test_a_cluster_without_a_ledger_has_none_and_gets_none(cluster: ScriptedCluster) -> None:

@@ -204,10 +204,10 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
             raise trouble
         await self._starts.settle(deadline)
         if lost := self.positions.lost():
-            for tp, state in lost:
+            for _, state in lost:
                 if state.replaced is not None:
                     raise state.replaced
-                await self._truncations.settle(tp, state)
+            await self._truncations.settle(lost)
             self._fetcher.changed()
 
     async def _wait(self, deadline: Deadline) -> bool:

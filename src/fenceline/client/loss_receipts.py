@@ -8,13 +8,13 @@ reader has noticed: none found means that none is there yet.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
-from fenceline.client.errors import ConnectionLost, TimedOut
+from fenceline.client.errors import ConnectionLost, LogTruncationError, TimedOut
 from fenceline.client.fetch_wire import PartitionFetch, fetch_once
 from fenceline.client.fetched import scan, to_records
 from fenceline.client.offsets import EARLIEST, LATEST, list_offsets
@@ -54,14 +54,12 @@ class LossReceipt(NamedTuple):
             f"{self.records} records, {self.loss_class}, {kept})"
         )
 
-    def tells_of(
-        self, tp: TopicPartition, start_offset: int, end_offset_exclusive: int, epochs: Iterable[int] = ()
-    ) -> bool:
-        """Whether it covers some of the range; `epochs`: of the records that were read there, none where unknown."""
+    def tells_of(self, start_offset: int, end_offset_exclusive: int, epochs: Iterable[int] = ()) -> bool:
+        """Whether it covers some of a range of its partition; `epochs`: of the records that were read there, none where
+        unknown."""
         read_in = set(epochs)
         return (
-            (self.topic, self.partition) == tp
-            and self.start_offset < end_offset_exclusive
+            self.start_offset < end_offset_exclusive
             and start_offset < self.end_offset_exclusive
             and (not read_in or not self.leader_epochs or not read_in.isdisjoint(self.leader_epochs))
         )
@@ -71,6 +69,8 @@ def parse_receipt(document: bytes) -> LossReceipt | None:
     """A ledger record's value; None for what is no receipt that this client understands."""
     try:
         fields: dict[str, Any] = json.loads(document)
+        if fields["topic_id"]:
+            decode_uuid(fields["topic_id"])
         return LossReceipt(
             str(fields["id"]),
             str(fields["topic"]),
@@ -93,28 +93,35 @@ def parse_receipt(document: bytes) -> LossReceipt | None:
 
 
 async def find_receipts(
-    cluster: Cluster,
-    config: ClientConfig,
-    tp: TopicPartition,
-    start_offset: int,
-    end_offset_exclusive: int,
-    *,
-    epochs: Iterable[int] = (),
-    deadline: Deadline,
-) -> tuple[LossReceipt, ...]:
-    """The receipts that tell of a range, oldest first, each as it was last written. Raises PeerError, TimedOut.
+    cluster: Cluster, config: ClientConfig, errors: Sequence[LogTruncationError], *, deadline: Deadline
+) -> list[tuple[LossReceipt, ...]]:
+    """The receipts that tell of each truncation, oldest first, each as it was last written. Raises PeerError, TimedOut.
 
-    Reads the ledger from its beginning: it holds one small record for each loss.
+    Reads the ledger once, from its beginning: it holds one small record for each loss.
     """
+    searched: dict[TopicPartition, list[int]] = {}
+    for number, error in enumerate(errors):
+        searched.setdefault(TopicPartition(error.topic, error.partition), []).append(number)
+    found: list[dict[str, LossReceipt]] = [{} for _ in errors]
+    async for receipt in _ledger(cluster, config, deadline):
+        for number in searched.get(TopicPartition(receipt.topic, receipt.partition), ()):
+            error = errors[number]
+            start, topic_id = max(0, error.divergent_offset), cluster.metadata.topic_id(error.topic)
+            is_of_topic = not receipt.topic_id or topic_id in (ZERO_UUID, decode_uuid(receipt.topic_id))
+            if is_of_topic and receipt.tells_of(start, error.truncated_from, error.epochs):
+                found[number][receipt.id] = receipt
+    return [tuple(sorted(each.values(), key=lambda receipt: (receipt.time_ms, receipt.id))) for each in found]
+
+
+async def _ledger(cluster: Cluster, config: ClientConfig, deadline: Deadline) -> AsyncIterator[LossReceipt]:
+    """Every receipt, each partition's in the order in which they were written."""
     known = (await cluster.fetch_metadata([LOSSES_TOPIC], deadline)).topics.get(LOSSES_TOPIC)
     if known is None or known.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or not known.partitions:
-        return ()
+        return
     partitions = [TopicPartition(LOSSES_TOPIC, index) for index in known.partitions]
     starts = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), deadline=deadline)
     ends = await list_offsets(cluster, dict.fromkeys(partitions, LATEST), deadline=deadline)
     left = {ledger: starts[ledger].offset for ledger in partitions if starts[ledger].offset < ends[ledger].offset}
-    topic_id = cluster.metadata.topic_id(tp.topic)
-    found: dict[str, LossReceipt] = {}
     while left:
         if deadline.is_over:
             raise cluster.out_of_time(deadline)
@@ -137,12 +144,9 @@ async def find_receipts(
                 moved |= piece.next_offset > left[ledger]
                 left[ledger] = piece.next_offset
                 for record in to_records(piece):
-                    receipt = parse_receipt(record.value or b"")
-                    if receipt is not None and receipt.tells_of(tp, start_offset, end_offset_exclusive, epochs):
-                        found[receipt.id] = receipt
+                    if (receipt := parse_receipt(record.value or b"")) is not None:
+                        yield receipt
         left = {ledger: offset for ledger, offset in left.items() if offset < ends[ledger].offset}
         if left and not moved:
             await cluster.pause(deadline)
             await cluster.fetch_metadata([LOSSES_TOPIC], deadline)
-    of_this_topic = [r for r in found.values() if not r.topic_id or topic_id in (ZERO_UUID, decode_uuid(r.topic_id))]
-    return tuple(sorted(of_this_topic, key=lambda receipt: (receipt.time_ms, receipt.id)))

@@ -17,7 +17,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
 from fenceline.client.cluster import Cluster
@@ -49,17 +49,29 @@ class Truncations:
         self._joined: dict[TopicPartition, LogTruncationError] = {}
         self.seen: deque[LogTruncationError] = deque(maxlen=_KEPT)
 
-    async def settle(self, tp: TopicPartition, state: PartitionState) -> None:
-        """Do what was chosen for the partition's truncation. Raises LogTruncationError where that is to fail."""
+    async def settle(self, lost: Collection[tuple[TopicPartition, PartitionState]]) -> None:
+        """Do what was chosen for the truncations of these. Raises the first LogTruncationError that is to fail."""
+        await self._join_receipts(lost)
+        for tp, state in lost:
+            await self._settle(tp, state)
+
+    async def _join_receipts(self, lost: Collection[tuple[TopicPartition, PartitionState]]) -> None:
+        """To those that have not been met before: with one look at the ledger, as many as may have been cut at once."""
+        met = [
+            (tp, state, state.truncation)
+            for tp, state in lost
+            if state.truncation is not None and self._joined.get(tp) is not state.truncation
+        ]
+        found = await self._receipts([error for _, _, error in met])
+        for (tp, state, error), receipts in zip(met, found, strict=True):
+            if state.truncation is error and self._positions.get(tp) is state:
+                state.truncation = self._joined[tp] = error.with_evidence(receipts)
+                self.seen.append(state.truncation)
+
+    async def _settle(self, tp: TopicPartition, state: PartitionState) -> None:
         error = state.truncation
-        if error is None:
+        if error is None or self._joined.get(tp) is not error or self._positions.get(tp) is not state:
             return
-        if self._joined.get(tp) is not error:
-            found = error.with_evidence(await self._receipts(tp, error))
-            if state.truncation is not error or self._positions.get(tp) is not state:
-                return
-            state.truncation = self._joined[tp] = error = found
-            self.seen.append(error)
         if self.decide is None:
             self._go_on(tp, state, error, self._policy)
             return
@@ -90,26 +102,19 @@ class Truncations:
             ) from error
         _log.warning("%s goes on by on.truncation (%s)", tp, choice)
 
-    async def _receipts(self, tp: TopicPartition, error: LogTruncationError) -> tuple[LossReceipt, ...]:
-        """What the cluster tells of the loss within `truncation.evidence.timeout.ms`: the error waits no longer."""
+    async def _receipts(self, errors: Sequence[LogTruncationError]) -> list[tuple[LossReceipt, ...]]:
+        """What the cluster tells of each within `truncation.evidence.timeout.ms`: errors wait no longer."""
         timeout_ms = self._config["truncation.evidence.timeout.ms"]
-        if not timeout_ms:
-            return ()
+        if not timeout_ms or not errors:
+            return [()] * len(errors)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await self.receipts_of(error, Deadline(timeout_ms))
+                return await find_receipts(self._cluster, self._config, errors, deadline=Deadline(timeout_ms))
         except (PeerError, OperatorError, TimeoutError) as trouble:
-            _log.info("%s: no loss receipts could be read: %s", tp, trouble)
-            return ()
+            _log.info("no loss receipts could be read: %s", trouble)
+            return [()] * len(errors)
 
     async def receipts_of(self, error: LogTruncationError, deadline: Deadline) -> tuple[LossReceipt, ...]:
         """The loss receipts that the cluster has of what `error` tells. Raises PeerError, OperatorError."""
-        return await find_receipts(
-            self._cluster,
-            self._config,
-            TopicPartition(error.topic, error.partition),
-            max(0, error.divergent_offset),
-            error.truncated_from,
-            epochs=error.epochs,
-            deadline=deadline,
-        )
+        (found,) = await find_receipts(self._cluster, self._config, [error], deadline=deadline)
+        return found
