@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenceline.groups.consumer_regex import MAX_CACHED_STATES, MAX_STATES, InvalidRegex, TopicRegex
+from fenceline.groups.consumer_regex import MAX_CACHED_STATES, TopicRegex
+from fenceline.groups.consumer_regex_parser import MAX_STATES, InvalidRegex
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_change import Change
+from fenceline.groups.consumer_checks import refuse_fenced, unknown_member
 from fenceline.groups.consumer_embedded import (
     MalformedSubscription,
     by_id,
@@ -22,7 +23,7 @@ from fenceline.groups.consumer_embedded import (
     without_epochs,
     write_assignment,
 )
-from fenceline.groups.consumer_membership import new_member_id, refuse_fenced, unknown_member
+from fenceline.groups.consumer_membership import new_member_id
 from fenceline.groups.consumer_model import ClassicMember, ConsumerGroup, ConsumerMember, MemberState
 from fenceline.groups.messages import (
     NO_MEMBER_ID,

@@ -31,6 +31,7 @@ from fenceline.groups import consumer_records as records
 from fenceline.groups.clock import Now
 from fenceline.groups.consumer_assignors import MemberWish
 from fenceline.groups.consumer_change import Change
+from fenceline.groups.consumer_checks import refuse_epoch, refuse_fenced, unknown_member
 from fenceline.groups.consumer_messages import ConsumerHeartbeatAnswer, ConsumerHeartbeatRequest
 from fenceline.groups.consumer_model import (
     JOINING_EPOCH,
@@ -45,12 +46,11 @@ from fenceline.groups.consumer_model import (
     ResolvedRegex,
 )
 from fenceline.groups.consumer_reconcile import Aim, next_step
-from fenceline.groups.consumer_regex import InvalidRegex, topic_regex
-from fenceline.groups.consumer_settings import ConsumerSettings
+from fenceline.groups.consumer_regex import topic_regex
+from fenceline.groups.consumer_regex_parser import InvalidRegex
 from fenceline.groups.consumer_topics import topic_ids
 from fenceline.groups.consumer_uniform import ASSIGNORS
 from fenceline.groups.messages import Ticket
-from fenceline.groups.names import can_be_stored
 from fenceline.groups.timers import TimerKind
 
 if TYPE_CHECKING:
@@ -58,50 +58,6 @@ if TYPE_CHECKING:
 
 REGEX_REFRESH_PAUSE_MS: Final = 10_000
 """Between two looks for the topics of a group's regular expressions."""
-
-
-def check_request(request: ConsumerHeartbeatRequest, settings: ConsumerSettings) -> None:
-    """Raises PeerError INVALID_REQUEST or UNSUPPORTED_ASSIGNOR, in Kafka's order."""
-    epoch = request.member_epoch
-    if request.must_bring_member_id or epoch > 0 or epoch == LEAVING_EPOCH:
-        _refuse_blank(request.member_id, "MemberId can't be empty.")
-    _refuse_blank(request.group_id, "GroupId can't be empty.")
-    _refuse_blank(request.instance_id, "InstanceId can't be empty.")
-    _refuse_blank(request.rack_id, "RackId can't be empty.")
-    if epoch == JOINING_EPOCH:
-        if request.rebalance_timeout_ms == -1:
-            raise _invalid("RebalanceTimeoutMs must be provided in first request.")
-        if request.owned is None or request.owned:
-            raise _invalid("TopicPartitions must be empty when (re-)joining.")
-        if request.subscribed_names is None and request.subscribed_regex is None:
-            raise _invalid("Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.")
-    elif epoch == STATIC_LEAVING_EPOCH:
-        if request.instance_id is None:
-            raise _invalid("InstanceId can't be null.")
-    elif epoch < STATIC_LEAVING_EPOCH:
-        raise _invalid("MemberEpoch is invalid.")
-    for text, what in (
-        (request.member_id, "MemberId"),
-        (request.instance_id, "InstanceId"),
-        (request.subscribed_regex, "SubscribedTopicRegex"),
-    ):
-        if not can_be_stored(text):
-            raise _invalid(f"{what} is too long.")
-    assignor = request.server_assignor
-    if assignor is not None and assignor not in settings.assignors:
-        raise PeerError(
-            ErrorCode.UNSUPPORTED_ASSIGNOR,
-            f"ServerAssignor {assignor} is not supported. Supported assignors: {', '.join(settings.assignors)}.",
-        )
-
-
-def _refuse_blank(text: str | None, why: str) -> None:
-    if text is not None and not text.strip():
-        raise _invalid(why)
-
-
-def _invalid(why: str) -> PeerError:
-    return PeerError(ErrorCode.INVALID_REQUEST, why)
 
 
 class ConsumerMembership:
@@ -190,7 +146,7 @@ class ConsumerMembership:
             if not is_joining:
                 raise unknown_member(group.group_id, member_id)
             return ConsumerMember(member_id)
-        _refuse_epoch(member, request.member_epoch, request.owned)
+        refuse_epoch(member, request.member_epoch, request.owned)
         return member
 
     def static(
@@ -212,7 +168,7 @@ class ConsumerMembership:
                 raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
             refuse_fenced(known, member_id, instance_id)
             if not uses_classic:
-                _refuse_epoch(known, epoch, owned)
+                refuse_epoch(known, epoch, owned)
             return known
         if known is None:
             return group.members.get(member_id) or ConsumerMember(member_id)
@@ -445,40 +401,6 @@ def new_member_id(groups: ConsumerGroups) -> str:
         text = urlsafe_b64encode(raw).rstrip(b"=").decode()
         if not text.startswith("-"):
             return text
-
-
-def unknown_member(group_id: str, member_id: str) -> PeerError:
-    return PeerError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group_id}.")
-
-
-def refuse_fenced(member: ConsumerMember, member_id: str, instance_id: str) -> None:
-    """Raises PeerError where another member has this instance id now."""
-    if member.member_id != member_id:
-        raise PeerError(
-            ErrorCode.FENCED_INSTANCE_ID,
-            f"Static member {member_id} with instance id {instance_id} was fenced by member {member.member_id}.",
-        )
-
-
-def _refuse_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
-    if epoch in (JOINING_EPOCH, member.epoch):
-        return
-    if epoch == member.previous_epoch and epoch < member.epoch and _is_part(owned, member.assigned):
-        return  # the answer with the newer epoch may have been lost
-    size = "greater" if epoch > member.epoch else "smaller"
-    raise PeerError(
-        ErrorCode.FENCED_MEMBER_EPOCH,
-        f"The consumer group member has a {size} member epoch ({epoch}) than the one known by the group coordinator"
-        f" ({member.epoch}). The member must abandon all its partitions and rejoin.",
-    )
-
-
-def _is_part(owned: Partitions | None, held: Held) -> bool:
-    if owned is None:
-        return False
-    return all(partition in held.get(topic_id, {}) for topic_id, used in owned.items() for partition in used) and all(
-        topic_id in held for topic_id in owned
-    )
 
 
 def _since_always(held: Held) -> Held:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import messages
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_membership import check_request
+from fenceline.groups.consumer_checks import check_request
 from fenceline.groups.consumer_messages import (
     ConsumerHeartbeatAnswer,
     ConsumerHeartbeatRequest,

@@ -125,7 +125,7 @@ class GroupsLoading:
                     self._step(load)
                     await asyncio.sleep(0)
         finally:
-            # After a bug of ours the others are loaded all the same.
+            # After a bug in what follows from a load the others are loaded all the same.
             is_left = bool(self._queue) and not self._is_closed
             self._reader = asyncio.get_running_loop().create_task(self._read()) if is_left else None
 
@@ -193,7 +193,8 @@ class GroupsLoading:
     # --- what goes wrong ----------------------------------------
 
     def _failed(self, shard: Shard, error: Exception) -> None:
-        """Groups of this partition stay without coordinator, others are served; our own bugs go on their way."""
+        """Groups of this partition stay without coordinator, whoever began the load goes on; what is a bug of ours is
+        told with its traceback."""
         if not self._coordinator.is_current(shard):
             return
         if isinstance(error, PeerError) and error.code in _PASSES:
@@ -209,7 +210,9 @@ class GroupsLoading:
             " `fenceline log dump`, restore the partition or delete its directory (its groups start anew)",
         )
         if not isinstance(error, FencelineError | OSError) or isinstance(error, InternalError):
-            raise error
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "groups can not be loaded", "exception": error}
+            )
 
     def _begin_again(self, shard: Shard) -> None:
         waiting = self._waiting.get(shard.partition)
