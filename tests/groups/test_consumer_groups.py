@@ -8,6 +8,7 @@ import pytest
 
 from fenceline.errors import ErrorCode
 from fenceline.groups.consumer_model import ConsumerGroupState, MemberState
+from fenceline.groups.consumer_records import CURRENT_KEY, MEMBER_KEY
 from fenceline.groups.consumer_settings import ConsumerSettings, Interval
 from fenceline.groups.messages import DescribedGroup, FetchOffsetsRequest, OffsetToCommit, TopicToFetch
 from fenceline.groups.offsets import OffsetSlot
@@ -315,6 +316,18 @@ def test_a_loaded_group_is_the_one_that_was() -> None:
     assert world.consumers() == before
     clients[0].beat()
     assert clients[0].errors == []
+
+
+def test_a_compacted_log_may_tell_what_a_member_holds_before_who_it_is() -> None:
+    world = ConsumerWorld()
+    epoch = world.enter("a", "t").member_epoch
+    assert world.beat("a", epoch, rack_id="r2").error is ErrorCode.NONE
+    before = world.consumers()
+    world.compact(drops_tombstones=False)
+    kinds = [int.from_bytes(key[:2]) for key, _ in world.log[world.partition()]]
+    assert kinds.index(CURRENT_KEY) < kinds.index(MEMBER_KEY)
+    world.reload()
+    assert world.consumers() == before
 
 
 def test_answers_wait_for_the_log_and_a_refusal_takes_everything_back() -> None:
