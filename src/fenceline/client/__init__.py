@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from fenceline.client.errors import LogTruncationError as LogTruncationError
     from fenceline.client.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
     from fenceline.client.errors import TopicReplacedError as TopicReplacedError
+    from fenceline.client.errors import UnknownEpochError as UnknownEpochError
     from fenceline.client.fetched import ConsumerRecord as ConsumerRecord
+    from fenceline.client.loss_receipts import LossReceipt as LossReceipt
     from fenceline.client.offsets import CommittedOffset as CommittedOffset
     from fenceline.client.offsets import OffsetAndEpoch as OffsetAndEpoch
     from fenceline.client.producer import AsyncProducer as AsyncProducer
@@ -39,6 +41,7 @@ _HOMES: Final = {
     "ConsumerRecord": "fetched",
     "EpochMismatchError": "errors",
     "LogTruncationError": "errors",
+    "LossReceipt": "loss_receipts",
     "NewTopic": "async_admin",
     "OffsetAndEpoch": "offsets",
     "OffsetOutOfRangeError": "errors",
@@ -47,6 +50,7 @@ _HOMES: Final = {
     "RangeReader": "reader",
     "TopicPartition": "offsets",
     "TopicReplacedError": "errors",
+    "UnknownEpochError": "errors",
 }
 __all__ = [*_HOMES]
 
