@@ -17,6 +17,7 @@ from fenceline.wire.apis import ApiKey
 from tests.client.scripted_cluster import SILENT, ScriptedCluster
 
 COUNT = 10
+_QUESTION = ApiKey.OFFSET_FOR_LEADER_EPOCH
 QUICK = {
     "group.id": "g",
     "enable.auto.commit": False,
@@ -74,6 +75,22 @@ def test_at_the_committed_offset_or_by_the_policy(cluster: ScriptedCluster, tps:
         assert first_offsets(consumer, 3) == {0: 4, 1: 0, 2: 7}
     (request,) = [request for key, _, request in cluster.requests if key is ApiKey.OFFSET_FETCH]
     assert (request.groups[0].member_id, request.groups[0].member_epoch) == (None, -1), "only KIP-848's members do"
+
+
+def test_an_epoch_that_was_committed_is_asked_about_before_anything_is_read(
+    cluster: ScriptedCluster, tps: list[TopicPartition]
+) -> None:
+    """`epochs.md E46`: also for the first fetch of an assignment."""
+    cluster.committed = {tps[0]: (4, 0)}
+    with consumer_of(cluster) as consumer:
+        consumer.assign(tps[:1])
+        assert first_offsets(consumer, 1) == {0: 4}
+    about = [(key, request) for key, _, request in cluster.requests if key in (ApiKey.FETCH, _QUESTION)]
+    first, question = about[0]
+    assert first is _QUESTION
+    assert question.topics[0].partitions[0].leader_epoch == 0
+    fetched = about[1][1].partitions[0]
+    assert (fetched.fetch_offset, fetched.last_fetched_epoch) == (4, 0)
 
 
 def test_without_a_policy_a_partition_without_an_offset_is_told_and_the_others_start(
