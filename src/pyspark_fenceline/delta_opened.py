@@ -63,6 +63,9 @@ def _brought_up_to_date(options: DeltaOptions, known: _Opened) -> DeltaTable | N
 
     if known.looks >= _MOST_LOOKS or _entry(options, known.version) != known.entry:
         return None
+    if _entry(options, int(known.table.version()) + 1) is None:
+        # Versions have no gaps: nobody has gone on.
+        return known.table
     try:
         known.table.update_incremental()
     except (DeltaError, OSError):
