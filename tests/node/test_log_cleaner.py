@@ -254,6 +254,7 @@ def test_a_log_that_was_cut_after_it_was_judged_is_not_compacted() -> None:
         for number in range(200):
             made = memoryview(build_batch([(desk.clock.ms, b"a", b"not committed %d" % number, ())]))
             replica.log.append_as_leader(made, leader_epoch=replica.leader_epoch, now_ms=desk.clock.ms)
+        await desk.save()
         before = list(replica.log.segments)
         assert replica.log.log_end_offset > verdict.end > replica.log.high_watermark
         cleaner._waiting[replica] = 0
