@@ -16,7 +16,7 @@ from fenceline.records.build import build_batch
 from fenceline.records.crc import crc32c
 from fenceline.records.errors import RecordsError
 from fenceline.wire.apis import ApiKey
-from tests.client.scripted_cluster import SILENT, ScriptedCluster
+from tests.client.scripted_cluster import REFUSE, SILENT, ScriptedCluster
 
 _QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "fetch.max.wait.ms": 10}
 _LENGTH_AT, _CRC_AT, _CRC_FROM = 8, 17, 21
@@ -225,6 +225,34 @@ def test_what_a_broker_refuses_again_and_again_is_told_by_one_poll(cluster: Scri
         # What was refused at the position before is no news after a seek.
         consumer.seek(tp, 0)
         assert [record.value for record in consumer.poll(10_000)] == [b"value"]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_brokers_that_are_all_away_are_waited_for(cluster: ScriptedCluster, begun: bool) -> None:
+    """Polls give nothing and raise nothing meanwhile; then it goes on where it was."""
+    (tp,) = cluster.add_topic("t")
+    cluster.logs[tp].batches = [_batch(offset, b"%d" % offset) for offset in range(3)]
+    found: list[int] = []
+    with Consumer(cluster.bootstrap, **_QUICK, **{"reconnect.backoff.max.ms": 5}) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+
+        def poll() -> None:
+            found.extend(record.offset for record in consumer.poll(5))
+
+        if begun:
+            _until(lambda: poll() or len(found) == 3)
+        with cluster.lock:
+            cluster.fault_rule = lambda key: REFUSE
+            tried = cluster.seen[ApiKey.API_VERSIONS]
+        cluster.hang_up()
+        _until(lambda: poll() or cluster.seen[ApiKey.API_VERSIONS] >= tried + 20)
+        with cluster.lock:
+            cluster.fault_rule = None
+            cluster.logs[tp].batches.append(_batch(3, b"3"))
+        _until(lambda: poll() or len(found) >= 4)
+        assert found == [0, 1, 2, 3]
+        assert consumer.truncations() == []
 
 
 def test_a_large_compressed_batch_is_read_in_parts(cluster: ScriptedCluster) -> None:
