@@ -8,6 +8,7 @@ that was there, so that a table which was removed and made anew is opened anew. 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pyspark_fenceline.delta_options import DeltaOptions
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+_log = logging.getLogger("pyspark_fenceline")
 _MOST: Final = 4
 _MOST_LOOKS: Final = 200
 """Then the table is opened anew, so that what a handle has gathered on its way does not grow for ever."""
@@ -49,38 +51,43 @@ def look(options: DeltaOptions) -> DeltaTable | None:
         table = open_table(options)
         if table is None:
             return None
-    version = int(table.version())
-    entry = _entry(options, version)
-    if entry is not None:
-        _opened[key] = _Opened(table, version, entry, looks)
-        if len(_opened) > _MOST:
-            _opened.popitem(last=False)
+    try:
+        _keep(key, _Opened(table, int(table.version()), _entry(options, int(table.version())), looks))
+    except OSError as error:
+        _log.info("the table at %s is opened anew for the next batch: %s", options.path, error)
     return table
 
 
+def _keep(key: tuple[Any, ...], opened: _Opened) -> None:
+    if opened.entry is None:
+        return
+    _opened[key] = opened
+    if len(_opened) > _MOST:
+        _opened.popitem(last=False)
+
+
 def _brought_up_to_date(options: DeltaOptions, known: _Opened) -> DeltaTable | None:
+    """None where it has to be opened anew, which also says whatever is wrong."""
     from deltalake.exceptions import DeltaError
 
-    if known.looks >= _MOST_LOOKS or _entry(options, known.version) != known.entry:
-        return None
-    if _entry(options, int(known.table.version()) + 1) is None:
-        # Versions have no gaps: nobody has gone on.
-        return known.table
     try:
-        known.table.update_incremental()
+        if known.looks >= _MOST_LOOKS or _entry(options, known.version) != known.entry:
+            return None
+        # Versions have no gaps: without a next one nobody has gone on.
+        if _entry(options, int(known.table.version()) + 1) is not None:
+            known.table.update_incremental()
     except (DeltaError, OSError):
-        # Whatever is wrong, `open_table` says it.
         return None
     return known.table
 
 
 def _entry(options: DeltaOptions, version: int) -> Any:
-    """None where the log does not have that version's entry any more."""
+    """None where the log has no entry of that version."""
     name = f"_delta_log/{version:020d}.json"
     if "://" not in options.path:
         try:
             found = os.stat(os.path.join(options.path, name))
-        except OSError:
+        except FileNotFoundError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
     from pyarrow import fs
