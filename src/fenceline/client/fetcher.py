@@ -401,7 +401,7 @@ class Fetcher:
     def _take_refusal(
         self, tp: TopicPartition, state: PartitionState, position: Position, code: ErrorCode, node_id: int
     ) -> None:
-        if state.read_replica == node_id:
+        if node_id != position.leader.leader:
             # A follower that is behind, or none any more: the leader knows (E52).
             state.read_replica = _NOBODY
             if code is ErrorCode.OFFSET_OUT_OF_RANGE:
