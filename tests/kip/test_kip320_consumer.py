@@ -616,7 +616,7 @@ def test_kip392_without_a_rack_it_stays_with_the_leader(cluster: ScriptedCluster
     assert _readers(cluster) == {1}
 
 
-@pytest.mark.parametrize("trouble", ["behind", "out of range", "hangs up", "refuses"])
+@pytest.mark.parametrize("trouble", ["behind", "out of range", "out of range and of time", "hangs up", "refuses"])
 def test_e52_a_replica_that_does_not_serve_is_left_for_the_leader(cluster: ScriptedCluster, trouble: str) -> None:
     """One that is behind, having lost its disk, calls that a divergence (E10): only the leader can tell."""
     (tp,) = cluster.add_topic("t")
@@ -628,14 +628,22 @@ def test_e52_a_replica_that_does_not_serve_is_left_for_the_leader(cluster: Scrip
         consumer.seek(tp, 0)
         assert read(consumer, 4) == values
         assert 2 in _readers(cluster)
+
+        def refuse(node: int, key: ApiKey) -> object:
+            if (node, key) != (2, ApiKey.FETCH):
+                return None
+            if trouble == "out of range and of time":
+                # While it is asked, its turn to be asked ends.
+                consumer._async.positions.of(tp).read_replica = -1
+            return HANG_UP if trouble == "hangs up" else ErrorCode.OFFSET_OUT_OF_RANGE
+
         with cluster.lock:
             if trouble == "behind":
                 log.replica_end = 2
             elif trouble == "refuses":
                 log.read_replica = 3
             else:
-                code = HANG_UP if trouble == "hangs up" else ErrorCode.OFFSET_OUT_OF_RANGE
-                cluster.node_rule = lambda node, key: code if (node, key) == (2, ApiKey.FETCH) else None
+                cluster.node_rule = refuse
             before = len(cluster.fetches)
         _until(lambda: consumer.poll(10) or any(node == 1 for node, _, _ in cluster.fetches[before:]))
         with cluster.lock:
