@@ -59,7 +59,7 @@ def table_files(table: DeltaTable) -> list[TableFile]:
     """All files of the table's version. Raises `OperatorError` for a table whose files are not all there is to read."""
     import pyarrow as pa
 
-    refuse_deletion_vectors(table)
+    _refuse_what_files_do_not_tell(table)
     actions = pa.table(table.get_add_actions(flatten=True))
     names = set(actions.column_names)
     partition_by = tuple(table.metadata().partition_columns)
@@ -113,7 +113,13 @@ def _text(value: Any) -> str | None:
     return str(value)
 
 
-def refuse_deletion_vectors(table: DeltaTable) -> None:
+def _refuse_what_files_do_not_tell(table: DeltaTable) -> None:
+    mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+    if mapping != "none":
+        raise OperatorError(
+            f"The table's columns are mapped by {mapping}: its files have other names for them, which is not read here",
+            "Give audit a DataFrame.",
+        )
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return
     if table.deletion_vectors().read_all().num_rows:

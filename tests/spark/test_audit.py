@@ -258,6 +258,33 @@ def test_tables_that_can_not_be_compared_are_refused(broker: Broker, topic: str,
         audited(broker, good, f"{topic}-x")
 
 
+def rewritten(table: Path, **actions: dict[str, Any]) -> str:
+    """A table whose first entry says something else."""
+    rows = {"topic": ["t"] * 30, "partition": [0] * 30, "offset": list(range(30)), "leader_epoch": [0] * 30}
+    write_deltalake(str(table), pa.table(rows))
+    entry = table / "_delta_log" / f"{0:020d}.json"
+    lines = [json.loads(line) for line in entry.read_text().splitlines()]
+    told = [{kind: {**action, **actions.get(kind, {})} for kind, action in line.items()} for line in lines]
+    entry.write_text("\n".join(json.dumps(line) for line in told))
+    return str(table)
+
+
+def test_tables_whose_files_do_not_tell_their_rows_are_refused(tmp_path: Path) -> None:
+    chosen = settings("127.0.0.1:1")
+    vector = {"storageType": "i", "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"}
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    deleted = rewritten(
+        tmp_path / "deleted",
+        protocol={"minReaderVersion": 3, "minWriterVersion": 7, **features},
+        add={"deletionVector": {**vector, "sizeInBytes": 44, "cardinality": 6}},
+    )
+    with pytest.raises(OperatorError, match="has deletion vectors"):
+        audit_here(deleted, chosen)
+    mapped = rewritten(tmp_path / "mapped", metaData={"configuration": {"delta.columnMapping.mode": "name"}})
+    with pytest.raises(OperatorError, match="mapped by name"):
+        audit_here(mapped, chosen)
+
+
 def test_a_table_with_columns_of_its_own_is_not_filled_by_guessing(broker: Broker, topic: str, tmp_path: Path) -> None:
     broker.create(topic)
     broker.produce(topic, range(5))
