@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fenceline.cli.app import app
+from fenceline.client import connection
 from fenceline.client.admin import Admin
 from fenceline.client.offsets import CommittedOffset
 from fenceline.client.producer import Producer
@@ -55,7 +56,22 @@ def commit_as(connection: RawConnection, member: BareMember, group: str, topic: 
     assert {each.error_code for found in answer.topics for each in found.partitions} == {0}
 
 
+@pytest.fixture(params=["4.3", "3.9"])
+def _release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers of Kafka 3.7 to 3.9 have the consumer protocol, but no DescribeGroups that says what such a group is."""
+    if request.param == "4.3":
+        return
+    learn = connection._learn_versions
+
+    async def learn_less(made: connection.Connection, config: Any) -> None:
+        await learn(made, config)
+        made.versions |= {ApiKey.DESCRIBE_GROUPS: (0, 5), ApiKey.CONSUMER_GROUP_DESCRIBE: (0, 0)}
+
+    monkeypatch.setattr(connection, "_learn_versions", learn_less)
+
+
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("_release")
 def test_a_group_is_described_listed_reset_and_deleted(
     bootstrap: str, admin: Admin, make_topic: MakeTopic, unique: Callable[[str], str]
 ) -> None:

@@ -225,7 +225,8 @@ class GroupsAdmin(ABC):
                 response = await ask_coordinator(self.cluster, group_id, ApiKey.DESCRIBE_GROUPS, fields, deadline)
                 group = response.groups[0]
                 code = error_code(group.error_code)
-                if code is ErrorCode.GROUP_ID_NOT_FOUND:
+                # Before version 6, which brokers of Kafka 3.7 to 3.9 do not have, such a group is dead here.
+                if code is ErrorCode.GROUP_ID_NOT_FOUND or group.group_state == "Dead":
                     found = await self._of_consumer_protocol(group_id, deadline)
                     if found is not None:
                         return found
@@ -255,7 +256,12 @@ class GroupsAdmin(ABC):
     async def _of_consumer_protocol(self, group_id: str, deadline: Deadline) -> GroupDescription | None:
         """A group of the consumer protocol (KIP-848), described by the API of its own; None when it is none."""
         fields = {"group_ids": [group_id], "include_authorized_operations": False}
-        response = await ask_coordinator(self.cluster, group_id, ApiKey.CONSUMER_GROUP_DESCRIBE, fields, deadline)
+        try:
+            response = await ask_coordinator(self.cluster, group_id, ApiKey.CONSUMER_GROUP_DESCRIBE, fields, deadline)
+        except PeerError as error:
+            if error.code is ErrorCode.UNSUPPORTED_VERSION:
+                return None
+            raise
         group = response.groups[0]
         code = error_code(group.error_code)
         if code in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
