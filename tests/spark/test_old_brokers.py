@@ -17,8 +17,18 @@ OLD = {
     ApiKey.LIST_OFFSETS: (1, 3),
     ApiKey.METADATA: (0, 6),
 }
-KAFKA_2_1 = {ApiKey.FETCH: (4, 10), ApiKey.LIST_OFFSETS: (1, 4), ApiKey.METADATA: (0, 7)}
-KAFKA_2_4 = {ApiKey.FETCH: (4, 11), ApiKey.LIST_OFFSETS: (1, 5), ApiKey.METADATA: (0, 9)}
+KAFKA_2_1 = {
+    ApiKey.FETCH: (4, 10),
+    ApiKey.LIST_OFFSETS: (1, 4),
+    ApiKey.METADATA: (0, 7),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 2),
+}
+KAFKA_2_4 = {
+    ApiKey.FETCH: (4, 11),
+    ApiKey.LIST_OFFSETS: (1, 5),
+    ApiKey.METADATA: (0, 9),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 3),
+}
 
 
 def write(cluster: ScriptedCluster, tp: TopicPartition, first: int, count: int) -> None:
