@@ -87,6 +87,7 @@ def test_bad_input_is_answered_in_words(
 def test_nobody_listening_is_said(spark: SparkSession) -> None:
     frame = spark.read.format("fenceline").option("kafka.bootstrap.servers", "127.0.0.1:1").option("subscribe", "t")
     frame = frame.option("kafka.default.api.timeout.ms", "500").option("kafka.request.timeout.ms", "500")
+    frame = frame.option("fetchOffset.numRetries", "1")
     with pytest.raises(Exception, match=r"127\.0\.0\.1:1"):
         frame.load().count()
 
