@@ -423,7 +423,10 @@ def test_subscriptions_are_read_in_every_version() -> None:
 def test_retention_of_many_groups_is_looked_at_a_part_at_a_time() -> None:
     """Nobody waits for it; what a look removes goes in one batch, and the next look comes soon."""
     groups = [name for name in (f"g-{number}" for number in range(100_000)) if partition_for(name, 50) == 7][:30]
-    world = World(GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS), partitions=[7])
+    settings = GroupSettings(
+        initial_rebalance_delay_ms=0, offsets_retention_ms=DAY_MS, offsets_retention_check_interval_ms=DAY_MS // 2
+    )
+    world = World(settings, partitions=[7])
     for group in groups:
         world.commit(group=group, offsets=tuple(OffsetToCommit("t", index, 1) for index in range(1_000)))
     world.advance(DAY_MS - 1)
