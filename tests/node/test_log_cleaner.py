@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Final
@@ -427,3 +428,44 @@ def test_a_record_without_a_key_is_refused() -> None:
         assert getattr(refused.value, "code", None) is ErrorCode.INVALID_RECORD
 
     cleaned(story)
+
+
+@pytest.mark.usefixtures("small_pause")
+def test_no_more_bytes_pass_than_the_rate_allows() -> None:
+    rate = 2_000
+
+    async def story(desk: CleaningDesk) -> None:
+        await desk.grow()
+        began_ms = desk.clock.ms
+        await until(desk, lambda: desk.cleaner.figures.runs == 1)
+        needed_ms = 1_000 * desk.cleaner.figures.bytes_read / rate
+        assert needed_ms > 5_000
+        # What was read first is paid for afterwards, a second's worth at the most.
+        assert desk.clock.ms - began_ms >= needed_ms - 1_000
+
+    cleaned(story, log_cleaner_io_max_bytes_per_second=f"{rate}.0", log_cleaner_io_buffer_size="61")
+
+
+def test_all_but_the_names_of_files_is_done_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop never reads, writes or syncs for a compaction; all that it does is to give ready files their names."""
+    at_loop: list[str] = []
+
+    async def story(desk: CleaningDesk) -> None:
+        replica, loop_thread = desk.replica(), threading.get_ident()
+
+        def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*given: Any, **named: Any) -> Any:
+                if replica.cleaning is not None and threading.get_ident() == loop_thread:
+                    at_loop.append(name)
+                return call(*given, **named)
+
+            return run
+
+        for name in ("open_append", "open_read", "write", "pread", "fsync", "fsync_dir", "rename", "unlink"):
+            monkeypatch.setattr(desk.disk, name, watched(name, getattr(desk.disk, name)))
+        await desk.grow()
+        await until(desk, lambda: desk.cleaner.figures.runs == 1 and replica.cleaning is None)
+        assert desk.deleted
+
+    cleaned(story)
+    assert set(at_loop) <= {"rename"}
