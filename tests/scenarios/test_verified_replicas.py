@@ -25,7 +25,7 @@ ANEW = 20
 
 @pytest.fixture(params=["fenceline", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.together(CLUSTERS)])])
 def story(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UncleanStory]:
-    with cluster_of(request.param, tmp_path / "cluster") as cluster:
+    with cluster_of(request.param, tmp_path) as cluster:
         cluster.wait_ready()
         cluster.wait_complete()
         yield UncleanStory(cluster)
