@@ -477,6 +477,21 @@ def test_rows_that_are_no_records_are_refused(cluster: FakeCluster, options: Del
         write(options, 0, [("t", 0, 1, 0), (None, 0, 2, 0)])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("lacking", ["topic", "partition", "offset", "leader_epoch"])
+def test_a_table_without_the_columns_is_refused_in_words(cluster: FakeCluster, tmp_path: Path, lacking: str) -> None:
+    from deltalake import write_deltalake
+
+    path = str(tmp_path / "table")
+    cluster.log("t").append(6)
+    write_deltalake(path, pa.Table.from_batches([arrow(records(cluster, 0, 2))]).drop_columns([lacking]))
+    options = delta_options({"path": path, "kafka.bootstrap.servers": "fake"})
+    with pytest.raises(OperatorError, match=f"does not fit the Delta table .*column {lacking} .*not in the table"):
+        write(options, 0, records(cluster, 2, 6))
+    table = open_table(options)
+    assert table is not None
+    assert (table.version(), table.count()) == (0, 2)
+
+
 def test_a_frame_without_the_columns_is_refused_in_words(options: DeltaOptions) -> None:
     with pytest.raises(OperatorError, match="it has not: leader_epoch") as caught:
         delta_commit.check_tracked(options, struct("topic string, partition int, offset long"))
