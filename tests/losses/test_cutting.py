@@ -187,7 +187,7 @@ def test_what_compaction_has_taken_is_not_lost() -> None:
     kept = log.log_end_offset
     batch = bytearray(build_batch([(1_000, b"key", b"late", ())]))
     assign_in_place(batch, 0, kept + 20, 2)
-    log.append_as_follower(memoryview(batch))
+    log.append_as_follower(memoryview(batch), epoch_starts=[(2, kept)])
     (receipt,) = cut_log(disk, log, cut(kept + 10))
     assert (receipt.start_offset, receipt.records, log.log_end_offset) == (kept + 20, 1, kept)
 
