@@ -12,20 +12,18 @@ from fenceline.demo.checks import row_count
 from fenceline.demo.repairs import repairs_of
 
 ROWS = pa.table({"offset": [1, 2, 3]})
+
+
+def stale(partition: int, first: int, last: int) -> dict[str, object]:
+    """As the sink tells it, of one file."""
+    where = {"topic": "flights", "partition": partition, "epoch": 2, "first_offset": first, "last_offset": last}
+    return {**where, "row_count": last + 1 - first, "reason": "stale"}
+
+
 REPAIR = {
-    "removed_rows": 50,
-    "ranges": [
-        {
-            "topic": "flights",
-            "partition": 1,
-            "epoch": 2,
-            "first_offset": 1_000,
-            "last_offset": 1_049,
-            "row_count": 50,
-            "reason": "stale",
-        }
-    ],
-    "range_count": 1,
+    "removed_rows": 60,
+    "ranges": [stale(1, 1_020, 1_049), stale(1, 1_000, 1_019), stale(2, 1_050, 1_059)],
+    "range_count": 3,
 }
 
 
@@ -44,7 +42,10 @@ def test_repairs_among_other_entries(tmp_path: Path) -> None:
     for told in entries:
         commit(tmp_path, told)
     first, second = repairs_of(tmp_path)
-    assert (first.version, second.version, first.rows) == (2, 4, 50)
+    assert (first.version, second.version, first.rows) == (2, 4, 60)
     assert first.at_wall_s <= second.at_wall_s
-    assert str(first) == ("version 2 of the raw table takes out 50 stale rows (flights-1 1,000 to 1,049 of epoch 2)")
+    assert str(first) == (
+        "version 2 of the raw table takes out 60 stale rows (flights-1 1,000 to 1,049 of epoch 2, "
+        "flights-2 1,050 to 1,059 of epoch 2)"
+    )
     assert row_count(tmp_path) == 15

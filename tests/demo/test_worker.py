@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from fenceline.demo.narration import Narration
 from fenceline.demo.worker import Repeated, Worker
 from fenceline.errors import OperatorError
@@ -38,25 +40,28 @@ def test_a_look_that_fails_is_made_again() -> None:
             raise OperatorError("not yet")
         done.set()
 
-    worker = Repeated("looks", look, 0.0)
+    worker = Repeated("looks", look, 0.0, patient=True)
     worker.start()
     assert done.wait(60)
     worker.stop()
     assert worker.error is None
 
 
-def test_any_other_error_is_kept() -> None:
+@pytest.mark.parametrize(
+    ("error", "patient"), [(OperatorError("no"), False), (ZeroDivisionError(), False), (ZeroDivisionError(), True)]
+)
+def test_other_errors_end_it_and_are_kept(error: Exception, patient: bool) -> None:
     failed = threading.Event()
 
     def look() -> None:
         failed.set()
-        raise ZeroDivisionError
+        raise error
 
-    worker = Repeated("looks", look, 0.0)
+    worker = Repeated("looks", look, 0.0, patient=patient)
     worker.start()
     assert failed.wait(60)
     worker.stop()
-    assert isinstance(worker.error, ZeroDivisionError)
+    assert worker.error is error
 
 
 def test_moments_are_dated_by_their_own_clock_or_by_the_machine() -> None:

@@ -89,13 +89,15 @@ def _ticks(low: float, high: float) -> Sequence[float]:
 def _heatmap(grid: Mapping[tuple[int, int], float]) -> str:
     cell_width, cell_height, left, top = 45, 24, 40, 20
     hours = range(_FIRST_HOUR, _LAST_HOUR + 1)
-    width, height = left + cell_width * len(hours), top + cell_height * 12 + 4
+    months = range(1, max((month for month, _ in grid), default=0) + 1)
+    width, height = left + cell_width * len(hours), top + cell_height * len(months) + 4
     highest = max(grid.values(), default=1.0)
     parts = [
         f'<text x="{left + cell_width * i + cell_width / 2:.0f}" y="13" text-anchor="middle">{hour}h</text>'
         for i, hour in enumerate(hours)
     ]
-    for month, name in enumerate(_MONTHS, start=1):
+    for month in months:
+        name = _MONTHS[month - 1]
         row = top + cell_height * (month - 1)
         parts.append(f'<text x="{left - 6}" y="{row + 16}" text-anchor="end">{name}</text>')
         for i, hour in enumerate(hours):

@@ -76,6 +76,8 @@ class Pipeline:
         self.hourly_table = directory / "hourly_delays"
         self.log_file = directory / "spark.log"
         self.hourly = Hourly()
+        self.flights = 0
+        """That the aggregate counts."""
         self.rewinds: list[Rewind] = []
         self._connector_table = directory / "connector"
         self._connector_error = ""
@@ -227,26 +229,28 @@ class Pipeline:
         from pyspark_fenceline.errors import losses_of
 
         known = {rewind.loss for rewind in self.rewinds}
-        found = [
-            Rewind(datetime.fromisoformat(progress["timestamp"]).astimezone(UTC).timestamp(), loss)
-            for progress in (self._stream.recentProgress if self._stream is not None else ())
-            for loss in losses_of(progress)
-        ]
-        new = [rewind for rewind in found if rewind.loss not in known]
+        new: list[Rewind] = []
+        # An idle query reports its last offset again, with all that is in it.
+        for progress in self._stream.recentProgress if self._stream is not None else ():
+            for loss in losses_of(progress):
+                if loss not in known:
+                    known.add(loss)
+                    planned = datetime.fromisoformat(progress["timestamp"]).astimezone(UTC)
+                    new.append(Rewind(planned.timestamp(), loss))
         self.rewinds += new
         return new
 
     # -- what is derived ---------------------------------------------------------------------------------------------
 
-    def derive(self) -> int:
-        """Bring the aggregate to the raw table's newest version; flights that it counts then."""
+    def derive(self) -> None:
+        """Bring the aggregate to the raw table's newest version. For one thread at a time."""
         from deltalake import DeltaTable
         from pyspark.sql import functions as f
 
         from pyspark_fenceline import changes
 
         if not DeltaTable.is_deltatable(str(self.raw_table)):
-            return 0
+            return
         newest = DeltaTable(str(self.raw_table)).version()
         if newest > self.hourly.raw_version:
             came_and_went = changes(str(self.raw_table), self.hourly.raw_version + 1, newest, spark=self._spark)
@@ -257,7 +261,7 @@ class Pipeline:
             )
             self.hourly.take(sums.toArrow().to_pylist(), newest)
             self.hourly.save(self.hourly_table)
-        return self.hourly.flights
+            self.flights = self.hourly.flights
 
     def audit(self) -> Verdict:
         """Does the raw table hold what the log holds?"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,19 @@ def repairs_of(table: Path) -> list[Repair]:
     for entry in reversed(DeltaTable(str(table)).history()):
         told: Any = (entry.get(_KEY) or {}).get("repair")
         if told is not None:
-            ranges = tuple(_words(one) for one in told["ranges"])
-            found.append(Repair(entry["version"], entry["timestamp"] / 1000, told["removed_rows"], ranges))
+            words = tuple(_words(told["ranges"]))
+            found.append(Repair(entry["version"], entry["timestamp"] / 1000, told["removed_rows"], words))
     return found
 
 
-def _words(one: dict[str, Any]) -> str:
-    return (
-        f"{one['topic']}-{one['partition']} {one['first_offset']:,} to {one['last_offset']:,} of epoch {one['epoch']}"
-    )
+def _words(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Each file has its own range; those that go on in the next file are one."""
+    joined: list[list[Any]] = []
+    for one in sorted(ranges, key=lambda one: (one["topic"], one["partition"], one["epoch"], one["first_offset"])):
+        name, epoch, first = f"{one['topic']}-{one['partition']}", one["epoch"], one["first_offset"]
+        if joined and joined[-1][:2] == [name, epoch] and joined[-1][3] + 1 == first:
+            joined[-1][3] = one["last_offset"]
+        else:
+            joined.append([name, epoch, first, one["last_offset"]])
+    for name, epoch, first, last in joined:
+        yield f"{name} {first:,} to {last:,} of epoch {epoch}"

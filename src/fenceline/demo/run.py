@@ -41,7 +41,8 @@ MONTHS: Final = 12
 _A_MONTH_S: Final = 1.0
 _GIVE_UP_S: Final = 600.0
 _LOOK_EVERY_S: Final = 0.3
-_DERIVE_EVERY_S: Final = 2.0
+_DERIVE_EVERY_S: Final = 1.0
+_NOTE_EVERY_S: Final = 2.0
 
 
 def run_demo(directory: Path, report: Path, *, months: int = MONTHS) -> bool:
@@ -72,7 +73,8 @@ class _Demo:
         self._story = Story(topic=TOPIC, brokers=BROKERS)
         self._narration = Narration()
         self._leaders = Leaders()
-        self._in_log = 0
+        self._ends: dict[int, int] = {}
+        """Of the logs, at the last look."""
         self._repairs: list[Repair] = []
         self._cluster = Cluster(directory / "cluster", TOPIC, PARTITIONS, self._flights.busiest_partition(PARTITIONS))
 
@@ -97,14 +99,19 @@ class _Demo:
             feed = Feed(cluster.bootstrap, TOPIC, self._flights.months(PARTITIONS), cluster.busy)
             stage = BusyPartition(cluster, feed, have_read)
             play = Play(stage, feed, self._narration, before=self._before, pause_s=_A_MONTH_S)
-            looks = (("leaders", self._see_leaders), ("ends", self._see_ends))
-            workers: list[Worker] = [watcher, play, *(Repeated(name, each, _LOOK_EVERY_S) for name, each in looks)]
+            workers = [
+                watcher,
+                play,
+                Repeated("leaders", self._see_leaders, _LOOK_EVERY_S, patient=True),
+                Repeated("ends", self._see_ends, _LOOK_EVERY_S, patient=True),
+                Repeated("aggregate", pipeline.derive, _DERIVE_EVERY_S),
+            ]
             for worker in workers:
                 worker.start()
                 running.callback(worker.stop)
             started = time.monotonic()
             with Progress(len(self._flights), self._narration) as progress:
-                self._follow(pipeline, play, workers, progress, lambda: have_read(cluster.ends()))
+                self._follow(pipeline, play, workers, progress, lambda: have_read(self._ends))
             story.streaming_s = time.monotonic() - started
             print("Everybody has read everything. Comparing, then stopping Spark and the cluster ...", flush=True)
             watcher.stop()
@@ -144,7 +151,7 @@ class _Demo:
         """Until everything is sent, read and aggregated, with one stop and restart from the checkpoints on the way."""
         total = len(self._flights)
         give_up_at = time.monotonic() + _GIVE_UP_S
-        derived_at, in_aggregate, was_restarted = time.monotonic(), 0, False
+        noted_at, was_restarted = time.monotonic(), False
         pipeline.start()
         while True:
             for worker in workers:
@@ -152,15 +159,14 @@ class _Demo:
                     raise worker.error
             pipeline.check()
             rows = row_count(pipeline.raw_table)
-            has_all = play.is_over and rows == total
-            if has_all or time.monotonic() - derived_at > _DERIVE_EVERY_S:
-                in_aggregate = pipeline.derive()
-                derived_at = time.monotonic()
+            if time.monotonic() - noted_at > _NOTE_EVERY_S:
                 self._note_repairs(pipeline)
-            sample = Sample(self._narration.now_s(), self._in_log, rows, in_aggregate)
+                noted_at = time.monotonic()
+            sample = Sample(self._narration.now_s(), sum(self._ends.values()), rows, pipeline.flights)
             self._story.samples.append(sample)
             progress.show(sample)
-            if has_all and in_aggregate == total and everybody_has_read():
+            if play.is_over and rows == pipeline.flights == total and everybody_has_read():
+                self._note_repairs(pipeline)
                 return
             if not was_restarted and rows >= total // 6:
                 was_restarted = True
@@ -178,7 +184,7 @@ class _Demo:
         self._leaders.seen(self._narration.now_s(), self._cluster.leaders())
 
     def _see_ends(self) -> None:
-        self._in_log = sum(self._cluster.ends().values())
+        self._ends = self._cluster.ends()
 
     def _note_repairs(self, pipeline: Pipeline) -> None:
         narration = self._narration

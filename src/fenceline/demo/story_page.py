@@ -59,7 +59,7 @@ def _verdict(story: Story) -> str:
     if story.lost:
         words += (
             f" {story.lost_records:,} records in {_ranges(len(story.lost))} were cut off; each range has a receipt,"
-            f" the consumer reported {len(told)} of {len(story.lost)}, and no row of them is left."
+            f" the consumer reported {len(told)} of {len(story.lost)}, and no stale row is left."
         )
     return f'<p class="ok">{words}</p>'
 

@@ -6,6 +6,7 @@ that it talks to ends soon after.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -60,17 +61,18 @@ class Worker(ABC):
 
 
 class Repeated(Worker):
-    """Calls `look` again and again; a look that fails is made again."""
+    """Calls `look` again and again, after a pause. A look that fails ends it, or with `patient` is made again where the
+    cluster may have failed it.
+    """
 
-    def __init__(self, name: str, look: Callable[[], object], every_s: float) -> None:
+    def __init__(self, name: str, look: Callable[[], object], every_s: float, *, patient: bool = False) -> None:
         super().__init__(name)
         self._look = look
         self._every_s = every_s
+        self._failures: tuple[type[Exception], ...] = NOT_YET if patient else ()
 
     def work(self) -> None:
         while True:
             self.pause(self._every_s)
-            try:
+            with contextlib.suppress(*self._failures):
                 self._look()
-            except NOT_YET:
-                continue
