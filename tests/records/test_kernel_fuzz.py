@@ -143,7 +143,7 @@ def test_rows_are_what_they_were_and_no_work_for_the_garbage_collector(natives: 
     assert all(type(row) is ConsumerRecord for row in found)
     assert not any(map(gc.is_tracked, found))
     del found
-    gc.collect()
+    gc.collect(0)
 
 
 @given(key=st.binary(max_size=40))
