@@ -196,13 +196,13 @@ def _e31_what_diverges_does_not_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FetchReads, "_divergence", counted)
 
 
-@breaks(2, "StrongIsr", "2026-11-21")
+@breaks(24, "StrongIsr", "2026-11-22")
 def _e37_who_may_be_in_sync_already_is_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaderState, "maximal_isr", property(lambda self: self.isr))
     patch.setattr(LeaderState, "_joins_soon", lambda self, replica, progress, now_ms: False)
 
 
-@breaks(24, "WeakIsr", "2026-11-21")
+@breaks(24, "WeakIsr", "2026-11-22")
 def _e37_who_leaves_counts_until_it_has_left(patch: pytest.MonkeyPatch) -> None:
     propose = LeaderState._propose
 
