@@ -235,8 +235,9 @@ class Pipeline:
             for loss in losses_of(progress):
                 if loss not in known:
                     known.add(loss)
-                    planned = datetime.fromisoformat(progress["timestamp"]).astimezone(UTC)
-                    new.append(Rewind(planned.timestamp(), loss))
+                    began = datetime.fromisoformat(progress["timestamp"]).astimezone(UTC)
+                    planning_ms = progress["durationMs"].get("latestOffset", 0)
+                    new.append(Rewind(began.timestamp() + planning_ms / 1000, loss))
         self.rewinds += new
         return new
 

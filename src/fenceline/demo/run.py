@@ -5,6 +5,7 @@ Owns the order of things. Whatever happens, Ctrl-C included, the nodes and Spark
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -52,6 +53,8 @@ def run_demo(directory: Path, report: Path, *, months: int = MONTHS) -> bool:
     it is stopped by a signal.
     """
     _require_java()
+    # What the consumer is told is narrated; it needs no warnings beside.
+    logging.getLogger("fenceline").addHandler(logging.NullHandler())
     with Stopping() as stopping:
         _clear(directory)
         try:
