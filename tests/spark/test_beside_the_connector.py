@@ -20,7 +20,7 @@ from tests.spark.sinks import OURS, THEIRS, Row, Sinks
 from tests.spark.test_truncation import cut
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [
     pytest.mark.spark,
@@ -152,3 +152,92 @@ def test_records_that_expired(spark: SparkSession, kafka: ApacheKafka, topic: st
     assert sinks.rows(OURS) == [*old(0, 50), *old(70, 100)]
     (loss,) = [loss for progress in query.recentProgress for loss in losses_of(progress)]
     assert (loss.kind, loss.offset, loss.resume_offset) == (LossKind.OFFSETS_EXPIRED, 50, 70)
+
+
+@pytest.fixture
+def fifties(kafka: ApacheKafka, topic: str) -> Broker:
+    """150 records, 50 in each of three batches of producers."""
+    broker = Broker("kafka", kafka.bootstrap)
+    broker.create(topic)
+    for first in (0, 50):
+        broker.produce(topic, range(first, first + 50))
+    return broker
+
+
+def cut_at_50_and_grow(kafka: ApacheKafka, broker: Broker, topic: str) -> None:
+    """150 other records follow the first 50."""
+    broker.admin.close()
+    kafka.stop()
+    cut(kafka.log_dir, topic, 50)
+    kafka.start()
+    after = Broker("kafka", kafka.bootstrap)
+    after.produce(topic, range(1000, 1150))
+    after.admin.close()
+
+
+def test_a_batch_that_is_replayed_when_the_log_was_cut_below_it(
+    spark: SparkSession, kafka: ApacheKafka, fifties: Broker, topic: str, tmp_path: Path
+) -> None:
+    """Spark replays a batch whose commit was lost without asking for offsets first (`pyspark.md` S8)."""
+    sinks = Sinks(spark, kafka.bootstrap, topic, tmp_path)
+    for word in (OURS, THEIRS):
+        sinks.drain(word)
+    fifties.produce(topic, range(100, 150))
+    for word in (OURS, THEIRS):
+        sinks.drain(word)
+        assert sinks.rows(word) == old(0, 150)
+        newest = max((tmp_path / f"{word}-checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+        for written in (newest, *(tmp_path / word / "_spark_metadata").glob(f"*{newest.name}*")):
+            written.unlink()
+            written.with_name(f".{written.name}.crc").unlink(missing_ok=True)
+    cut_at_50_and_grow(kafka, fifties, topic)
+
+    # The connector replays 100 to 149 with other records than before, and leaves what is new below out.
+    sinks.drain(THEIRS, failOnDataLoss=True)
+    assert sinks.rows(THEIRS) == sorted([*old(0, 100), *new(100, 200, base=50)])
+
+    with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
+        sinks.drain(OURS)
+    assert [(loss.divergence_offset, loss.offset) for loss in parse(caught.value) or ()] == [(50, 100)]
+    assert sinks.rows(OURS) == old(0, 100)
+    sinks.drain(OURS, onTruncation="rewind")
+    assert set(sinks.rows(OURS)) == {*old(0, 100), *new(50, 200, base=50)}
+
+
+@pytest.mark.parametrize("word", [OURS, THEIRS])
+def test_a_log_that_is_cut_between_the_plan_of_a_batch_and_its_reading(
+    spark: SparkSession, kafka: ApacheKafka, fifties: Broker, topic: str, tmp_path: Path, word: str
+) -> None:
+    read: list[Row] = []
+    is_to_be_cut = False
+
+    def write(frame: DataFrame, _: int) -> None:
+        # By now Spark has the batch's tasks, and has run none of them.
+        nonlocal is_to_be_cut
+        if is_to_be_cut:
+            is_to_be_cut = False
+            cut_at_50_and_grow(kafka, fifties, topic)
+        read.extend((row.offset, bytes(row.value)) for row in frame.collect())
+
+    def drain(**options: bool) -> None:
+        given = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+        frame = spark.readStream.format(word).options(**given, **options).load()
+        writer = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    drain()
+    assert sorted(read) == old(0, 100)
+    fifties.produce(topic, range(100, 150))
+    is_to_be_cut = True
+    if word == THEIRS:
+        # It reads on from 100 in what is another log by now, and says nothing.
+        drain(failOnDataLoss=True)
+        assert not is_to_be_cut
+        assert sorted(read) == sorted([*old(0, 100), *new(100, 150, base=50)])
+        return
+    with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
+        drain()
+    assert not is_to_be_cut
+    # Up to where the batch was planned.
+    assert [(loss.divergence_offset, loss.offset) for loss in parse(caught.value) or ()] == [(50, 150)]
+    assert sorted(read) == old(0, 100)
