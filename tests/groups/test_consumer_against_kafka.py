@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -134,7 +135,18 @@ def _shown(session: Session, pairs: Iterable[tuple[bytes | None, bytes | None]])
         if "member_id" in shown:
             shown["member_id"] = session.plain(shown["member_id"])
         found.setdefault(group_id, []).append((type(meaning).__name__, shown))
-    return found
+    return {group_id: _in_one_order(shown) for group_id, shown in found.items()}
+
+
+def _in_one_order(shown: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Members that go together: Kafka's order is that of a hash table, ours that of their ids, which chance gives."""
+    ordered: list[tuple[str, Any]] = []
+    for (_, goes), some in groupby(shown, key=lambda each: (each[0], each[1]["value"] is None)):
+        together = list(some)
+        if goes:
+            together.sort(key=lambda each: each[1].get("member_id", ""))
+        ordered += together
+    return ordered
 
 
 def _plain(session: Session, value: Any) -> Any:
