@@ -27,7 +27,7 @@ from fenceline.records.errors import RecordsError
 _NATIVE = compiled("fenceline.log._compaction", _compaction_py.ABI)
 TWINS: list[Any] = [
     pytest.param(_compaction_py, id="python"),
-    pytest.param(_NATIVE, id="native", marks=pytest.mark.skipif(_NATIVE is None, reason="not built")),
+    pytest.param(_NATIVE, id="native", marks=pytest.mark.compiled),
 ]
 SECRET = bytes(range(16))
 NOW_MS, HORIZON_MS = 50_000, 90_000
@@ -113,7 +113,7 @@ def played(twin: ModuleType, content: bytearray, seed: int) -> Any:
     return told
 
 
-@pytest.mark.skipif(_NATIVE is None, reason="not built")
+@pytest.mark.compiled
 @pytest.mark.parametrize("seed", range(300))
 def test_twins_are_equal(seed: int) -> None:
     content = stretch(Random(seed))
@@ -127,7 +127,7 @@ def test_twins_are_equal(seed: int) -> None:
                 decode_batch(written, header)
 
 
-@pytest.mark.skipif(_NATIVE is None, reason="not built")
+@pytest.mark.compiled
 @pytest.mark.parametrize("seed", range(300))
 def test_twins_are_equal_about_damage(seed: int) -> None:
     rng = Random(seed)
@@ -173,7 +173,7 @@ def test_a_map_of_nothing_is_refused(twin: Any, given: tuple[int, float, bytes])
         twin.KeyOffsets(*given)
 
 
-@pytest.mark.skipif(_NATIVE is None, reason="not built")
+@pytest.mark.compiled
 def test_the_hash_is_siphash_2_4_of_128_bits() -> None:
     """The first of the vectors that its authors publish."""
     digest = _NATIVE.KeyOffsets(1, 0.9, SECRET).digest  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from fenceline.records.build import build_batch
 NATIVE = compiled("fenceline.records._batch_scan", _batch_scan_py.ABI)
 TWINS = [
     pytest.param(_batch_scan_py, id="python"),
-    pytest.param(NATIVE, id="compiled", marks=pytest.mark.skipif(NATIVE is None, reason="not built")),
+    pytest.param(NATIVE, id="compiled", marks=pytest.mark.compiled),
 ]
 
 
@@ -95,7 +95,7 @@ def test_it_stops_at_what_is_not_plain_and_where_rows_end(twin: Any) -> None:
     assert scan(twin, bytes(damaged), crc=False)[0] == 3
 
 
-@pytest.mark.skipif(NATIVE is None, reason="not built")
+@pytest.mark.compiled
 @given(
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=3),
     st.booleans(),
@@ -112,7 +112,7 @@ def test_twins_agree_on_damaged_bytes(damage: list[tuple[int, int]], crc: bool, 
     assert ways[0] == ways[1]
 
 
-@pytest.mark.skipif(NATIVE is None, reason="not built")
+@pytest.mark.compiled
 def test_the_compiled_twin_reads_nothing_outside_of_the_buffer() -> None:
     assert NATIVE is not None
     with pytest.raises(ValueError, match="of 10 bytes"):
