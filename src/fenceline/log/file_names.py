@@ -1,15 +1,19 @@
-"""Names of the files of one partition (`formats.md F4`).
+"""Names of the files of one partition (`formats.md F4`), snapshots of the metadata among them (`snapshots.md N2`).
 
 Owns what a name says: which segment, which offset. Never opens anything.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
 EPOCH_FILE: Final = "leader-epoch-checkpoint"
 METADATA_FILE: Final = "partition.metadata"
+BOOTSTRAP_FILE: Final = "bootstrap.checkpoint"
+"""The first records of a cluster's metadata, beside `meta.properties`: a snapshot, too."""
+
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIXES: Final = (".index", ".timeindex", ".txnindex")
 SNAPSHOT_SUFFIX: Final = ".snapshot"
@@ -17,6 +21,7 @@ DELETED_SUFFIX: Final = ".deleted"
 CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
 OFFSET_DIGITS: Final = 20
+_FROZEN: Final = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 
 
 def stem(directory: str, offset: int) -> str:
@@ -38,3 +43,14 @@ def is_segment(name: str) -> bool:
 def segment_bases(names: Iterable[str]) -> list[int]:
     """Base offsets of the segments among a directory's names, rising."""
     return sorted(int(name[:OFFSET_DIGITS]) for name in names if is_segment(name))
+
+
+def frozen_snapshot(name: str) -> tuple[int, int] | None:
+    """(end offset, epoch) of a frozen snapshot of the metadata, as its name says; None for any other name."""
+    found = _FROZEN.fullmatch(name)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def is_snapshot(name: str) -> bool:
+    """Whether it is a snapshot of the metadata, the one that a node begins with included."""
+    return name == BOOTSTRAP_FILE or frozen_snapshot(name) is not None

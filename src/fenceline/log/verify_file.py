@@ -7,12 +7,11 @@ was wrong.
 from __future__ import annotations
 
 import os
-import re
 from typing import Final
 
 from fenceline.errors import PeerError
 from fenceline.log.disk import Disk
-from fenceline.log.file_names import LOG_SUFFIX, offset_in
+from fenceline.log.file_names import LOG_SUFFIX, frozen_snapshot, is_snapshot, offset_in
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.verify_findings import Kind, Report, Severity
 from fenceline.log.verify_indexes import IndexCheck
@@ -23,7 +22,6 @@ from fenceline.log.verify_segment import Flaw, Rows, SegmentWalk
 from fenceline.records.batch import BATCH_OVERHEAD, peek_header
 from fenceline.records.decode import decode_batch
 
-_SNAPSHOT: Final = re.compile(r"(\d{20})-(\d{10})\.checkpoint|bootstrap\.checkpoint")
 _FOOTER: Final = 4
 _SNAPSHOT_ADVICE: Final = (
     "See `fenceline snapshot verify`. Move the file away if the log reaches back to an older snapshot, or if other"
@@ -37,14 +35,15 @@ _EVIDENCE_ADVICE: Final = (
 def verify_file(disk: Disk, place: FilePlace, settings: Settings) -> Report:
     """Look at every byte of a file. What can not be read is a finding, too."""
     report = Report(place.path, place.topic_partition)
-    snapshot = _SNAPSHOT.fullmatch(os.path.basename(place.path))
+    name = os.path.basename(place.path)
     try:
         found = disk.stat(place.path)
         size_bytes = 0 if found is None else found.size_bytes
-        if snapshot is None:
-            _Segment(disk, place, settings, report).run(size_bytes)
+        if is_snapshot(name):
+            _, epoch = frozen_snapshot(name) or (-1, -1)
+            _snapshot(disk, place, settings, report, size_bytes, epoch)
         else:
-            _snapshot(disk, place, settings, report, size_bytes, int(snapshot[2]) if snapshot[2] else -1)
+            _Segment(disk, place, settings, report).run(size_bytes)
     except FileNotFoundError:
         report.findings.note(
             Kind.GONE, place.path, "is not there any more", "A node that runs removes what it needs no longer."

@@ -7,7 +7,7 @@ the log and never the other way round, so a wrong one loses no record: look-ups 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Final
+from typing import Final, TypeVar
 
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.file_names import SNAPSHOT_SUFFIX
@@ -18,6 +18,7 @@ from fenceline.log.verify_segment import Rows
 
 _REBUILD: Final = "Stop the node and remove the file: the next start makes it anew from the log."
 _NEVER: Final = 1 << 62
+Index = TypeVar("Index", OffsetIndex, TimeIndex)
 
 
 class IndexCheck:
@@ -34,8 +35,8 @@ class IndexCheck:
         self._findings = findings
         self.missing: list[str] = []
         self._found: list[Finding] = []
-        self._index = self._read_index(disk)
-        self._times = self._read_times(disk)
+        self._index = self._read(disk, ".index", Kind.OFFSET_INDEX, OffsetIndex)
+        self._times = self._read(disk, ".timeindex", Kind.TIME_INDEX, TimeIndex)
         self._aborted = self._read_aborted(disk)
         self._index_at = 0
         self._time_at = 0
@@ -45,27 +46,18 @@ class IndexCheck:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def _read_index(self, disk: Disk) -> OffsetIndex:
-        path = self._stem + ".index"
+    def _read(self, disk: Disk, suffix: str, kind: Kind, index: type[Index]) -> Index:
+        """What the file holds; an empty index where it is missing or can not be read, which is noted."""
+        path = self._stem + suffix
         content = read_file(disk, path)
         if content is None:
             self.missing.append(path)
-            return OffsetIndex()
-        index = OffsetIndex.decode(content)
-        if index is None:
-            self._say(Kind.OFFSET_INDEX, path, f"{len(content)} bytes whose entries do not rise, or are cut short")
-        return index or OffsetIndex()
-
-    def _read_times(self, disk: Disk) -> TimeIndex:
-        path = self._stem + ".timeindex"
-        content = read_file(disk, path)
-        if content is None:
-            self.missing.append(path)
-            return TimeIndex()
-        times = TimeIndex.decode(content)
-        if times is None:
-            self._say(Kind.TIME_INDEX, path, f"{len(content)} bytes whose entries do not rise, or are cut short")
-        return times or TimeIndex()
+            return index()
+        found = index.decode(content)
+        if found is None:
+            self._say(kind, path, f"{len(content)} bytes whose entries do not rise, or are cut short")
+            return index()
+        return found
 
     def _read_aborted(self, disk: Disk) -> list[tuple[int, int]]:
         path = self._stem + ".txnindex"

@@ -14,7 +14,14 @@ from fenceline.errors import OperatorError
 from fenceline.ids import METADATA_TOPIC, TopicPartition
 from fenceline.log.checkpoints import BadCheckpoint, read_offsets
 from fenceline.log.disk import Disk
-from fenceline.log.file_names import LOG_SUFFIX, METADATA_FILE, is_segment
+from fenceline.log.file_names import (
+    BOOTSTRAP_FILE,
+    LOG_SUFFIX,
+    METADATA_FILE,
+    frozen_snapshot,
+    is_segment,
+    is_snapshot,
+)
 from fenceline.log.log_dir import CLEAN_FILE
 from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from fenceline.log.lost_and_found import EVIDENCE_DIR
@@ -22,10 +29,7 @@ from fenceline.log.meta_properties import META_FILE
 from fenceline.log.partition_dir import parse_put_away_name, partition_of
 from fenceline.log.verify_findings import Kind, Report
 
-BOOTSTRAP_FILE: Final = "bootstrap.checkpoint"
 _SEGMENT_LIKE: Final = re.compile(r"\d{20}\.log(\.deleted|\.cleaned|\.swap|\.\d+|\.from-\d+\.\d+)?")
-_FROZEN: Final = re.compile(r"\d{20}-\d{10}\.checkpoint")
-_SNAPSHOT: Final = re.compile(r"(\d{20}-\d{10}|bootstrap)\.checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +138,8 @@ class _Facts:
 
     def _snapshot_end(self, path: str) -> int:
         """Of the metadata log no high watermark is written down; snapshots hold nothing but what is committed."""
-        ends = [int(name[:20]) for name in self._disk.listdir(path) if _FROZEN.fullmatch(name)]
-        return max(ends, default=0)
+        frozen = [found for name in self._disk.listdir(path) if (found := frozen_snapshot(name)) is not None]
+        return max((end_offset for end_offset, _ in frozen), default=0)
 
     def place(self, path: str, where: TopicPartition | None, *, put_away: bool) -> PartitionPlace:
         def known(name: str) -> int | None:
@@ -182,7 +186,7 @@ def _add_partition(disk: Disk, path: str, facts: _Facts, places: Places) -> None
         names = sorted(disk.listdir(path))
     except OSError:
         return  # said when the partition is verified
-    places.found += [FilePlace(f"{path}/{each}", where, evidence=False) for each in names if _SNAPSHOT.fullmatch(each)]
+    places.found += [FilePlace(f"{path}/{each}", where, evidence=False) for each in names if is_snapshot(each)]
     if EVIDENCE_DIR in names:
         _add_evidence(disk, path, places, own=False)
 
@@ -198,7 +202,7 @@ def _add_evidence(disk: Disk, partition_path: str, places: Places, *, own: bool)
 
 def _file(disk: Disk, path: str) -> FilePlace:
     name, parent = os.path.basename(path), os.path.dirname(path)
-    if not _SEGMENT_LIKE.fullmatch(name) and not _SNAPSHOT.fullmatch(name) and not name.endswith(LOG_SUFFIX):
+    if not _SEGMENT_LIKE.fullmatch(name) and not is_snapshot(name) and not name.endswith(LOG_SUFFIX):
         raise OperatorError(f"{path} is no segment", "Name a .log file, a .checkpoint file, or a directory.")
     if os.path.basename(parent) == EVIDENCE_DIR:
         parent = os.path.dirname(parent)
@@ -230,7 +234,7 @@ def _is_partition(disk: Disk, path: str) -> bool:
         names = disk.listdir(path)
     except FileNotFoundError:
         return False  # deleted just now
-    return METADATA_FILE in names or any(is_segment(name) or _SNAPSHOT.fullmatch(name) for name in names)
+    return METADATA_FILE in names or any(is_segment(name) or is_snapshot(name) for name in names)
 
 
 def _data_dirs_below(disk: Disk, path: str) -> list[str]:

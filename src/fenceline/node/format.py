@@ -21,6 +21,7 @@ from fenceline.config.properties import format_properties
 from fenceline.errors import OperatorError
 from fenceline.ids import decode_uuid, encode_uuid
 from fenceline.log.disk import Disk, OsDisk, read_file, replace_file
+from fenceline.log.file_names import BOOTSTRAP_FILE
 from fenceline.log.meta_properties import META_FILE
 from fenceline.metadata.features import (
     KRAFT_VERSION,
@@ -40,7 +41,6 @@ from fenceline.records.decode import decode_batch
 if TYPE_CHECKING:
     from fenceline.config.node import NodeConfig
 
-BOOTSTRAP_FILE: Final = "bootstrap.checkpoint"
 _KRAFT_LEVELS: Final = KRaftVersionFeature(0, 1)
 
 

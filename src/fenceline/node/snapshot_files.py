@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import OperatorError, PeerError
 from fenceline.log.disk import Disk, write_all
+from fenceline.log.file_names import frozen_snapshot
 from fenceline.quorum.control_records import (
     ControlRecord,
     KRaftVersion,
@@ -47,7 +48,6 @@ PART_SUFFIX: Final = ".part"
 DELETED_SUFFIX: Final = ".deleted"
 DAMAGED_SUFFIX: Final = ".damaged"
 
-_NAME: Final = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 _DOWNLOAD: Final = re.compile(r"(\d{20})-(\d{10})-from-(-?\d+)\.checkpoint\.part")
 _LEFTOVER: Final = re.compile(r".*\.checkpoint(\.part|\.deleted)")
 _READ_BYTES: Final = 1 << 20
@@ -86,8 +86,8 @@ class SnapshotContents:
 
 def snapshot_of(name: str) -> SnapshotId | None:
     """The id that a frozen snapshot's file name says; None for any other name (N2)."""
-    found = _NAME.fullmatch(name)
-    return None if found is None else SnapshotId(int(found[1]), int(found[2]))
+    found = frozen_snapshot(name)
+    return None if found is None else SnapshotId(*found)
 
 
 def download_name(snapshot_id: SnapshotId, source: int) -> str:
