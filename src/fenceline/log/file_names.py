@@ -51,6 +51,6 @@ def frozen_snapshot(name: str) -> tuple[int, int] | None:
     return None if found is None else (int(found[1]), int(found[2]))
 
 
-def is_snapshot(name: str) -> bool:
+def is_metadata_snapshot(name: str) -> bool:
     """Whether it is a snapshot of the metadata, the one that a node begins with included."""
     return name == BOOTSTRAP_FILE or frozen_snapshot(name) is not None

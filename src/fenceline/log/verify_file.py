@@ -11,7 +11,7 @@ from typing import Final
 
 from fenceline.errors import PeerError
 from fenceline.log.disk import Disk
-from fenceline.log.file_names import LOG_SUFFIX, frozen_snapshot, is_snapshot, offset_in
+from fenceline.log.file_names import LOG_SUFFIX, frozen_snapshot, is_metadata_snapshot, offset_in
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.verify_findings import Kind, Report, Severity
 from fenceline.log.verify_indexes import IndexCheck
@@ -39,7 +39,7 @@ def verify_file(disk: Disk, place: FilePlace, settings: Settings) -> Report:
     try:
         found = disk.stat(place.path)
         size_bytes = 0 if found is None else found.size_bytes
-        if is_snapshot(name):
+        if is_metadata_snapshot(name):
             _, epoch = frozen_snapshot(name) or (-1, -1)
             _snapshot(disk, place, settings, report, size_bytes, epoch)
         else:

@@ -19,8 +19,8 @@ from fenceline.log.file_names import (
     LOG_SUFFIX,
     METADATA_FILE,
     frozen_snapshot,
+    is_metadata_snapshot,
     is_segment,
-    is_snapshot,
 )
 from fenceline.log.log_dir import CLEAN_FILE
 from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
@@ -186,7 +186,7 @@ def _add_partition(disk: Disk, path: str, facts: _Facts, places: Places) -> None
         names = sorted(disk.listdir(path))
     except OSError:
         return  # said when the partition is verified
-    places.found += [FilePlace(f"{path}/{each}", where, evidence=False) for each in names if is_snapshot(each)]
+    places.found += [FilePlace(f"{path}/{each}", where, evidence=False) for each in names if is_metadata_snapshot(each)]
     if EVIDENCE_DIR in names:
         _add_evidence(disk, path, places, own=False)
 
@@ -202,7 +202,7 @@ def _add_evidence(disk: Disk, partition_path: str, places: Places, *, own: bool)
 
 def _file(disk: Disk, path: str) -> FilePlace:
     name, parent = os.path.basename(path), os.path.dirname(path)
-    if not _SEGMENT_LIKE.fullmatch(name) and not is_snapshot(name) and not name.endswith(LOG_SUFFIX):
+    if not _SEGMENT_LIKE.fullmatch(name) and not is_metadata_snapshot(name) and not name.endswith(LOG_SUFFIX):
         raise OperatorError(f"{path} is no segment", "Name a .log file, a .checkpoint file, or a directory.")
     if os.path.basename(parent) == EVIDENCE_DIR:
         parent = os.path.dirname(parent)
@@ -234,7 +234,7 @@ def _is_partition(disk: Disk, path: str) -> bool:
         names = disk.listdir(path)
     except FileNotFoundError:
         return False  # deleted just now
-    return METADATA_FILE in names or any(is_segment(name) or is_snapshot(name) for name in names)
+    return METADATA_FILE in names or any(is_segment(name) or is_metadata_snapshot(name) for name in names)
 
 
 def _data_dirs_below(disk: Disk, path: str) -> list[str]:
