@@ -11,6 +11,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -49,6 +50,15 @@ def write(cluster: ScriptedCluster, tp: TopicPartition, stem: str, count: int) -
         for value in values:
             producer.send(tp.topic, value, partition=tp.partition).result(60)
     return values
+
+
+@contextmanager
+def reading(cluster: ScriptedCluster, tp: TopicPartition, *at: int, **config: Any) -> Iterator[Consumer]:
+    """A consumer that begins `at` an offset, or at an offset and the epoch of the record before it."""
+    with Consumer(cluster.bootstrap, **{**QUICK, **config}) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, *at)
+        yield consumer
 
 
 def read(consumer: Consumer, count: int) -> list[bytes | None]:
@@ -94,9 +104,7 @@ def asked(cluster: ScriptedCluster) -> list[tuple[int, int]]:
 def test_e46_a_change_of_the_leader_epoch_is_validated_before_the_next_fetch(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
-    with Consumer(cluster.bootstrap, **QUICK) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 0)
+    with reading(cluster, tp, 0) as consumer:
         read(consumer, 4)
         assert asked(cluster) == []
         cluster.logs[tp].elect(2)
@@ -116,9 +124,7 @@ def test_e46_the_first_fetch_from_a_committed_offset_is_validated(cluster: Scrip
     """§ Committed offsets; ConsumerCoordinatorTest.testRefreshOffsetWithValidation. A seek takes the same way."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
-    with Consumer(cluster.bootstrap, **QUICK) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 2, 0)
+    with reading(cluster, tp, 2, 0) as consumer:
         assert read(consumer, 2) == [b"a2", b"a3"]
     assert asked(cluster) == [(0, 0)]
 
@@ -126,9 +132,7 @@ def test_e46_the_first_fetch_from_a_committed_offset_is_validated(cluster: Scrip
 def test_e53_a_seek_without_an_epoch_is_not(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
-    with Consumer(cluster.bootstrap, **QUICK) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 2)
+    with reading(cluster, tp, 2) as consumer:
         assert read(consumer, 2) == [b"a2", b"a3"]
     assert asked(cluster) == []
 
@@ -150,9 +154,7 @@ def test_e51_e52_refusals_that_pass_are_asked_again(cluster: ScriptedCluster, ke
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
     cluster.faults[key] = [code, code]
-    with Consumer(cluster.bootstrap, **QUICK) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 2, 0)
+    with reading(cluster, tp, 2, 0) as consumer:
         assert read(consumer, 2) == [b"a2", b"a3"]
         assert not cluster.faults[key]
 
@@ -161,9 +163,7 @@ def test_e51_e52_refusals_that_pass_are_asked_again(cluster: ScriptedCluster, ke
 def test_e51_a_refusal_for_good_is_told(cluster: ScriptedCluster, key: ApiKey) -> None:
     (tp,) = cluster.add_topic("t")
     cluster.faults[key] = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
-    with Consumer(cluster.bootstrap, **QUICK) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 0, 0)
+    with reading(cluster, tp, 0, 0) as consumer:
         assert told(consumer, PeerError).code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
@@ -196,9 +196,7 @@ def test_e49_e50_a_truncation_names_the_position_and_where_the_histories_part(
         write(cluster, tp, "a", 4)
         cluster.logs[tp].elect(2)
         write(cluster, tp, "b", 4)
-        with Consumer(cluster.bootstrap, **QUICK) as consumer:
-            consumer.assign([tp])
-            consumer.seek(tp, 0)
+        with reading(cluster, tp, 0) as consumer:
             read(consumer, 8)
             cluster.logs[tp].elect(1, cut_to=3)
             new = write(cluster, tp, "c", 9)
@@ -216,28 +214,31 @@ def test_e49_e50_a_truncation_names_the_position_and_where_the_histories_part(
             assert read(consumer, 9) == new
 
 
+def _told_of_an_older_log(cluster: ScriptedCluster) -> Any:
+    """Nine are read, from 5 on in epoch 1. Then the log that was cut there is back: twelve records of epoch 0."""
+    (tp,) = cluster.add_topic("t")
+    write(cluster, tp, "a", 12)
+    log = cluster.logs[tp]
+    batches = list(log.batches)
+    log.elect(2, cut_to=5)
+    write(cluster, tp, "lost", 4)
+    with reading(cluster, tp, 0) as consumer:
+        read(consumer, 9)
+        with cluster.lock:
+            log.batches, log.epochs = batches, [(0, 0)]
+            log.elect(1)
+        return told(consumer)
+
+
 @pytest.mark.parametrize("versions", VERSIONS)
 def test_g5_g6_a_lower_epoch_than_the_positions_is_a_truncation_whatever_its_end(
     versions: dict[ApiKey, tuple[int, int]],
 ) -> None:
     """Kafka's consumer accepts the answer (epoch 0, end 12) for a position at 9 of epoch 1, and keeps what is gone."""
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
-        (tp,) = cluster.add_topic("t")
-        write(cluster, tp, "a", 12)
-        log = cluster.logs[tp]
-        batches = list(log.batches)
-        log.elect(2, cut_to=5)
-        write(cluster, tp, "lost", 4)
-        with Consumer(cluster.bootstrap, **QUICK) as consumer:
-            consumer.assign([tp])
-            consumer.seek(tp, 0)
-            read(consumer, 9)
-            with cluster.lock:
-                log.batches, log.epochs = batches, [(0, 0)]
-                log.elect(1)
-            error = told(consumer)
-            assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (9, 5, 0)
-            assert error.epochs == (1,)
+        error = _told_of_an_older_log(cluster)
+        assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (9, 5, 0)
+        assert error.epochs == (1,)
 
 
 @pytest.mark.parametrize("versions", VERSIONS)
@@ -263,9 +264,7 @@ def test_the_search_goes_on_below_an_epoch_that_was_never_read(versions: dict[Ap
             log.leader_epoch = 2
             log.elect(1)
         write(cluster, tp, "lost", 3)
-        with Consumer(cluster.bootstrap, **QUICK) as consumer:
-            consumer.assign([tp])
-            consumer.seek(tp, 0)
+        with reading(cluster, tp, 0) as consumer:
             read(consumer, 9)
             with cluster.lock:
                 log.batches, log.epochs = batches, epochs
@@ -278,9 +277,7 @@ def test_the_search_goes_on_below_an_epoch_that_was_never_read(versions: dict[Ap
 def test_e48_where_the_leader_can_not_tell_the_divergence_is_unknown(cluster: ScriptedCluster) -> None:
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
-    with Consumer(cluster.bootstrap, **QUICK) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 0)
+    with reading(cluster, tp, 0) as consumer:
         read(consumer, 4)
         with cluster.lock:
             log = cluster.logs[tp]
@@ -295,9 +292,7 @@ def test_what_is_in_doubt_is_not_handed_out(cluster: ScriptedCluster) -> None:
     """Ten are fetched, one is given; nine wait until the new leader has answered, and are dropped for what it has."""
     (tp,) = cluster.add_topic("t")
     old = write(cluster, tp, "a", 10)
-    with Consumer(cluster.bootstrap, **QUICK, **{"max.poll.records": 1}) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 0)
+    with reading(cluster, tp, 0, **{"max.poll.records": 1}) as consumer:
         assert read(consumer, 1) == old[:1]
         cluster.fault_rule = lambda key: SILENT if key is ApiKey.OFFSET_FOR_LEADER_EPOCH else None
         cluster.logs[tp].elect(2, cut_to=6)
@@ -408,9 +403,7 @@ def test_e48_a_rewind_to_an_unknown_place_goes_by_the_reset_policy(
             cluster.logs[tp].epochs = [(0, 0), (1, 4)]  # from here on it knows again
         return "rewind"
 
-    with Consumer(cluster.bootstrap, **{**QUICK, "on.truncation": decide, "auto.offset.reset": reset}) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 0)
+    with reading(cluster, tp, 0, **{"on.truncation": decide, "auto.offset.reset": reset}) as consumer:
         read(consumer, 4)
         with cluster.lock:
             cluster.logs[tp].elect(1)
@@ -429,9 +422,7 @@ def test_e54_g7_g8_an_epoch_above_metadatas_waits_for_metadata(cluster: Scripted
     """Kafka's consumer asks the old leader, which can not tell, and takes that for a truncation."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
-    with Consumer(cluster.bootstrap, **QUICK) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 4, 1)
+    with reading(cluster, tp, 4, 1) as consumer:
         _until(lambda: consumer.poll(20) or cluster.seen[ApiKey.METADATA] > 3)
         assert asked(cluster) == []
         cluster.logs[tp].elect(2)
@@ -445,9 +436,7 @@ def test_an_epoch_that_no_leader_ever_has_is_told_in_the_end(cluster: ScriptedCl
     """A checkpoint of another cluster: nothing is read, and nothing else is harmed."""
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
-    with Consumer(cluster.bootstrap, **QUICK, **{"default.api.timeout.ms": 200}) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 2, 77)
+    with reading(cluster, tp, 2, 77, **{"default.api.timeout.ms": 200}) as consumer:
         error = told(consumer, UnknownEpochError)
         assert (error.offset, error.leader_epoch, error.known_epoch) == (2, 77, 0)
         consumer.seek(tp, 2)
@@ -540,9 +529,7 @@ def test_e46_a_broker_that_is_too_old_is_not_asked(
     with ScriptedCluster(nodes=2, versions=versions) as cluster, caplog.at_level(logging.WARNING, "fenceline.client"):
         (tp,) = cluster.add_topic("t")
         write(cluster, tp, "a", 4)
-        with Consumer(cluster.bootstrap, **QUICK) as consumer:
-            consumer.assign([tp])
-            consumer.seek(tp, 2, 0)
+        with reading(cluster, tp, 2, 0) as consumer:
             assert read(consumer, 2) == [b"a2", b"a3"]
             cluster.logs[tp].elect(2)
             assert read_all(cluster, consumer, tp, 3)
@@ -564,21 +551,8 @@ def test_records_of_an_older_epoch_betray_a_truncation_to_old_brokers_clients() 
         ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 1),
     }
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
-        (tp,) = cluster.add_topic("t")
-        write(cluster, tp, "a", 12)
-        log = cluster.logs[tp]
-        batches = list(log.batches)
-        log.elect(2, cut_to=5)
-        write(cluster, tp, "lost", 4)
-        with Consumer(cluster.bootstrap, **QUICK) as consumer:
-            consumer.assign([tp])
-            consumer.seek(tp, 0)
-            read(consumer, 9)
-            with cluster.lock:
-                log.batches, log.epochs = batches, [(0, 0)]
-                log.elect(1)
-            error = told(consumer)
-            assert (error.truncated_from, error.leader_epoch, error.divergent_offset) == (9, 1, -1)
+        error = _told_of_an_older_log(cluster)
+        assert (error.truncated_from, error.leader_epoch, error.divergent_offset) == (9, 1, -1)
 
 
 # -- KIP-392 -------------------------------------------------------------------------------------------------------
@@ -592,9 +566,7 @@ def test_kip392_a_consumer_with_a_rack_reads_from_the_replica_that_the_leader_na
     (tp,) = cluster.add_topic("t")
     values = write(cluster, tp, "a", 4)
     cluster.logs[tp].read_replica = 2
-    with Consumer(cluster.bootstrap, **QUICK, **{"client.rack": "here"}) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 0)
+    with reading(cluster, tp, 0, **{"client.rack": "here"}) as consumer:
         assert read(consumer, 4) == values
         first_at_replica = next(i for i, (node, _, _) in enumerate(cluster.fetches) if node == 2)
         assert all(node == 1 for node, _, _ in cluster.fetches[:first_at_replica])
@@ -609,9 +581,7 @@ def test_kip392_without_a_rack_it_stays_with_the_leader(cluster: ScriptedCluster
     (tp,) = cluster.add_topic("t")
     values = write(cluster, tp, "a", 4)
     cluster.logs[tp].read_replica = 2
-    with Consumer(cluster.bootstrap, **QUICK) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 0)
+    with reading(cluster, tp, 0) as consumer:
         assert read(consumer, 4) == values
     assert _readers(cluster) == {1}
 
@@ -623,9 +593,7 @@ def test_e52_a_replica_that_does_not_serve_is_left_for_the_leader(cluster: Scrip
     values = write(cluster, tp, "a", 4)
     log = cluster.logs[tp]
     log.read_replica = 2
-    with Consumer(cluster.bootstrap, **QUICK, **{"client.rack": "here"}) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 0)
+    with reading(cluster, tp, 0, **{"client.rack": "here"}) as consumer:
         assert read(consumer, 4) == values
         assert 2 in _readers(cluster)
 
@@ -658,9 +626,7 @@ def test_kip392_a_truncation_is_told_by_the_replica_too(cluster: ScriptedCluster
     write(cluster, tp, "a", 10)
     log = cluster.logs[tp]
     log.read_replica = 2
-    with Consumer(cluster.bootstrap, **QUICK, **{"client.rack": "here"}) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 0)
+    with reading(cluster, tp, 0, **{"client.rack": "here"}) as consumer:
         read(consumer, 10)
         log.elect(1, cut_to=6)
         write(cluster, tp, "b", 8)
@@ -673,9 +639,7 @@ def test_e52_out_of_range_without_a_truncation_goes_by_the_policy(cluster: Scrip
     write(cluster, tp, "a", 10)
     log = cluster.logs[tp]
     log.batches, log.start_offset, log.epochs = log.batches[5:], 5, [(0, 5)]
-    with Consumer(cluster.bootstrap, **QUICK) as consumer:
-        consumer.assign([tp])
-        consumer.seek(tp, 2, 0)
+    with reading(cluster, tp, 2, 0) as consumer:
         error = told(consumer, OffsetOutOfRangeError)
         assert not isinstance(error, LogTruncationError)
         assert error.offset == 2
