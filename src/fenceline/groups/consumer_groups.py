@@ -33,7 +33,6 @@ from fenceline.groups.consumer_settings import (
 from fenceline.groups.consumer_topics import TopicHashes
 from fenceline.groups.messages import ListedGroup, Outcome, Ticket
 from fenceline.groups.model import CONSUMER_PROTOCOL_TYPE, Group
-from fenceline.groups.offsets import OffsetSlot, is_expired
 from fenceline.groups.timers import TimerKey, TimerKind
 from fenceline.metadata.image import ConfigResourceType
 
@@ -277,34 +276,6 @@ class ConsumerGroups:
                 for member_id, member in sorted(group.members.items())
             ),
         )
-
-    def expired(
-        self, groups: Iterable[ConsumerGroup], retention_ms: int, now: Now
-    ) -> tuple[list[OffsetSlot], list[ConsumerGroup]]:
-        """Offsets past their retention that nobody subscribes to, and empty groups that have none left."""
-        slots: list[OffsetSlot] = []
-        doomed: list[ConsumerGroup] = []
-        offsets = self.shard.offsets
-        for group in groups:
-            keeps_some = False
-            subscribed = group.subscribed_topics()
-            for slot, value in offsets.slots(group.group_id):
-                if (
-                    slot.topic not in subscribed
-                    and not offsets.is_unstable(slot)
-                    and is_expired(
-                        value,
-                        base_timestamp_ms=value.commit_timestamp_ms,
-                        now_ms=now.wall_ms,
-                        retention_ms=retention_ms,
-                    )
-                ):
-                    slots.append(slot)
-                else:
-                    keeps_some = True
-            if group.is_empty and not keeps_some and not offsets.has_open_transaction(group.group_id):
-                doomed.append(group)
-        return slots, doomed
 
     # --- offsets ----------------------------------------
 

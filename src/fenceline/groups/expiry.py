@@ -5,9 +5,10 @@ Owns the rule alone: removes nothing, writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fenceline.groups.clock import Now
+from fenceline.groups.consumer_model import ConsumerGroup
 from fenceline.groups.model import Group
 from fenceline.groups.offsets import OffsetSlot, OffsetStore, is_expired
 from fenceline.groups.states import GroupState
@@ -16,7 +17,7 @@ from fenceline.groups.states import GroupState
 def expired(
     groups: Iterable[Group], offsets: OffsetStore, retention_ms: int, now: Now
 ) -> tuple[list[OffsetSlot], list[Group]]:
-    """Offsets past their retention, and empty groups that have none left."""
+    """Of classic groups: offsets past their retention, and empty groups that have none left."""
     slots: list[OffsetSlot] = []
     doomed: list[Group] = []
     for group in groups:
@@ -30,6 +31,21 @@ def expired(
     return slots, doomed
 
 
+def expired_of_consumers(
+    groups: Iterable[ConsumerGroup], offsets: OffsetStore, retention_ms: int, now: Now
+) -> tuple[list[OffsetSlot], list[ConsumerGroup]]:
+    """As `expired`, of groups of the consumer protocol: what nobody subscribes to counts from its commit."""
+    slots: list[OffsetSlot] = []
+    doomed: list[ConsumerGroup] = []
+    for group in groups:
+        subscribed = group.subscribed_topics()
+        found, keeps_some = _past(offsets, group.group_id, subscribed.__contains__, None, retention_ms, now)
+        slots.extend(found)
+        if group.is_empty and not keeps_some and not offsets.has_open_transaction(group.group_id):
+            doomed.append(group)
+    return slots, doomed
+
+
 def _expired_slots(group: Group, offsets: OffsetStore, retention_ms: int, now: Now) -> tuple[list[OffsetSlot], bool]:
     """The slots to remove, and whether any stays."""
     since_empty_ms = None
@@ -38,10 +54,23 @@ def _expired_slots(group: Group, offsets: OffsetStore, retention_ms: int, now: N
             since_empty_ms = group.state_since_ms if group.state_since_ms >= 0 else None
         elif not (group.state is GroupState.STABLE and group.is_consumer_group and group.subscribed_topics is not None):
             return [], True
+    return _past(offsets, group.group_id, group.is_subscribed_to, since_empty_ms, retention_ms, now)
+
+
+def _past(
+    offsets: OffsetStore,
+    group_id: str,
+    is_subscribed_to: Callable[[str], bool],
+    since_empty_ms: int | None,
+    retention_ms: int,
+    now: Now,
+) -> tuple[list[OffsetSlot], bool]:
+    """The slots of a group that are past their retention, and whether any other is there. `since_empty_ms`: from when
+    on it counts; None: from the commit of each."""
     found, keeps_some = [], False
-    for slot, value in offsets.slots(group.group_id):
+    for slot, value in offsets.slots(group_id):
         if (
-            not group.is_subscribed_to(slot.topic)
+            not is_subscribed_to(slot.topic)
             and not offsets.is_unstable(slot)
             and is_expired(
                 value,

@@ -22,7 +22,7 @@ from fenceline.groups.clock import Now
 from fenceline.groups.consumer_groups import ConsumerGroups
 from fenceline.groups.consumer_model import ConsumerGroup
 from fenceline.groups.consumer_topics import TopicHashes
-from fenceline.groups.expiry import expired
+from fenceline.groups.expiry import expired, expired_of_consumers
 from fenceline.groups.membership import Membership
 from fenceline.groups.messages import (
     Answer,
@@ -370,7 +370,7 @@ class Shard:
                 consumers.append(consumer_group)
             left -= 1 + self.offsets.count(group_id)
         slots, doomed = expired(some, self.offsets, self.settings.offsets_retention_ms, now)
-        consumer_slots, going = self.consumers.expired(consumers, self.settings.offsets_retention_ms, now)
+        consumer_slots, going = expired_of_consumers(consumers, self.offsets, self.settings.offsets_retention_ms, now)
         slots.extend(consumer_slots)
         if slots or doomed:
             self.write_tombstones(slots, doomed, _nobody)
