@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import confluent_kafka
@@ -143,33 +143,40 @@ def test_groups_are_deleted(both: Both) -> None:
     told(both, "--list")
 
 
-def test_a_group_with_members(both: Both) -> None:
+@contextmanager
+def members(both: Both, group: str, **settings: Any) -> Iterator[None]:
+    """A static member of librdkafka's on each side, that has read all of the topic and committed it."""
+
+    def join(side: Side) -> confluent_kafka.Consumer:
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": side.words["@brokers"],
+                "group.id": group,
+                "group.instance.id": "instance-1",
+                "client.id": "reader",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                **settings,
+            }
+        )
+        consumer.subscribe([TOPIC])
+        read = 0
+        while read < RECORDS:
+            read += sum(message.error() is None for message in consumer.consume(100, 1.0))
+        consumer.commit(asynchronous=False)
+        return consumer
+
     with ExitStack() as stack:
         stack.enter_context(client_threads.quiet_clients())
-
-        def join(side: Side) -> confluent_kafka.Consumer:
-            consumer = confluent_kafka.Consumer(
-                {
-                    "bootstrap.servers": side.words["@brokers"],
-                    "group.id": "live",
-                    "group.instance.id": "instance-1",
-                    "client.id": "reader",
-                    "enable.auto.commit": False,
-                    "auto.offset.reset": "earliest",
-                    "session.timeout.ms": 60_000,
-                    "partition.assignment.strategy": "range",
-                }
-            )
-            consumer.subscribe([TOPIC])
-            read = 0
-            while read < RECORDS:
-                read += sum(message.error() is None for message in consumer.consume(100, 1.0))
-            consumer.commit(asynchronous=False)
-            return consumer
-
         consumers = list(both.threads.map(join, both.sides))
         for consumer in consumers:
             stack.callback(consumer.close)
+        yield
+
+
+def test_a_group_with_members(both: Both) -> None:
+    settings = {"session.timeout.ms": 60_000, "partition.assignment.strategy": "range"}
+    with members(both, "live", **settings):
         live = ("--group", "live")
         told(both, "--describe", *live)
         told(both, "--describe", *live, "--members")
@@ -179,36 +186,12 @@ def test_a_group_with_members(both: Both) -> None:
         told(both, "--reset-offsets", *live, "--topic", TOPIC, "--to-earliest", "--execute")
         told(both, "--delete-offsets", *live, "--topic", TOPIC)
         told(both, "--delete", *live)
-    told(both, "--delete", "--group", "live", leave_out=CHANCE)
+    told(both, "--delete", "--group", "live")
 
 
 def test_a_group_of_the_consumer_protocol(both: Both) -> None:
     """KIP-848: what the tool shows of epochs, states and types."""
-    with ExitStack() as stack:
-        stack.enter_context(client_threads.quiet_clients())
-
-        def join(side: Side) -> confluent_kafka.Consumer:
-            consumer = confluent_kafka.Consumer(
-                {
-                    "bootstrap.servers": side.words["@brokers"],
-                    "group.id": "next",
-                    "group.protocol": "consumer",
-                    "group.instance.id": "instance-1",
-                    "client.id": "reader",
-                    "enable.auto.commit": False,
-                    "auto.offset.reset": "earliest",
-                }
-            )
-            consumer.subscribe([TOPIC])
-            read = 0
-            while read < RECORDS:
-                read += sum(message.error() is None for message in consumer.consume(100, 1.0))
-            consumer.commit(asynchronous=False)
-            return consumer
-
-        consumers = list(both.threads.map(join, both.sides))
-        for consumer in consumers:
-            stack.callback(consumer.close)
+    with members(both, "next", **{"group.protocol": "consumer"}):
         following = ("--group", "next")
         told(both, "--describe", *following, leave_out=BY_CHANCE)
         told(both, "--describe", *following, "--verbose", leave_out=BY_CHANCE)
