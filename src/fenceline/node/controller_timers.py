@@ -35,7 +35,7 @@ class ControllerTimers:
 
     def start(self) -> None:
         config = self._config
-        self._watch_sessions()
+        self._again(self._until_a_session_may_end_ms, self.check_sessions)
         if config.get_bool("auto.leader.rebalance.enable"):
             self._every(1000 * config.get_int("leader.imbalance.check.interval.seconds"), self._balance_leaders)
         self._every(config.get_int("unclean.leader.election.interval.ms"), self._elect_unclean_leaders)
@@ -52,26 +52,26 @@ class ControllerTimers:
         self._handles.clear()
 
     def _every(self, period_ms: int, action: Callable[[], None]) -> None:
+        self._again(lambda: period_ms, action)
+
+    def _again(self, wait_ms: Callable[[], int], action: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
 
+        def wait() -> None:
+            self._handles[action] = loop.call_later(wait_ms() / 1000, fire)
+
         def fire() -> None:
-            self._handles[action] = loop.call_later(period_ms / 1000, fire)
+            wait()
             action()
 
-        self._handles[action] = loop.call_later(period_ms / 1000, fire)
+        wait()
 
-    def _watch_sessions(self) -> None:
-        """Look when the next session may end, and now and then again at those that a request could not end."""
+    def _until_a_session_may_end_ms(self) -> int:
+        """Until the next session ends; at most a part of a session, for those that a request could not end."""
         now_ms = self._clock.monotonic_ms()
         period_ms = max(1, self._config.get_int("broker.session.timeout.ms") // _STALE_CHECKS_PER_SESSION)
         ends_ms = self._state.sessions.next_end_ms(now_ms)
-        wait_ms = period_ms if ends_ms is None else min(period_ms, ends_ms - now_ms)
-
-        def fire() -> None:
-            self.check_sessions()
-            self._watch_sessions()
-
-        self._handles[self._watch_sessions] = asyncio.get_running_loop().call_later(wait_ms / 1000, fire)
+        return period_ms if ends_ms is None else min(period_ms, ends_ms - now_ms)
 
     def check_sessions(self) -> None:
         """C17. The broker of this process lives as long as this runs: only others can be silent.
