@@ -151,12 +151,30 @@ def test_e53_a_seek_without_an_epoch_is_not(cluster: ScriptedCluster) -> None:
 @pytest.mark.parametrize("key", [ApiKey.FETCH, ApiKey.OFFSET_FOR_LEADER_EPOCH])
 def test_e51_e52_refusals_that_pass_are_asked_again(cluster: ScriptedCluster, key: ApiKey, code: ErrorCode) -> None:
     """§ Fencing: 74 looks for another leader, 75 asks this one again; nobody is told."""
+
+    def metadata_requests() -> int:
+        with cluster.lock:
+            return sum(key is ApiKey.METADATA for key, _, _ in cluster.requests)
+
     (tp,) = cluster.add_topic("t")
     write(cluster, tp, "a", 4)
-    cluster.faults[key] = [code, code]
-    with reading(cluster, tp, 2, 0) as consumer:
+    with reading(cluster, tp, 0) as consumer:
+        assert len(read(consumer, 4)) == 4
+        before = metadata_requests()
+        nodes: set[int] = set()
+
+        def note_node(node: int, asked: ApiKey) -> None:
+            if asked is key:
+                nodes.add(node)
+
+        cluster.node_rule = note_node
+        cluster.faults[key] = [code, code]
+        consumer.seek(tp, 2, 0)
         assert read(consumer, 2) == [b"a2", b"a3"]
         assert not cluster.faults[key]
+        if code is not ErrorCode.UNKNOWN_LEADER_EPOCH and code is not ErrorCode.OFFSET_NOT_AVAILABLE:
+            _until(lambda: metadata_requests() > before)
+    assert nodes == {1}
 
 
 @pytest.mark.parametrize("key", [ApiKey.FETCH, ApiKey.OFFSET_FOR_LEADER_EPOCH])
