@@ -101,12 +101,16 @@ class Cluster:
         return link
 
     async def any_connection(self, deadline: Deadline) -> Connection:
-        """A connection to whichever broker answers. Raises BrokersUnreachable when none does in time."""
+        """A connection to whichever broker answers. Raises BrokersUnreachable when none does in time.
+
+        One that is open goes before all that would have to be made: a broker that is silent costs
+        `socket.connection.setup.timeout.ms`.
+        """
         while True:
             trouble: list[str] = []
             for link in self._candidates():
                 try:
-                    return await link.connection()
+                    return await self._connected(link, deadline)
                 except (ConnectionLost, TimedOut) as error:
                     deadline.trouble = error
                     trouble.append(str(error))
@@ -125,12 +129,19 @@ class Cluster:
     def _candidates(self) -> list[Link]:
         known = [self.link(node_id) for node_id in self.metadata.brokers]
         random.shuffle(known)
-        known.sort(key=lambda link: (link.backs_off, not link.is_open, link.in_flight))
+        known.sort(key=lambda link: link.in_flight)
         seeds = list(self._seeds)
         random.shuffle(seeds)
-        # A seed that is connected already serves the first requests; after metadata, nodes go first.
-        seeds.sort(key=lambda link: (link.backs_off, not link.is_open))
-        return known + seeds
+        return sorted(known + seeds, key=lambda link: (link.backs_off, not link.is_open))
+
+    @staticmethod
+    async def _connected(link: Link, deadline: Deadline) -> Connection:
+        """Raises ConnectionLost or TimedOut, also when the call's time is over before the connection is made."""
+        try:
+            async with asyncio.timeout(deadline.left_ms / 1000):
+                return await link.connection()
+        except TimeoutError:
+            raise TimedOut(f"{link.address} did not answer in that time") from None
 
     # -- requests
 
@@ -147,7 +158,7 @@ class Cluster:
     ) -> Any:
         """One request to one node (None: any), one answer. `extra_ms` is how long the broker may wait on purpose."""
         connection = await (
-            self.any_connection(deadline) if node_id is None else self.link(node_id, purpose).connection()
+            self.any_connection(deadline) if node_id is None else self._connected(self.link(node_id, purpose), deadline)
         )
         version = connection.version_for(api_key)
         if version < min_version:

@@ -23,7 +23,7 @@ class Link:
         self.host, self.port = host, port
         self._config, self._tls = config, tls
         self._connection: Connection | None = None
-        self._connecting: asyncio.Lock = asyncio.Lock()
+        self._dialing: asyncio.Task[Connection] | None = None
         self._failures = 0
         self._not_before_s = 0.0
 
@@ -44,32 +44,53 @@ class Link:
         return self._failures > 0 and asyncio.get_running_loop().time() < self._not_before_s
 
     async def connection(self) -> Connection:
-        """The open connection. Raises ConnectionLost or TimedOut when it can not be made."""
+        """The open connection. Raises ConnectionLost or TimedOut when it can not be made.
+
+        Who waits for the same one shares it, or its failure; it is made to its end when nobody waits any more.
+        """
         if self._connection is not None and self._connection.is_open:
             return self._connection
-        async with self._connecting:
-            if self._connection is not None and self._connection.is_open:
-                return self._connection
-            loop = asyncio.get_running_loop()
-            pause_s = self._not_before_s - loop.time()
-            if pause_s > 0:
-                await asyncio.sleep(pause_s)
-            try:
-                self._connection = await open_connection(self.host, self.port, self._config, self._tls)
-            except (ConnectionLost, TimedOut):
-                self._failures += 1
-                pause_ms = backoff_ms(
-                    self._failures, self._config["reconnect.backoff.ms"], self._config["reconnect.backoff.max.ms"]
-                )
-                self._not_before_s = loop.time() + pause_ms / 1000
+        if self._dialing is None or self._dialing.done():
+            self._dialing = asyncio.ensure_future(self._dial())
+            self._dialing.add_done_callback(_look)
+        dialing = self._dialing
+        try:
+            return await asyncio.shield(dialing)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not dialing.cancelled() or (task is not None and task.cancelling()):
                 raise
-            self._failures = 0
-            return self._connection
+            raise ConnectionLost(f"the way to {self.address} was closed") from None
+
+    async def _dial(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        pause_s = self._not_before_s - loop.time()
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+        try:
+            self._connection = await open_connection(self.host, self.port, self._config, self._tls)
+        except (ConnectionLost, TimedOut):
+            self._failures += 1
+            pause_ms = backoff_ms(
+                self._failures, self._config["reconnect.backoff.ms"], self._config["reconnect.backoff.max.ms"]
+            )
+            self._not_before_s = loop.time() + pause_ms / 1000
+            raise
+        self._failures = 0
+        return self._connection
 
     def close(self) -> Connection | None:
         """Begin to close; the connection that still has to end."""
+        if self._dialing is not None:
+            self._dialing.cancel()
         connection, self._connection = self._connection, None
         if connection is not None and connection.is_open:
             connection.close()
             return connection
         return None
+
+
+def _look(dialing: asyncio.Task[Connection]) -> None:
+    """A failure for which nobody waited any more is no error of the loop."""
+    if not dialing.cancelled():
+        dialing.exception()

@@ -1,0 +1,85 @@
+"""Ways to brokers that do not answer: nobody takes them who has another one, and nobody waits longer than his time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from fenceline.client.admin import Admin
+from fenceline.client.config import ClientConfig
+from fenceline.client.errors import BrokersUnreachable, ConnectionLost
+from fenceline.client.link import Link
+from fenceline.errors import PeerError
+from fenceline.wire.apis import ApiKey
+from tests.client.scripted_cluster import SILENT, ScriptedCluster
+
+FOR_EVER = {"socket.connection.setup.timeout.ms": 3_600_000, "request.timeout.ms": 3_600_000}
+SHORT_MS = 300
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster(nodes=3) as scripted:
+        yield scripted
+
+
+def test_an_open_way_goes_before_one_that_was_never_taken(cluster: ScriptedCluster) -> None:
+    met: list[int] = []
+
+    def rule(node: int, key: ApiKey) -> object:
+        met.append(node)
+        return None if node == 1 else SILENT
+
+    with Admin(cluster.bootstrap, **FOR_EVER) as admin:
+        admin.metadata()
+        cluster.node_rule = rule
+        for _ in range(8):
+            admin.metadata()
+    assert set(met) == {1}
+
+
+def test_a_call_ends_when_its_time_is_over_and_not_when_the_way_is_given_up(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t", leader=2)
+    cluster.node_rule = lambda node, _: SILENT if node == 2 else None
+    with Admin(cluster.bootstrap, **FOR_EVER) as admin, pytest.raises(PeerError, match="in that time"):
+        admin.list_offsets({tp: "latest"}, timeout_ms=SHORT_MS)
+    cluster.node_rule = lambda node, _: SILENT
+    with Admin(cluster.bootstrap, **FOR_EVER) as admin, pytest.raises(BrokersUnreachable, match="in that time"):
+        admin.metadata(timeout_ms=SHORT_MS)
+
+
+def test_who_gives_up_waiting_leaves_the_connection_to_the_next() -> None:
+    """A call of no time at all would never have one."""
+
+    async def play() -> None:
+        accepted = 0
+        is_accepted, answer = asyncio.Event(), asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal accepted
+            accepted += 1
+            is_accepted.set()
+            await answer.wait()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()[:2]
+        link = Link(host, port, ClientConfig.parse("admin", f"{host}:{port}", {}), None)
+        first, second = (asyncio.ensure_future(link.connection()) for _ in range(2))
+        await is_accepted.wait()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        third = asyncio.ensure_future(link.connection())
+        await asyncio.sleep(0)
+        assert accepted == 1
+        link.close()
+        for waiting in (second, third):
+            with pytest.raises(ConnectionLost, match="closed"):
+                await waiting
+        answer.set()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(play())
