@@ -35,8 +35,11 @@ from tests.support.partition_files import epochs, log_bytes
 
 pytestmark = [pytest.mark.kafka, pytest.mark.together(CLUSTERS), pytest.mark.timeout(600)]
 
-TOPICS = ("plain", "packed", "paid")
-"""Not compressed; compressed; with transactions, some of them aborted."""
+TOPICS = ("plain", "packed", "paid", "aged")
+"""Not compressed; compressed; with transactions, some of them aborted; with records too old to keep, at its start."""
+AGED_TURNS = 60
+LONG_AGO_MS = 1_577_836_800_000
+RETENTION_MS = 30 * 24 * 60 * 60 * 1000
 SETTINGS = {
     "cleanup.policy": "compact",
     "segment.bytes": "1048576",
@@ -69,14 +72,20 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("compaction")
     with small_kafka(data_dir=root, overrides=CLEANER) as kafka:
         with Admin([kafka.bootstrap]) as admin:
-            admin.create_topics([NewTopic(topic, 1, 1, configs=SETTINGS) for topic in TOPICS])
+            admin.create_topics([NewTopic(topic, 1, 1, configs=_settings(topic)) for topic in TOPICS])
         _produce(kafka.bootstrap)
         kafka.stop()
     yield root
     shutil.rmtree(root, ignore_errors=True)
 
 
-def _produce(bootstrap: str) -> None:
+def _settings(topic: str) -> dict[str, str]:
+    """Nothing is cleaned or deleted until a test asks for it."""
+    return SETTINGS | ({"cleanup.policy": "compact,delete", "retention.ms": "-1"} if topic == "aged" else {})
+
+
+def _produce(bootstrap: str, *, long_ago_ms: int = LONG_AGO_MS) -> None:
+    """`long_ago_ms`: when the first half of the records of `aged` were written; 0 is now."""
     import confluent_kafka
 
     rng = Random(7)
@@ -84,6 +93,7 @@ def _produce(bootstrap: str) -> None:
         "plain": confluent_kafka.Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True}),
         "packed": confluent_kafka.Producer({"bootstrap.servers": bootstrap, "compression.type": "lz4"}),
         "paid": confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": "till"}),
+        "aged": confluent_kafka.Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True}),
     }
     for producer in producers.values():
         if producer is producers["paid"]:
@@ -94,7 +104,8 @@ def _produce(bootstrap: str) -> None:
                 producer.begin_transaction()
             for _ in range(20):
                 value = None if rng.random() < 0.1 else rng.randbytes(1_500)
-                producer.produce(topic, value, key=b"k%d" % rng.randrange(KEYS))
+                at_ms = long_ago_ms if topic == "aged" and turn < AGED_TURNS else 0
+                producer.produce(topic, value, key=b"k%d" % rng.randrange(KEYS), timestamp=at_ms)
             producer.flush()
             if topic == "paid":
                 (producer.abort_transaction if turn % 3 == 2 else producer.commit_transaction)(60)
@@ -106,7 +117,11 @@ def _open(root: Path, topic: str) -> PartitionLog:
         str(root / "data" / f"{topic}-0"),
         topic_partition=TopicPartition(topic, 0),
         topic_id=None,
-        config=LogConfig(segment_bytes=1 << 20, cleanup_policy=frozenset({"compact"})),
+        config=LogConfig(
+            segment_bytes=1 << 20,
+            cleanup_policy=frozenset(_settings(topic)["cleanup.policy"].split(",")),
+            retention_ms=RETENTION_MS,
+        ),
         clean=True,
         recovery_point=1 << 40,
         now_ms=int(time.time() * 1000),
@@ -116,8 +131,10 @@ def _open(root: Path, topic: str) -> PartitionLog:
 
 
 def _compact(root: Path, topic: str) -> int:
-    """All sealed segments, as a node does it. Up to where."""
+    """What is too old goes, then all sealed segments are compacted, as a node does it. Up to where."""
     log, disk = _open(root, topic), OsDisk()
+    for removed in log.enforce_retention(int(time.time() * 1000)):
+        removed.delete()
     due = Due(0, log.segments[-1].base_offset, 1, 1.0, False, 0)
     work = compaction.begin(log, due, now_ms=int(time.time() * 1000), limits=Limits(secret=bytes(16)))
     for step in work.steps():
@@ -180,19 +197,21 @@ def _state(bootstrap: str, topic: str) -> tuple[dict[bytes, bytes], int]:
         consumer.close()
 
 
+def _first_segment(root: Path, topic: str) -> int:
+    return min(int(each.stem) for each in (root / "data" / f"{topic}-0").glob("*.log"))
+
+
 @pytest.fixture(scope="module")
 def by_kafka(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
     """A copy that Kafka has cleaned, with what its readers got before that."""
     root = tmp_path_factory.mktemp("by-kafka") / "root"
     shutil.copytree(written, root)
     with small_kafka(data_dir=root, overrides=CLEANER) as kafka:
-        states = {topic: _state(kafka.bootstrap, topic) for topic in TOPICS}
-        for topic in TOPICS:
-            run_tool(
-                "kafka.admin.ConfigCommand",
-                *("--bootstrap-server", kafka.bootstrap, "--alter", "--entity-type", "topics"),
-                *("--entity-name", topic, "--add-config", "min.cleanable.dirty.ratio=0.0"),
-            )
+        with Admin([kafka.bootstrap]) as admin:
+            admin.alter_configs({("topic", "aged"): {"retention.ms": str(RETENTION_MS)}})
+            eventually(lambda: _first_segment(root, "aged") > 0, "Kafka's retention", wait_s=120)
+            states = {topic: _state(kafka.bootstrap, topic) for topic in TOPICS}
+            admin.alter_configs({("topic", topic): {"min.cleanable.dirty.ratio": "0.0"} for topic in TOPICS})
         bases = {
             topic: max(int(each.stem) for each in (root / "data" / f"{topic}-0").glob("*.log")) for topic in TOPICS
         }
@@ -224,6 +243,7 @@ def test_the_same_batches_are_left(topic: str, by_kafka: tuple[Path, Any], by_fe
     assert len(ours) < len(_batches(written, topic))
     ends = [read_offsets(OsDisk(), str(root / "data" / CHECKPOINT)) for root in (by_kafka[0], by_fenceline)]
     assert ends[0] == ends[1]
+    assert _first_segment(by_kafka[0], topic) == _first_segment(by_fenceline, topic)
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -245,7 +265,7 @@ def test_kafka_serves_what_was_compacted_and_cleans_it_further(
     with small_kafka(data_dir=root, overrides=CLEANER) as kafka:
         for topic in TOPICS:
             assert _state(kafka.bootstrap, topic) == by_kafka[1][topic]
-        _produce(kafka.bootstrap)
+        _produce(kafka.bootstrap, long_ago_ms=0)
         after = {topic: _state(kafka.bootstrap, topic) for topic in TOPICS}
         kafka.stop()
     for topic in TOPICS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import confluent_kafka
@@ -132,6 +133,22 @@ def test_groups_are_reset(both: Both) -> None:
     told(both, *reset, "--topic", "no-such-topic", "--to-latest", "--execute")
 
 
+def test_groups_are_reset_to_what_a_file_says(both: Both, tmp_path: Path) -> None:
+    commit(both, "planned", {0: (10, 0), 1: (10, 0)})
+    commit(both, "planned-2", {0: (11, 0)})
+    one, two, wrong = (tmp_path / name for name in ("one.csv", "two.csv", "wrong.csv"))
+    one.write_text(f"{TOPIC},0,6\n{TOPIC},1,300\n")
+    two.write_text(f"planned,{TOPIC},0,2\nplanned-2,{TOPIC},0,3\n")
+    wrong.write_text(f"{TOPIC},zero,1\n")
+    reset = ("--reset-offsets", "--group", "planned")
+    told(both, *reset, "--from-file", str(one), "--dry-run")
+    told(both, *reset, "--from-file", str(one), "--execute")
+    told(both, "--describe", "--group", "planned")
+    told(both, *reset, "--group", "planned-2", "--from-file", str(two), "--execute")
+    told(both, "--describe", "--group", "planned", "--group", "planned-2")
+    told(both, *reset, "--from-file", str(wrong), "--execute")
+
+
 def test_groups_are_deleted(both: Both) -> None:
     commit(both, "doomed", {0: (10, 0), 1: (10, 0)})
     told(both, "--delete-offsets", "--group", "doomed", "--topic", f"{TOPIC}:0")
@@ -202,6 +219,21 @@ def test_a_group_of_the_consumer_protocol(both: Both) -> None:
         told(both, "--list", "--type", "consumer", leave_out=BY_CHANCE)
         told(both, "--delete", *following, leave_out=BY_CHANCE)
     told(both, "--list", "--type", leave_out=BY_CHANCE)
+
+
+def test_all_groups_at_once(both: Both) -> None:
+    """After the others: no group is left."""
+    commit(both, "first", {0: (10, 0), 1: (10, 0)})
+    commit(both, "second", {0: (11, 0)})
+    reset = ("--reset-offsets", "--all-groups", "--topic", TOPIC)
+    told(both, *reset, "--to-offset", "4", "--dry-run")
+    told(both, *reset, "--to-offset", "4", "--export", "--dry-run")
+    told(both, *reset, "--to-offset", "4", "--execute")
+    told(both, "--describe", "--all-groups")
+    told(both, "--describe", "--all-groups", "--offsets")
+    told(both, "--describe", "--all-groups", "--members")
+    told(both, "--delete", "--all-groups")
+    told(both, "--list")
 
 
 # --- our own tool, on both --------------------------------------------------------------------------------------------
