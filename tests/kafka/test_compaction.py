@@ -118,7 +118,7 @@ def _open(root: Path, topic: str) -> PartitionLog:
 def _compact(root: Path, topic: str) -> int:
     """All sealed segments, as a node does it. Up to where."""
     log, disk = _open(root, topic), OsDisk()
-    due = Due(0, log.segments[-1].base_offset, 1, 1.0, False, 0)
+    due = Due(0, log.segments[-1].base_offset, 1, 1.0)
     work = compaction.begin(log, due, now_ms=int(time.time() * 1000), limits=Limits(secret=bytes(16)))
     for step in work.steps():
         if isinstance(step, Replacement):
@@ -261,7 +261,7 @@ def test_a_directory_in_which_kafka_was_killed_between_two_renames_is_finished(w
     shutil.copytree(written, root)
     before = _open(root, "plain")
     ends = (before.log_start_offset, before.log_end_offset, before.epochs.entries)
-    due = Due(0, before.segments[-1].base_offset, 1, 1.0, False, 0)
+    due = Due(0, before.segments[-1].base_offset, 1, 1.0)
     work = compaction.begin(before, due, now_ms=int(time.time() * 1000), limits=Limits(secret=bytes(16)))
     steps = work.steps()
     replacement = next(step for step in steps if isinstance(step, Replacement))

@@ -197,7 +197,7 @@ class Story:
         if not ends:
             return None
         end = self.rng.choice(ends)
-        return Due(max(self.checkpoint, self.log.log_start_offset), end, 1, 1.0, False, 0)
+        return Due(max(self.checkpoint, self.log.log_start_offset), end, 1, 1.0)
 
     def begin(self, due: Due) -> Compaction:
         limits = Limits(

@@ -37,7 +37,7 @@ def compact(log: PartitionLog, now_ms: int) -> None:
     """All sealed segments."""
     if (work := log.flush_work(now_ms)) is not None:
         work.run()
-    due = Due(log.log_start_offset, log.segments[-1].base_offset, 1, 1.0, False, 0)
+    due = Due(log.log_start_offset, log.segments[-1].base_offset, 1, 1.0)
     run(log, compaction.begin(log, due, now_ms=now_ms, limits=Limits(secret=bytes(16))))
 
 

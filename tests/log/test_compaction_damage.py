@@ -40,7 +40,7 @@ def grown(disk: SimDisk, *sizes: int) -> PartitionLog:
 
 
 def begun(log: PartitionLog, first_dirty: int = 0) -> Compaction:
-    due = Due(first_dirty, log.segments[-1].base_offset, 1, 1.0, False, 0)
+    due = Due(first_dirty, log.segments[-1].base_offset, 1, 1.0)
     return compaction.begin(log, due, now_ms=2_000, limits=Limits(memory_bytes=1 << 16, buffer_bytes=1_000))
 
 

@@ -32,7 +32,7 @@ def compacted(log: PartitionLog, now_ms: int) -> list[BatchHeader]:
     work = log.flush_work(now_ms)
     if work is not None:
         work.run()
-    due = Due(0, log.segments[-1].base_offset, 1, 1.0, False, 0)
+    due = Due(0, log.segments[-1].base_offset, 1, 1.0)
     run(log, compaction.begin(log, due, now_ms=now_ms, limits=Limits(memory_bytes=1 << 16)))
     return [header for header, _ in read_all(log)]
 

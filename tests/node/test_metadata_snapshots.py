@@ -85,7 +85,6 @@ def test_a_failed_snapshot_leaves_no_file_is_told_and_tried_again(monkeypatch: p
         await _turns()
         assert len(controller.log.snapshots) == 2
         assert controller._snapshots.generated_count == 1
-        assert controller._snapshots.newest_size_bytes > 0
         await controller.stop()
 
     asyncio.run(story())

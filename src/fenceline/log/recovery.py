@@ -70,14 +70,11 @@ class RecoveryReport:
     clean: bool
     scanned_bytes: int = 0
     torn_bytes: int = 0
+    """The torn end of one write, with nothing whole behind it."""
     cut_bytes: int = 0
+    """All else that is gone from the log."""
     reason: str = ""
     evidence: list[str] = field(default_factory=list)
-
-    @property
-    def lost_something(self) -> bool:
-        """Whether more than the torn end of one write was cut."""
-        return self.cut_bytes > 0
 
 
 @dataclass(slots=True)
