@@ -47,7 +47,7 @@ from fenceline.groups.consumer_model import (
 )
 from fenceline.groups.consumer_reconcile import Aim, next_step
 from fenceline.groups.consumer_regex import topic_regex
-from fenceline.groups.consumer_regex_parser import InvalidRegex
+from fenceline.groups.consumer_regex_automaton import InvalidRegex
 from fenceline.groups.consumer_topics import topic_ids
 from fenceline.groups.consumer_uniform import ASSIGNORS
 from fenceline.groups.messages import Ticket
