@@ -30,6 +30,8 @@ from fenceline.groups.consumer_settings import (
     SESSION_TIMEOUT_CONFIG,
     ConsumerSettings,
 )
+from fenceline.groups.consumer_subscriptions import Subscriptions
+from fenceline.groups.consumer_targets import Targets
 from fenceline.groups.consumer_topics import TopicHashes
 from fenceline.groups.messages import ListedGroup, Outcome, Ticket
 from fenceline.groups.model import CONSUMER_PROTOCOL_TYPE, Group
@@ -58,6 +60,8 @@ class ConsumerGroups:
         self.shard = shard
         self.groups: dict[str, ConsumerGroup] = {}
         self.membership: Final = ConsumerMembership(self)
+        self.subscriptions: Final = Subscriptions(self)
+        self.targets: Final = Targets(self)
         self.classic: Final = ClassicMembers(self)
         self.migration: Final = Migration(self)
         self._image = image

@@ -106,7 +106,7 @@ class GroupCoordinator:
             return []
         del self._loading[shard.partition]
         self._active[shard.partition] = shard
-        shard.consumers.membership.on_topics_created(self._new_topics_at)
+        shard.consumers.subscriptions.on_topics_created(self._new_topics_at)
         shard.resume(now)
         return _take_duties(shard)
 
@@ -291,7 +291,7 @@ class GroupCoordinator:
         """There are new topics in the metadata of this version, which regular expressions may match."""
         self._new_topics_at = version
         for shard in self._active.values():
-            shard.consumers.membership.on_topics_created(version)
+            shard.consumers.subscriptions.on_topics_created(version)
 
     def appended(self, partition: int, write_id: int, now: Now) -> list[Duty]:
         return self._settle(partition, lambda shard: shard.appended(write_id, now))
