@@ -5,7 +5,9 @@ Owns the rules. Never does I/O, reads a clock or draws randomness by itself: `no
 (`formats.md F7`), so a coordinator is rebuilt by replaying one partition of that topic.
 
     coordinator.GroupCoordinator   every partition this broker coordinates, the timers, the funnel for requests
-      shard.Shard                  one partition: its groups, its writes that are under way, replay
+      shard.Shard                  one partition: its groups, its timers, replay
+        writes.Writes              what is being appended, and who waits for it
+        removals.Removals          deletion and retention
         membership.Membership      JoinGroup, SyncGroup, Heartbeat, LeaveGroup, the sessions of members
         rebalance.Rebalance        gathering, generations, assignments, what members wait for
         offsets.OffsetStore        what was committed, by whom, for which topic id

@@ -141,7 +141,7 @@ class ConsumerGroups:
         def decided(error: ErrorCode, now: Now) -> None:
             self._decided(group_id, undo, change, error, now)
 
-        self.shard.write(batch, settled, decided)
+        self.shard.writes.begin(batch, settled, decided)
 
     def answer_settled(self, ticket: Ticket, outcome: Outcome, group_ids: Iterable[str]) -> None:
         """Answer when nothing is under way any more on which the answer may rest: changes of these groups. If one of
@@ -152,7 +152,7 @@ class ConsumerGroups:
             why = error or next((undo.error for undo in rests_on if undo.error), ErrorCode.NONE)
             self.shard.answer(ticket, refusal(outcome, why) if why else outcome)
 
-        if not self.shard.when_all_is_settled(quiet):
+        if not self.shard.writes.when_all_is_settled(quiet):
             self.shard.answer(ticket, outcome)
 
     def remove(self, group: ConsumerGroup, now: Now) -> None:

@@ -176,13 +176,13 @@ class GroupCoordinator:
         except PeerError as error:
             return [Answer(ticket, messages.LeaveAnswer(error.code))]
         try:
-            writes_before = shard.write_count
+            writes_before = shard.writes.count
             outcome = shard.membership.leave(request, now)
-            if shard.write_count == writes_before:
+            if shard.writes.count == writes_before:
                 shard.answer(ticket, outcome)
             else:
                 # The last member left: the empty generation is stored first.
-                shard.answer_with_last_write(ticket, outcome, messages.LeaveAnswer)
+                shard.writes.answer_with_newest(ticket, outcome, messages.LeaveAnswer)
         except PeerError as error:
             shard.answer(ticket, messages.LeaveAnswer(error.code))
         return _take_duties(shard)
@@ -239,7 +239,7 @@ class GroupCoordinator:
             shard = self._shard(group_ids[0])
         except PeerError as error:
             return [Answer(ticket, messages.DeleteGroupsAnswer(tuple((name, error.code) for name in group_ids)))]
-        shard.delete_groups(ticket, group_ids, now)
+        shard.removals.delete_groups(ticket, group_ids, now)
         return _take_duties(shard)
 
     def by_partition(self, group_ids: Iterable[str]) -> Mapping[int, list[str]]:
@@ -294,14 +294,14 @@ class GroupCoordinator:
             shard.consumers.subscriptions.on_topics_created(version)
 
     def appended(self, partition: int, write_id: int, now: Now) -> list[Duty]:
-        return self._settle(partition, lambda shard: shard.appended(write_id, now))
+        return self._settle(partition, lambda shard: shard.writes.committed(write_id, now))
 
     def append_failed(self, partition: int, write_id: int, code: ErrorCode, now: Now) -> list[Duty]:
-        return self._settle(partition, lambda shard: shard.append_failed(write_id, code, now))
+        return self._settle(partition, lambda shard: shard.writes.refused(write_id, code, now))
 
     def append_is_late(self, partition: int, write_id: int, now: Now) -> list[Duty]:
         """Nobody knows yet whether it will be committed: who waits for it is told so, the write stays under way."""
-        return self._settle(partition, lambda shard: shard.late(write_id, now))
+        return self._settle(partition, lambda shard: shard.writes.late(write_id, now))
 
     def on_partitions_deleted(self, partitions: Sequence[tuple[str, int]], now: Now) -> list[Duty]:
         """Topic partitions are gone: so are the offsets committed for them."""
