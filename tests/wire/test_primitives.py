@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenceline.wire.errors import MalformedRequest
-from fenceline.wire.primitives import put_uvarint, skip_tagged_fields, take_uvarint
+from fenceline.wire.primitives import put_uvarint, skip_tagged_fields, take_uvarint, uvarint
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -15,6 +15,7 @@ def test_uvarint(value: int) -> None:
     out = bytearray(b"x")
     put_uvarint(out, value)
     assert take_uvarint(out, 1) == (value, len(out))
+    assert uvarint(value) == out[1:]
 
 
 @pytest.mark.parametrize(

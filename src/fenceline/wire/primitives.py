@@ -21,6 +21,15 @@ def put_uvarint(out: bytearray, value: int) -> None:
     out.append(value)
 
 
+def uvarint(value: int) -> bytes:
+    """One unsigned varint."""
+    if value <= 127:
+        return bytes((value,))
+    out = bytearray()
+    put_uvarint(out, value)
+    return bytes(out)
+
+
 def take_uvarint(buf: Buffer, position: int) -> tuple[int, int]:
     """(value of at most 32 bits, position behind it). Raises IndexError at the end, MalformedRequest if too long."""
     byte = buf[position]
