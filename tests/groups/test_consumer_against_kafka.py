@@ -38,75 +38,41 @@ from tests.groups.consumer_scripts import (
 )
 from tests.groups.consumer_world import image_of
 from tests.groups.peers import HandlerPeer, Session, SocketPeer, peer_image
-from tests.groups.scripts import Script
+from tests.groups.two_sides import (
+    PARTITIONS,
+    TOPICS,
+    kafka_with_groups,
+    prepared,
+    same,
+    stored_by_kafka,
+    told_to_broker,
+    told_to_handlers,
+)
 
-TOPICS = ("t", "u")
-PARTITIONS = 3
 SETTINGS = GroupSettings(initial_rebalance_delay_ms=0, consumer=ConsumerSettings(assignment=Interval(0, 0, 15_000)))
 OVERRIDES = {"group.consumer.assignment.interval.ms": "0"}
 
 
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[ApacheKafka]:
-    with small_kafka(overrides=OVERRIDES) as node:
-        asyncio.run(_prepare(node))
+    with kafka_with_groups(OVERRIDES) as node:
         yield node
-
-
-async def _prepare(node: ApacheKafka) -> None:
-    peer = SocketPeer(node.port)
-    await peer.prepare(TOPICS, PARTITIONS)
-    peer.close()
-
-
-async def _told_to_kafka(node: ApacheKafka, run: Script) -> Session:
-    peer = SocketPeer(node.port)
-    try:
-        await peer.prepare(TOPICS, PARTITIONS)
-        session = Session(peer)
-        await run(session)
-        return session
-    finally:
-        peer.close()
-
-
-async def _told_to_us(run: Script) -> tuple[Session, HandlerPeer]:
-    peer = HandlerPeer(TOPICS, PARTITIONS, SETTINGS)
-    try:
-        session = Session(peer)
-        await run(session)
-        return session, peer
-    finally:
-        peer.close()
 
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("name", CONSUMER_SCRIPTS)
 def test_kafka_says_the_same(kafka: ApacheKafka, name: str) -> None:
-    theirs = asyncio.run(_told_to_kafka(kafka, CONSUMER_SCRIPTS[name])).seen
-    ours = asyncio.run(_told_to_us(CONSUMER_SCRIPTS[name]))[0].seen
-    assert len(ours) == len(theirs)
-    differences = [
-        f"{number}: Kafka {their}\n{' ' * len(str(number))}  we    {our}"
-        for number, (their, our) in enumerate(zip(theirs, ours, strict=True))
-        if their != our
-    ]
-    assert not differences, "\n".join(differences)
+    theirs = asyncio.run(told_to_broker(kafka.port, CONSUMER_SCRIPTS[name])).seen
+    ours = asyncio.run(told_to_handlers(CONSUMER_SCRIPTS[name], SETTINGS))[0].seen
+    same(ours, theirs)
 
 
 @pytest.mark.parametrize("name", CONSUMER_SCRIPTS)
 def test_the_scripts_run_without_kafka(name: str) -> None:
-    assert asyncio.run(_told_to_us(CONSUMER_SCRIPTS[name]))[0].seen
+    assert asyncio.run(told_to_handlers(CONSUMER_SCRIPTS[name], SETTINGS))[0].seen
 
 
 # --- records ----------------------------------------
-
-
-def _stored_by_kafka(node: ApacheKafka) -> Iterator[tuple[bytes | None, bytes | None]]:
-    for directory in sorted(node.log_dir.glob(f"{CONSUMER_OFFSETS_TOPIC}-*")):
-        for segment in sorted(directory.glob("*.log")):
-            for _, batch in decode_all(segment.read_bytes(), allow_partial_tail=True):
-                yield from ((record.key, record.value) for record in batch)
 
 
 def _shown(session: Session, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> dict[str, list[Any]]:
@@ -161,9 +127,9 @@ def _plain(session: Session, value: Any) -> Any:
 
 @pytest.mark.kafka
 def test_kafka_stores_the_same_records(kafka: ApacheKafka) -> None:
-    session = asyncio.run(_told_to_kafka(kafka, what_consumers_store))
-    theirs = _shown(session, _stored_by_kafka(kafka))
-    ours_session, peer = asyncio.run(_told_to_us(what_consumers_store))
+    session = asyncio.run(told_to_broker(kafka.port, what_consumers_store))
+    theirs = _shown(session, stored_by_kafka(kafka))
+    ours_session, peer = asyncio.run(told_to_handlers(what_consumers_store, SETTINGS))
     ours = _shown(ours_session, peer.log.records())
     assert ours.keys() == theirs.keys() == {"stored-new", "stored-up"}
     for group in theirs:
@@ -174,13 +140,13 @@ def test_kafka_stores_the_same_records(kafka: ApacheKafka) -> None:
 def test_a_log_of_kafka_is_loaded(kafka: ApacheKafka) -> None:
     """Everything that Kafka wrote during the scripts is read, what we would write for it are its own bytes, and the
     groups are those that Kafka describes."""
-    asyncio.run(_told_to_kafka(kafka, lambda s: hands_over(s, "loaded-1")))
-    asyncio.run(_told_to_kafka(kafka, lambda s: comes_back(s, "loaded-2")))
+    asyncio.run(told_to_broker(kafka.port, lambda s: hands_over(s, "loaded-1")))
+    asyncio.run(told_to_broker(kafka.port, lambda s: comes_back(s, "loaded-2")))
     coordinator = GroupCoordinator(SETTINGS, Random(1), 1)
     shard, _ = coordinator.begin_load(0, 1, Now(0, 0))
     assert shard is not None
     count = 0
-    for key, value in _stored_by_kafka(kafka):
+    for key, value in stored_by_kafka(kafka):
         meaning = records.decode(key, value)
         if not isinstance(meaning, records.OffsetCommitted | records.GroupStored | records.Unserved):
             assert consumer.encode(meaning) == (key, value)  # type: ignore[arg-type]
@@ -213,20 +179,15 @@ async def _described(node: ApacheKafka, groups: list[str]) -> Any:
 
 @pytest.mark.kafka
 def test_the_hash_of_topics_is_kafkas(kafka: ApacheKafka) -> None:
-    async def run() -> dict[str, Any]:
-        peer = SocketPeer(kafka.port)
-        await peer.prepare(TOPICS, PARTITIONS)
-        session = Session(peer)
+    async def comes_and_goes(session: Session) -> None:
         await enter(session, "k-hash", "a", "t")
         await beat(session, "k-hash", "a", -1)
-        peer.close()
-        return dict(peer.topic_ids)
 
-    topic_ids = asyncio.run(run())
-    image = peer_image(TOPICS, PARTITIONS, topic_ids)
+    session = asyncio.run(told_to_broker(kafka.port, comes_and_goes))
+    image = peer_image(TOPICS, PARTITIONS, session.peer.topic_ids)
     hashes = {
         meaning.value.metadata_hash
-        for key, value in _stored_by_kafka(kafka)
+        for key, value in stored_by_kafka(kafka)
         if isinstance(meaning := records.decode(key, value), consumer.EpochStored)
         and meaning.group_id == "k-hash"
         and meaning.value is not None
@@ -253,21 +214,13 @@ def test_kafka_loads_a_log_of_ours(tmp_path: Path) -> None:
             peer.close()
 
     async def go_on(port: int) -> Any:
-        peer = SocketPeer(port)
-        await peer.prepare(TOPICS, PARTITIONS)
-        session = Session(peer)
-        try:
+        async with prepared(port) as session:
             described = await describe(session, group)
-            alive = await beat(session, group, "a", 3)
-            return described.groups[0], alive
-        finally:
-            peer.close()
+            return described.groups[0], await beat(session, group, "a", 3)
 
     async def ids(port: int) -> dict[str, Any]:
-        peer = SocketPeer(port)
-        await peer.prepare(TOPICS, PARTITIONS)
-        peer.close()
-        return dict(peer.topic_ids)
+        async with prepared(port) as session:
+            return dict(session.peer.topic_ids)
 
     with small_kafka(overrides=OVERRIDES, data_dir=tmp_path / "kafka") as node:
         partition, ours = asyncio.run(write(asyncio.run(ids(node.port))))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenceline.groups.consumer_regex import MAX_CACHED_STATES, TopicRegex
-from fenceline.groups.consumer_regex_parser import MAX_STATES, InvalidRegex
+from fenceline.groups.consumer_regex_automaton import MAX_STATES, InvalidRegex
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -135,7 +135,7 @@ def _compact(root: Path, topic: str) -> int:
     log, disk = _open(root, topic), OsDisk()
     for removed in log.enforce_retention(int(time.time() * 1000)):
         removed.delete()
-    due = Due(0, log.segments[-1].base_offset, 1, 1.0, False, 0)
+    due = Due(0, log.segments[-1].base_offset, 1, 1.0)
     work = compaction.begin(log, due, now_ms=int(time.time() * 1000), limits=Limits(secret=bytes(16)))
     for step in work.steps():
         if isinstance(step, Replacement):
@@ -281,7 +281,7 @@ def test_a_directory_in_which_kafka_was_killed_between_two_renames_is_finished(w
     shutil.copytree(written, root)
     before = _open(root, "plain")
     ends = (before.log_start_offset, before.log_end_offset, before.epochs.entries)
-    due = Due(0, before.segments[-1].base_offset, 1, 1.0, False, 0)
+    due = Due(0, before.segments[-1].base_offset, 1, 1.0)
     work = compaction.begin(before, due, now_ms=int(time.time() * 1000), limits=Limits(secret=bytes(16)))
     steps = work.steps()
     replacement = next(step for step in steps if isinstance(step, Replacement))
@@ -303,6 +303,28 @@ def leave_alone(cluster: MixedCluster, topic: str) -> None:
         admin.alter_configs({("topic", topic): {"min.cleanable.dirty.ratio": "1.0"}})
 
 
+def await_compacted(log_dir: Path, topic: str, beyond: int = 0) -> None:
+    """Returns once all sealed segments are compacted, and one of them begins past an offset."""
+
+    def compacted() -> bool:
+        cleaned = read_offsets(OsDisk(), str(log_dir / CHECKPOINT)).get(TopicPartition(topic, 0), 0)
+        return beyond < cleaned == max(int(each.stem) for each in (log_dir / f"{topic}-0").glob("*.log"))
+
+    eventually(compacted, "all sealed segments are compacted")
+
+
+def send(bootstrap: str, topic: str, keys: Iterable[int], rng: Random) -> dict[bytes, bytes]:
+    """A record of each key, all acknowledged; the newest value of each."""
+    newest: dict[bytes, bytes] = {}
+    with Producer([bootstrap]) as producer:
+        for number in keys:
+            key, value = b"k%d" % number, rng.randbytes(1_500)
+            newest[key] = value
+            producer.send(topic, value, key=key, partition=0)
+        producer.flush()
+    return newest
+
+
 def test_kafka_follows_a_leader_that_has_compacted(tmp_path: Path) -> None:
     need_apache_kafka()
     kinds = ["broker,controller", "kafka:broker"]
@@ -314,20 +336,8 @@ def test_kafka_follows_a_leader_that_has_compacted(tmp_path: Path) -> None:
         in_sync(cluster, topic, {ours.node_id, theirs.node_id})
         theirs.kill()
         in_sync(cluster, topic, {ours.node_id})
-        newest: dict[bytes, bytes] = {}
-        with Producer([ours.bootstrap]) as producer:
-            for _ in range(3_000):
-                key, value = b"k%d" % rng.randrange(KEYS), rng.randbytes(1_500)
-                newest[key] = value
-                producer.send(topic, value, key=key, partition=0)
-            producer.flush()
-        directory = ours.log_dir / f"{topic}-0"
-
-        def compacted() -> bool:
-            cleaned = read_offsets(OsDisk(), str(ours.log_dir / CHECKPOINT)).get(TopicPartition(topic, 0), 0)
-            return 0 < cleaned == max(int(each.stem) for each in directory.glob("*.log"))
-
-        eventually(compacted, "all sealed segments are compacted")
+        newest = send(ours.bootstrap, topic, (rng.randrange(KEYS) for _ in range(3_000)), rng)
+        await_compacted(ours.log_dir, topic)
         leave_alone(cluster, topic)
         theirs.start()
         in_sync(cluster, topic, {ours.node_id, theirs.node_id})
@@ -362,26 +372,14 @@ def test_a_follower_of_kafkas_compacted_log_knows_where_each_epoch_began(tmp_pat
         in_sync(cluster, topic, {theirs.node_id, ours.node_id})
         ours.kill()
         in_sync(cluster, topic, {theirs.node_id})
-        newest: dict[bytes, bytes] = {}
         for turn in range(3):
             if turn:
                 theirs.stop()
                 eventually(lambda: partition(cluster, topic).leader < 0, "nobody leads")
                 theirs.start()
                 eventually(lambda: partition(cluster, topic).leader == theirs.node_id, "it leads again")
-            with Producer([first.bootstrap]) as producer:
-                for number in range(1_500):
-                    key, value = b"k%d" % (number % KEYS), rng.randbytes(1_500)
-                    newest[key] = value
-                    producer.send(topic, value, key=key, partition=0)
-                producer.flush()
-        directory = theirs.log_dir / f"{topic}-0"
-
-        def compacted() -> bool:
-            cleaned = read_offsets(OsDisk(), str(theirs.log_dir / CHECKPOINT)).get(TopicPartition(topic, 0), 0)
-            return 3_000 < cleaned == max(int(each.stem) for each in directory.glob("*.log"))
-
-        eventually(compacted, "all sealed segments are compacted")
+            send(first.bootstrap, topic, (number % KEYS for number in range(1_500)), rng)
+        await_compacted(theirs.log_dir, topic, beyond=3_000)
         leave_alone(cluster, topic)
         ours.start()
         in_sync(cluster, topic, {theirs.node_id, ours.node_id})

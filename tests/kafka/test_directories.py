@@ -237,6 +237,14 @@ def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
         assert after[name] == value, name
 
 
+def _goes_on(side: ApacheKafka | EmbeddedNode, life: Life, before: dict[str, Any]) -> dict[str, Any]:
+    """One side takes over what the other one held, and writes more; what it holds then."""
+    side.start()
+    _compare(before, held(side.port, life))
+    life.write(side.port)
+    return held(side.port, life)
+
+
 def _clean_mark(root: Path) -> bool:
     return (root / "data" / ".kafka_cleanshutdown").exists()
 
@@ -264,29 +272,18 @@ def test_a_directory_goes_from_hand_to_hand(both: tuple[ApacheKafka, EmbeddedNod
     kafka.stop()
     assert _clean_mark(tmp_path)
 
-    node.start()
-    _compare(before, held(node.port, life))
-    life.write(node.port)
-    before = held(node.port, life)
+    before = _goes_on(node, life, before)
     assert node.stop() == 0
     assert _clean_mark(tmp_path)
 
-    kafka.start()
-    _compare(before, held(kafka.port, life))
-    life.write(kafka.port)
-    before = held(kafka.port, life)
+    before = _goes_on(kafka, life, before)
     kafka.kill()
     assert not _clean_mark(tmp_path)
 
-    node.start()
-    _compare(before, held(node.port, life))
-    life.write(node.port)
-    before = held(node.port, life)
+    before = _goes_on(node, life, before)
     node.kill()
 
-    kafka.start()
-    _compare(before, held(kafka.port, life))
-    life.write(kafka.port)
+    _goes_on(kafka, life, before)
     assert life.epoch >= 4
 
 
@@ -299,10 +296,7 @@ def test_a_directory_born_here_goes_on_in_kafka(both: tuple[ApacheKafka, Embedde
     before = held(node.port, life)
     assert node.stop() == 0
 
-    kafka.start()
-    _compare(before, held(kafka.port, life))
-    life.write(kafka.port)
-    before = held(kafka.port, life)
+    before = _goes_on(kafka, life, before)
     kafka.stop()
 
     node.start()

@@ -74,6 +74,16 @@ def _transaction(desk: Desk, producer_id: int) -> None:
     replica.appended()
 
 
+async def _recovers_without_a_disk(desk: Desk, refusal: int) -> None:
+    """A transaction is open when the leader is elected uncleanly, and the log takes no marker."""
+    desk.lead(3)
+    _transaction(desk, 7)
+    desk.disk.fail("write", f"{TOPIC}-0/00000000000000000000.log", refusal)
+    desk.lead(4, leader_recovery_state=RECOVERING)
+    await turns(50)
+    assert not desk.controller.asked
+
+
 # -- § Proposed Changes: who is refused ----------------------------------------------------------------------------
 
 
@@ -182,12 +192,7 @@ def test_a_disk_that_is_full_puts_the_recovery_off(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(replication, "_RECOVERY_PAUSE_S", 0.0)
 
     async def story(desk: Desk) -> None:
-        desk.lead(3)
-        _transaction(desk, 7)
-        desk.disk.fail("write", f"{TOPIC}-0/00000000000000000000.log", errno.ENOSPC)
-        desk.lead(4, leader_recovery_state=RECOVERING)
-        await turns(50)
-        assert not desk.controller.asked
+        await _recovers_without_a_disk(desk, errno.ENOSPC)
         assert await _code(desk, "consumer fetch") == NOT_LEADER
         desk.disk.heal()
         await _asked(desk)
@@ -199,12 +204,7 @@ def test_a_disk_that_is_full_puts_the_recovery_off(monkeypatch: pytest.MonkeyPat
 
 def test_a_disk_that_is_broken_ends_the_recovery() -> None:
     async def story(desk: Desk) -> None:
-        desk.lead(3)
-        _transaction(desk, 7)
-        desk.disk.fail("write", f"{TOPIC}-0/00000000000000000000.log", errno.EIO)
-        desk.lead(4, leader_recovery_state=RECOVERING)
-        await turns(50)
-        assert not desk.controller.asked
+        await _recovers_without_a_disk(desk, errno.EIO)
         assert await _code(desk, "consumer fetch") == ErrorCode.KAFKA_STORAGE_ERROR
 
     told(story)

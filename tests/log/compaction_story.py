@@ -66,6 +66,14 @@ def run(log: PartitionLog, work: Compaction) -> list[Replacement]:
     return found
 
 
+def compact_all(log: PartitionLog, now_ms: int, limits: Limits) -> None:
+    """Everything is flushed, then all sealed segments are compacted, also those that had been before."""
+    if (work := log.flush_work(now_ms)) is not None:
+        work.run()
+    due = Due(log.log_start_offset, log.segments[-1].base_offset, 1, 1.0)
+    run(log, compaction.begin(log, due, now_ms=now_ms, limits=limits))
+
+
 def fetch(leading: PartitionLog, following: PartitionLog, leader_epoch: int, max_bytes: int) -> None:
     """A follower's next batches, and what it has to ask before it can take them (`epoch_search.py`)."""
     read = leading.read(following.log_end_offset, max_bytes, end_offset_exclusive=leading.log_end_offset)
@@ -197,7 +205,7 @@ class Story:
         if not ends:
             return None
         end = self.rng.choice(ends)
-        return Due(max(self.checkpoint, self.log.log_start_offset), end, 1, 1.0, False, 0)
+        return Due(max(self.checkpoint, self.log.log_start_offset), end, 1, 1.0)
 
     def begin(self, due: Due) -> Compaction:
         limits = Limits(

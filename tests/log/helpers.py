@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from fenceline.ids import TopicPartition
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk
@@ -51,6 +53,19 @@ def read_all(log: PartitionLog, *, max_bytes: int = 1 << 20) -> list[tuple[Batch
             found.append((header, bytes(records[header.position : header.end_position])))
             offset = header.next_offset
     return found
+
+
+def watch_reads(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of what is asked of a disk from now on, as they come."""
+    seen: list[int] = []
+    pread = disk.pread
+
+    def counted(fd: int, size_bytes: int, position: int, /) -> bytes:
+        seen.append(size_bytes)
+        return pread(fd, size_bytes, position)
+
+    monkeypatch.setattr(disk, "pread", counted)
+    return seen
 
 
 def files(disk: Disk) -> list[str]:

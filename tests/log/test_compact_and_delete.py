@@ -4,16 +4,14 @@ alone, which loses nothing by time or size.
 
 from __future__ import annotations
 
-from fenceline.log import compaction
 from fenceline.log.compaction import Limits
-from fenceline.log.compaction_plan import Due
 from fenceline.log.config import LogConfig
 from fenceline.log.partition_log import PartitionLog
 from fenceline.records.build import build_batch
 from fenceline.records.decode import decode_batch
 from fenceline.testing.sim_disk import SimDisk
 
-from .compaction_story import run
+from .compaction_story import compact_all
 from .helpers import open_log, read_all
 
 OLD_MS, NEW_MS, RETENTION_MS = 1_000, 1_000_000, 10_000
@@ -34,11 +32,7 @@ def write(log: PartitionLog, epoch: int, now_ms: int, keys: list[bytes]) -> None
 
 
 def compact(log: PartitionLog, now_ms: int) -> None:
-    """All sealed segments."""
-    if (work := log.flush_work(now_ms)) is not None:
-        work.run()
-    due = Due(log.log_start_offset, log.segments[-1].base_offset, 1, 1.0, False, 0)
-    run(log, compaction.begin(log, due, now_ms=now_ms, limits=Limits(secret=bytes(16))))
+    compact_all(log, now_ms, Limits(secret=bytes(16)))
 
 
 def records(log: PartitionLog) -> list[tuple[int, bytes | None, int]]:

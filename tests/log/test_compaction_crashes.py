@@ -90,7 +90,7 @@ def power_is_lost(seed: int, call: int) -> None:
     disk.crash()
     story.log = open_log(disk, config=story.config, recovery_point=story.recovery_point)
     assert story.log.recovery is not None
-    assert not story.log.recovery.lost_something
+    assert story.log.recovery.cut_bytes == 0
     story.log.advance_high_watermark(story.log.log_end_offset)
     assert before == (story.log.log_start_offset, story.log.log_end_offset, story.log.epochs.entries)
     story.same()
@@ -154,7 +154,7 @@ def test_indexes_that_are_still_to_be_saved_are_not_written_over_those_of_the_ne
     assert log.segments[0].indexes_saved
     assert not log.segments[-2].indexes_saved
     refused = []
-    steps = story.begin(Due(0, active, 1, 1.0, False, 0)).steps()
+    steps = story.begin(Due(0, active, 1, 1.0)).steps()
     for step in steps:
         if isinstance(step, Replacement) and not compaction_swap.commit(log, step):
             refused.append(step)

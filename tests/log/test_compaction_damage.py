@@ -13,7 +13,7 @@ from fenceline.log.partition_log import PartitionLog
 from fenceline.testing.sim_disk import SimDisk
 
 from .compaction_story import run
-from .helpers import DIRECTORY, SMALL, append, open_log, read_all
+from .helpers import DIRECTORY, SMALL, append, open_log, read_all, watch_reads
 from .verify_helpers import flip
 
 CONFIG = replace(SMALL, cleanup_policy=frozenset({"compact"}))
@@ -40,7 +40,7 @@ def grown(disk: SimDisk, *sizes: int) -> PartitionLog:
 
 
 def begun(log: PartitionLog, first_dirty: int = 0) -> Compaction:
-    due = Due(first_dirty, log.segments[-1].base_offset, 1, 1.0, False, 0)
+    due = Due(first_dirty, log.segments[-1].base_offset, 1, 1.0)
     return compaction.begin(log, due, now_ms=2_000, limits=Limits(memory_bytes=1 << 16, buffer_bytes=1_000))
 
 
@@ -66,14 +66,7 @@ def test_no_memory_is_taken_for_a_batch_that_only_claims_to_be_large(
     monkeypatch.setattr(compaction, "BELIEVED_BYTES", 2_000)
     log = grown(disk, *[300] * 20, 1_500)
     flip(disk, log.segments[0].path, 10, 0x10)  # of the first one's length: 4,096 more
-    seen: list[int] = []
-    pread = disk.pread
-
-    def counted(fd: int, size_bytes: int, position: int, /) -> bytes:
-        seen.append(size_bytes)
-        return pread(fd, size_bytes, position)
-
-    monkeypatch.setattr(disk, "pread", counted)
+    seen = watch_reads(disk, monkeypatch)
     with pytest.raises(Uncleanable, match="checksum of the batch at offset 0 is wrong, or its length"):
         run(log, begun(log))
     assert max(seen) <= 2_000

@@ -22,18 +22,18 @@ def facts(*sizes: int, checkpoint: int | None = None, limit: int = 10_000, first
 
 def test_the_active_segment_is_never_compacted() -> None:
     assert judge(facts(500), CONFIG, NOW_MS) == NotDue(None)
-    assert judge(facts(500, 10), CONFIG, NOW_MS) == Due(0, 100, 500, 1.0, False, 0)
+    assert judge(facts(500, 10), CONFIG, NOW_MS) == Due(0, 100, 500, 1.0)
 
 
 def test_dirty_bytes_are_compared_with_all_that_would_be_written_anew() -> None:
     log = facts(600, 300, 100, 9_999, checkpoint=100)
     assert judge(log, CONFIG, NOW_MS) == NotDue(None, 0.4)
     found = judge(log, replace(CONFIG, min_cleanable_dirty_ratio=0.39), NOW_MS)
-    assert found == Due(100, 300, 400, 0.4, False, 0)
+    assert found == Due(100, 300, 400, 0.4)
 
 
 def test_what_is_not_committed_or_not_safe_is_looked_at_again() -> None:
-    assert judge(facts(500, 500, 10, limit=150), CONFIG, NOW_MS) == Due(0, 100, 500, 1.0, False, 0)
+    assert judge(facts(500, 500, 10, limit=150), CONFIG, NOW_MS) == Due(0, 100, 500, 1.0)
     assert judge(facts(500, 500, 10, limit=99), CONFIG, NOW_MS) == NotDue(NOW_MS)
     assert judge(facts(500, 500, 10, limit=150, checkpoint=100), CONFIG, NOW_MS) == NotDue(NOW_MS)
 
@@ -50,7 +50,7 @@ def test_max_compaction_lag_comes_before_the_ratio() -> None:
     log = facts(10_000, 10, 10, checkpoint=100, first_ms=NOW_MS - 500)
     assert judge(log, config, NOW_MS) == NotDue(NOW_MS + 501, 10 / 10_010)
     found = judge(log, config, NOW_MS + 700)
-    assert found == Due(100, 200, 10, 10 / 10_010, True, 200)
+    assert found == Due(100, 200, 10, 10 / 10_010, 200)
 
 
 def test_a_checkpoint_that_can_not_be_is_none() -> None:
@@ -65,7 +65,7 @@ def test_a_checkpoint_that_can_not_be_is_none() -> None:
 
 
 def test_the_dirtiest_log_comes_first() -> None:
-    dues = [Due(0, 1, 1, ratio, False, 0) for ratio in (0.6, 0.9, 0.7, 0.9)]
+    dues = [Due(0, 1, 1, ratio) for ratio in (0.6, 0.9, 0.7, 0.9)]
     assert dirtiest(dues) == [1, 3, 2, 0]
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fenceline.log import compaction
 from fenceline.log.compaction import Limits
-from fenceline.log.compaction_plan import Due
 from fenceline.log.config import LogConfig
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
@@ -14,7 +12,7 @@ from fenceline.records.batch import BatchHeader
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
 
-from .compaction_story import marker, run
+from .compaction_story import compact_all, marker
 from .helpers import open_log, read_all
 
 RETENTION_MS = 500
@@ -29,11 +27,7 @@ def opened(disk: SimDisk) -> PartitionLog:
 
 def compacted(log: PartitionLog, now_ms: int) -> list[BatchHeader]:
     """All sealed segments once more; the batches that are left."""
-    work = log.flush_work(now_ms)
-    if work is not None:
-        work.run()
-    due = Due(0, log.segments[-1].base_offset, 1, 1.0, False, 0)
-    run(log, compaction.begin(log, due, now_ms=now_ms, limits=Limits(memory_bytes=1 << 16)))
+    compact_all(log, now_ms, Limits(memory_bytes=1 << 16))
     return [header for header, _ in read_all(log)]
 
 

@@ -104,7 +104,7 @@ def test_kafkas_directory_opens_and_reads_equal(kafka_root: Path, clean: bool, t
     assert [row.value for row in rows[:5000]] == [b"%d" % number for number in range(5000)]
     assert log.epochs.entries == ((0, 0),)
     assert log.recovery is not None
-    assert not log.recovery.lost_something
+    assert log.recovery.cut_bytes == 0
     hit = log.offset_for_timestamp(1_000_000 + 3210)
     assert hit is not None
     assert (hit.offset, hit.timestamp) == (3210, 1_000_000 + 3210)

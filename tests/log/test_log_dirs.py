@@ -56,7 +56,7 @@ def test_what_lies_in_a_failed_one_is_still_known_to_lie_there() -> None:
     assert not dirs.is_online(second)
     assert dirs.by_id(UUID(int=2)) is None
     assert dirs.by_id(UUID(int=3)) is third
-    assert dirs.of_path("/d2/rain-0") is second
+    assert dirs.at("/d2") is second
     assert dirs.directory_ids == (UUID(int=1), UUID(int=3))
     for each in (first, third):
         dirs.fail(each, "broken, too")

@@ -14,7 +14,7 @@ from fenceline.log.verify_segment import Flaw, SegmentWalk
 from fenceline.records.batch import assign_in_place
 from fenceline.testing.sim_disk import SimDisk
 
-from .helpers import batch
+from .helpers import batch, watch_reads
 from .verify_helpers import put
 
 PATH = "/rain.log"
@@ -86,19 +86,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimDisk], list[int]]:
     monkeypatch.setattr(verify_segment, "WINDOW_BYTES", 200)
     monkeypatch.setattr(verify_segment, "BELIEVED_BYTES", 1_000)
     monkeypatch.setattr(verify_segment, "LARGEST_WINDOW_BYTES", 5_000)
-
-    def watch(disk: SimDisk) -> list[int]:
-        seen: list[int] = []
-        pread = disk.pread
-
-        def counted(fd: int, size_bytes: int, position: int, /) -> bytes:
-            seen.append(size_bytes)
-            return pread(fd, size_bytes, position)
-
-        monkeypatch.setattr(disk, "pread", counted)
-        return seen
-
-    return watch
+    return lambda disk: watch_reads(disk, monkeypatch)
 
 
 @pytest.mark.parametrize("large", [3_000, 9_000])

@@ -165,3 +165,11 @@ async def join(
     assert not beat.is_fenced
     epoch: int = answer.broker_epoch
     return epoch
+
+
+async def joined(disk: Disk, directory: str, **options: Any) -> ControllerDriver:
+    """A `driver` that runs, with its controller and broker registered."""
+    controller = driver(disk, directory, **options)
+    await controller.start()
+    await join(controller)
+    return controller

@@ -263,15 +263,20 @@ def test_what_the_disk_refuses_is_the_error_of_one_partition(disk: WatchedDisk) 
     told(story)
 
 
+def _log_on_disk(root: Path, *sizes: int) -> PartitionLog:
+    """In real files: a batch of one record for each size of its value."""
+    (root / f"{TOPIC}-0").mkdir()
+    log = open_log(OsDisk(), f"{root}/{TOPIC}-0")
+    for size in sizes:
+        append(log, size=size)
+    return log
+
+
 def test_large_pieces_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They leave as pieces of the file, and every descriptor is closed behind them."""
 
     async def story() -> None:
-        (tmp_path / f"{TOPIC}-0").mkdir()
-        log = open_log(OsDisk(), f"{tmp_path}/{TOPIC}-0")
-        for _ in range(30):
-            append(log, size=10_000)
-        broker = _Broker(log)
+        broker = _Broker(_log_on_disk(tmp_path, *[10_000] * 30))
         fetching = broker.fetching()
         before = len(os.listdir("/proc/self/fd"))
         hot = _Peer(broker, fetching, 0)
@@ -299,11 +304,7 @@ def test_large_pieces_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_without_descriptors_the_answer_is_copied_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        (tmp_path / f"{TOPIC}-0").mkdir()
-        log = open_log(OsDisk(), f"{tmp_path}/{TOPIC}-0")
-        for _ in range(30):
-            append(log, size=10_000)
-        broker = _Broker(log)
+        broker = _Broker(_log_on_disk(tmp_path, *[10_000] * 30))
         monkeypatch.setattr("fenceline.log.disk.MAX_OPEN_SLICES", 0)
         monkeypatch.setattr(OsMapping, "is_resident", lambda self, start, end: False)
         peer = _Peer(broker, broker.fetching(), 0)
@@ -318,11 +319,7 @@ def test_without_descriptors_one_large_batch_is_not_copied(tmp_path: Path, monke
     """It has to be sent whole, and is larger than what the budget was asked for."""
 
     async def story() -> None:
-        (tmp_path / f"{TOPIC}-0").mkdir()
-        log = open_log(OsDisk(), f"{tmp_path}/{TOPIC}-0")
-        append(log, size=3 * MAP_FROM_BYTES)
-        append(log, size=10)
-        broker = _Broker(log)
+        broker = _Broker(_log_on_disk(tmp_path, 3 * MAP_FROM_BYTES, 10))
         monkeypatch.setattr("fenceline.log.disk.MAX_OPEN_SLICES", 0)
         monkeypatch.setattr(OsMapping, "is_resident", lambda self, start, end: False)
         peer = _Peer(broker, broker.fetching(), 0)
@@ -402,11 +399,7 @@ def full_bytes(partition: Any) -> int:
 
 def test_what_was_loaded_ahead_gives_way_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        (tmp_path / f"{TOPIC}-0").mkdir()
-        log = open_log(OsDisk(), f"{tmp_path}/{TOPIC}-0")
-        for _ in range(30):
-            append(log, size=10_000)
-        broker = _Broker(log)
+        broker = _Broker(_log_on_disk(tmp_path, *[10_000] * 30))
         fetching = broker.fetching()
         with monkeypatch.context() as patched:
             patched.setattr(OsMapping, "is_resident", lambda self, start, end: False)

@@ -36,7 +36,7 @@ from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.storage_trouble import StorageTrouble
 from fenceline.testing.sim_disk import SimDisk
 
-from .controller_helpers import CLUSTER, ENDPOINTS, AtOnce, Held, StillClock, driver, join, prepare
+from .controller_helpers import CLUSTER, ENDPOINTS, AtOnce, Held, StillClock, driver, join, joined, prepare
 
 D = "/data"
 
@@ -70,9 +70,7 @@ def test_nothing_is_told_before_it_is_flushed() -> None:
 
     async def story() -> None:
         disk, held = sim(), Held()
-        controller = driver(disk, D)
-        await controller.start()
-        await join(controller)
+        controller = await joined(disk, D)
         controller._executor = held
         heard: list[MetadataImage] = []
         controller.subscribe(lambda image, delta: heard.append(image))
@@ -98,9 +96,7 @@ def test_nothing_is_told_before_it_is_flushed() -> None:
 def test_requests_that_come_during_a_flush_share_the_next_one() -> None:
     async def story() -> None:
         disk, held = sim(), Held()
-        controller = driver(disk, D)
-        await controller.start()
-        await join(controller)
+        controller = await joined(disk, D)
         controller._executor = held
         first = controller.submit(CreateTopics((NewTopic("first", 1, 1),)))
         await _turns()
@@ -138,9 +134,7 @@ def test_listeners_hear_every_change_in_order() -> None:
 
 def test_a_failed_request_fails_alone() -> None:
     async def story() -> None:
-        controller = driver(sim(), D)
-        await controller.start()
-        await join(controller)
+        controller = await joined(sim(), D)
         bad = controller.submit(CreateTopics((NewTopic("big", 10_001, 1),)))
         good = controller.submit(CreateTopics((NewTopic("good", 1, 1),)))
         with pytest.raises(PeerError):
@@ -155,9 +149,7 @@ def test_a_full_disk_refuses_and_heals() -> None:
 
     async def story() -> None:
         disk = sim()
-        controller = driver(disk, D)
-        await controller.start()
-        await join(controller)
+        controller = await joined(disk, D)
         disk.fail("write", ".log", errno.ENOSPC)
         answers = [controller.submit(CreateTopics((NewTopic(name, 1, 1),))) for name in ("a", "b")]
         for answer in answers:
@@ -184,9 +176,7 @@ def test_a_disk_that_is_full_when_a_segment_ends_puts_off_what_can_be_made_anew(
 
     async def story() -> None:
         disk, clock = sim(), StillClock()
-        controller = driver(disk, D, clock=clock, overrides={"metadata.log.segment.ms": "100"})
-        await controller.start()
-        await join(controller)
+        controller = await joined(disk, D, clock=clock, overrides={"metadata.log.segment.ms": "100"})
         disk.fail(call, refused, errno.ENOSPC)
         for number in range(3):
             clock.ms += 1000
@@ -214,9 +204,7 @@ def test_a_disk_that_has_no_room_for_a_new_segment_refuses_and_heals(told: list[
         disk, clock = sim(), StillClock()
         trouble = StorageTrouble(clock)
         overrides = {"metadata.log.segment.ms": "100"}
-        controller = driver(disk, D, clock=clock, overrides=overrides, trouble=trouble)
-        await controller.start()
-        await join(controller)
+        controller = await joined(disk, D, clock=clock, overrides=overrides, trouble=trouble)
         clock.ms += 1000
         disk.fail("open", ".log", errno.ENOSPC)
         for _ in range(3):
@@ -241,9 +229,7 @@ def test_a_flush_that_can_not_begin_is_tried_again(monkeypatch: pytest.MonkeyPat
 
     async def story() -> None:
         disk = sim()
-        controller = driver(disk, D)
-        await controller.start()
-        await join(controller)
+        controller = await joined(disk, D)
 
         def refuse(fd: int) -> int:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -263,9 +249,7 @@ def test_a_flush_that_can_not_begin_is_tried_again(monkeypatch: pytest.MonkeyPat
 def test_a_failed_flush_stops_the_controller() -> None:
     async def story() -> None:
         disk = sim()
-        controller = driver(disk, D)
-        await controller.start()
-        await join(controller)
+        controller = await joined(disk, D)
         failed = controller.failed()
         disk.fail("fsync", ".log")
         with pytest.raises(PeerError) as error:
@@ -301,9 +285,7 @@ def test_every_start_has_its_own_epoch_and_the_same_state() -> None:
 
 def test_requests_without_records_are_answered_without_a_flush() -> None:
     async def story() -> None:
-        controller = driver(sim(), D)
-        await controller.start()
-        await join(controller)
+        controller = await joined(sim(), D)
         controller._executor = Held()
         answer = await controller.submit(CreateTopics((NewTopic("t", 1, 1),), validate_only=True))
         assert not answer.topics[0].outcome.failed
@@ -313,9 +295,7 @@ def test_requests_without_records_are_answered_without_a_flush() -> None:
 
 def test_stopping_answers_what_was_asked() -> None:
     async def story() -> None:
-        controller = driver(sim(), D)
-        await controller.start()
-        await join(controller)
+        controller = await joined(sim(), D)
         answer = controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
         await controller.stop()
         assert answer.done()
@@ -357,9 +337,7 @@ def test_a_snapshot_without_its_end_is_not_loaded() -> None:
 
     async def story() -> None:
         disk = sim()
-        controller = driver(disk, D, overrides={"metadata.log.max.record.bytes.between.snapshots": "1"})
-        await controller.start()
-        await join(controller)
+        controller = await joined(disk, D, overrides={"metadata.log.max.record.bytes.between.snapshots": "1"})
         await controller.stop()
         log = MetadataLog.open(disk, D, now_ms=0)
         path = f"{log.directory}/{log.snapshots[-1].file_name}"

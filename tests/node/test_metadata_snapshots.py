@@ -13,7 +13,7 @@ from fenceline.node.logs import Logger
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.testing.sim_disk import SimDisk
 
-from .controller_helpers import StillClock, driver, join, prepare
+from .controller_helpers import StillClock, driver, join, joined, prepare
 
 
 def _disk() -> SimDisk:
@@ -31,9 +31,7 @@ async def _turns(count: int = 20) -> None:
 def test_by_time_when_something_is_committed() -> None:
     async def story() -> None:
         clock = StillClock()
-        controller = driver(_disk(), "/data", clock=clock)
-        await controller.start()
-        await join(controller)
+        controller = await joined(_disk(), "/data", clock=clock)
         assert len(controller.log.snapshots) == 1
         clock.ms += 3_600_000
         await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
@@ -85,7 +83,6 @@ def test_a_failed_snapshot_leaves_no_file_is_told_and_tried_again(monkeypatch: p
         await _turns()
         assert len(controller.log.snapshots) == 2
         assert controller._snapshots.generated_count == 1
-        assert controller._snapshots.newest_size_bytes > 0
         await controller.stop()
 
     asyncio.run(story())
@@ -102,9 +99,7 @@ def test_the_oldest_go_when_log_and_snapshots_are_too_large(monkeypatch: pytest.
             "metadata.max.retention.bytes": "4000",
             "metadata.log.segment.ms": "1",
         }
-        controller = driver(disk, "/data", clock=clock, overrides=overrides)
-        await controller.start()
-        await join(controller)
+        controller = await joined(disk, "/data", clock=clock, overrides=overrides)
         for number in range(40):
             clock.ms += 1000
             await controller.submit(CreateTopics((NewTopic(f"t{number}", 1, 1),)))

@@ -185,16 +185,22 @@ def test_a_vote_that_can_not_be_written_ends_the_node_and_is_not_told() -> None:
     asyncio.run(story())
 
 
+async def _voting_on_a_full_disk() -> tuple[Node, asyncio.Future[ResponseMessage]]:
+    """A node that was asked for its vote, and can not write it down."""
+    node = Node()
+    node.start()
+    node.disk.fail("write", f"{FILE_NAME}.tmp", errno.ENOSPC)
+    vote = node.driver.ask(_vote(9))
+    await node.work()
+    return node, vote
+
+
 def test_a_vote_waits_for_room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Q2: until it can be written nobody hears of it, and nothing ends."""
     monkeypatch.setattr(quorum_driver, "_ROOM_PAUSE_S", 0.0)
 
     async def story() -> None:
-        node = Node()
-        node.start()
-        node.disk.fail("write", f"{FILE_NAME}.tmp", errno.ENOSPC)
-        vote = node.driver.ask(_vote(9))
-        await node.work()
+        node, vote = await _voting_on_a_full_disk()
         assert (node.errors, vote.done(), node.driver.is_persisting) == ([], False, True)
         node.disk.heal()
         await node.work()
@@ -209,11 +215,7 @@ def test_a_node_that_waits_for_room_can_be_stopped(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(quorum_driver, "_ROOM_PAUSE_S", 0.0)
 
     async def story() -> None:
-        node = Node()
-        node.start()
-        node.disk.fail("write", f"{FILE_NAME}.tmp", errno.ENOSPC)
-        vote = node.driver.ask(_vote(9))
-        await node.work()
+        node, vote = await _voting_on_a_full_disk()
         stopping = asyncio.ensure_future(node.driver.stop(timeout_ms=60_000))
         while not stopping.done():
             await node.work()

@@ -10,7 +10,7 @@ import pytest
 
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.records import NoOpRecord, TopicRecord
-from fenceline.node.metadata_batches import image_batches, record_batch
+from fenceline.node.metadata_batches import SnapshotBatches, record_batch
 from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.world import NodeState, Process, StoredBatch, World
@@ -234,8 +234,12 @@ def _image_is_another(scene: Scene) -> None:
     scene.set(1, image_offset=2)
 
 
+def _snapshot_batches(image: MetadataImage) -> list[bytearray]:
+    return list(SnapshotBatches(image, now_ms=0, last_log_timestamp_ms=0, kraft_version=0, voters=()))
+
+
 def _snapshot(image: MetadataImage) -> bytes:
-    return b"".join(image_batches(image, now_ms=0, last_log_timestamp_ms=0, kraft_version=0, voters=()))
+    return b"".join(_snapshot_batches(image))
 
 
 def _snapshot_is_another(scene: Scene) -> None:
@@ -249,8 +253,7 @@ def _snapshot_is_another(scene: Scene) -> None:
 def _snapshot_without_its_end(scene: Scene) -> None:
     image = scene.invariants.committed.image_at(2)
     assert image is not None
-    batches = list(image_batches(image, now_ms=0, last_log_timestamp_ms=0, kraft_version=0, voters=()))
-    scene.two.snapshots[3, 1] = b"".join(batches[:-1])
+    scene.two.snapshots[3, 1] = b"".join(_snapshot_batches(image)[:-1])
     scene.set(2, snapshots=((0, 0), (3, 1)))
 
 

@@ -5,14 +5,17 @@ Owns the rules. Never does I/O, reads a clock or draws randomness by itself: `no
 (`formats.md F7`), so a coordinator is rebuilt by replaying one partition of that topic.
 
     coordinator.GroupCoordinator   every partition this broker coordinates, the timers, the funnel for requests
-      shard.Shard                  one partition: its groups, its writes that are under way, replay
+      shard.Shard                  one partition: its groups, its timers, replay
+        writes.Writes              what is being appended, and who waits for it
+        removals.Removals          deletion and retention
         membership.Membership      JoinGroup, SyncGroup, Heartbeat, LeaveGroup, the sessions of members
         rebalance.Rebalance        gathering, generations, assignments, what members wait for
         offsets.OffsetStore        what was committed, by whom, for which topic id
           model.Group, states      data of a group, the transition table
         consumer_groups.ConsumerGroups   groups of the consumer protocol (KIP-848): their values, changes, undo
-          consumer_membership      ConsumerGroupHeartbeat: joining, subscriptions, epochs, sessions; consumer_checks
-          consumer_reconcile       a member's next step towards the target; consumer_assignors, consumer_uniform
+          consumer_membership      ConsumerGroupHeartbeat: joining, leaving, sessions; consumer_checks
+          consumer_subscriptions   names and regular expressions that members subscribe to
+          consumer_targets         epochs and targets; consumer_assignors, _uniform, a member's step (_reconcile)
           consumer_migration       from the classic protocol and back; consumer_classic serves classic members meanwhile
           consumer_regex, _topics  which topics an expression names, and the hash of those that are subscribed to
           consumer_model, _records, _replay    values, bytes, and the one step from a group to the next by a record

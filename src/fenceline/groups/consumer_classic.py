@@ -108,8 +108,8 @@ class ClassicMembers:
             client_host=request.client_host,
             classic=ClassicMember(request.session_timeout_ms, request.protocols),
         )
-        subscribed = membership.subscribe(change, member, updated, now)
-        membership.refresh(change, subscribed.has_changed)
+        subscribed = groups.subscriptions.subscribe(change, member, updated)
+        groups.targets.refresh(change, subscribed.has_changed)
         owned = by_id(wants.owned, groups.image)
 
         def answer(joined: ConsumerMember) -> JoinAnswer:
@@ -123,12 +123,12 @@ class ClassicMembers:
         if is_downgrade:
             is_behind = change.group.epoch > change.group.assignment_epoch
             if not is_behind:
-                updated = membership.reconcile(change, updated, owned, subscribed.has_changed, now)
+                updated = groups.targets.reconcile(change, updated, owned, subscribed.has_changed, now)
             left = list(change.group.members.values())
             groups.migration.downgrade(change, left, now, rebalances=is_behind, ticket=ticket, outcome=answer(updated))
             return
-        membership.compute_target(change, now)
-        updated = membership.reconcile(change, updated, owned, subscribed.has_changed, now)
+        groups.targets.compute(change, now)
+        updated = groups.targets.reconcile(change, updated, owned, subscribed.has_changed, now)
         groups.shard.disarm(TimerKind.JOIN, request.group_id, member_id)
         groups.arm(TimerKind.SESSION, request.group_id, member_id, now, request.session_timeout_ms)
         groups.arm(TimerKind.SYNC, request.group_id, member_id, now, request.rebalance_timeout_ms)

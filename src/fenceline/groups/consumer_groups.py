@@ -30,6 +30,8 @@ from fenceline.groups.consumer_settings import (
     SESSION_TIMEOUT_CONFIG,
     ConsumerSettings,
 )
+from fenceline.groups.consumer_subscriptions import Subscriptions
+from fenceline.groups.consumer_targets import Targets
 from fenceline.groups.consumer_topics import TopicHashes
 from fenceline.groups.messages import ListedGroup, Outcome, Ticket
 from fenceline.groups.model import CONSUMER_PROTOCOL_TYPE, Group
@@ -58,6 +60,8 @@ class ConsumerGroups:
         self.shard = shard
         self.groups: dict[str, ConsumerGroup] = {}
         self.membership: Final = ConsumerMembership(self)
+        self.subscriptions: Final = Subscriptions(self)
+        self.targets: Final = Targets(self)
         self.classic: Final = ClassicMembers(self)
         self.migration: Final = Migration(self)
         self._image = image
@@ -137,7 +141,7 @@ class ConsumerGroups:
         def decided(error: ErrorCode, now: Now) -> None:
             self._decided(group_id, undo, change, error, now)
 
-        self.shard.write(batch, settled, decided)
+        self.shard.writes.begin(batch, settled, decided)
 
     def answer_settled(self, ticket: Ticket, outcome: Outcome, group_ids: Iterable[str]) -> None:
         """Answer when nothing is under way any more on which the answer may rest: changes of these groups. If one of
@@ -148,7 +152,7 @@ class ConsumerGroups:
             why = error or next((undo.error for undo in rests_on if undo.error), ErrorCode.NONE)
             self.shard.answer(ticket, refusal(outcome, why) if why else outcome)
 
-        if not self.shard.when_all_is_settled(quiet):
+        if not self.shard.writes.when_all_is_settled(quiet):
             self.shard.answer(ticket, outcome)
 
     def remove(self, group: ConsumerGroup, now: Now) -> None:

@@ -1,13 +1,13 @@
 """Who is in a group of the consumer protocol: ConsumerGroupHeartbeat (KIP-848), static members, what time does.
 
-Owns the rules as Kafka 4.3.1 ships them. One request does everything: it joins, lives, subscribes, says what it uses
-and is told what to use. Steps of a heartbeat, each of which may add records to the one change that is written at the
-end:
+Owns who a member is, and the order of a heartbeat's steps, as Kafka 4.3.1 ships them. Never chooses what anybody gets
+to use: `consumer_targets` does. One request does everything: it joins, lives, subscribes, says what it uses and is told
+what to use. Each step may add records to the one change that is written at the end:
 
-    1. the member is found, made, or takes the place of a static one; its subscription is stored where it changed
-    2. the group's epoch goes up when a subscription or the topics have changed
-    3. a target is computed when the group's epoch is ahead of it, at most once an interval (KIP-1263)
-    4. the member takes its next step towards the target (`consumer_reconcile`)
+    1. the member is found, made, or takes the place of a static one
+    2. its subscription is stored where it changed (`consumer_subscriptions`)
+    3. the group's epoch goes up when a subscription or the topics have changed, a target is computed when the epoch is
+       ahead of it, and the member takes its next step towards the target (`consumer_targets`)
 
 | member epoch told | known member                                    | nobody                                |
 |-------------------|-------------------------------------------------|---------------------------------------|
@@ -23,13 +23,12 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups import consumer_records as records
 from fenceline.groups.clock import Now
-from fenceline.groups.consumer_assignors import MemberWish
 from fenceline.groups.consumer_change import Change
 from fenceline.groups.consumer_checks import refuse_epoch, refuse_fenced, unknown_member
 from fenceline.groups.consumer_messages import ConsumerHeartbeatAnswer, ConsumerHeartbeatRequest
@@ -41,37 +40,22 @@ from fenceline.groups.consumer_model import (
     ConsumerGroup,
     ConsumerMember,
     Held,
-    MemberState,
     Partitions,
-    ResolvedRegex,
 )
-from fenceline.groups.consumer_reconcile import Aim, next_step
-from fenceline.groups.consumer_regex import topic_regex
-from fenceline.groups.consumer_regex_parser import InvalidRegex
-from fenceline.groups.consumer_topics import topic_ids
-from fenceline.groups.consumer_uniform import ASSIGNORS
 from fenceline.groups.messages import Ticket
 from fenceline.groups.timers import TimerKind
 
 if TYPE_CHECKING:
     from fenceline.groups.consumer_groups import ConsumerGroups
 
-REGEX_REFRESH_PAUSE_MS: Final = 10_000
-"""Between two looks for the topics of a group's regular expressions."""
-
 
 class ConsumerMembership:
     """The heartbeats of one shard. They raise PeerError before anything has changed."""
 
-    __slots__ = ("_groups", "_new_topics_at")
+    __slots__ = ("_groups",)
 
     def __init__(self, groups: ConsumerGroups) -> None:
         self._groups = groups
-        self._new_topics_at = -1
-
-    def on_topics_created(self, version: int) -> None:
-        """The metadata of this version has topics that regular expressions may match."""
-        self._new_topics_at = version
 
     # --- the heartbeat ----------------------------------------
 
@@ -108,10 +92,10 @@ class ConsumerMembership:
             client_host=request.client_host,
             classic=None,
         )
-        subscribed = self.subscribe(change, member, updated, now)
-        self.refresh(change, subscribed.needs_epoch)
-        self.compute_target(change, now)
-        updated = self.reconcile(change, updated, request.owned, subscribed.has_changed, now)
+        subscribed = groups.subscriptions.subscribe(change, member, updated)
+        groups.targets.refresh(change, subscribed.needs_epoch)
+        groups.targets.compute(change, now)
+        updated = groups.targets.reconcile(change, updated, request.owned, subscribed.has_changed, now)
         groups.arm(TimerKind.SESSION, request.group_id, member_id, now, groups.session_timeout_ms(request.group_id))
         is_told = is_joining or request.is_full or updated.assigned != member.assigned
         groups.commit(
@@ -126,7 +110,9 @@ class ConsumerMembership:
             ),
         )
         groups.migration.converted(change, now)
-        self._look_for_topics(request.group_id, subscribed.brings_new_regex, bool(updated.subscribed_regex), now)
+        groups.subscriptions.look_for_topics(
+            request.group_id, subscribed.brings_new_regex, bool(updated.subscribed_regex), now
+        )
 
     def refuse_when_full(self, group: ConsumerGroup, member_id: str) -> None:
         most = self._groups.settings.max_size
@@ -187,154 +173,6 @@ class ConsumerMembership:
         change.add(records.current_stored(group.group_id, successor))
         return successor
 
-    # --- subscriptions ----------------------------------------
-
-    def subscribe(self, change: Change, member: ConsumerMember, updated: ConsumerMember, now: Now) -> _Subscribed:
-        """Store who the member is now, and what follows for the group's regular expressions."""
-        if updated != member:
-            self._check_regex(change.group, member, updated)
-        # As it was before this member: who else subscribes to an expression.
-        before = change.group
-        if updated != member:
-            change.add(records.member_stored(before.group_id, updated))
-        names_changed = updated.subscribed_names != member.subscribed_names
-        old, new = member.subscribed_regex, updated.subscribed_regex
-        if old == new:
-            return _Subscribed(names_changed, names_changed, False)
-        if old and before.subscribers_of(old) == 1:
-            change.add(records.RegexStored(before.group_id, old, None))
-        if not new:
-            return _Subscribed(True, True, False)
-        is_new = before.subscribers_of(new) == 0
-        is_resolved = not is_new and new in before.regexes
-        return _Subscribed(True, names_changed or is_resolved, is_new)
-
-    @staticmethod
-    def _check_regex(group: ConsumerGroup, member: ConsumerMember, updated: ConsumerMember) -> None:
-        regex = updated.subscribed_regex
-        if not regex or regex == member.subscribed_regex or group.subscribers_of(regex):
-            return
-        try:
-            topic_regex(regex)
-        except InvalidRegex as error:
-            raise PeerError(
-                ErrorCode.INVALID_REGULAR_EXPRESSION,
-                f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}.",
-            ) from None
-
-    def _look_for_topics(self, group_id: str, brings_new_regex: bool, uses_regex: bool, now: Now) -> None:
-        """Find the topics of the group's regular expressions where that is due; they are a change of their own."""
-        groups = self._groups
-        group = groups.groups.get(group_id)
-        if group is None or not (brings_new_regex or uses_regex or group.regexes):
-            return
-        wanted = {member.subscribed_regex for member in group.members.values() if member.subscribed_regex}
-        if not wanted:
-            return
-        last = next(iter(group.regexes.values()), None)
-        last_ms = None if last is None else last.timestamp_ms
-        if last_ms is not None and now.wall_ms <= last_ms + REGEX_REFRESH_PAUSE_MS:
-            return
-        is_due = (
-            brings_new_regex
-            or len(wanted) != len(group.regexes)
-            or (last.version if last is not None else 0) < self._new_topics_at
-            or (last_ms is not None and now.wall_ms > last_ms + groups.settings.regex_refresh_interval_ms)
-        )
-        if not is_due:
-            return
-        image = groups.image
-        change = Change(group)
-        needs_epoch = False
-        for regex in sorted(wanted):
-            try:
-                matches = topic_regex(regex).matches
-            except InvalidRegex:
-                # Another release took it: it matches nothing here.
-                found: frozenset[str] = frozenset()
-            else:
-                found = frozenset(name for name in image.topics_by_name if matches(name))
-            known = group.regexes.get(regex)
-            needs_epoch |= found != (frozenset() if known is None else known.topics)
-            change.add(records.RegexStored(group_id, regex, ResolvedRegex(found, max(image.offset, 0), now.wall_ms)))
-        self._raise_epoch(change, needs_epoch)
-        groups.commit(change, now)
-
-    # --- epochs and targets ----------------------------------------
-
-    def refresh(self, change: Change, needs_epoch: bool) -> None:
-        """Raise the group's epoch when a subscription has changed, or its topics."""
-        if needs_epoch or self._groups.has_news_of_topics(change.group.group_id):
-            self._raise_epoch(change, needs_epoch)
-            if change.group.has_old_metadata:
-                change.add(records.OldMetadataStored(change.group.group_id, exists=False))
-
-    def _raise_epoch(self, change: Change, needs_epoch: bool) -> None:
-        group = change.group
-        found = self._groups.metadata_hash(change)
-        if needs_epoch or found != group.metadata_hash:
-            change.add(records.EpochStored(group.group_id, records.EpochValue(group.epoch + 1, found)))
-
-    def compute_target(self, change: Change, now: Now) -> None:
-        """Ask the assignor where the group is ahead of its target, unless it was asked just now."""
-        group = change.group
-        if group.epoch <= group.assignment_epoch:
-            return
-        groups = self._groups
-        interval_ms = groups.assignment_interval_ms(group.group_id)
-        if group.assigned_at_ms and interval_ms and now.wall_ms < group.assigned_at_ms + interval_ms:
-            return
-        settings, image = groups.settings, groups.image
-        name = group.preferred_assignor()
-        assignor = ASSIGNORS[name if name in settings.assignors else settings.assignors[0]]
-        wishes = [
-            MemberWish(
-                member_id,
-                member.instance_id,
-                frozenset(topic_ids(group.subscription_of(member), image)),
-                group.target_of(member_id),
-            )
-            for member_id, member in sorted(group.members.items())
-        ]
-        counts = {topic_id: len(image.topics_by_id[topic_id].partitions) for wish in wishes for topic_id in wish.topics}
-        target = assignor(wishes, counts, group.is_homogeneous())
-        for wish in wishes:
-            share = target.get(wish.member_id, {})
-            if group.target.get(wish.member_id) != share:
-                change.add(records.TargetStored(group.group_id, wish.member_id, share))
-        change.add(records.TargetEpochStored(group.group_id, records.TargetEpochValue(group.epoch, now.wall_ms)))
-
-    def reconcile(
-        self,
-        change: Change,
-        member: ConsumerMember,
-        owned: Partitions | None,
-        subscription_changed: bool,
-        now: Now,
-    ) -> ConsumerMember:
-        """The member's next step; it has its rebalance timeout to give up what it must."""
-        group, groups = change.group, self._groups
-        after = next_step(
-            member,
-            Aim(
-                group.assignment_epoch,
-                group.target_of(member.member_id),
-                lambda: topic_ids(group.subscription_of(member), groups.image),
-                lambda topic_id, partition: (topic_id, partition) in group.owners,
-                owned,
-                subscription_changed,
-            ),
-        )
-        if after == member:
-            return member
-        change.add(records.current_stored(group.group_id, after))
-        if not after.uses_classic:
-            if after.state is MemberState.UNREVOKED_PARTITIONS:
-                groups.arm(TimerKind.REBALANCE, group.group_id, after.member_id, now, after.rebalance_timeout_ms)
-            else:
-                groups.shard.disarm(TimerKind.REBALANCE, group.group_id, after.member_id)
-        return after
-
     # --- leaving ----------------------------------------
 
     def _leave(self, ticket: Ticket, request: ConsumerHeartbeatRequest, now: Now) -> None:
@@ -371,18 +209,6 @@ class ConsumerMembership:
             else member.classic.session_timeout_ms
         )
         self._groups.arm(TimerKind.SESSION, group.group_id, member.member_id, now, timeout_ms)
-
-
-class _Subscribed:
-    """What came of storing a member's subscription."""
-
-    __slots__ = ("brings_new_regex", "has_changed", "needs_epoch")
-
-    def __init__(self, has_changed: bool, needs_epoch: bool, brings_new_regex: bool) -> None:
-        self.has_changed = has_changed
-        self.needs_epoch = needs_epoch
-        """Not for an expression whose topics are not known yet: they raise the epoch when they are."""
-        self.brings_new_regex = brings_new_regex
 
 
 def gone(group_id: str, member_id: str) -> list[records.ConsumerMeaning]:

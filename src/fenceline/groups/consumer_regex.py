@@ -11,7 +11,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from fenceline.groups.consumer_regex_parser import WORD, parse
+from fenceline.groups.consumer_regex_characters import WORD
+from fenceline.groups.consumer_regex_parser import parse
 
 MAX_CACHED_STATES: Final = 20_000
 """Of the NFA, in all states of the DFA together: it begins anew when it has more."""

@@ -1,4 +1,6 @@
-"""Regular expressions in RE2's language, read into an automaton. Owns the language; who matches is `consumer_regex`.
+"""Regular expressions in RE2's language, read into an automaton.
+
+Owns the language. Never matches a name (`consumer_regex` does), and never makes a state (`consumer_regex_automaton`).
 
 What RE2 has and this has: literals, `.`, classes (also `[:alpha:]`, `\\d \\s \\w` and their opposites), groups with and
 without names, `|`, `* + ? {n,m}` greedy or not, `^ $ \\A \\z \\b \\B`, flags `i m s U`, `\\Q...\\E`, escapes. Unicode
@@ -8,71 +10,16 @@ classes (`\\pL`) are refused: a topic's name is ASCII. References and look-aroun
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from collections.abc import Iterator
+from typing import Final
+
+from fenceline.groups.consumer_regex_automaton import Automaton, AutomatonBuilder, InvalidRegex, Part
+from fenceline.groups.consumer_regex_characters import ASCII, ESCAPES, PERL, POSIX, folded
 
 MAX_REPEAT: Final = 1000
-MAX_STATES: Final = 20_000
-"""Of the NFA: an expression that needs more is refused."""
 MAX_NESTING: Final = 100
 """Of groups in groups."""
 _MAX_CODE: Final = 0x10FFFF
-
-
-class InvalidRegex(Exception):
-    """The expression can not be read; the message is RE2's description."""
-
-
-_ASCII: Final = frozenset(range(128))
-WORD: Final = frozenset(map(ord, string.ascii_letters + string.digits + "_"))
-_PERL: Final = {
-    "d": frozenset(map(ord, string.digits)),
-    "s": frozenset(map(ord, "\t\n\f\r ")),
-    "w": WORD,
-}
-_POSIX: Final = {
-    "alnum": frozenset(map(ord, string.ascii_letters + string.digits)),
-    "alpha": frozenset(map(ord, string.ascii_letters)),
-    "ascii": _ASCII,
-    "blank": frozenset(map(ord, "\t ")),
-    "cntrl": frozenset([*range(32), 127]),
-    "digit": _PERL["d"],
-    "graph": frozenset(range(33, 127)),
-    "lower": frozenset(map(ord, string.ascii_lowercase)),
-    "print": frozenset(range(32, 127)),
-    "punct": frozenset(map(ord, string.punctuation)),
-    "space": frozenset(map(ord, "\t\n\v\f\r ")),
-    "upper": frozenset(map(ord, string.ascii_uppercase)),
-    "word": WORD,
-    "xdigit": frozenset(map(ord, string.hexdigits)),
-}
-_ESCAPES: Final = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
-
-
-# --- the NFA ----------------------------------------
-
-
-@dataclass(slots=True)
-class State:
-    """Where one can be. Either it takes a character, or it goes on without one."""
-
-    takes: frozenset[int] | None = None
-    goes_to: int = -1
-    splits: list[int] = field(default_factory=list)
-    condition: str = ""
-    """`^`, `$`, `b` or `B`: what has to hold to go on."""
-
-
-@dataclass(slots=True)
-class _Piece:
-    """A part of the NFA with one way in and one way out."""
-
-    start: int
-    end: int
-
-
-_Build: TypeAlias = Callable[[], _Piece]
 
 
 class _Parser:
@@ -81,102 +28,28 @@ class _Parser:
         self._at = 0
         self._names: set[str] = set()
         self._depth = 0
-        self.states: list[State] = []
+        self._builder = AutomatonBuilder()
 
-    def parse(self) -> _Piece:
-        build = self._alternatives("")
+    def parse(self) -> Automaton:
+        whole = self._alternatives("")
         if self._at < len(self._pattern):
             # RE2 says of a closing parenthesis too many what it says of one too few.
             raise InvalidRegex("unexpected )")
-        return build()
-
-    # --- building ----------------------------------------
-
-    def _new(self, state: State) -> int:
-        if len(self.states) >= MAX_STATES:
-            raise InvalidRegex("expression too large")
-        self.states.append(state)
-        return len(self.states) - 1
-
-    def _character(self, takes: frozenset[int] | None) -> _Build:
-        def build() -> _Piece:
-            end = self._new(State())
-            return _Piece(self._new(State(takes=_ASCII if takes is None else takes, goes_to=end)), end)
-
-        return build
-
-    def _empty(self, condition: str = "") -> _Build:
-        def build() -> _Piece:
-            end = self._new(State())
-            return _Piece(self._new(State(splits=[end], condition=condition)), end)
-
-        return build
-
-    def _sequence(self, parts: list[_Build]) -> _Build:
-        def build() -> _Piece:
-            if not parts:
-                return self._empty()()
-            whole = parts[0]()
-            for part in parts[1:]:
-                after = part()
-                self.states[whole.end].splits.append(after.start)
-                whole = _Piece(whole.start, after.end)
-            return whole
-
-        return build
-
-    def _choice(self, parts: list[_Build]) -> _Build:
-        def build() -> _Piece:
-            end = self._new(State())
-            start = self._new(State())
-            for part in parts:
-                piece = part()
-                self.states[start].splits.append(piece.start)
-                self.states[piece.end].splits.append(end)
-            return _Piece(start, end)
-
-        return parts[0] if len(parts) == 1 else build
-
-    def _repeat(self, part: _Build, least: int, most: int | None) -> _Build:
-        def build() -> _Piece:
-            start = self._new(State())
-            at = start
-            for _ in range(least):
-                piece = part()
-                self.states[at].splits.append(piece.start)
-                at = piece.end
-            end = self._new(State())
-            if most is None:
-                loop = self._new(State())
-                self.states[at].splits.append(loop)
-                piece = part()
-                self.states[loop].splits += [piece.start, end]
-                self.states[piece.end].splits.append(loop)
-            else:
-                for _ in range(most - least):
-                    piece = part()
-                    self.states[at].splits += [piece.start, end]
-                    at = piece.end
-                self.states[at].splits.append(end)
-            return _Piece(start, end)
-
-        return build
-
-    # --- reading ----------------------------------------
+        return self._builder.build(whole)
 
     def _peek(self) -> str:
         return self._pattern[self._at : self._at + 1]
 
-    def _alternatives(self, flags: str) -> _Build:
-        parts: list[_Build] = []
+    def _alternatives(self, flags: str) -> Part:
+        parts: list[Part] = []
         flags_here = [flags]
         while True:
-            parts.append(self._sequence(list(self._terms(flags_here))))
+            parts.append(self._builder.sequence(list(self._terms(flags_here))))
             if self._peek() != "|":
-                return self._choice(parts)
+                return self._builder.choice(parts)
             self._at += 1
 
-    def _terms(self, flags: list[str]) -> Iterator[_Build]:
+    def _terms(self, flags: list[str]) -> Iterator[Part]:
         """The parts of one alternative. `flags[0]` is what holds from here on, also for the next alternatives."""
         while (char := self._peek()) and char not in "|)":
             if char in "*+?":
@@ -193,7 +66,7 @@ class _Parser:
                 term = self._atom(char, flags[0])
             yield self._repeated(term)
 
-    def _repeated(self, term: _Build) -> _Build:
+    def _repeated(self, term: Part) -> Part:
         is_repeated = False
         while True:
             bounds = self._bounds()
@@ -202,7 +75,7 @@ class _Parser:
             if is_repeated:
                 raise InvalidRegex("invalid nested repetition operator")
             least, most = bounds
-            term = self._repeat(term, least, most)
+            term = self._builder.repeat(term, least, most)
             is_repeated = True
             if self._peek() == "?":
                 self._at += 1
@@ -226,7 +99,7 @@ class _Parser:
         self._at = close + 1
         return least, most
 
-    def _group(self, flags: list[str]) -> _Build | None:
+    def _group(self, flags: list[str]) -> Part | None:
         """Behind an opening parenthesis. None where it only sets flags."""
         inner = flags[0]
         if self._peek() == "?":
@@ -281,50 +154,50 @@ class _Parser:
                 break
         raise InvalidRegex("missing closing )" if self._pattern[at:] == "" else "invalid or unsupported Perl syntax")
 
-    def _quoted(self, flags: str) -> Iterator[_Build]:
+    def _quoted(self, flags: str) -> Iterator[Part]:
         begin = self._at + 1
         end = self._pattern.find("\\E", begin)
         text = self._pattern[begin:] if end < 0 else self._pattern[begin:end]
         self._at = len(self._pattern) if end < 0 else end + 2
-        parts = [self._character(_folded(frozenset([ord(char)]), flags)) for char in text]
+        parts = [self._builder.character(folded(frozenset([ord(char)]), flags)) for char in text]
         yield from parts[:-1]
         if parts:
             yield self._repeated(parts[-1])
 
-    def _atom(self, char: str, flags: str) -> _Build:
+    def _atom(self, char: str, flags: str) -> Part:
         match char:
             case ".":
-                return self._character(_ASCII if "s" in flags else _ASCII - {10})
+                return self._builder.character(ASCII if "s" in flags else ASCII - {10})
             case "^":
-                return self._empty("^" if "m" not in flags else "line start")
+                return self._builder.empty("^" if "m" not in flags else "line start")
             case "$":
-                return self._empty("$" if "m" not in flags else "line end")
+                return self._builder.empty("$" if "m" not in flags else "line end")
             case "[":
-                return self._character(self._class(flags))
+                return self._builder.character(self._class(flags))
             case "\\":
                 return self._escape(flags)
             case _:
-                return self._character(_folded(frozenset([ord(char)]), flags))
+                return self._builder.character(folded(frozenset([ord(char)]), flags))
 
-    def _escape(self, flags: str) -> _Build:
+    def _escape(self, flags: str) -> Part:
         char = self._peek()
         if not char:
             raise InvalidRegex("trailing backslash at end of expression")
         conditions = {"A": "^", "z": "$", "b": "b", "B": "B"}
         if char in conditions:
             self._at += 1
-            return self._empty(conditions[char])
-        return self._character(_folded(self._escaped_set(), flags))
+            return self._builder.empty(conditions[char])
+        return self._builder.character(folded(self._escaped_set(), flags))
 
     def _escaped_set(self) -> frozenset[int]:
         """Behind a backslash: one character, or a class."""
         char = self._peek()
         if not char:
             raise InvalidRegex("trailing backslash at end of expression")
-        if char.lower() in _PERL:
+        if char.lower() in PERL:
             self._at += 1
-            known = _PERL[char.lower()]
-            return known if char.islower() else _ASCII - known
+            known = PERL[char.lower()]
+            return known if char.islower() else ASCII - known
         if char in "pP":
             raise InvalidRegex("invalid character class range")
         return frozenset([self._escaped_char()])
@@ -334,8 +207,8 @@ class _Parser:
         if not char:
             raise InvalidRegex("trailing backslash at end of expression")
         self._at += 1
-        if char in _ESCAPES:
-            return _ESCAPES[char]
+        if char in ESCAPES:
+            return ESCAPES[char]
         if char == "x":
             return self._hex()
         if char == "0" or (char in "1234567" and self._peek() != "" and self._peek() in "01234567"):
@@ -392,8 +265,8 @@ class _Parser:
                 taken.add(low)
             assert self._at > begin, "it goes on"
         self._at += 1
-        folded = _folded(frozenset(taken), flags)
-        return _ASCII - folded if is_negated else folded
+        both = folded(frozenset(taken), flags)
+        return ASCII - both if is_negated else both
 
     def _class_member(self) -> int | frozenset[int]:
         char = self._peek()
@@ -402,7 +275,7 @@ class _Parser:
         self._at += 1
         if char != "\\":
             return ord(char)
-        if self._peek().lower() in _PERL and self._peek():
+        if self._peek().lower() in PERL and self._peek():
             return self._escaped_set()
         if self._peek() and self._peek() in "pP":
             raise InvalidRegex("invalid character class range")
@@ -410,34 +283,16 @@ class _Parser:
 
     @staticmethod
     def _posix(name: str) -> frozenset[int]:
-        known = _POSIX.get(name.removeprefix("^"))
+        known = POSIX.get(name.removeprefix("^"))
         if known is None:
             raise InvalidRegex("invalid character class range")
-        return _ASCII - known if name.startswith("^") else known
+        return ASCII - known if name.startswith("^") else known
 
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and (text == "0" or not text.startswith("0"))
 
 
-def _folded(taken: frozenset[int], flags: str) -> frozenset[int]:
-    if "i" not in flags:
-        return taken
-    both = {ord(case) for code in taken if code < 128 for case in (chr(code).lower(), chr(code).upper())}
-    return frozenset(both) | taken
-
-
-@dataclass(frozen=True, slots=True)
-class Automaton:
-    """An NFA: one way in, one way out."""
-
-    states: list[State]
-    start: int
-    end: int
-
-
 def parse(pattern: str) -> Automaton:
     """Raises InvalidRegex."""
-    parser = _Parser(pattern)
-    whole = parser.parse()
-    return Automaton(parser.states, whole.start, whole.end)
+    return _Parser(pattern).parse()

@@ -68,10 +68,6 @@ class GroupCoordinator:
     def active_partitions(self) -> frozenset[int]:
         return frozenset(self._active)
 
-    @property
-    def is_loading(self) -> bool:
-        return bool(self._loading)
-
     def begin_load(self, partition: int, epoch: int, now: Now) -> tuple[Shard | None, list[Duty]]:
         """This broker leads the partition from `epoch` on. Returns the shard to replay into; None for an old epoch."""
         for known in (self._active.get(partition), self._loading.get(partition)):
@@ -110,7 +106,7 @@ class GroupCoordinator:
             return []
         del self._loading[shard.partition]
         self._active[shard.partition] = shard
-        shard.consumers.membership.on_topics_created(self._new_topics_at)
+        shard.consumers.subscriptions.on_topics_created(self._new_topics_at)
         shard.resume(now)
         return _take_duties(shard)
 
@@ -180,13 +176,13 @@ class GroupCoordinator:
         except PeerError as error:
             return [Answer(ticket, messages.LeaveAnswer(error.code))]
         try:
-            writes_before = shard.write_count
+            writes_before = shard.writes.count
             outcome = shard.membership.leave(request, now)
-            if shard.write_count == writes_before:
+            if shard.writes.count == writes_before:
                 shard.answer(ticket, outcome)
             else:
                 # The last member left: the empty generation is stored first.
-                shard.answer_with_last_write(ticket, outcome, messages.LeaveAnswer)
+                shard.writes.answer_with_newest(ticket, outcome, messages.LeaveAnswer)
         except PeerError as error:
             shard.answer(ticket, messages.LeaveAnswer(error.code))
         return _take_duties(shard)
@@ -243,7 +239,7 @@ class GroupCoordinator:
             shard = self._shard(group_ids[0])
         except PeerError as error:
             return [Answer(ticket, messages.DeleteGroupsAnswer(tuple((name, error.code) for name in group_ids)))]
-        shard.delete_groups(ticket, group_ids, now)
+        shard.removals.delete_groups(ticket, group_ids, now)
         return _take_duties(shard)
 
     def by_partition(self, group_ids: Iterable[str]) -> Mapping[int, list[str]]:
@@ -295,17 +291,17 @@ class GroupCoordinator:
         """There are new topics in the metadata of this version, which regular expressions may match."""
         self._new_topics_at = version
         for shard in self._active.values():
-            shard.consumers.membership.on_topics_created(version)
+            shard.consumers.subscriptions.on_topics_created(version)
 
     def appended(self, partition: int, write_id: int, now: Now) -> list[Duty]:
-        return self._settle(partition, lambda shard: shard.appended(write_id, now))
+        return self._settle(partition, lambda shard: shard.writes.committed(write_id, now))
 
     def append_failed(self, partition: int, write_id: int, code: ErrorCode, now: Now) -> list[Duty]:
-        return self._settle(partition, lambda shard: shard.append_failed(write_id, code, now))
+        return self._settle(partition, lambda shard: shard.writes.refused(write_id, code, now))
 
     def append_is_late(self, partition: int, write_id: int, now: Now) -> list[Duty]:
         """Nobody knows yet whether it will be committed: who waits for it is told so, the write stays under way."""
-        return self._settle(partition, lambda shard: shard.late(write_id, now))
+        return self._settle(partition, lambda shard: shard.writes.late(write_id, now))
 
     def on_partitions_deleted(self, partitions: Sequence[tuple[str, int]], now: Now) -> list[Duty]:
         """Topic partitions are gone: so are the offsets committed for them."""

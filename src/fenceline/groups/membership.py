@@ -68,7 +68,7 @@ class Membership:
             if not is_unknown:
                 raise PeerError(ErrorCode.UNKNOWN_MEMBER_ID)
             group = shard.create_group(request.group_id, now)
-        writes_before = shard.write_count
+        writes_before = shard.writes.count
         if not self._has_room(group, request.member_id):
             self._rebalance.drop_member(group, request.member_id)
             shard.answer(ticket, JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED))
@@ -80,8 +80,8 @@ class Membership:
             self._join_new(ticket, request, group, now)
         else:
             self._join_known(ticket, request, group, now)
-        if is_new_group and shard.write_count == writes_before:
-            shard.write_new_group(group)
+        if is_new_group and shard.writes.count == writes_before:
+            shard.writes.store_new_group(group)
 
     def _has_room(self, group: Group, member_id: str) -> bool:
         """`group.max.size`; while a group gathers, those who wait count, so that the last to rejoin have to go."""
@@ -218,7 +218,7 @@ class Membership:
                             outcome = self._rebalance.joined(group, member, show_members=False, leader=old_leader)
                         shard.answer(parked, outcome)
 
-                shard.write_group(group, now, stored)
+                shard.writes.store_group(group, stored)
             case GroupState.COMPLETING_REBALANCE:
                 # The leader may have been given the old id already: its assignment would miss the new one.
                 self._rebalance.prepare(group, now)

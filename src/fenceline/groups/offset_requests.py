@@ -32,6 +32,7 @@ from fenceline.groups.model import Group
 from fenceline.groups.offsets import CommittedOffset, OffsetSlot
 from fenceline.groups.rewinds import is_where_the_epoch_ends
 from fenceline.groups.states import GroupState
+from fenceline.groups.writes import nobody
 
 if TYPE_CHECKING:
     from fenceline.groups.shard import Shard
@@ -75,7 +76,7 @@ class OffsetRequests:
                 self._shard.answer(ticket, CommitAnswer((error,) * len(errors)))
                 self._forget_if_bare(request.group_id)
 
-        write_id = self._shard.write(batch, settled)
+        write_id = self._shard.writes.begin(batch, settled)
         for slot, value in values:
             before = self._shard.offsets.latest(slot)
             rewound = self._shard.offsets.put(slot, self._against_the_log(slot, before, value), write_id)
@@ -148,7 +149,7 @@ class OffsetRequests:
         def answer_now(error: ErrorCode) -> None:
             self._shard.answer(ticket, FetchOffsetsAnswer(error) if error else self._read(request))
 
-        if not (request.require_stable and self._shard.when_all_is_settled(answer_now)):
+        if not (request.require_stable and self._shard.writes.when_all_is_settled(answer_now)):
             self._shard.answer(ticket, self._read(request))
 
     def _read(self, request: FetchOffsetsRequest) -> FetchOffsetsAnswer:
@@ -199,7 +200,7 @@ class OffsetRequests:
         def settled(error: ErrorCode, now: Now) -> None:
             self._shard.answer(ticket, DeleteOffsetsAnswer(error) if error else DeleteOffsetsAnswer(errors=errors))
 
-        self._shard.write_tombstones(slots, (), settled)
+        self._shard.removals.write_tombstones(slots, (), settled)
 
     def _classic_for_delete(self, group_id: str) -> Group:
         group = self._shard.groups.get(group_id)
@@ -213,7 +214,7 @@ class OffsetRequests:
         """The topics are gone: nobody can go on from these offsets."""
         slots = self._shard.offsets.on_partitions(set(partitions))
         if slots:
-            self._shard.write_tombstones(slots, (), lambda error, now: None)
+            self._shard.removals.write_tombstones(slots, (), nobody)
 
     def _forget_if_bare(self, group_id: str) -> None:
         """A simple group that only existed for a commit which the log refused."""

@@ -81,7 +81,7 @@ class Rebalance:
             return
         group.start_generation(now.wall_ms)
         if group.state is GroupState.EMPTY:
-            shard.write_group(group, now)
+            shard.writes.store_group(group)
             return
         for member in group.members.values():
             ticket = group.unpark_join(member)
@@ -155,7 +155,7 @@ class Rebalance:
             else:
                 group.take(Step.ASSIGNED, then.wall_ms)
 
-        self._shard.write_group(group, now, stored, assignments)
+        self._shard.writes.store_group(group, stored, assignments)
 
     def answer_syncs(self, group: Group, now: Now, error: ErrorCode) -> None:
         for member in group.members.values():

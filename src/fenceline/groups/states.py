@@ -77,19 +77,3 @@ def next_state(state: GroupState, step: Step) -> GroupState:
     if after is None:
         raise InternalError(f"a group in state {state.value} can not take the step {step.value!r}")
     return after
-
-
-def transition_table() -> str:
-    """The table as text, as printed in this module's docstring."""
-    rows = [["state", *(step.value for step in Step)]]
-    for state in GroupState:
-        cells = (TRANSITIONS[state].get(step) for step in Step)
-        rows.append([state.value, *(cell.value if cell else "-" for cell in cells)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    # The first column touches the second at one space: the longest state name sets the width of both.
-    gaps = [1] + [2] * (len(widths) - 1)
-    lines = (
-        "".join(cell.ljust(width + gap) for cell, width, gap in zip(row, widths, gaps, strict=True)).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines)

@@ -47,10 +47,8 @@ class Due:
     end: int
     dirty_bytes: int
     ratio: float
-    is_overdue: bool
-    """By `max.compaction.lag.ms`, whatever the ratio."""
-    delay_ms: int
-    """For how long it has been overdue."""
+    overdue_ms: int = 0
+    """For how long it has been due by `max.compaction.lag.ms`, whatever the ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +88,10 @@ def judge(log: LogFacts, config: LogConfig, now_ms: int) -> Verdict:
         return NotDue(look_again_ms if look_again_ms < MAX_INT64 else None)
     clean_bytes = sum(segment.size_bytes for segment, after in ranges if after <= first_dirty)
     ratio = dirty_bytes / (clean_bytes + dirty_bytes)
-    overdue_ms = _overdue_at_ms(dirty, config)
-    if ratio > config.min_cleanable_dirty_ratio or overdue_ms < now_ms:
-        return Due(first_dirty, end, dirty_bytes, ratio, overdue_ms < now_ms, max(0, now_ms - overdue_ms))
-    at_ms = min(look_again_ms, overdue_ms + 1)
+    due_at_ms = _due_at_ms(dirty, config)
+    if ratio > config.min_cleanable_dirty_ratio or due_at_ms < now_ms:
+        return Due(first_dirty, end, dirty_bytes, ratio, max(0, now_ms - due_at_ms))
+    at_ms = min(look_again_ms, due_at_ms + 1)
     return NotDue(at_ms if at_ms < MAX_INT64 else None, ratio)
 
 
@@ -109,7 +107,7 @@ def _first_dirty(log: LogFacts) -> int:
     return checkpoint
 
 
-def _overdue_at_ms(dirty: Sequence[SegmentFacts], config: LogConfig) -> int:
+def _due_at_ms(dirty: Sequence[SegmentFacts], config: LogConfig) -> int:
     known = [segment.first_timestamp_ms for segment in dirty if segment.first_timestamp_ms > 0]
     return min(known) + config.max_compaction_lag_ms if known else MAX_INT64
 

@@ -70,10 +70,6 @@ class LogDirs:
         """The directory in use that has this id."""
         return next((each for each in self._online if each.directory_id == directory_id), None)
 
-    def of_path(self, path: str) -> LogDir | None:
-        """The directory that something right below it lies in, also one that has failed."""
-        return self._by_path.get(path.rpartition("/")[0])
-
     def at(self, path: str) -> LogDir | None:
         """The directory of this path, also one that has failed."""
         return self._by_path.get(path)

@@ -11,7 +11,7 @@ import contextlib
 import os
 from typing import Final
 
-from fenceline.log.disk import Disk
+from fenceline.log.disk import Disk, write_all
 
 EVIDENCE_DIR: Final = "lost+found"
 COPY_CHUNK_BYTES: Final = 1 << 20
@@ -71,8 +71,7 @@ def copy_range(disk: Disk, source: str, target: str, start: int, end: int | None
                 if not chunk:
                     break
                 position += len(chunk)
-                while chunk:
-                    chunk = chunk[disk.write(writer, chunk) :]
+                write_all(disk, writer, chunk)
             disk.fsync(writer)
         except OSError:
             with contextlib.suppress(OSError):

@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 
 from fenceline.errors import PeerError
 from fenceline.log.disk import Disk
-from fenceline.log.scan import BadBatch, find_whole_batch, scan
+from fenceline.log.scan import BadBatch, next_whole_batch, scan
 from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
 
-_LOOK_BEHIND_BYTES: Final = 16 << 20
 _MOST_OFFSETS: Final = 1 << 31
 """Of one batch; more than that is damage."""
 
@@ -100,11 +99,10 @@ def _batches(disk: Disk, piece: Piece, next_offset: int, start_offset: int) -> I
                 next_offset = header.next_offset
                 position += header.size_bytes
                 continue
-            content = disk.pread(fd, min(_LOOK_BEHIND_BYTES, piece.end - position - 1), position + 1)
-            whole = find_whole_batch(memoryview(content))
+            whole = next_whole_batch(disk, fd, position, piece.end)
             if whole is None:
                 return
-            position += 1 + whole
+            position = whole
             next_offset = 0
     finally:
         disk.close(fd)

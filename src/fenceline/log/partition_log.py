@@ -34,7 +34,8 @@ from fenceline.log.lost_batches import Piece
 from fenceline.log.open_files import OpenFiles
 from fenceline.log.producer_state import Origin
 from fenceline.log.readable_log import ReadableLog
-from fenceline.log.recovery import RecoveryReport, load
+from fenceline.log.recovery import load
+from fenceline.log.recovery_cut import RecoveryReport
 from fenceline.log.refused_batches import RefusedBatches
 from fenceline.log.replay import apply_to_producers, read_end_marker
 from fenceline.log.replicated import whole_batches

@@ -2,11 +2,9 @@
 
 Owns the decision what to trust. Never decides that damaged data is acceptable: bytes below the recovery point (or all
 of them after a clean stop) had been safe on the disk, so damage there is `CorruptLog` and the partition stays offline.
-Past the recovery point every CRC is checked, and the log ends before the first batch that is not whole: what is cut
-there goes into the partition's `lost+found` unless it is the torn end of one write, with nothing whole behind it. A log
-that is fsynced before it counts (`only_torn`) is not cut before a whole batch, which may have been acknowledged, unless
-`before_cut` has seen to that. Before anything of another log is cut a note says what goes (`recovery_note.py`); where
-the disk has no room for it the log stays as it is, and can be opened when there is some (`CorruptLog.refusal`).
+Past the recovery point every CRC is checked, and the log ends before the first batch that is not whole; how it is cut
+there, and what becomes of the rest, is `recovery_cut`'s. Where the disk has no room for what must be written first the
+log stays as it is, and can be opened when there is some (`CorruptLog.refusal`).
 
 - Trusted: sealed segments that end at or below the recovery point. Their indexes are read when they are needed.
 - Scanned: from the newest producer snapshot that can be trusted or the recovery point, whichever is lower; headers
@@ -20,40 +18,28 @@ Blocks on the disk: run it in a thread, or at start.
 
 from __future__ import annotations
 
-import contextlib
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from fenceline.errors import OperatorError, PeerError
+from fenceline.errors import PeerError
 from fenceline.log import producer_snapshots
 from fenceline.log.checkpoints import BadCheckpoint, read_epochs
-from fenceline.log.compaction_swap import finish_swaps
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import CorruptLog, passes
-from fenceline.log.file_names import (
-    CLEANED_SUFFIX,
-    DELETED_SUFFIX,
-    EPOCH_FILE,
-    INDEX_SUFFIXES,
-    LOG_SUFFIX,
-    OFFSET_DIGITS,
-    segment_bases,
-)
-from fenceline.log.index import OffsetIndex, TimeIndex
-from fenceline.log.lost_and_found import EVIDENCE_DIR, evidence_in, keep_file, keep_tail
-from fenceline.log.lost_batches import Piece, count_lost
+from fenceline.log.file_names import EPOCH_FILE
+from fenceline.log.lost_and_found import keep_file
 from fenceline.log.producer_state import BadSnapshot, ProducerStates
-from fenceline.log.recovery_note import RecoveryNote, write_note
+from fenceline.log.recovery_cut import Cutting, RecoveryReport, restore_advice
+from fenceline.log.recovery_files import resume, segments_of, tidy
 from fenceline.log.replay import apply_to_producers
-from fenceline.log.scan import BadBatch, Found, ReadTwice, Unstable, find_whole_batch, scan
+from fenceline.log.scan import BadBatch, Found, ReadTwice, Unstable, scan
 from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
 from fenceline.records.batch import BATCH_OVERHEAD, BatchHeader, peek_header
 
-_LOOK_BEHIND_BYTES: Final = 16 << 20
 _DISK_ADVICE: Final = (
     "Check the disk and the file's permissions, then restart the node. Other partitions are not affected."
 )
@@ -61,23 +47,6 @@ _WAIT_ADVICE: Final = (
     "Make room on the disk, or raise the limit that the reason names. What a start could not open is opened then, else"
     " restart the node. Other partitions are not affected."
 )
-
-
-@dataclass(slots=True)
-class RecoveryReport:
-    """What opening a log did. `evidence` are the files that now hold what was cut."""
-
-    clean: bool
-    scanned_bytes: int = 0
-    torn_bytes: int = 0
-    cut_bytes: int = 0
-    reason: str = ""
-    evidence: list[str] = field(default_factory=list)
-
-    @property
-    def lost_something(self) -> bool:
-        """Whether more than the torn end of one write was cut."""
-        return self.cut_bytes > 0
 
 
 @dataclass(slots=True)
@@ -140,8 +109,8 @@ class _Loader:
         self._clean = clean
         self._now_ms = now_ms
         self._only_torn = only_torn
-        self._before_cut = before_cut
         self._report = RecoveryReport(clean)
+        self._cutting = Cutting(disk, directory, recovery_point, clean, now_ms, only_torn, before_cut, self._report)
         self._producers = ProducerStates()
         self._epochs = EpochCache()
         self._checkpoint: list[tuple[int, int]] = []
@@ -150,8 +119,8 @@ class _Loader:
         self._gap_from = 0  # as `_end`, also where the next segment begins later
 
     def load(self, log_start_offset: int) -> Loaded:
-        names = self._tidy(self._disk.listdir(self._directory))
-        segments = self._segments(names)
+        names = tidy(self._disk, self._directory)
+        segments = segments_of(self._disk, self._directory, names, self._now_ms)
         if segments:
             log_start_offset = max(log_start_offset, segments[0].base_offset)
         epochs_known = self._load_epochs()
@@ -174,41 +143,7 @@ class _Loader:
             self._epochs.changed = True
         return Loaded(segments, log_start_offset, end, self._epochs, self._producers, self._report)
 
-    # -- files --------------------------------------------------------------------------------------------------
-
-    def _tidy(self, names: Sequence[str]) -> set[str]:
-        kept: set[str] = set()
-        for name in finish_swaps(self._disk, self._directory, names):
-            path = f"{self._directory}/{name}"
-            if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(path)
-            else:
-                kept.add(name)
-        for name in [name for name in kept if name.endswith(INDEX_SUFFIXES) and name[:OFFSET_DIGITS].isdigit()]:
-            if name[:OFFSET_DIGITS] + LOG_SUFFIX not in kept:
-                kept.discard(name)
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(f"{self._directory}/{name}")
-        return kept
-
-    def _segments(self, names: set[str]) -> list[Segment]:
-        segments: list[Segment] = []
-        for base in segment_bases(names):
-            segment = Segment(self._disk, self._directory, base, self._now_ms)
-            found = self._disk.stat(segment.path)
-            if found is None:
-                raise FileNotFoundError(2, "segment vanished", segment.path)
-            segment.size_bytes = found.size_bytes
-            segment.created_ms = min(found.modified_ms, self._now_ms)
-            segment.index = segment.time_index = None
-            segment.aborted = None if f"{base:0{OFFSET_DIGITS}d}.txnindex" in names else []
-            segment.indexes_saved = True
-            if segments:
-                segments[-1].next_offset = base
-                segments[-1].sealed = True
-            segments.append(segment)
-        return segments
+    # -- what is derived from the batches ---------------------------------------------------------------------------
 
     def _load_epochs(self) -> bool:
         path = f"{self._directory}/{EPOCH_FILE}"
@@ -256,19 +191,21 @@ class _Loader:
                     segment.path,
                     0,
                     f"the segment starts below offset {self._end}, where the one before it ends",
-                    _restore_advice("segment"),
+                    restore_advice("segment"),
                 )
             if number > first and self._gap(segment):
                 # Lost between two fsyncs: the end of one file but not the start of the next.
                 reason = f"offsets {self._end} to {segment.base_offset - 1} are missing"
-                self._cut(segments, number - 1, BadBatch(segments[number - 1].size_bytes, reason, torn=False))
+                self._cutting.cut(
+                    segments, number - 1, self._end, BadBatch(segments[number - 1].size_bytes, reason, torn=False)
+                )
                 break
             self._end = segment.base_offset
             try:
                 self._scan_segment(segment, start_offset, replay_from, last=number == len(segments) - 1)
             except BadBatch as bad:
                 self._look_again(segment, bad)
-                self._cut(segments, number, bad)
+                self._cutting.cut(segments, number, self._end, bad)
                 break
         return self._end
 
@@ -332,7 +269,7 @@ class _Loader:
         keep_indexes = trusted and not last
         start, next_offset = 0, segment.base_offset
         if not keep_indexes:
-            start, next_offset = self._resume(segment, start_offset)
+            start, next_offset = resume(segment, start_offset)
             if not trusted:
                 segment.aborted = [] if start == 0 and replay_from <= segment.base_offset else segment.aborted
         interval = self._config.index_interval_bytes
@@ -373,113 +310,6 @@ class _Loader:
         is_known = any(epoch == header.leader_epoch for epoch, _ in written)
         return written if is_known else [(header.leader_epoch, self._gap_from)]
 
-    def _resume(self, segment: Segment, start_offset: int) -> tuple[int, int]:
-        """Where scanning may start inside of a segment: (position, offset of the batch there). Loads the index so far.
-
-        Only an index whose last kept entry meets the very batch that it names is believed.
-        """
-        segment.index, segment.time_index = OffsetIndex(), TimeIndex()
-        segment.bytes_since_index = 0
-        content = read_file(self._disk, segment.stem + ".index")
-        times = read_file(self._disk, segment.stem + ".timeindex")
-        index = OffsetIndex.decode(content) if content else None
-        time_index = TimeIndex.decode(times) if times is not None else None
-        if index is None or time_index is None:
-            return 0, segment.base_offset
-        keep = bisect_left(index.offsets, min(start_offset - segment.base_offset, (1 << 31) - 1))
-        keep = min(keep, bisect_left(index.positions, max(0, segment.size_bytes - BATCH_OVERHEAD)))
-        if keep == 0:
-            return 0, segment.base_offset
-        relative, position = index.offsets[keep - 1], index.positions[keep - 1]
-        fd = self._disk.open_read(segment.path)
-        try:
-            first = peek_header(self._disk.pread(fd, BATCH_OVERHEAD, 0))
-            header = peek_header(self._disk.pread(fd, BATCH_OVERHEAD, position))
-        except PeerError:
-            return 0, segment.base_offset
-        finally:
-            self._disk.close(fd)
-        if header.last_offset != segment.base_offset + relative or header.base_offset < segment.base_offset:
-            return 0, segment.base_offset
-        del index.offsets[keep:], index.positions[keep:]
-        time_index.truncate_to_offset(relative + 1)
-        segment.index, segment.time_index = index, time_index
-        segment.first_timestamp_ms = first.max_timestamp
-        segment.max_timestamp_ms, at = time_index.last
-        segment.max_timestamp_offset = segment.base_offset + at if segment.max_timestamp_ms >= 0 else -1
-        return position, header.base_offset
-
-    def _whole_follows(self, segment: Segment, position: int) -> bool:
-        """Whether a batch that was written whole lies behind a bad place of a file; looked for within bounds."""
-        fd = self._disk.open_read(segment.path)
-        try:
-            content = self._disk.pread(fd, _LOOK_BEHIND_BYTES, position + 1)
-        finally:
-            self._disk.close(fd)
-        return find_whole_batch(memoryview(content)) is not None
-
-    def _cut(self, segments: list[Segment], number: int, bad: BadBatch) -> None:
-        """The log ends inside of segment `number`: keep the evidence, drop what follows. Raises CorruptLog."""
-        segment, end = segments[number], self._end
-        if self._clean or end < self._recovery_point:
-            known = "after a clean stop" if self._clean else f"below the recovery point {self._recovery_point}"
-            raise CorruptLog(
-                segment.path,
-                bad.position,
-                f"{bad.reason} (offset {end}, {known}: these bytes had been safe on the disk)",
-                _restore_advice("partition"),
-            )
-        following = segments[number + 1 :]
-        whole_follows = any(later.size_bytes for later in following) or self._whole_follows(segment, bad.position)
-        if self._only_torn and whole_follows:
-            damage = CorruptLog(
-                segment.path,
-                bad.position,
-                f"{bad.reason}, and whole batches follow (offset {end})",
-                _restore_advice("partition"),
-            )
-            if self._before_cut is None:
-                raise damage
-            self._before_cut(damage)
-        report = self._report
-        report.reason = f"{segment.path}: at byte {bad.position}: {bad.reason}"
-        found = self._disk.stat(segment.path)
-        tail_bytes = (found.size_bytes if found is not None else bad.position) - bad.position
-        if not self._only_torn:
-            pieces = [Piece(segment.path, bad.position, bad.position + tail_bytes)]
-            pieces += [Piece(later.path, 0, later.size_bytes) for later in following]
-            lost = count_lost(self._disk, pieces, start_offset=end)
-            torn = bad.torn and not whole_follows
-            others = tuple(evidence_in(self._disk, self._directory))
-            write_note(self._disk, self._directory, RecoveryNote(lost, report.reason, torn, self._now_ms, others))
-        if bad.torn and not whole_follows:
-            report.torn_bytes += tail_bytes
-        elif tail_bytes:
-            report.cut_bytes += tail_bytes
-            kept = keep_tail(self._disk, self._directory, segment.path, bad.position)
-            if self._only_torn and whole_follows and not kept:
-                raise OperatorError(
-                    f"{segment.path}: what follows byte {bad.position} can not be kept in {EVIDENCE_DIR}, so it is not"
-                    " cut.",
-                    "Make room on the disk, and check that it is healthy; then start the node again.",
-                )
-            report.evidence += kept
-        for later in following:
-            report.cut_bytes += later.size_bytes
-            report.evidence += keep_file(self._disk, self._directory, later.path)
-            later.delete_index_files()
-        del segments[number + 1 :]
-        fd = self._disk.open_append(segment.path)
-        try:
-            self._disk.truncate(fd, bad.position)
-            self._disk.fsync(fd)
-        finally:
-            self._disk.close(fd)
-        self._disk.fsync_dir(self._directory)
-        segment.size_bytes = bad.position
-        segment.sealed = False
-        segment.indexes_saved = False
-
 
 def _unstable(segment: Segment, position: int, reason: str) -> CorruptLog:
     return CorruptLog(
@@ -488,12 +318,4 @@ def _unstable(segment: Segment, position: int, reason: str) -> CorruptLog:
         reason,
         "The disk gives other bytes each time it is read; nothing was cut off. Check the disk (dmesg, smartctl) and its"
         " cables, then start again.",
-    )
-
-
-def _restore_advice(what: str) -> str:
-    return (
-        f"This partition is offline, the others are served. Restore the {what} from another replica or a backup; or, "
-        "to go on without the damaged part, stop the node, move the partition's directory away and start again: "
-        "what it holds is then lost to this node."
     )

@@ -14,10 +14,9 @@ from fenceline.log.disk import Disk
 from fenceline.records.batch import BATCH_OVERHEAD, LENGTH_PREFIX, BatchHeader, crc_is_valid, peek_header
 
 CHUNK_BYTES: Final = 1 << 20
-
+LOOK_BEHIND_BYTES: Final = 16 << 20
+"""How far behind a bad place a whole batch is looked for in one go."""
 MAGIC_POSITION: Final = 16
-
-
 _HIGHEST_OFFSET: Final = (1 << 63) - 1
 
 
@@ -126,6 +125,16 @@ def find_whole_batch(content: memoryview) -> int | None:
                 pass
         magic = text.find(2, magic + 1)
     return None
+
+
+def next_whole_batch(disk: Disk, fd: int, position: int, end: int) -> int | None:
+    """Where a batch with a right checksum begins behind a bad place and before `end`; looked for within bounds.
+
+    Raises OSError.
+    """
+    content = disk.pread(fd, min(LOOK_BEHIND_BYTES, end - position - 1), position + 1)
+    whole = find_whole_batch(memoryview(content))
+    return None if whole is None else position + 1 + whole
 
 
 def _fill(disk: Disk | ReadTwice, fd: int, position: int, size_bytes: int) -> memoryview:

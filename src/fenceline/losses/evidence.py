@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from fenceline.log.disk import Disk
-from fenceline.log.scan import BadBatch, find_whole_batch, scan
+from fenceline.log.scan import BadBatch, next_whole_batch, scan
 from fenceline.losses.receipt import Receipt
 from fenceline.records.batch import BatchHeader, crc_is_valid, read_header
-
-_LOOK_BEHIND_BYTES: Final = 16 << 20
 
 
 @dataclass(slots=True)
@@ -63,11 +60,10 @@ class EvidenceReader:
                 except BadBatch as bad:
                     self.damaged_batches += 1
                     position = bad.position
-                content = self.disk.pread(fd, min(_LOOK_BEHIND_BYTES, size_bytes - position - 1), position + 1)
-                whole = find_whole_batch(memoryview(content))
+                whole = next_whole_batch(self.disk, fd, position, size_bytes)
                 if whole is None:
                     return
-                position += 1 + whole
+                position = whole
         finally:
             self.disk.close(fd)
 

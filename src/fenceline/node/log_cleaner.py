@@ -186,7 +186,7 @@ class LogCleaner:
                     self._waiting[replica] = now_ms
                     due.append((replica, verdict))
                     figures.dirtiest_ratio = max(figures.dirtiest_ratio, verdict.ratio)
-                    figures.overdue_ms = max(figures.overdue_ms, verdict.delay_ms)
+                    figures.overdue_ms = max(figures.overdue_ms, verdict.overdue_ms)
                 case NotDue(at_ms, ratio):
                     figures.dirtiest_ratio = max(figures.dirtiest_ratio, ratio)
                     if is_marked:

@@ -104,26 +104,6 @@ def snapshot_batches(
     return batches
 
 
-def image_batches(
-    image: MetadataImage,
-    *,
-    now_ms: int,
-    last_log_timestamp_ms: int,
-    kraft_version: int,
-    voters: Sequence[Voter],
-) -> list[bytearray]:
-    """All of `SnapshotBatches` at once."""
-    return list(
-        SnapshotBatches(
-            image,
-            now_ms=now_ms,
-            last_log_timestamp_ms=last_log_timestamp_ms,
-            kraft_version=kraft_version,
-            voters=voters,
-        )
-    )
-
-
 def _opening(last_log_timestamp_ms: int, kraft_version: int, voters: Sequence[Voter]) -> list[ControlRecord]:
     opening: list[ControlRecord] = [SnapshotHeader(0, last_log_timestamp_ms)]
     if kraft_version >= 1:

@@ -13,13 +13,13 @@ start.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from fenceline.errors import OperatorError, PeerError
 from fenceline.log.disk import Disk
 from fenceline.log.errors import CorruptLog
 from fenceline.log.file_names import LOG_SUFFIX, offset_in
-from fenceline.log.scan import BadBatch, Found, ReadTwice, Unstable, find_whole_batch, scan
+from fenceline.log.scan import LOOK_BEHIND_BYTES, BadBatch, Found, ReadTwice, Unstable, find_whole_batch, scan
 from fenceline.node import promised_end, snapshot_files
 from fenceline.node.logs import Logger
 from fenceline.quorum.control_records import KRaftVoters, Voter, decode_control
@@ -31,7 +31,6 @@ from fenceline.wire.errors import MalformedRequest
 OthersHaveIt = Callable[[tuple[Voter, ...]], bool]
 """Whether there is somebody else to fetch the metadata from, where a directory names these voters, or none."""
 
-_LOOK_BEHIND_BYTES: Final = 16 << 20
 
 _log = Logger("metadata")
 
@@ -113,12 +112,12 @@ def _whole_batches_of(disk: ReadTwice, fd: int, size_bytes: int) -> Iterator[Fou
         except BadBatch as bad:
             position = bad.position + 1
         while position < size_bytes:
-            content = disk.pread(fd, _LOOK_BEHIND_BYTES, position)
+            content = disk.pread(fd, LOOK_BEHIND_BYTES, position)
             whole = find_whole_batch(memoryview(content))
             if whole is not None:
                 position += whole
                 break
-            position += max(1, _LOOK_BEHIND_BYTES // 2)
+            position += max(1, LOOK_BEHIND_BYTES // 2)
 
 
 def _voters_in(batch: memoryview) -> tuple[Voter, ...]:

@@ -111,8 +111,6 @@ class Snapshots:
         """Snapshots that were written since the start."""
         self.failed_count = 0
         """Snapshots that could not be written (G32)."""
-        self.newest_size_bytes = 0
-        """Of the last one that was written since the start (N54)."""
 
     def replayed(self, log_record_count: int, current: Callable[[], MetadataImage], quorum: Quorum) -> None:
         """The node has started and had to read this many records from the log. `current` gives the committed image."""
@@ -205,7 +203,6 @@ class Snapshots:
                 self._delete([partial(self._log.delete_snapshot, snapshot)])
                 return
             self.generated_count += 1
-            self.newest_size_bytes = found.size_bytes
             self._record_count = found.record_count
             self._since_offset = snapshot.end_offset
             self._clean()

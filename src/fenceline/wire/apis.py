@@ -204,13 +204,12 @@ def first_flexible_version(api_key: int) -> int:
 
 
 def flexible(api_key: int, version: int) -> bool:
-    """Whether request and response bodies of this version have compact lengths and tagged fields."""
+    """Whether request and response bodies of this version have compact lengths and tagged fields.
+
+    The header of such a request is of version 2, with tagged fields; else of version 1. Version 0 went with
+    ControlledShutdown (`since_4_0.md K5`).
+    """
     return version >= _FIRST_FLEXIBLE.get(api_key, NEVER)
-
-
-def request_header_version(api_key: int, version: int) -> int:
-    """2 has tagged fields, 1 has not. Version 0 went with ControlledShutdown (`since_4_0.md K5`)."""
-    return 2 if flexible(api_key, version) else 1
 
 
 def response_header_version(api_key: int, version: int) -> int:

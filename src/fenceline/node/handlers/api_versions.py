@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from fenceline.errors import ErrorCode
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_request, write_response
+from fenceline.wire.primitives import uvarint
 
 if TYPE_CHECKING:
     from fenceline.node.broker import Broker
@@ -51,7 +52,7 @@ def encode_api_versions(
         if version >= 1:
             parts.append(struct.pack(">i", 0))
         return b"".join(parts)
-    parts = [struct.pack(">h", error), _uvarint(len(ranges) + 1)]
+    parts = [struct.pack(">h", error), uvarint(len(ranges) + 1)]
     parts += [struct.pack(">hhhB", key, low, high, 0) for key, (low, high) in ranges.items()]
     parts.append(struct.pack(">i", 0))
     finalized = dict(broker.finalized_features)
@@ -60,28 +61,19 @@ def encode_api_versions(
     supported = {name: r for name, r in broker.supported_features.items() if version >= 4 or r[0] > 0}
     if supported:
         rows = b"".join(_string(name) + struct.pack(">hhB", *bounds, 0) for name, bounds in sorted(supported.items()))
-        tagged.append((_TAG_SUPPORTED_FEATURES, _uvarint(len(supported) + 1) + rows))
+        tagged.append((_TAG_SUPPORTED_FEATURES, uvarint(len(supported) + 1) + rows))
     if finalized:
         tagged.append((_TAG_FINALIZED_EPOCH, struct.pack(">q", broker.finalized_features_epoch)))
         rows = b"".join(
             _string(name) + struct.pack(">hhB", level, level, 0) for name, level in sorted(finalized.items())
         )
-        tagged.append((_TAG_FINALIZED_FEATURES, _uvarint(len(finalized) + 1) + rows))
-    parts.append(_uvarint(len(tagged)))
+        tagged.append((_TAG_FINALIZED_FEATURES, uvarint(len(finalized) + 1) + rows))
+    parts.append(uvarint(len(tagged)))
     for tag, content in tagged:
-        parts += [_uvarint(tag), _uvarint(len(content)), content]
+        parts += [uvarint(tag), uvarint(len(content)), content]
     return b"".join(parts)
-
-
-def _uvarint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _string(text: str) -> bytes:
     encoded = text.encode()
-    return _uvarint(len(encoded) + 1) + encoded
+    return uvarint(len(encoded) + 1) + encoded

@@ -31,6 +31,7 @@ from fenceline.metadata.image import (
     TopicImage,
 )
 from fenceline.node.absent_brokers import NOBODY, Absent
+from fenceline.wire.primitives import uvarint
 
 SHARE_STATE_TOPIC: Final = "__share_group_state"
 OPERATIONS_NOT_ASKED: Final = -(2**31)
@@ -306,7 +307,7 @@ class MetadataEncoder:
         return (row + (b"\0" if self._flexible else b""),)
 
     def _length(self, count: int) -> bytes:
-        return _uvarint(count + 1) if self._flexible else _int32(count)
+        return uvarint(count + 1) if self._flexible else _int32(count)
 
     def _ids(self, ids: tuple[int, ...]) -> bytes:
         return self._length(len(ids)) + struct.pack(f">{len(ids)}i", *ids)
@@ -315,13 +316,4 @@ class MetadataEncoder:
         if text is None:
             return b"\0" if self._flexible else _int16(-1)
         encoded = text.encode()
-        return (_uvarint(len(encoded) + 1) if self._flexible else _int16(len(encoded))) + encoded
-
-
-def _uvarint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+        return (uvarint(len(encoded) + 1) if self._flexible else _int16(len(encoded))) + encoded

@@ -1,0 +1,106 @@
+"""What each member of a group of the consumer protocol is to use: the group's epoch, its target, and the way there.
+
+Owns when the epoch goes up and a target is computed, which is at most once an interval (KIP-1263). What goes to whom is
+an assignor's (`consumer_assignors`, `consumer_uniform`), a member's next step `consumer_reconcile`'s. Never changes who
+is a member, or what it subscribes to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fenceline.groups import consumer_records as records
+from fenceline.groups.clock import Now
+from fenceline.groups.consumer_assignors import MemberWish
+from fenceline.groups.consumer_change import Change
+from fenceline.groups.consumer_model import ConsumerMember, MemberState, Partitions
+from fenceline.groups.consumer_reconcile import Aim, next_step
+from fenceline.groups.consumer_topics import topic_ids
+from fenceline.groups.consumer_uniform import ASSIGNORS
+from fenceline.groups.timers import TimerKind
+
+if TYPE_CHECKING:
+    from fenceline.groups.consumer_groups import ConsumerGroups
+
+
+class Targets:
+    """Of the groups of one shard."""
+
+    __slots__ = ("_groups",)
+
+    def __init__(self, groups: ConsumerGroups) -> None:
+        self._groups = groups
+
+    def refresh(self, change: Change, needs_epoch: bool) -> None:
+        """Raise the group's epoch when a subscription has changed, or its topics."""
+        if needs_epoch or self._groups.has_news_of_topics(change.group.group_id):
+            self.raise_epoch(change, needs_epoch)
+            if change.group.has_old_metadata:
+                change.add(records.OldMetadataStored(change.group.group_id, exists=False))
+
+    def raise_epoch(self, change: Change, needs_epoch: bool) -> None:
+        """By one where that is needed, or where the topics are not those of the group's hash any more."""
+        group = change.group
+        found = self._groups.metadata_hash(change)
+        if needs_epoch or found != group.metadata_hash:
+            change.add(records.EpochStored(group.group_id, records.EpochValue(group.epoch + 1, found)))
+
+    def compute(self, change: Change, now: Now) -> None:
+        """Ask the assignor where the group is ahead of its target, unless it was asked just now."""
+        group = change.group
+        if group.epoch <= group.assignment_epoch:
+            return
+        groups = self._groups
+        interval_ms = groups.assignment_interval_ms(group.group_id)
+        if group.assigned_at_ms and interval_ms and now.wall_ms < group.assigned_at_ms + interval_ms:
+            return
+        settings, image = groups.settings, groups.image
+        name = group.preferred_assignor()
+        assignor = ASSIGNORS[name if name in settings.assignors else settings.assignors[0]]
+        wishes = [
+            MemberWish(
+                member_id,
+                member.instance_id,
+                frozenset(topic_ids(group.subscription_of(member), image)),
+                group.target_of(member_id),
+            )
+            for member_id, member in sorted(group.members.items())
+        ]
+        counts = {topic_id: len(image.topics_by_id[topic_id].partitions) for wish in wishes for topic_id in wish.topics}
+        target = assignor(wishes, counts, group.is_homogeneous())
+        for wish in wishes:
+            share = target.get(wish.member_id, {})
+            if group.target.get(wish.member_id) != share:
+                change.add(records.TargetStored(group.group_id, wish.member_id, share))
+        change.add(records.TargetEpochStored(group.group_id, records.TargetEpochValue(group.epoch, now.wall_ms)))
+
+    def reconcile(
+        self,
+        change: Change,
+        member: ConsumerMember,
+        owned: Partitions | None,
+        subscription_changed: bool,
+        now: Now,
+    ) -> ConsumerMember:
+        """The member's next step; it has its rebalance timeout to give up what it must."""
+        group, groups = change.group, self._groups
+        after = next_step(
+            member,
+            Aim(
+                group.assignment_epoch,
+                group.target_of(member.member_id),
+                lambda: topic_ids(group.subscription_of(member), groups.image),
+                lambda topic_id, partition: (topic_id, partition) in group.owners,
+                owned,
+                subscription_changed,
+            ),
+        )
+        if after == member:
+            return member
+        change.add(records.current_stored(group.group_id, after))
+        if not after.uses_classic:
+            if after.state is MemberState.UNREVOKED_PARTITIONS:
+                groups.arm(TimerKind.REBALANCE, group.group_id, after.member_id, now, after.rebalance_timeout_ms)
+            else:
+                groups.shard.disarm(TimerKind.REBALANCE, group.group_id, after.member_id)
+        return after

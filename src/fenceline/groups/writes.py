@@ -1,0 +1,158 @@
+"""The writes of one partition of `__consumer_offsets` that are under way, and who waits for them.
+
+Owns the order of writes and answers. Never appends by itself: it asks for it with `messages.Append` and is told how it
+went.
+
+Invariants: a change that a client was told of is in the log; a write that the log refused leaves no trace in the
+offsets; an answer that depends on a write goes out when that write is settled, never before. Who has waited too long
+is told to try again (`late`), and the write stays under way: whether it is committed is the log's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from fenceline.errors import ErrorCode
+from fenceline.groups import records
+from fenceline.groups.clock import Now
+from fenceline.groups.messages import Append, KeyValue, Outcome, Ticket
+from fenceline.groups.model import Group
+
+if TYPE_CHECKING:
+    from fenceline.groups.shard import Shard
+
+Settled: TypeAlias = Callable[[ErrorCode, Now], None]
+"""Called once when a write is committed (NONE) or refused; for who waits for an answer also when it takes too long."""
+Quiet: TypeAlias = Callable[[ErrorCode], None]
+"""Called once when no write is under way any more, or with the error when that can not be waited for."""
+
+_ANSWER_TO_REFUSAL: Final[Mapping[ErrorCode, ErrorCode]] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
+"""Clients of coordinators do not expect a log's errors; this is what Kafka's coordinators say instead."""
+
+
+def nobody(error: ErrorCode, now: Now) -> None:
+    """Waits for a write."""
+
+
+@dataclass(slots=True)
+class _Write:
+    """What waits for one append."""
+
+    settled: list[Settled]
+    """Who waits for an answer."""
+    decided: Settled | None = None
+    """What has to follow from the log's decision, however long that takes."""
+    quiet: list[Quiet] = field(default_factory=list)
+
+
+class Writes:
+    """Of one shard."""
+
+    def __init__(self, shard: Shard, take_write_id: Callable[[], int]) -> None:
+        self._shard = shard
+        self._take_write_id = take_write_id
+        self._open: dict[int, _Write] = {}
+        """Under way, oldest first."""
+        self.count = 0
+        """That were begun."""
+
+    def begin(self, batch: Sequence[KeyValue], settled: Settled = nobody, decided: Settled | None = None) -> int:
+        """Ask for one append; `settled` answers whoever waits for it, `decided` hears the log's word. The write id."""
+        shard = self._shard
+        write_id = self._take_write_id()
+        self._open[write_id] = _Write([settled], decided)
+        self.count += 1
+        shard.duties.append(Append(shard.partition, shard.epoch, write_id, tuple(batch)))
+        return write_id
+
+    def store_group(
+        self,
+        group: Group,
+        settled: Settled = nobody,
+        assignments: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Store a group. `assignments` are those to store when they are not the members' own yet."""
+        self.begin((records.group_record(group, assignments),), settled)
+
+    def store_new_group(self, group: Group) -> None:
+        """Store that the group exists; nobody waits for it."""
+        self.begin((records.new_group_record(group),))
+
+    def answer_with_newest(self, ticket: Ticket, outcome: Outcome, refusal: Callable[[ErrorCode], Outcome]) -> None:
+        """Answer when the newest write is settled; with `refusal` when the log refuses it."""
+        self._newest().settled.append(
+            lambda error, now: self._shard.answer(ticket, refusal(error) if error else outcome)
+        )
+
+    def committed(self, write_id: int, now: Now) -> None:
+        """The write is committed. A write that is not known here is an old one: ignored."""
+        self._settle(write_id, ErrorCode.NONE, now)
+
+    def refused(self, write_id: int, code: ErrorCode, now: Now) -> None:
+        """The log refused the write with this code."""
+        self._settle(write_id, _ANSWER_TO_REFUSAL.get(code, code), now)
+
+    def late(self, write_id: int, now: Now) -> None:
+        """The write is in the log and not committed for too long: who waits for it may ask again."""
+        write = self._open.get(write_id)
+        if write is None:
+            return
+        error = _ANSWER_TO_REFUSAL[ErrorCode.REQUEST_TIMED_OUT]
+        settled, write.settled = write.settled, []
+        quiet, write.quiet = write.quiet, []
+        for each in settled:
+            each(error, now)
+        for waiter in quiet:
+            waiter(error)
+
+    def when_all_is_settled(self, quiet: Quiet) -> bool:
+        """Call `quiet` when the writes under way are settled; False, and nothing is called, when there are none."""
+        if not self._open:
+            return False
+        self._newest().quiet.append(quiet)
+        return True
+
+    def give_up(self, now: Now) -> None:
+        """Another broker coordinates the partition: who waits is sent there, what the log decides changes nothing."""
+        writes, self._open = self._open, {}
+        for write in writes.values():
+            for settled in write.settled:
+                settled(ErrorCode.NOT_COORDINATOR, now)
+            for quiet in write.quiet:
+                quiet(ErrorCode.NOT_COORDINATOR)
+
+    def _newest(self) -> _Write:
+        return self._open[next(reversed(self._open))]
+
+    def _settle(self, write_id: int, error: ErrorCode, now: Now) -> None:
+        write = self._open.pop(write_id, None)
+        if write is None:
+            return
+        if error is ErrorCode.NONE:
+            self._shard.offsets.settle(write_id)
+        else:
+            self._shard.offsets.undo(write_id)
+        if write.decided is not None:
+            write.decided(error, now)
+        for settled in write.settled:
+            settled(error, now)
+        self._settle_quiet(write)
+
+    def _settle_quiet(self, write: _Write) -> None:
+        if self._open and write.quiet:
+            # Writes settle in the order of the log; should one before still be open, its end is what to wait for.
+            self._newest().quiet.extend(write.quiet)
+            return
+        for quiet in write.quiet:
+            quiet(ErrorCode.NONE)

@@ -1,0 +1,143 @@
+"""Where recovery lets a log end: whether it may be cut there, and where what is cut goes.
+
+Owns the order: the note first (`recovery_note`), then the evidence, then the cut. Never cuts what had been safe on the
+disk, below the recovery point or after a clean stop: that is `CorruptLog`. What is cut goes into the partition's
+`lost+found`, unless it is the torn end of one write, with nothing whole behind it. A log that is fsynced before it
+counts (`only_torn`) is not cut before a whole batch, which may have been acknowledged, unless `before_cut` has seen to
+that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fenceline.errors import OperatorError
+from fenceline.log.disk import Disk
+from fenceline.log.errors import CorruptLog
+from fenceline.log.lost_and_found import EVIDENCE_DIR, evidence_in, keep_file, keep_tail
+from fenceline.log.lost_batches import Piece, count_lost
+from fenceline.log.recovery_note import RecoveryNote, write_note
+from fenceline.log.scan import LOOK_BEHIND_BYTES, BadBatch, next_whole_batch
+from fenceline.log.segment import Segment
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening a log did. `evidence` are the files that now hold what was cut."""
+
+    clean: bool
+    scanned_bytes: int = 0
+    torn_bytes: int = 0
+    """The torn end of one write, with nothing whole behind it."""
+    cut_bytes: int = 0
+    """All else that is gone from the log."""
+    reason: str = ""
+    evidence: list[str] = field(default_factory=list)
+
+
+class Cutting:
+    """Of one log, as it is opened; its `report` says what was done. For the other arguments see `recovery.load`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        recovery_point: int,
+        clean: bool,
+        now_ms: int,
+        only_torn: bool,
+        before_cut: Callable[[CorruptLog], None] | None,
+        report: RecoveryReport,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._recovery_point = recovery_point
+        self._clean = clean
+        self._now_ms = now_ms
+        self._only_torn = only_torn
+        self._before_cut = before_cut
+        self._report = report
+
+    def cut(self, segments: list[Segment], number: int, end: int, bad: BadBatch) -> None:
+        """The log ends at offset `end`, inside of segment `number`: keep the evidence, drop what follows.
+
+        Raises CorruptLog, OperatorError, OSError, what `before_cut` raises.
+        """
+        segment = segments[number]
+        if self._clean or end < self._recovery_point:
+            known = "after a clean stop" if self._clean else f"below the recovery point {self._recovery_point}"
+            raise CorruptLog(
+                segment.path,
+                bad.position,
+                f"{bad.reason} (offset {end}, {known}: these bytes had been safe on the disk)",
+                restore_advice("partition"),
+            )
+        following = segments[number + 1 :]
+        whole_follows = any(later.size_bytes for later in following) or _whole_follows(segment, bad.position)
+        if self._only_torn and whole_follows:
+            damage = CorruptLog(
+                segment.path,
+                bad.position,
+                f"{bad.reason}, and whole batches follow (offset {end})",
+                restore_advice("partition"),
+            )
+            if self._before_cut is None:
+                raise damage
+            self._before_cut(damage)
+        report = self._report
+        report.reason = f"{segment.path}: at byte {bad.position}: {bad.reason}"
+        found = self._disk.stat(segment.path)
+        tail_bytes = (found.size_bytes if found is not None else bad.position) - bad.position
+        if not self._only_torn:
+            pieces = [Piece(segment.path, bad.position, bad.position + tail_bytes)]
+            pieces += [Piece(later.path, 0, later.size_bytes) for later in following]
+            lost = count_lost(self._disk, pieces, start_offset=end)
+            torn = bad.torn and not whole_follows
+            others = tuple(evidence_in(self._disk, self._directory))
+            write_note(self._disk, self._directory, RecoveryNote(lost, report.reason, torn, self._now_ms, others))
+        if bad.torn and not whole_follows:
+            report.torn_bytes += tail_bytes
+        elif tail_bytes:
+            report.cut_bytes += tail_bytes
+            kept = keep_tail(self._disk, self._directory, segment.path, bad.position)
+            if self._only_torn and whole_follows and not kept:
+                raise OperatorError(
+                    f"{segment.path}: what follows byte {bad.position} can not be kept in {EVIDENCE_DIR}, so it is not"
+                    " cut.",
+                    "Make room on the disk, and check that it is healthy; then start the node again.",
+                )
+            report.evidence += kept
+        for later in following:
+            report.cut_bytes += later.size_bytes
+            report.evidence += keep_file(self._disk, self._directory, later.path)
+            later.delete_index_files()
+        del segments[number + 1 :]
+        fd = self._disk.open_append(segment.path)
+        try:
+            self._disk.truncate(fd, bad.position)
+            self._disk.fsync(fd)
+        finally:
+            self._disk.close(fd)
+        self._disk.fsync_dir(self._directory)
+        segment.size_bytes = bad.position
+        segment.sealed = False
+        segment.indexes_saved = False
+
+
+def _whole_follows(segment: Segment, position: int) -> bool:
+    """Whether a batch that was written whole lies behind a bad place of a file; looked for within bounds."""
+    fd = segment.disk.open_read(segment.path)
+    try:
+        return next_whole_batch(segment.disk, fd, position, position + 1 + LOOK_BEHIND_BYTES) is not None
+    finally:
+        segment.disk.close(fd)
+
+
+def restore_advice(what: str) -> str:
+    """What an operator can do for a "segment" or "partition" whose damage recovery does not cut away."""
+    return (
+        f"This partition is offline, the others are served. Restore the {what} from another replica or a backup; or, "
+        "to go on without the damaged part, stop the node, move the partition's directory away and start again: "
+        "what it holds is then lost to this node."
+    )

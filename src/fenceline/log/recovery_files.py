@@ -1,0 +1,100 @@
+"""The files of a partition's directory as recovery finds them: what a crash left half done, and the segments.
+
+Owns which files stay, and where a segment's own index lets its scan begin. Never reads a record, and cuts nothing off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left
+
+from fenceline.errors import PeerError
+from fenceline.log.compaction_swap import finish_swaps
+from fenceline.log.disk import Disk, read_file
+from fenceline.log.file_names import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIXES,
+    LOG_SUFFIX,
+    OFFSET_DIGITS,
+    segment_bases,
+)
+from fenceline.log.index import OffsetIndex, TimeIndex
+from fenceline.log.segment import MAX_RELATIVE_OFFSET, Segment
+from fenceline.records.batch import BATCH_OVERHEAD, peek_header
+
+
+def tidy(disk: Disk, directory: str) -> set[str]:
+    """Finish what a crash has left half done, remove what only that left behind; the names that stay."""
+    kept: set[str] = set()
+    for name in finish_swaps(disk, directory, disk.listdir(directory)):
+        path = f"{directory}/{name}"
+        if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(path)
+        else:
+            kept.add(name)
+    for name in [name for name in kept if name.endswith(INDEX_SUFFIXES) and name[:OFFSET_DIGITS].isdigit()]:
+        if name[:OFFSET_DIGITS] + LOG_SUFFIX not in kept:
+            kept.discard(name)
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(f"{directory}/{name}")
+    return kept
+
+
+def segments_of(disk: Disk, directory: str, names: set[str], now_ms: int) -> list[Segment]:
+    """The segments of these files, in order. Nothing is read: each is taken to end where its file does."""
+    segments: list[Segment] = []
+    for base in segment_bases(names):
+        segment = Segment(disk, directory, base, now_ms)
+        found = disk.stat(segment.path)
+        if found is None:
+            raise FileNotFoundError(2, "segment vanished", segment.path)
+        segment.size_bytes = found.size_bytes
+        segment.created_ms = min(found.modified_ms, now_ms)
+        segment.index = segment.time_index = None
+        segment.aborted = None if f"{base:0{OFFSET_DIGITS}d}.txnindex" in names else []
+        segment.indexes_saved = True
+        if segments:
+            segments[-1].next_offset = base
+            segments[-1].sealed = True
+        segments.append(segment)
+    return segments
+
+
+def resume(segment: Segment, start_offset: int) -> tuple[int, int]:
+    """Where scanning may start inside of a segment: (position, offset of the batch there). Loads the index so far.
+
+    Only an index whose last kept entry meets the very batch that it names is believed. Raises OSError.
+    """
+    disk = segment.disk
+    segment.index, segment.time_index = OffsetIndex(), TimeIndex()
+    segment.bytes_since_index = 0
+    content = read_file(disk, segment.stem + ".index")
+    times = read_file(disk, segment.stem + ".timeindex")
+    index = OffsetIndex.decode(content) if content else None
+    time_index = TimeIndex.decode(times) if times is not None else None
+    if index is None or time_index is None:
+        return 0, segment.base_offset
+    keep = bisect_left(index.offsets, min(start_offset - segment.base_offset, MAX_RELATIVE_OFFSET))
+    keep = min(keep, bisect_left(index.positions, max(0, segment.size_bytes - BATCH_OVERHEAD)))
+    if keep == 0:
+        return 0, segment.base_offset
+    relative, position = index.offsets[keep - 1], index.positions[keep - 1]
+    fd = disk.open_read(segment.path)
+    try:
+        first = peek_header(disk.pread(fd, BATCH_OVERHEAD, 0))
+        header = peek_header(disk.pread(fd, BATCH_OVERHEAD, position))
+    except PeerError:
+        return 0, segment.base_offset
+    finally:
+        disk.close(fd)
+    if header.last_offset != segment.base_offset + relative or header.base_offset < segment.base_offset:
+        return 0, segment.base_offset
+    del index.offsets[keep:], index.positions[keep:]
+    time_index.truncate_to_offset(relative + 1)
+    segment.index, segment.time_index = index, time_index
+    segment.first_timestamp_ms = first.max_timestamp
+    segment.max_timestamp_ms, at = time_index.last
+    segment.max_timestamp_offset = segment.base_offset + at if segment.max_timestamp_ms >= 0 else -1
+    return position, header.base_offset
