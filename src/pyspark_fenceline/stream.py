@@ -34,6 +34,7 @@ from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import History
 from pyspark_fenceline.offsets import Position, SourceOffset, Unresolved, by_topic, decode
 from pyspark_fenceline.options import ReadOptions
+from pyspark_fenceline.patience import with_retries
 from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
 from pyspark_fenceline.policy import settle
 from pyspark_fenceline.ranges import (
@@ -44,7 +45,6 @@ from pyspark_fenceline.ranges import (
     resolve,
     subscribed,
     take_snapshot,
-    with_retries,
 )
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
 
@@ -249,8 +249,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             held,
             look,
             self._history,
-            attempts=self._options.fetch_retries,
-            interval_ms=self._options.fetch_retry_interval_ms,
+            attempts=self._options.patience.attempts,
+            interval_ms=self._options.patience.interval_ms,
         )
 
     def _initial_offset(self, snapshot: Snapshot) -> SourceOffset:
@@ -317,9 +317,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # Connection -------------------------------------------------------------------------------------------------
 
     def _retrying(self, work: Callable[[], T]) -> T:
-        return with_retries(
-            work, attempts=self._options.fetch_retries, interval_ms=self._options.fetch_retry_interval_ms
-        )
+        return with_retries(work, self._options.patience)
 
     @property
     def _cluster(self) -> Cluster:
