@@ -181,8 +181,11 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             comparison = Comparison(held.positions, held.losses)
         else:
             snapshot, comparison = self._compare(held, lambda: self._look(held))
-            if self._last_batch is not None and LossKind.LOG_TRUNCATED in self._options.policy.tolerated:
-                comparison = self._last_batch.with_what_was_left_out(held, comparison, snapshot)
+            if self._last_batch is not None:
+                tolerated = self._options.policy.tolerated
+                if LossKind.LOG_TRUNCATED in tolerated:
+                    comparison = self._last_batch.with_what_was_left_out(held, comparison, snapshot)
+                comparison = self._last_batch.with_what_is_untold(held, comparison, snapshot, tolerated)
             settle(comparison.losses, self._options.policy)
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
