@@ -89,7 +89,7 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
                 attempts.begin_anew()
             if isinstance(error, BrokersUnreachable) or _is_away(error, left):
                 attempts.bear(error)
-                waiting = left
+                waiting = [one for one in left if one.record_count > 0]
             else:
                 troubles += 1
                 waiting = _after(error, left, plan, troubles)

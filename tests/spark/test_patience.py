@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from fenceline.client.errors import BrokersUnreachable, ClientError, ConnectionLost, TimedOut
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline import connect, delta_evidence, patience
+from pyspark_fenceline import connect, delta_evidence
 from pyspark_fenceline.cluster import TopicFacts
 from pyspark_fenceline.delta_options import delta_options
 from pyspark_fenceline.given_options import GivenOptions
@@ -71,7 +72,7 @@ def test_what_no_attempt_would_mend_is_raised_at_once() -> None:
 
 def test_there_is_a_pause_between_two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(patience.time, "sleep", pauses.append)
+    monkeypatch.setattr(time, "sleep", pauses.append)
     with_retries(failing(2, LOST), Patience(3, 250))
     assert pauses == [0.25, 0.25]
 
