@@ -19,6 +19,7 @@ from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.filters import Narrowing, narrowing_of
 from pyspark_fenceline.history import History
 from pyspark_fenceline.options import ReadOptions
+from pyspark_fenceline.patience import with_retries
 from pyspark_fenceline.planning import OffsetRange, plan_tasks
 from pyspark_fenceline.policy import settle
 from pyspark_fenceline.ranges import (
@@ -28,7 +29,6 @@ from pyspark_fenceline.ranges import (
     resolve,
     subscribed,
     take_snapshot,
-    with_retries,
 )
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
 
@@ -53,9 +53,7 @@ class FencelineReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         cluster = self._cluster or connect(options.client)
-        ranges, topic_ids = with_retries(
-            lambda: self._ranges(cluster), attempts=options.fetch_retries, interval_ms=options.fetch_retry_interval_ms
-        )
+        ranges, topic_ids = with_retries(lambda: self._ranges(cluster), options.patience)
         tasks = plan_tasks(
             ranges,
             min_partitions=options.min_partitions,

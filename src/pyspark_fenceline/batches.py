@@ -1,18 +1,26 @@
 """What one micro-batch reads between two offsets, and what it may have left out.
 
 Owns where a batch begins (its end says so, when a loss went before it), how far it is read when its end is not in the
-log any more, and the memory of that for the next plan. Pure: comparisons with the logs come in. Never ends a query.
+log any more, and the memory of that for the next plan. The end of a batch is fixed before Spark asks for its tasks
+(`pyspark.md` S8), so what is lost after that is told by the next plan's offset. Pure: comparisons with the logs come
+in. Never ends a query.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.offsets import Position, SourceOffset
 from pyspark_fenceline.planning import OffsetRange
 from pyspark_fenceline.ranges import Comparison, Snapshot, range_between
+
+_SKIPPED: Final = (LossKind.TOPIC_RECREATED, LossKind.PARTITIONS_GONE)
+"""Losses of which a batch leaves out all that it was to read of the partition."""
+_MET_BY_TASKS: Final = frozenset({LossKind.TOPIC_RECREATED, LossKind.OFFSETS_EXPIRED})
+"""Losses of which a task leaves out what it had not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,11 @@ class PlannedBatch:
     losses: list[Loss]
     unsettled: dict[TopicPartition, _Planned]
     """Partitions of which it is not known yet that all was read."""
+    end: SourceOffset
+    untold: list[Loss] = field(default_factory=list)
+    """Those of `losses` that the next plan would not find, or not from where they begin."""
+    being_read: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
+    """Ranges that had not all been read, as far as is known, when the logs were looked at last."""
 
     def with_what_was_left_out(self, held: SourceOffset, comparison: Comparison, snapshot: Snapshot) -> Comparison:
         """The next plan's comparison; it goes back further where this batch was not read to its end, or may not have
@@ -75,6 +88,79 @@ class PlannedBatch:
             )
         return Comparison(positions, list(losses.values()))
 
+    def with_what_is_untold(
+        self, held: SourceOffset, comparison: Comparison, snapshot: Snapshot, tolerated: frozenset[LossKind]
+    ) -> Comparison:
+        """The next plan's comparison and what this batch was to read and could not, which no offset tells of yet.
+
+        A task has no way to tell the driver what it has left out. But it leaves out nothing that the log still holds at
+        the first look after the batch: what has gone by then is told, as records that may have been read before.
+        """
+        if held != self.end:
+            return comparison
+        positions = dict(comparison.positions)
+        found = {TopicPartition(loss.topic, loss.partition): loss for loss in comparison.losses}
+        late: list[Loss] = []
+        for loss in self.untold:
+            tp = TopicPartition(loss.topic, loss.partition)
+            newer = found.get(tp)
+            if newer is not None and _is_one(loss, newer):
+                found[tp] = replace(newer, offset=loss.offset, leader_epoch=loss.leader_epoch)
+            elif loss.kind in _SKIPPED and tp in positions:
+                # Brokers knew less of it than they do now, and nothing of it was read.
+                begin = max(loss.offset, snapshot.starts[tp])
+                if begin < positions[tp].offset:
+                    positions[tp] = held.positions[tp].at(begin)
+                late.append(replace(loss, resume_offset=positions[tp].offset))
+                if newer is not None:
+                    found[tp] = replace(newer, resume_offset=positions[tp].offset)
+            else:
+                late.append(_told_late(loss, held))
+        for tp, planned in list(self.being_read.items()):
+            newer = found.get(tp)
+            has_expired = planned.start_offset < snapshot.starts.get(tp, 0)
+            if newer is not None and newer.kind in _MET_BY_TASKS & tolerated:
+                found[tp] = replace(
+                    newer,
+                    offset=planned.start_offset,
+                    leader_epoch=planned.start_epoch,
+                    maybe_read_to=planned.end_offset_exclusive,
+                )
+            elif has_expired and LossKind.OFFSETS_EXPIRED in tolerated:
+                start = snapshot.starts[tp]
+                loss = Loss(
+                    LossKind.OFFSETS_EXPIRED,
+                    tp.topic,
+                    tp.partition,
+                    planned.start_offset,
+                    planned.start_epoch,
+                    log_start_offset=start,
+                    log_end_offset=snapshot.ends[tp].offset,
+                    topic_id=held.topic_ids.get(tp.topic),
+                    found_topic_id=snapshot.topic_ids.get(tp.topic),
+                    resume_offset=start,
+                    current_leader_epoch=snapshot.ends[tp].leader_epoch,
+                    maybe_read_to=min(start, planned.end_offset_exclusive),
+                )
+                late.append(_told_late(loss, held))
+            else:
+                # What goes from now on was read before.
+                del self.being_read[tp]
+        return Comparison(positions, [*found.values(), *late])
+
+
+def _is_one(loss: Loss, newer: Loss) -> bool:
+    """Whether the next plan has found the rest of what a batch has lost."""
+    if newer.kind is LossKind.OFFSETS_EXPIRED:
+        return loss.kind is newer.kind and loss.log_start_offset >= newer.offset
+    return loss.kind in _SKIPPED and newer.kind in _SKIPPED
+
+
+def _told_late(loss: Loss, held: SourceOffset) -> Loss:
+    """A loss below the position of the query, which stays where it is."""
+    position = held.positions[TopicPartition(loss.topic, loss.partition)]
+    return replace(loss, resume_offset=min(loss.resume_offset, position.offset))
+
 
 def beginning(first: SourceOffset, last: SourceOffset) -> SourceOffset:
     """Where the batch between two offsets begins: at `first`, but for what was lost before it was planned.
@@ -85,7 +171,9 @@ def beginning(first: SourceOffset, last: SourceOffset) -> SourceOffset:
     ids = dict(first.topic_ids)
     for loss in last.losses:
         tp = TopicPartition(loss.topic, loss.partition)
-        if tp in last.positions:
+        before = first.positions.get(tp)
+        is_late = loss.kind is LossKind.OFFSETS_EXPIRED and before is not None and before.offset >= loss.resume_offset
+        if tp in last.positions and not is_late:
             end = last.positions[tp]
             # Where it stands still the end is the place itself.
             kept[tp] = end.at(min(loss.resume_offset, end.offset))
@@ -109,9 +197,19 @@ def plan_batch(
         if loss.kind is not LossKind.OFFSETS_EXPIRED
     }
     # What is lost below the start as well is told once.
-    losses = [*at_start.values(), *(loss for tp, loss in at_end.items() if tp not in at_start)]
-    batch = PlannedBatch([], losses, {})
+    losses = [*at_start.values()]
+    for tp, loss in at_end.items():
+        if tp not in at_start:
+            place = begins.positions.get(tp, Position(0))
+            is_skipped = loss.kind in _SKIPPED
+            losses.append(replace(loss, offset=place.offset, leader_epoch=place.leader_epoch) if is_skipped else loss)
+    # A truncation is found again by the next plan, which goes back to it.
+    untold = [loss for loss in losses if loss.kind is not LossKind.LOG_TRUNCATED]
+    batch = PlannedBatch([], losses, {}, last, untold)
+    skipped = {TopicPartition(loss.topic, loss.partition) for loss in losses if loss.kind in _SKIPPED}
     for tp, log_end in snapshot.ends.items():
+        if tp in skipped:
+            continue
         end = read_to = last.positions[tp]
         # A partition that is new in this batch is read from its offset 0.
         position = begins.positions.get(tp, Position(0))
@@ -126,4 +224,5 @@ def plan_batch(
             batch.unsettled[tp] = _Planned(position, read_to, end, log_end.leader_epoch)
         if read_to.offset > position.offset:
             batch.ranges.append(range_between(tp, position, read_to))
+            batch.being_read[tp] = batch.ranges[-1]
     return batch

@@ -144,7 +144,7 @@ class _TaskWriter:
         spans = [span for file in files for span in file.spans]
         own = {span.topic_partition for span in spans}
         known = {tp: epoch for tp, epoch in (self.known or {}).items() if is_first or tp in own}
-        return gather(self.options.client, spans, known)
+        return gather(self.options.client, spans, known, self.options.patience)
 
     def commit(
         self,

@@ -37,6 +37,7 @@ from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions
 from pyspark_fenceline.delta_schema import delta_schema, fit, new_columns, new_shape
 from pyspark_fenceline.delta_state import KEY
 from pyspark_fenceline.log_matching import LogView
+from pyspark_fenceline.patience import with_retries
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -197,8 +198,9 @@ def _views(options: DeltaOptions, partitions: Iterable[TopicPartition]) -> Mappi
     from pyspark_fenceline.delta_evidence import views_of
     from pyspark_fenceline.log_view import existing
 
-    assert options.client is not None, "only a table that is compared with the log needs histories"
-    return views_of(options.client).of(existing(connect(options.client), partitions))
+    client, wanted = options.client, set(partitions)
+    assert client is not None, "only a table that is compared with the log needs histories"
+    return with_retries(lambda: views_of(client).of(existing(connect(client), wanted)), options.patience)
 
 
 def _say(options: DeltaOptions, change: Change) -> None:

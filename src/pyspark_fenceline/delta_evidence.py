@@ -17,6 +17,7 @@ from pyspark_fenceline import connect
 from pyspark_fenceline.delta_index import Span
 from pyspark_fenceline.log_matching import UNKNOWN_EPOCH, LogView
 from pyspark_fenceline.log_view import CAN_NOT_SEE, Views, ends_of, existing
+from pyspark_fenceline.patience import USUAL, Patience, with_retries
 
 _log = logging.getLogger("pyspark_fenceline")
 
@@ -44,15 +45,26 @@ def views_of(client: Mapping[str, str]) -> Views:
     return _kept[key]
 
 
-def gather(client: Mapping[str, str], spans: Iterable[Span], known: Mapping[TopicPartition, int]) -> Evidence:
+def gather(
+    client: Mapping[str, str],
+    spans: Iterable[Span],
+    known: Mapping[TopicPartition, int],
+    patience: Patience = USUAL,
+) -> Evidence:
     """Ask about the partitions of `spans`, and of `known` (partition -> leader epoch that the table was compared
-    with). Raises what the brokers refused.
+    with). Raises what the brokers refused, or `BrokersUnreachable`.
     """
     written: dict[TopicPartition, set[int]] = {}
     for span in spans:
         written.setdefault(span.topic_partition, set()).add(span.epoch)
     if not written and not known:
         return Evidence()
+    return with_retries(lambda: _ask(client, written, known), patience)
+
+
+def _ask(
+    client: Mapping[str, str], written: Mapping[TopicPartition, set[int]], known: Mapping[TopicPartition, int]
+) -> Evidence:
     cluster = connect.connect(client)
     found = existing(cluster, {*written, *known})
     ends = ends_of(cluster, found)

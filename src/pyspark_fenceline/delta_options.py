@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from fenceline.errors import OperatorError
+from pyspark_fenceline.given_options import GivenOptions
+from pyspark_fenceline.patience import USUAL, Patience, patience_of
 
 CODECS: Final = ("snappy", "zstd", "gzip", "lz4", "none")
 _REFUSED: Final = {
@@ -43,6 +45,8 @@ class DeltaOptions:
     """Properties of the client where the table is compared with the log, else None."""
     on_recreated: str = "fail"
     merge_schema: bool = False
+    patience: Patience = USUAL
+    """With brokers that are asked about the log and do not answer."""
     checkpoint: str | None = None
     """Of the query that writes, where it has named one: its directory, or the address in an object store."""
 
@@ -82,6 +86,7 @@ def delta_options(options: Mapping[str, str]) -> DeltaOptions:
         client=_client(given),
         on_recreated=on_recreated,
         merge_schema=_boolean(given, "mergeSchema", default=False),
+        patience=patience_of(GivenOptions(options)),
         checkpoint=_local(given.get("checkpointlocation", "").strip()) or None,
     )
 

@@ -44,7 +44,8 @@ class Loss:
     holds now. `resume_offset`: where a query that is told to go on does so, never above the first record that it has
     not read as the log holds it (-1: nowhere). The cluster's ids are there where they differ.
     `current_leader_epoch`: the leader's own when the loss was found; offsets that tell of two losses at one place
-    differ by it (S4).
+    differ by it (S4). `maybe_read_to`: it happened while a batch was being read, so that records from `offset` up to
+    here (exclusive) may have been read before (-1: none of them).
     """
 
     kind: LossKind
@@ -62,9 +63,16 @@ class Loss:
     cluster_id: str | None = None
     found_cluster_id: str | None = None
     current_leader_epoch: int = -1
+    maybe_read_to: int = -1
 
     def sentence(self) -> str:
         """What happened to this partition, for a person."""
+        doubt = (
+            f"; it happened while a batch was being read, which may have read those below {self.maybe_read_to} before"
+        )
+        return self._sentence() + (doubt if self.maybe_read_to > self.offset else "")
+
+    def _sentence(self) -> str:
         name = f"{self.topic}-{self.partition}"
         match self.kind:
             case LossKind.LOG_TRUNCATED:

@@ -28,8 +28,9 @@ from pyspark_fenceline import connect, workers
 from pyspark_fenceline.cluster import Cluster
 from pyspark_fenceline.given_options import GivenOptions
 from pyspark_fenceline.options import client_properties
+from pyspark_fenceline.patience import USUAL, with_retries
 from pyspark_fenceline.planning import OffsetRange
-from pyspark_fenceline.ranges import take_snapshot, with_retries
+from pyspark_fenceline.ranges import take_snapshot
 from pyspark_fenceline.schema import arrow_schema
 from pyspark_fenceline.tasks import RangesPartition
 
@@ -60,8 +61,6 @@ SCHEMA: Final = StructType(
         StructField("group", StringType()),
     ]
 )
-_LOOKS: Final = 3
-_BETWEEN_LOOKS_MS: Final = 1000
 
 
 class LossesReader(DataSourceReader):
@@ -79,11 +78,7 @@ class LossesReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         cluster = self._cluster or connect.connect(self._client)
-        snapshot = with_retries(
-            lambda: take_snapshot(cluster, cluster.topics([LOSSES_TOPIC])),
-            attempts=_LOOKS,
-            interval_ms=_BETWEEN_LOOKS_MS,
-        )
+        snapshot = with_retries(lambda: take_snapshot(cluster, cluster.topics([LOSSES_TOPIC])), USUAL)
         ranges = [OffsetRange(tp, start, snapshot.ends[tp].offset) for tp, start in snapshot.starts.items()]
         return [RangesPartition(tuple(one for one in ranges if one.record_count > 0), snapshot.topic_ids)]
 

@@ -27,6 +27,7 @@ from pyspark_fenceline.bounds import (
     subscription_of,
 )
 from pyspark_fenceline.given_options import GivenOptions, duration_ms
+from pyspark_fenceline.patience import USUAL, Patience, patience_of
 from pyspark_fenceline.policy import STRICT, LossPolicy, policy_of
 
 _log = logging.getLogger("pyspark_fenceline")
@@ -53,8 +54,7 @@ class ReadOptions:
     max_offsets_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
-    fetch_retries: int = 3
-    fetch_retry_interval_ms: int = 1000
+    patience: Patience = USUAL
     filter_pushdown: bool = False
 
 
@@ -108,8 +108,6 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
     max_partitions = given.positive("maxPartitions", _INT_MAX)
     if min_partitions is not None and max_partitions is not None and min_partitions > max_partitions:
         raise OperatorError(f"minPartitions({min_partitions}) is higher than maxPartitions({max_partitions})")
-    retries = given.positive("fetchOffset.numRetries", _INT_MAX)
-    interval = given.positive("fetchOffset.retryIntervalMs", _INT_MAX, low=0)
     fail_on_data_loss = given.boolean("failOnDataLoss", True)
     return ReadOptions(
         subscription=subscription,
@@ -126,8 +124,7 @@ def _without_bounds(given: GivenOptions) -> ReadOptions:
         max_offsets_per_trigger=max_offsets,
         min_offsets_per_trigger=min_offsets,
         max_trigger_delay_ms=DEFAULT_MAX_TRIGGER_DELAY_MS if delay is None else duration_ms(delay, "maxTriggerDelay"),
-        fetch_retries=3 if retries is None else retries,
-        fetch_retry_interval_ms=1000 if interval is None else interval,
+        patience=patience_of(given),
         filter_pushdown=given.boolean("filterPushdown"),
     )
 

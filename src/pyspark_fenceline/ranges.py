@@ -7,15 +7,12 @@ query is decided elsewhere (`policy.settle`).
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from fenceline.client.errors import RETRIABLE, BrokersUnreachable
-from fenceline.errors import OperatorError, PeerError
+from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.bounds import (
     EARLIEST_OFFSET,
@@ -38,9 +35,6 @@ from pyspark_fenceline.history import Diverged, History, Verdict
 from pyspark_fenceline.offsets import Position, SourceOffset
 from pyspark_fenceline.planning import OffsetRange
 
-T = TypeVar("T")
-_log = logging.getLogger("pyspark_fenceline")
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -54,27 +48,6 @@ class Snapshot:
     @property
     def topic_ids(self) -> dict[str, str | None]:
         return {name: facts.id for name, facts in self.topics.items()}
-
-
-def with_retries(work: Callable[[], T], *, attempts: int, interval_ms: int) -> T:
-    """Run `work` again while the cluster changes under it or can not be reached (`fetchOffset.numRetries`,
-    `fetchOffset.retryIntervalMs`)."""
-    for attempt in range(1, attempts + 1):
-        try:
-            return work()
-        except BrokersUnreachable as error:
-            if attempt == attempts:
-                raise BrokersUnreachable(
-                    f"{error.message} (fetchOffset.numRetries: {attempts})", error.advice
-                ) from None
-            trouble: Exception = error
-        except PeerError as error:
-            if error.code not in RETRIABLE or attempt == attempts:
-                raise
-            trouble = error
-        _log.warning("looking offsets up failed (attempt %d of %d): %s", attempt, attempts, trouble)
-        time.sleep(interval_ms / 1000)
-    raise AssertionError("unreachable: attempts is at least 1")
 
 
 def subscribed(cluster: Cluster, subscription: Subscription) -> dict[str, TopicFacts]:

@@ -89,4 +89,4 @@ def _plan(options: ReadOptions, schema: StructType, policy: LossPolicy) -> ReadP
     from pyspark_fenceline.tasks import ReadPlan
 
     check_schema(schema, include_headers=options.include_headers, include_leader_epoch=options.include_leader_epoch)
-    return ReadPlan(options.client, schema, policy)
+    return ReadPlan(options.client, schema, policy, options.patience)

@@ -34,6 +34,7 @@ from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import History
 from pyspark_fenceline.offsets import Position, SourceOffset, Unresolved, by_topic, decode
 from pyspark_fenceline.options import ReadOptions
+from pyspark_fenceline.patience import with_retries
 from pyspark_fenceline.planning import OffsetRange, Task, plan_tasks
 from pyspark_fenceline.policy import settle
 from pyspark_fenceline.ranges import (
@@ -44,7 +45,6 @@ from pyspark_fenceline.ranges import (
     resolve,
     subscribed,
     take_snapshot,
-    with_retries,
 )
 from pyspark_fenceline.tasks import RangesPartition, ReadPlan, read_ranges
 
@@ -181,8 +181,11 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             comparison = Comparison(held.positions, held.losses)
         else:
             snapshot, comparison = self._compare(held, lambda: self._look(held))
-            if self._last_batch is not None and LossKind.LOG_TRUNCATED in self._options.policy.tolerated:
-                comparison = self._last_batch.with_what_was_left_out(held, comparison, snapshot)
+            if self._last_batch is not None:
+                tolerated = self._options.policy.tolerated
+                if LossKind.LOG_TRUNCATED in tolerated:
+                    comparison = self._last_batch.with_what_was_left_out(held, comparison, snapshot)
+                comparison = self._last_batch.with_what_is_untold(held, comparison, snapshot, tolerated)
             settle(comparison.losses, self._options.policy)
         starts = {tp: position.offset for tp, position in comparison.positions.items()}
         ends = {tp: max(start, self._readable_end(tp, snapshot)) for tp, start in starts.items()}
@@ -249,8 +252,8 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             held,
             look,
             self._history,
-            attempts=self._options.fetch_retries,
-            interval_ms=self._options.fetch_retry_interval_ms,
+            attempts=self._options.patience.attempts,
+            interval_ms=self._options.patience.interval_ms,
         )
 
     def _initial_offset(self, snapshot: Snapshot) -> SourceOffset:
@@ -317,9 +320,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # Connection -------------------------------------------------------------------------------------------------
 
     def _retrying(self, work: Callable[[], T]) -> T:
-        return with_retries(
-            work, attempts=self._options.fetch_retries, interval_ms=self._options.fetch_retry_interval_ms
-        )
+        return with_retries(work, self._options.patience)
 
     @property
     def _cluster(self) -> Cluster:

@@ -15,16 +15,23 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from fenceline.client.errors import EpochMismatchError, LogTruncationError, OffsetOutOfRangeError, TopicReplacedError
-from fenceline.errors import PeerError
+from fenceline.client.errors import (
+    RETRIABLE,
+    BrokersUnreachable,
+    EpochMismatchError,
+    LogTruncationError,
+    OffsetOutOfRangeError,
+    TopicReplacedError,
+)
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition, encode_uuid
 from pyspark_fenceline import connect, workers
 from pyspark_fenceline.errors import Loss, LossKind
 from pyspark_fenceline.history import Diverged, History, Holds, Verdict
 from pyspark_fenceline.offsets import Position
+from pyspark_fenceline.patience import USUAL, Attempts, Patience, with_retries
 from pyspark_fenceline.planning import OffsetRange, Task
 from pyspark_fenceline.policy import LossPolicy, settle
-from pyspark_fenceline.ranges import with_retries
 from pyspark_fenceline.schema import arrow_schema
 
 if TYPE_CHECKING:
@@ -33,8 +40,9 @@ if TYPE_CHECKING:
 _TROUBLES_A_TASK: Final = 20
 """Losses that one task goes on from; each takes something away, so more of them are a log that changes all the time."""
 _TRIES: Final = 3
-_LOOKS: Final = 5
-_BETWEEN_LOOKS_MS: Final = 500
+_WHILE_A_LEADER_CHANGES: Final = Patience(attempts=5, interval_ms=500)
+_NOT_AWAY: Final = (ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+"""Answers that the client has borne with as long as it is of any use."""
 
 
 class RangesPartition(InputPartition):
@@ -48,37 +56,51 @@ class RangesPartition(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What every task of a query needs: client properties, columns, and which losses end the query."""
+    """What every task of a query needs: client properties, columns, which losses end the query, and how long brokers
+    may be away."""
 
     client: Mapping[str, str]
     schema: StructType
     policy: LossPolicy
+    patience: Patience = USUAL
 
 
 def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the records of one task. Raises `DataLossError`, or what the brokers refused."""
+    """Yield the records of one task. Raises `DataLossError`, what the brokers refused, or `BrokersUnreachable`."""
     if not isinstance(partition, RangesPartition):
         # Spark stands in a partition of its own when a batch query has none.
         return
     target = arrow_schema(plan.schema)
     columns = client_columns(target)
-    waiting, troubles = list(partition.task), 0
+    waiting, troubles, attempts = list(partition.task), 0, Attempts(plan.patience)
     while waiting:
         now, later = _one_of_each_partition(waiting)
-        read_to = {one.topic_partition: one.start_offset for one in now}
+        begins = {one.topic_partition: one.start_offset for one in now}
+        read_to = dict(begins)
         client = connect.reader(plan.client)
         try:
             for batch in connect.read_arrow(client, now, partition.topic_ids, read_to, **columns):
                 yield to_spark(batch, target)
-        except PeerError as error:
+        except (BrokersUnreachable, PeerError) as error:
             # What follows starts with fresh connections and fresh metadata.
             connect.forget("reader", plan.client)
-            troubles += 1
             left = [one.starting_at(read_to[one.topic_partition]) for one in now] + later
-            waiting = _after(error, left, plan, troubles)
+            if read_to != begins:
+                attempts.begin_anew()
+            if isinstance(error, BrokersUnreachable) or _is_away(error, left):
+                attempts.bear(error)
+                waiting = [one for one in left if one.record_count > 0]
+            else:
+                troubles += 1
+                waiting = _after(error, left, plan, troubles)
         else:
             waiting = later
     workers.settle()
+
+
+def _is_away(error: PeerError, left: Sequence[OffsetRange]) -> bool:
+    """Whether the error says nothing of the log: brokers do not answer, or a partition has no leader."""
+    return _loss_of(error, left) is None and error.code in RETRIABLE and error.code not in _NOT_AWAY
 
 
 def _one_of_each_partition(waiting: Sequence[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
@@ -137,7 +159,7 @@ def _where_parted(one: OffsetRange, plan: ReadPlan) -> Verdict:
     def look() -> Verdict:
         return History(cluster).check({tp: end}, cluster.log_ends([tp]))[tp]
 
-    return with_retries(look, attempts=_LOOKS, interval_ms=_BETWEEN_LOOKS_MS)
+    return with_retries(look, _WHILE_A_LEADER_CHANGES)
 
 
 def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from fenceline.testing.waiting import eventually
 from pyspark_fenceline.errors import parse
 from tests.spark.conftest import Broker
 from tests.spark.test_source import batch, drain, rows, stream
+from tests.support.refused_attempts import RefusedAttempts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,8 +61,10 @@ def test_brokers_that_come_back_in_time_are_waited_for(
         query.processAllAvailable()
         broker.admin.close()
         node.stop()
-        # Long enough for the query to miss it; it must not end for that.
-        threading.Event().wait(3)
+        with RefusedAttempts(node.port) as refused:
+            # One look-up may last that long; the query must not end for that.
+            longer_ms = 2 * QUICK["kafka.default.api.timeout.ms"]
+            eventually(lambda: refused.lasted_ms > longer_ms or not query.isActive, "the query to miss its brokers")
         assert query.isActive
         node.start()
         Broker("fenceline", node.bootstrap).produce("t", range(10, 20))

@@ -19,6 +19,7 @@ from pyspark_fenceline.bounds import (
 )
 from pyspark_fenceline.given_options import duration_ms
 from pyspark_fenceline.options import ReadOptions, check_general, read_options, write_options
+from pyspark_fenceline.patience import Patience
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
 
@@ -41,7 +42,7 @@ def test_defaults_are_those_of_sparks_kafka_source() -> None:
     assert (stream.starting, batch.starting, batch.ending) == (Latest(), Earliest(), Latest())
     assert stream.fail_on_data_loss
     assert not stream.include_headers
-    assert (stream.fetch_retries, stream.fetch_retry_interval_ms, stream.max_trigger_delay_ms) == (3, 1000, 900_000)
+    assert (stream.patience, stream.max_trigger_delay_ms) == (Patience(3, 1000), 900_000)
     assert stream.client == {"bootstrap.servers": "localhost:9092"}
 
 

@@ -1,0 +1,314 @@
+"""What a batch loses after its end was fixed, and how the next plan tells of it: a cluster in memory, no Spark session.
+
+`Life` is one life of a query's driver. Spark asks it to plan, then for the batch's tasks; a new life is asked for the
+tasks of the batch that was not committed before it plans anything (`pyspark.md` S8).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from fenceline.ids import TopicPartition
+from pyspark_fenceline import stream
+from pyspark_fenceline.cluster import TopicFacts
+from pyspark_fenceline.errors import DataLossError, LossKind, losses_named
+from pyspark_fenceline.options import read_options
+from pyspark_fenceline.schema import spark_schema
+from pyspark_fenceline.stream import FencelineStreamReader
+from pyspark_fenceline.tasks import RangesPartition, ReadPlan
+from tests.spark.fakes import FakeCluster
+
+Offset = dict[str, Any]
+EXPIRED, RECREATED, GONE = LossKind.OFFSETS_EXPIRED, LossKind.TOPIC_RECREATED, LossKind.PARTITIONS_GONE
+SECOND = TopicPartition("t", 1)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "IDLE_WAIT_MS", 0)
+
+
+class Life:
+    def __init__(self, cluster: FakeCluster, **options: str) -> None:
+        given = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "startingOffsets": "earliest"}
+        parsed = read_options({**given, "fetchOffset.retryIntervalMs": "0", **options}, streaming=True)
+        schema = spark_schema(include_headers=False, include_leader_epoch=False)
+        self._reader = FencelineStreamReader(parsed, ReadPlan(parsed.client, schema, parsed.policy), cluster)
+
+    def plan(self, at: Offset | None = None) -> Offset:
+        """The end of the batch after `at` (None: the first one); `at` itself when none is to run."""
+        start = self._reader.initialOffset() if at is None else at
+        end: Offset = json.loads(json.dumps(self._reader.latestOffset(start, ReadAllAvailable())))
+        return end
+
+    def tasks(self, start: Offset, end: Offset) -> dict[int, tuple[int, int]]:
+        """What the batch's tasks are to read of each partition."""
+        return {
+            one.topic_partition.partition: (one.start_offset, one.end_offset_exclusive)
+            for partition in self._reader.partitions(start, end)
+            if isinstance(partition, RangesPartition)
+            for one in partition.task
+        }
+
+    def first(self) -> Offset:
+        """A first batch, planned and read."""
+        end = self.plan()
+        self._reader.partitions(self._reader.initialOffset(), end)
+        return end
+
+
+def told(offset: Offset) -> list[tuple[LossKind, int, int, int]]:
+    """Of each loss that an offset tells of: kind, where it begins, the log's start, up to where it is in doubt."""
+    return [(loss.kind, loss.offset, loss.log_start_offset, loss.maybe_read_to) for loss in losses_named(offset)]
+
+
+def ends(offset: Offset) -> list[int]:
+    return [place["offset"] for place in offset["topics"]["t"]["partitions"].values()]
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    found = FakeCluster(t=1)
+    found.log("t").append(5)
+    return found
+
+
+@pytest.fixture
+def batch(cluster: FakeCluster) -> tuple[Offset, Offset]:
+    """One that reads 5 to 24, and was not committed when its driver died."""
+    life = Life(cluster)
+    start = life.first()
+    cluster.log("t").append(20)
+    return start, life.plan(start)
+
+
+@pytest.mark.parametrize("options", [{"onExpired": "continue"}, {"failOnDataLoss": "false"}])
+def test_what_expires_before_a_replay_is_told_without_new_records(
+    cluster: FakeCluster, batch: tuple[Offset, Offset], options: dict[str, str]
+) -> None:
+    start, end = batch
+    cluster.log("t").start = 12
+    life = Life(cluster, **options)
+    assert life.tasks(start, end) == {0: (12, 25)}
+    after = life.plan(end)
+    assert told(after) == [(EXPIRED, 5, 12, -1)]
+    assert ends(after) == [25]
+    # Nothing moves for it, nothing is read again, and it is told once.
+    assert life.tasks(end, after) == {}
+    assert life.plan(after) == after
+    cluster.log("t").append(3)
+    later = life.plan(after)
+    assert told(later) == []
+    assert life.tasks(after, later) == {0: (25, 28)}
+
+
+def test_what_expires_before_a_replay_is_told_by_a_batch_with_records(
+    cluster: FakeCluster, batch: tuple[Offset, Offset]
+) -> None:
+    start, end = batch
+    cluster.log("t").start = 12
+    life = Life(cluster, onExpired="continue")
+    life.tasks(start, end)
+    cluster.log("t").append(3)
+    after = life.plan(end)
+    assert (told(after), ends(after)) == ([(EXPIRED, 5, 12, -1)], [28])
+    assert life.tasks(end, after) == {0: (25, 28)}
+    # And when that one is replayed.
+    assert Life(cluster, onExpired="continue").tasks(end, after) == {0: (25, 28)}
+
+
+def test_what_expires_beyond_a_replayed_batch_is_told_from_the_beginning_of_it(
+    cluster: FakeCluster, batch: tuple[Offset, Offset]
+) -> None:
+    start, end = batch
+    cluster.log("t").append(20)
+    cluster.log("t").start = 30
+    life = Life(cluster, onExpired="continue")
+    assert life.tasks(start, end) == {}
+    after = life.plan(end)
+    assert told(after) == [(EXPIRED, 5, 30, -1)]
+    assert life.tasks(end, after) == {0: (30, 45)}
+
+
+def test_two_losses_with_records_between_them_stay_two(cluster: FakeCluster, batch: tuple[Offset, Offset]) -> None:
+    start, end = batch
+    cluster.log("t").append(20)
+    cluster.log("t").start = 12
+    life = Life(cluster, onExpired="continue")
+    assert life.tasks(start, end) == {0: (12, 25)}
+    cluster.log("t").start = 30
+    after = life.plan(end)
+    # Of the second, what the tasks were reading may have been read.
+    assert told(after) == [(EXPIRED, 12, 30, 25), (EXPIRED, 5, 12, -1)]
+    assert life.tasks(end, after) == {0: (30, 45)}
+
+
+def test_what_expires_between_plan_and_tasks_is_told(cluster: FakeCluster) -> None:
+    life = Life(cluster, onExpired="continue")
+    start = life.first()
+    cluster.log("t").append(20)
+    end = life.plan(start)
+    cluster.log("t").start = 12
+    assert life.tasks(start, end) == {0: (12, 25)}
+    assert told(life.plan(end)) == [(EXPIRED, 5, 12, -1)]
+
+
+def test_what_expires_while_tasks_read_is_told_as_what_may_have_been_read(cluster: FakeCluster) -> None:
+    life = Life(cluster, onExpired="continue")
+    start = life.first()
+    cluster.log("t").append(20)
+    end = life.plan(start)
+    assert life.tasks(start, end) == {0: (5, 25)}
+    # From here on nobody can tell the driver what its tasks have met.
+    cluster.log("t").start = 12
+    after = life.plan(end)
+    assert told(after) == [(EXPIRED, 5, 12, 12)]
+    (loss,) = losses_named(after)
+    assert "may have read those below 12 before" in loss.sentence()
+    assert life.tasks(end, after) == {}
+    assert life.plan(after) == after
+
+
+def test_what_expires_after_a_batch_was_read_is_no_loss(cluster: FakeCluster) -> None:
+    life = Life(cluster, onExpired="continue")
+    start = life.first()
+    cluster.log("t").append(20)
+    end = life.plan(start)
+    life.tasks(start, end)
+    assert life.plan(end) == end
+    cluster.log("t").start = 20
+    assert life.plan(end) == end
+
+
+def test_without_going_on_tasks_end_the_query_themselves_and_nothing_is_in_doubt(cluster: FakeCluster) -> None:
+    life = Life(cluster)
+    start = life.first()
+    cluster.log("t").append(20)
+    end = life.plan(start)
+    life.tasks(start, end)
+    cluster.log("t").start = 12
+    assert life.plan(end) == end
+
+
+def test_a_replay_ends_where_nothing_is_gone_on_from(cluster: FakeCluster, batch: tuple[Offset, Offset]) -> None:
+    start, end = batch
+    cluster.log("t").start = 12
+    with pytest.raises(DataLossError) as caught:
+        Life(cluster).tasks(start, end)
+    assert [(loss.offset, loss.log_start_offset) for loss in caught.value.losses] == [(5, 12)]
+
+
+def test_a_topic_created_anew_before_a_replay_is_told_from_the_beginning_of_the_batch(
+    cluster: FakeCluster, batch: tuple[Offset, Offset]
+) -> None:
+    start, end = batch
+    cluster.delete("t")
+    cluster.create("t", 1, id="other")
+    cluster.log("t").append(40)
+    life = Life(cluster, onRecreated="restart")
+    assert life.tasks(start, end) == {}
+    after = life.plan(end)
+    assert told(after) == [(RECREATED, 5, 0, -1)]
+    assert life.tasks(end, after) == {0: (0, 40)}
+
+
+def test_a_topic_created_anew_while_tasks_read_is_told_from_the_beginning_of_the_batch(cluster: FakeCluster) -> None:
+    life = Life(cluster, onRecreated="restart")
+    start = life.first()
+    cluster.log("t").append(20)
+    end = life.plan(start)
+    life.tasks(start, end)
+    cluster.delete("t")
+    cluster.create("t", 1, id="other")
+    cluster.log("t").append(40)
+    after = life.plan(end)
+    assert told(after) == [(RECREATED, 5, 0, 25)]
+    assert life.tasks(end, after) == {0: (0, 40)}
+
+
+def test_an_expiry_that_is_told_late_does_not_move_a_topic_created_anew(
+    cluster: FakeCluster, batch: tuple[Offset, Offset]
+) -> None:
+    start, end = batch
+    cluster.log("t").append(20)
+    cluster.log("t").start = 30
+    life = Life(cluster, failOnDataLoss="false")
+    assert life.tasks(start, end) == {}
+    cluster.delete("t")
+    cluster.create("t", 1, id="other")
+    cluster.log("t").append(40)
+    after = life.plan(end)
+    assert sorted(told(after)) == sorted([(EXPIRED, 5, 30, -1), (RECREATED, 25, 0, -1)])
+    assert life.tasks(end, after) == {0: (0, 40)}
+
+
+@pytest.fixture
+def two_partitions() -> tuple[FakeCluster, Offset, Offset]:
+    """A batch that reads 5 to 24 of each, and was not committed."""
+    cluster = FakeCluster(t=2)
+    for index in (0, 1):
+        cluster.log("t", index).append(5)
+    life = Life(cluster)
+    start = life.first()
+    for index in (0, 1):
+        cluster.log("t", index).append(20)
+    return cluster, start, life.plan(start)
+
+
+def test_a_partition_gone_before_a_replay_is_told_from_the_beginning_of_the_batch(
+    two_partitions: tuple[FakeCluster, Offset, Offset],
+) -> None:
+    cluster, start, end = two_partitions
+    del cluster.logs[SECOND]
+    life = Life(cluster, failOnDataLoss="false")
+    assert life.tasks(start, end) == {0: (5, 25)}
+    after = life.plan(end)
+    assert told(after) == [(GONE, 5, -1, -1)]
+    assert ends(after) == [25]
+    assert life.plan(after) == after
+
+
+def test_a_partition_that_was_only_hidden_is_gone_back_to(
+    two_partitions: tuple[FakeCluster, Offset, Offset],
+) -> None:
+    cluster, start, end = two_partitions
+    hidden = cluster.logs.pop(SECOND)
+    life = Life(cluster, failOnDataLoss="false")
+    assert life.tasks(start, end) == {0: (5, 25)}
+    cluster.logs[SECOND] = hidden
+    after = life.plan(end)
+    assert [(loss.kind, loss.offset, loss.resume_offset) for loss in losses_named(after)] == [(GONE, 5, 5)]
+    assert life.tasks(end, after) == {1: (5, 25)}
+
+
+def test_a_partition_that_was_hidden_from_one_look_only_is_gone_back_to(
+    two_partitions: tuple[FakeCluster, Offset, Offset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beginning of a batch is held against the logs before its end is; each look is patient."""
+    cluster, start, end = two_partitions
+    life = Life(cluster, failOnDataLoss="false", **{"fetchOffset.numRetries": "3"})
+    hidden, everything = iter([True] * 3), cluster.topics
+
+    def topics(names: Collection[str] | None) -> Mapping[str, TopicFacts]:
+        found = everything(names)
+        return {"t": TopicFacts(found["t"].id, (0,))} if next(hidden, False) else found
+
+    monkeypatch.setattr(cluster, "topics", topics)
+    assert life.tasks(start, end) == {0: (5, 25)}
+    after = life.plan(end)
+    assert [(loss.kind, loss.offset, loss.resume_offset) for loss in losses_named(after)] == [(GONE, 5, 5)]
+    assert life.tasks(end, after) == {1: (5, 25)}
+
+
+def test_only_the_partition_concerned_is_told_of(two_partitions: tuple[FakeCluster, Offset, Offset]) -> None:
+    cluster, start, end = two_partitions
+    cluster.log("t", 1).start = 7
+    life = Life(cluster, onExpired="continue")
+    assert life.tasks(start, end) == {0: (5, 25), 1: (7, 25)}
+    found = losses_named(life.plan(end))
+    assert [(loss.partition, loss.offset, loss.log_start_offset) for loss in found] == [(1, 5, 7)]

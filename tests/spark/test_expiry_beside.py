@@ -1,0 +1,116 @@
+"""Records that expire after a batch was planned: Spark's own Kafka connector, told to go on, beside
+`format("fenceline")` with `onExpired`: one Apache Kafka, one Spark session (`pyspark.md` S8).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.errors import LossKind, losses_of, parse
+from tests.spark.conftest import CONNECTOR, Broker
+from tests.spark.sinks import OURS, THEIRS, Row, Sinks
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.kafka,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`"),
+]
+GO_ON: dict[str, dict[str, Any]] = {OURS: {"onExpired": "continue"}, THEIRS: {"failOnDataLoss": False}}
+
+
+def rows_of(first: int, end: int) -> list[Row]:
+    """Rows whose value is their offset."""
+    return [(offset, b"%d" % offset) for offset in range(first, end)]
+
+
+def told(query: StreamingQuery) -> list[tuple[LossKind, int, int, int]]:
+    """Of each loss in the query's progress: kind, first offset, the log's start, up to where it may have been read."""
+    losses = [loss for progress in query.recentProgress if has_run(progress) for loss in losses_of(progress)]
+    return [(loss.kind, loss.offset, loss.log_start_offset, loss.maybe_read_to) for loss in losses]
+
+
+def has_run(progress: Any) -> bool:
+    """Whether it is a batch's; a query that finds nothing to do shows its last offset again."""
+    (source,) = progress.sources
+    return bool(source.startOffset != source.endOffset)
+
+
+def forget_newest_commit(checkpoint: Path, sink: Path) -> None:
+    """As when the driver died before it noted the batch as committed."""
+    newest = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    for written in (newest, *(sink / "_spark_metadata").glob(f"*{newest.name}*")):
+        written.unlink()
+        written.with_name(f".{written.name}.crc").unlink(missing_ok=True)
+
+
+def test_records_that_expire_before_a_batch_is_replayed(
+    spark: SparkSession, apache_kafka: Broker, topic: str, tmp_path: Path
+) -> None:
+    apache_kafka.create(topic)
+    apache_kafka.produce(topic, range(100))
+    sinks = Sinks(spark, apache_kafka.bootstrap, topic, tmp_path)
+    for word in (OURS, THEIRS):
+        sinks.drain(word)
+    apache_kafka.produce(topic, range(100, 150))
+    for word in (OURS, THEIRS):
+        sinks.drain(word)
+        forget_newest_commit(tmp_path / f"{word}-checkpoint", tmp_path / word)
+    apache_kafka.admin.delete_records({TopicPartition(topic, 0): 120})
+
+    # Told to go on, the connector leaves out what is gone, and its progress says nothing of it.
+    query = sinks.drain(THEIRS, **GO_ON[THEIRS])
+    assert sinks.rows(THEIRS) == [*rows_of(0, 100), *rows_of(120, 150)]
+    assert told(query) == []
+
+    with pytest.raises(Exception, match="OFFSETS_EXPIRED") as caught:
+        sinks.drain(OURS)
+    assert [(loss.offset, loss.log_start_offset) for loss in parse(caught.value) or ()] == [(100, 120)]
+    query = sinks.drain(OURS, **GO_ON[OURS])
+    assert sinks.rows(OURS) == [*rows_of(0, 100), *rows_of(120, 150)]
+    assert told(query) == [(LossKind.OFFSETS_EXPIRED, 100, 120, -1)]
+
+
+@pytest.mark.parametrize("word", [OURS, THEIRS])
+def test_records_that_expire_between_the_plan_of_a_batch_and_its_reading(
+    spark: SparkSession, apache_kafka: Broker, topic: str, tmp_path: Path, word: str
+) -> None:
+    read: list[Row] = []
+    expires = False
+
+    def write(frame: DataFrame, _: int) -> None:
+        # By now Spark has the batch's tasks, and has run none of them.
+        nonlocal expires
+        if expires:
+            expires = False
+            apache_kafka.admin.delete_records({TopicPartition(topic, 0): 120})
+        read.extend((row.offset, bytes(row.value)) for row in frame.collect())
+
+    def drain() -> StreamingQuery:
+        given = {"kafka.bootstrap.servers": apache_kafka.bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+        frame = spark.readStream.format(word).options(**given, **GO_ON[word]).load()
+        writer = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query
+
+    apache_kafka.create(topic)
+    apache_kafka.produce(topic, range(100))
+    drain()
+    apache_kafka.produce(topic, range(100, 150))
+    expires = True
+    query = drain()
+    assert not expires
+    assert sorted(read) == [*rows_of(0, 100), *rows_of(120, 150)]
+    # Whether its tasks were in time, the driver is not told.
+    assert told(query) == ([(LossKind.OFFSETS_EXPIRED, 100, 120, 120)] if word == OURS else [])
+    # It is told once.
+    assert told(drain()) == []

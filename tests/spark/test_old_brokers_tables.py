@@ -1,0 +1,135 @@
+"""Audit and repair of tables whose brokers are of several ages, over real sockets: no Spark session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from fenceline.client.reader import RangeReader
+from fenceline.ids import TopicPartition
+from fenceline.wire.apis import ApiKey
+from pyspark_fenceline import connect
+from pyspark_fenceline.audit_table import Audit, Settings, audit_here, settings
+from pyspark_fenceline.repair_table import repair_here
+from tests.client.scripted_cluster import ScriptedCluster
+from tests.spark.driver import QUICK
+from tests.spark.test_old_brokers import KAFKA_2_1, KAFKA_2_4, OLD, write
+
+Versions = dict[ApiKey, tuple[int, int]]
+COLUMNS = ["topic", "partition", "offset", "leader_epoch", "value"]
+
+
+def without_epochs() -> ScriptedCluster:
+    """Kafka 2.0: clients are not told where an epoch ends, nor which one a leader is in."""
+    cluster = ScriptedCluster(versions=OLD)
+    del cluster.versions[ApiKey.OFFSET_FOR_LEADER_EPOCH]
+    return cluster
+
+
+def chosen(cluster: ScriptedCluster) -> Settings:
+    return settings({"bootstrap.servers": cluster.bootstrap, **QUICK}, "t")
+
+
+def log_rows(cluster: ScriptedCluster, tp: TopicPartition) -> pa.Table:
+    """All that the log holds, as the source gives it."""
+    with RangeReader({"bootstrap.servers": cluster.bootstrap, **QUICK}) as reader:
+        batches = list(reader.read({tp: (0, cluster.logs[tp].end_offset)}))
+    return pa.Table.from_batches(batches).select(COLUMNS)
+
+
+def table_rows(table: Path) -> list[tuple[int, bytes]]:
+    rows = DeltaTable(str(table)).to_pyarrow_table(columns=["offset", "value"]).to_pylist()
+    return sorted((row["offset"], row["value"]) for row in rows)
+
+
+def audited(cluster: ScriptedCluster, table: Path) -> Audit:
+    try:
+        return audit_here(str(table), chosen(cluster))
+    finally:
+        close(cluster)
+
+
+def repaired(cluster: ScriptedCluster, table: Path) -> tuple[int, int]:
+    """Rows that went, rows that came."""
+    try:
+        done = repair_here(str(table), chosen(cluster))
+        return done.removed_rows, done.added_rows
+    finally:
+        close(cluster)
+
+
+def close(cluster: ScriptedCluster) -> None:
+    client = dict(chosen(cluster).client)
+    for kind in ("cluster", "reader"):
+        for properties in (client, {**client, "isolation.level": "read_uncommitted"}):
+            connect.forget(kind, properties)
+
+
+def told(found: Audit) -> dict[str, list[int]]:
+    """The offsets that findings of each kind name."""
+    kinds: dict[str, set[int]] = {}
+    for row in found.findings.to_pylist():
+        kinds.setdefault(row["kind"], set()).update(range(row["start_offset"], row["end_offset_exclusive"]))
+    return {kind: sorted(offsets) for kind, offsets in kinds.items()}
+
+
+@pytest.mark.parametrize("versions", [None, KAFKA_2_1, KAFKA_2_4])
+def test_what_needs_no_epochs_is_found_and_repaired(versions: Versions | None, tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    with without_epochs() if versions is None else ScriptedCluster(versions=versions) as cluster:
+        (tp,) = cluster.add_topic("t")
+        write(cluster, tp, 0, 30)
+        whole = log_rows(cluster, tp)
+        far = whole.slice(0, 2).set_column(2, "offset", pa.array([40, 41], pa.int64()))
+        spoilt = pa.concat_tables([whole.slice(0, 5), whole.slice(3, 2), whole.slice(10, 20), far])
+        write_deltalake(str(table), spoilt, partition_by=["topic", "partition"])
+        found = audited(cluster, table)
+        differs = {"missing": [*range(5, 10)], "duplicate": [3, 4], "beyond": [40, 41]}
+        # Nothing proves that rows are those of the log.
+        unproven = {"unproven": [*range(5), *range(10, 30)]} if versions is None else {}
+        assert told(found) == {**differs, **unproven}
+        assert found.verdict.sees_truncation is (versions is not None)
+        assert ("truncation can not be seen" in str(found)) is (versions is None)
+        assert repaired(cluster, table) == (4, 5)
+        assert audited(cluster, table).verdict.is_equal
+        assert table_rows(table) == [(number, b"%d" % number) for number in range(30)]
+        assert repaired(cluster, table) == (0, 0)
+
+
+@pytest.mark.parametrize("versions", [KAFKA_2_1, KAFKA_2_4])
+def test_stale_rows_are_found_and_repaired_where_brokers_tell_epochs(versions: Versions, tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    with ScriptedCluster(versions=versions) as cluster:
+        (tp,) = cluster.add_topic("t")
+        write(cluster, tp, 0, 15)
+        write_deltalake(str(table), log_rows(cluster, tp), partition_by=["topic", "partition"])
+        cluster.logs[tp].elect(1, cut_to=10)
+        write(cluster, tp, 100, 10)
+        assert told(audited(cluster, table))["stale"] == [*range(10, 15)]
+        repaired(cluster, table)
+        assert audited(cluster, table).verdict.is_equal
+        assert [value for _, value in table_rows(table)] == cluster.logs[tp].values()
+
+
+def test_without_epochs_the_verdict_says_what_it_can_not_see(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    with without_epochs() as cluster:
+        (tp,) = cluster.add_topic("t")
+        write(cluster, tp, 0, 15)
+        write_deltalake(str(table), log_rows(cluster, tp), partition_by=["topic", "partition"])
+        cluster.logs[tp].elect(1, cut_to=10)
+        # A log that is shorter than the table is seen all the same,
+        found = audited(cluster, table)
+        assert told(found) == {"beyond": [*range(10, 15)], "unproven": [*range(10)]}
+        assert found.verdict.word == "different"
+        write(cluster, tp, 100, 5)
+        # and one that has grown again is not.
+        found = audited(cluster, table)
+        assert told(found) == {"unproven": [*range(15)]}
+        assert found.verdict.word == "equal"
+        assert not found.verdict.sees_truncation
+        assert "truncation can not be seen" in str(found)
+        assert repaired(cluster, table) == (0, 0)
