@@ -303,6 +303,23 @@ def test_a_pause_goes_back_to_what_was_handed_out() -> None:
     assert not positions.of(_TP).is_readable
 
 
+def test_a_pause_while_only_what_came_ahead_can_be_asked_about_leaves_nothing_to_ask() -> None:
+    positions, state = _at(10, -1)
+    state.fetch_position = Position(50, 5, _L5)
+    positions.check_leader(_TP, _L6)
+    assert state.phase is Phase.AWAIT_VALIDATION
+    positions.rewind(_TP)
+    assert positions.question(_TP) is None
+    assert (state.phase, state.fetch_position) == (Phase.FETCHING, Position(10, -1, _L6))
+
+
+def test_a_pause_does_not_spare_a_position_its_validation() -> None:
+    positions, state = _at(10, 5)
+    positions.seek(_TP, 7, 4)
+    positions.rewind(_TP)
+    assert state.phase is Phase.AWAIT_VALIDATION
+
+
 def test_negative_offsets_and_foreign_partitions_are_refused() -> None:
     positions, _ = _at(10, 5)
     with pytest.raises(OperatorError):

@@ -295,6 +295,9 @@ class Positions:
         state = self.of(tp)
         if state.position is not None and state.fetch_position is not None:
             state.fetch_position = state.position._replace(leader=state.fetch_position.leader)
+            if state.phase is Phase.AWAIT_VALIDATION and state.position.epoch < 0 and not state.is_lost:
+                # It was what came behind that could be asked about.
+                state.phase = Phase.FETCHING
         state.question = None
         state.serial += 1
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from fenceline.client.deadline import Deadline
 from fenceline.client.epoch_history import EpochStart
+from fenceline.client.fetch_memory import FetchMemory
 from fenceline.client.fetched import Fetched
 from fenceline.errors import PeerError
 from fenceline.ids import NO_EPOCH, TopicPartition
@@ -101,23 +102,30 @@ def first_of_another_epoch(planned: Sequence[EpochStart], epoch: int, piece: Fet
 
 
 class Budget:
-    """Bytes that were fetched and not yet taken by the caller."""
+    """The memory of one read, and the waiting for it. `brokers`: as many as are read from at once."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._held_bytes = 0
+        self._memory = FetchMemory(limit_bytes)
         self._room = asyncio.Event()
+        self.brokers = 1
+
+    async def promise(self, wished_bytes: int) -> int:
+        """How much a request may ask for, as soon as there is room for one: each broker has its part of the memory, and
+        one part is for what the caller decodes meanwhile."""
+        while not self._memory.has_room:
+            self._room.clear()
+            await self._room.wait()
+        return self._memory.promise(min(wished_bytes, self._limit_bytes // (self.brokers + 1)))
+
+    def redeem(self, promised_bytes: int) -> None:
+        self._memory.redeem(promised_bytes)
         self._room.set()
 
-    async def wait_for_room(self) -> None:
-        await self._room.wait()
+    def keep(self, piece: Fetched) -> None:
+        self._memory.keep(piece)
 
-    def take(self, size_bytes: int) -> None:
-        self._held_bytes += size_bytes
-        if self._held_bytes >= self._limit_bytes:
-            self._room.clear()
-
-    def give_back(self, size_bytes: int) -> None:
-        self._held_bytes -= size_bytes
-        if self._held_bytes < self._limit_bytes:
-            self._room.set()
+    def let_go(self, pieces: Iterable[Fetched]) -> None:
+        """The caller has decoded these."""
+        self._memory.let_go(pieces)
+        self._room.set()
