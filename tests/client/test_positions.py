@@ -130,7 +130,8 @@ def test_a_divergence_below_what_was_handed_out_is_kept_until_a_seek(end: EpochE
         pytest.param([EpochEnd(4, 12), EpochEnd(2, 6)], (6, 2), (3, 5), id="and not even that is there"),
         pytest.param([EpochEnd(4, 12), EpochEnd(2, 9)], (7, -1), (3, 5), id="nor the record before the first one read"),
         pytest.param([EpochEnd(2, 5)], (5, 2), (3, 5), id="at once"),
-        pytest.param([EpochEnd(-1, -1)], (-1, -1), (3, 5), id="the leader can not tell"),
+        pytest.param([EpochEnd(-1, -1), EpochEnd(-1, -1)], (-1, -1), (3, 5), id="the leader can not tell"),
+        pytest.param([EpochEnd(-1, -1), EpochEnd(3, 9)], (9, 3), (3, 5), id="but of the epoch below it can"),
     ],
 )
 def test_the_logs_part_no_later_than_what_was_read_of_later_epochs(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from fenceline.client.deadline import Deadline
-from fenceline.client.epoch_history import EpochStart
+from fenceline.client.epoch_history import EpochHistory, EpochStart
 from fenceline.client.fetch_memory import FetchMemory
 from fenceline.client.fetched import Fetched
 from fenceline.errors import PeerError
@@ -41,7 +41,7 @@ RangeSpec = OffsetRange | tuple[int, int] | tuple[int, int, int] | tuple[int, in
 class Cursor:
     """How far one range is read."""
 
-    __slots__ = ("epoch", "offset", "patience", "range", "read_epochs", "stalled_since_s", "tp", "trouble", "validated")
+    __slots__ = ("epoch", "epochs", "offset", "patience", "range", "stalled_since_s", "tp", "trouble", "validated")
 
     def __init__(self, tp: TopicPartition, wanted: OffsetRange) -> None:
         self.tp = tp
@@ -54,19 +54,17 @@ class Cursor:
         self.trouble: PeerError | None = None
         """Why it was last taken from a leader."""
         self.validated = wanted.leader_epoch < 0
-        self.read_epochs = [start for start in wanted.epochs if start.offset < wanted.start_offset]
-        """Of the log that was read, and of what the plan knows below it, oldest first; the first offset of the first
-        one may be unknown."""
-        if not self.read_epochs and self.epoch >= 0:
-            self.read_epochs = [EpochStart(self.epoch, -1)]
+        known = [start for start in wanted.epochs if start.offset < wanted.start_offset]
+        self.epochs = (
+            EpochHistory.remembered(self.offset, known) if known else EpochHistory(self.offset, wanted.leader_epoch)
+        )
+        """Of the log that was read, and of what the plan knows below it."""
 
     def take(self, piece: Fetched) -> None:
         """Go on behind a piece that was read."""
         for start in piece.epoch_starts:
-            if start.offset < piece.next_offset and start.epoch > (
-                self.read_epochs[-1].epoch if self.read_epochs else -1
-            ):
-                self.read_epochs.append(start)
+            if start.offset < piece.next_offset:
+                self.epochs.note(start)
         self.offset, self.epoch, self.stalled_since_s = piece.next_offset, piece.last_epoch, None
 
     @property

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
-from fenceline.client.divergence import AskAbout, NotKnown, Parting, next_step
-from fenceline.client.epoch_history import EpochStart, epochs_from
+from fenceline.client.epoch_history import EpochStart, Question
 from fenceline.client.errors import (
     RETRIABLE,
     ConnectionLost,
@@ -236,7 +235,7 @@ class AsyncRangeReader(AsyncFace):
             return False
         cursor.patience = None
         if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
-            raise await self._truncation(cursor, EpochEnd(*answer.diverging_epoch))
+            raise await self._truncation(cursor, EpochEnd(*answer.diverging_epoch), self._deadline())
         if answer.records:
             piece, newer = self._scan(cursor, answer, cursor.range.end_offset_exclusive)
             other = first_of_another_epoch(cursor.range.epochs, cursor.epoch, piece)
@@ -275,23 +274,18 @@ class AsyncRangeReader(AsyncFace):
             max_leader_epoch=cursor.range.max_leader_epoch,
         )
 
-    async def _truncation(self, cursor: Cursor, answer: EpochEnd) -> LogTruncationError:
+    async def _truncation(self, cursor: Cursor, answer: EpochEnd, deadline: Deadline) -> LogTruncationError:
         """Where the log parts from what was read, exactly where the epochs that were read tell (`gaps.md G6`).
 
         `answer`: the leader's, about the cursor's epoch.
         """
-        asked, deadline = cursor.epoch, self._deadline()
-        while True:
-            match next_step(cursor.read_epochs, cursor.offset, asked, answer):
-                case AskAbout(older):
-                    asked = older
-                    found = await offsets_for_leader_epoch(self.cluster, {cursor.tp: (asked, -1)}, deadline=deadline)
-                    answer = found[cursor.tp]
-                case Parting(offset, epoch):
-                    break
-                case NotKnown(epoch):
-                    offset = -1
-                    break
+        found = cursor.epochs.compare(Question(cursor.epoch, cursor.offset), answer)
+        while isinstance(found, Question):
+            wanted = {cursor.tp: (found.epoch, -1)}
+            answer = (await offsets_for_leader_epoch(self.cluster, wanted, deadline=deadline))[cursor.tp]
+            found = cursor.epochs.compare(found, answer)
+        # A reader that goes back to an offset which is not certain would skip what was written anew below it.
+        offset, epoch = (found.offset, found.epoch) if found.is_exact else (-1, answer.leader_epoch)
         return LogTruncationError(
             cursor.tp.topic,
             cursor.tp.partition,
@@ -299,7 +293,7 @@ class AsyncRangeReader(AsyncFace):
             cursor.epoch,
             divergent_offset=offset,
             divergent_epoch=epoch,
-            epochs=epochs_from(cursor.read_epochs, offset),
+            epochs=cursor.epochs.read_from(offset),
         )
 
     def _check_stall(self, cursor: Cursor, answer: FetchedPartition, now_s: float) -> None:
@@ -331,7 +325,7 @@ class AsyncRangeReader(AsyncFace):
         if cursor.epoch >= 0 and cursor.offset >= start.offset:
             known = (await offsets_for_leader_epoch(self.cluster, {tp: (cursor.epoch, -1)}, deadline=deadline))[tp]
             if not _holds(cursor, known):
-                return await self._truncation(cursor, known)
+                return await self._truncation(cursor, known, deadline)
         return OffsetOutOfRangeError(
             tp.topic,
             tp.partition,
@@ -346,12 +340,12 @@ class AsyncRangeReader(AsyncFace):
         unchecked = {c.tp: c for c in cursors if not c.validated}
         if not unchecked:
             return
-        ends = await offsets_for_leader_epoch(
-            self.cluster, {tp: (c.epoch, -1) for tp, c in unchecked.items()}, deadline=self._deadline()
-        )
+        deadline = self._deadline()
+        wanted = {tp: (cursor.epoch, -1) for tp, cursor in unchecked.items()}
+        ends = await offsets_for_leader_epoch(self.cluster, wanted, deadline=deadline)
         for tp, cursor in unchecked.items():
             if not _holds(cursor, ends[tp]):
-                raise await self._truncation(cursor, ends[tp])
+                raise await self._truncation(cursor, ends[tp], deadline)
             cursor.validated = True
 
 
