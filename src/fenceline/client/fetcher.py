@@ -194,18 +194,19 @@ class Fetcher:
         to_fetch: dict[int, list[TopicPartition]] = {}
         to_reset: dict[int, list[TopicPartition]] = {}
         to_validate: dict[int, list[TopicPartition]] = {}
+        to_learn: dict[int, list[TopicPartition]] = {}
         is_behind = False
         for tp, state in self._positions.items():
-            leader = metadata.leader(tp)
+            known = metadata.leader(tp)
+            leader = self._requests.epochs.of(tp, known)
             self._positions.check_topic(tp, metadata.topic_id(tp.topic))
-            self._positions.check_leader(tp, leader)
+            if leader is not None:
+                self._positions.check_leader(tp, leader)
             if state.phase is Phase.INITIALIZING or state.is_lost:
                 continue
-            if leader.leader < 0:
+            if known.leader < 0:
                 is_behind = True
                 continue
-            if leader.epoch < 0:
-                self._requests.warn_of_old_brokers(leader.leader)
             if now_s < state.retry_at_s:
                 due_s = min(due_s, state.retry_at_s)
             elif state.phase is Phase.AWAIT_RESET:
@@ -213,19 +214,26 @@ class Fetcher:
                     self._tell(NoOffsetError(tp.topic, tp.partition), tp)
                     self._delay([tp])
                 else:
-                    to_reset.setdefault(leader.leader, []).append(tp)
+                    to_reset.setdefault(known.leader, []).append(tp)
+            elif leader is None:
+                to_learn.setdefault(known.leader, []).append(tp)
             elif state.phase is Phase.AWAIT_VALIDATION:
                 if self._positions.question(tp) is not None:
                     to_validate.setdefault(leader.leader, []).append(tp)
                 else:
                     is_behind = True
                     self._wait_for_epoch(tp, state, leader.epoch, now_s)
+                    if known.epoch < 0:
+                        self._requests.epochs.forget(tp)
+                        self._delay([tp])
             elif not state.is_paused:
                 to_fetch.setdefault(self._node_to_read(state, leader.leader, now_s), []).append(tp)
         for node_id, partitions in to_reset.items():
             self._requests.reset(node_id, partitions)
         for node_id, partitions in to_validate.items():
             self._requests.validate(node_id, partitions)
+        for node_id, partitions in to_learn.items():
+            self._requests.learn_epochs(node_id, partitions)
         self._fetch_from({n: tps for n, tps in to_fetch.items() if n not in self._in_flight})
         if is_behind:
             self._cluster.request_refresh()
@@ -433,9 +441,12 @@ class Fetcher:
             return
         if code in STALE_METADATA:
             self._cluster.request_refresh()
+            self._requests.epochs.forget(tp)
             known = self._cluster.metadata.leader(tp)
-            if known.leader >= 0 and known != position.leader:
+            if known.epoch >= 0 and known.leader >= 0 and known != position.leader:
                 return  # The answer named the new leader (KIP-951).
+            if known.epoch < 0 and code is ErrorCode.FENCED_LEADER_EPOCH:
+                return  # It is asked which epoch it is in.
         elif code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
             # The broker has found the damage on its disk: asking again does not mend it.
             self._tell(broker_error(code, f"reading {tp} at offset {position.offset}"), tp)
