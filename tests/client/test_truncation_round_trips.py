@@ -14,7 +14,7 @@ from fenceline.client import Consumer, LogTruncationError
 from fenceline.ids import TopicPartition
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
-from tests.client.scripted_cluster import SILENT, ScriptedCluster
+from tests.client.scripted_cluster import REFUSE, SILENT, ScriptedCluster
 from tests.support.watched_consumer import Asked, Learned, WatchedConsumer
 
 READ, CUT_TO, ANEW = 10, 6, 20
@@ -111,6 +111,29 @@ def test_the_question_does_not_wait_for_a_fetch_that_is_under_way(
     assert _told(consumer).divergent_offset == CUT_TO
     asked = watched.asked_since(Learned(2, 1), *_ABOUT_POSITIONS)
     assert [each for each in asked if each.key is not ApiKey.LIST_OFFSETS] == [Asked(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2)]
+
+
+def test_the_question_does_not_wait_for_another_try_at_a_leader_that_is_gone(
+    cluster: ScriptedCluster, tp: TopicPartition
+) -> None:
+    """A pause that would be noticed, were it made."""
+    with Consumer(
+        cluster.bootstrap, **{**_QUICK, "retry.backoff.ms": 600_000, "retry.backoff.max.ms": 600_000}
+    ) as made:
+        made.assign([tp])
+        made._face.run(made._async.cluster.refresh())
+        made.seek(tp, 0)
+        _read(made, READ)
+        cluster.node_rule = lambda node, key: REFUSE if (node, key) == (1, ApiKey.FETCH) else None
+        end_s = time.monotonic() + 60
+        while not made._async.positions.of(tp).retry_at_s:
+            assert time.monotonic() < end_s, "no Fetch is refused"
+            assert made.poll(10) == []
+        with cluster.lock:
+            cluster.logs[tp].elect(2, cut_to=CUT_TO)
+            _fill(cluster, tp, ANEW)
+        made._face.run(made._async.cluster.refresh())
+        assert _told(made).divergent_offset == CUT_TO
 
 
 def test_an_older_history_behind_which_others_went_on_takes_no_more(

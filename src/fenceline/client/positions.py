@@ -216,6 +216,8 @@ class Positions:
         state.fetch_position = state.fetch_position._replace(leader=leader)
         # A search is fenced by one epoch of the leader from its first question to its last (E64).
         state.question = None
+        # Whatever the leader before refused or left unanswered, this one was not asked yet.
+        state.retry_at_s = 0.0
         state.read_replica = -1
         if state.fetch_position.epoch >= 0 and leader.epoch >= 0:
             state.phase = Phase.AWAIT_VALIDATION
