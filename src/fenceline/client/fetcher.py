@@ -200,8 +200,8 @@ class Fetcher:
             known = metadata.leader(tp)
             leader = self._requests.epochs.of(tp, known)
             self._positions.check_topic(tp, metadata.topic_id(tp.topic))
-            if leader is not None:
-                self._positions.check_leader(tp, leader)
+            if leader is not None and self._positions.check_leader(tp, leader):
+                self._cluster.expect(leader.leader)
             if state.phase is Phase.INITIALIZING or state.is_lost:
                 continue
             if known.leader < 0:

@@ -206,13 +206,14 @@ class Positions:
         self._place(state, Position(found.offset, found.leader_epoch, is_exact=found.leader_epoch < 0))
         state.phase = Phase.FETCHING
 
-    def check_leader(self, tp: TopicPartition, leader: LeaderAndEpoch) -> None:
-        """Hold the position against metadata: another leader or epoch means validation before the next fetch (E46)."""
+    def check_leader(self, tp: TopicPartition, leader: LeaderAndEpoch) -> bool:
+        """Hold the position against metadata: another leader or epoch means validation before the next fetch (E46).
+        Whether it is another one."""
         state = self._states.get(tp)
         if state is None or leader.leader < 0 or state.fetch_position is None:
-            return
+            return False
         if state.phase not in (Phase.FETCHING, Phase.AWAIT_VALIDATION) or state.fetch_position.leader == leader:
-            return
+            return False
         state.fetch_position = state.fetch_position._replace(leader=leader)
         # A search is fenced by one epoch of the leader from its first question to its last (E64).
         state.question = None
@@ -223,6 +224,7 @@ class Positions:
             state.phase = Phase.AWAIT_VALIDATION
         elif state.truncation is None:
             state.phase = Phase.FETCHING
+        return True
 
     def check_topic(self, tp: TopicPartition, topic_id: UUID) -> None:
         """Hold the position against the topic's id: offsets and epochs of a deleted topic mean nothing in a new one."""
