@@ -18,6 +18,7 @@ NAMES = {
     "snapshots": "100,000 and 1,000,000 partitions: snapshot generated and loaded, memory of the image",
     "quorum": "three combined nodes: start, memory, failover, topics; a controller that joins late",
     "replication": "three nodes, replication factor 3: produce, failover, catching up, at rest (BENCH_ROWS)",
+    "truncation": "an unclean election under a polling consumer, until it is told",
     "groups": "10,000 idle groups, a coordinator of 1,000,000 offsets that is lost (BENCH_ROWS)",
     "large_group": "one group of the consumer protocol with 1,000 members: sharing out, heartbeats",
     "simulation": "simulated time over real time, three controllers with a broker each",

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fenceline.client import divergence
-from fenceline.client.divergence import AskAbout, NotKnown, Parting
+from fenceline.client.epoch_history import EpochHistory, Parting, Question
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.cluster import Cluster, LogEnd
 from pyspark_fenceline.epoch_walk import EpochWalk
@@ -112,25 +111,28 @@ class History:
         """
         verdicts: dict[TopicPartition, Verdict] = dict.fromkeys(positions, Holds())
         questions = {
-            tp: (position.leader_epoch, ends[tp].leader_epoch)
+            tp: Question(position.leader_epoch, position.offset)
             for tp, position in positions.items()
             if position.leader_epoch >= 0
             and ends[tp].leader_epoch >= 0
             and self._held.get(tp) != (position, ends[tp].leader_epoch)
         }
+        read = {tp: EpochHistory.remembered(positions[tp].offset, positions[tp].read_epochs) for tp in questions}
         while questions:
-            answers = self._cluster.epoch_ends(questions)
-            next_questions: dict[TopicPartition, tuple[int, int]] = {}
-            for tp, (asked, current) in questions.items():
+            answers = self._cluster.epoch_ends(
+                {tp: (question.epoch, ends[tp].leader_epoch) for tp, question in questions.items()}
+            )
+            next_questions: dict[TopicPartition, Question] = {}
+            for tp, question in questions.items():
                 position = positions[tp]
-                match divergence.next_step(position.read_epochs, position.offset, asked, answers[tp]):
-                    case AskAbout(older):
-                        next_questions[tp] = (older, current)
+                match read[tp].compare(question, answers[tp]):
+                    case Question() as older:
+                        next_questions[tp] = older
+                    case Parting(is_exact=False):
+                        verdicts[tp] = Diverged(None, answers[tp].leader_epoch)
                     case Parting(offset, log_epoch) if offset < position.offset:
                         verdicts[tp] = Diverged(offset, log_epoch, offset)
                     case Parting():
-                        self._held[tp] = (position, current)
-                    case NotKnown(log_epoch):
-                        verdicts[tp] = Diverged(None, log_epoch)
+                        self._held[tp] = (position, ends[tp].leader_epoch)
             questions = next_questions
         return verdicts

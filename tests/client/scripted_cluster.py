@@ -345,6 +345,7 @@ class ScriptedCluster:
         self.requests.append((ApiKey.FETCH, version, request))
         self.fetches.append((node_id, version, request))
         self._fetched: list[fetch.FetchedPartition] = []
+        left_bytes = request.max_bytes
         for asked in request.partitions:
             if not asked.topic and all(known.bytes != bytes(asked.topic_id or b"") for known in self.ids.values()):
                 unknown = asked.topic, asked.topic_id, asked.index, ErrorCode.UNKNOWN_TOPIC_ID
@@ -380,9 +381,14 @@ class ScriptedCluster:
                 continue
             found, size = [], 0
             for raw in log.batches:
-                if read_header(raw).next_offset > asked.fetch_offset and (not size or size < asked.max_bytes):
+                if (
+                    left_bytes > 0
+                    and size < max(1, asked.max_bytes)
+                    and read_header(raw).next_offset > asked.fetch_offset
+                ):
                     found.append(log.sent(raw))
                     size += len(raw)
+                    left_bytes -= len(raw)
             self._fetched.append(fetch.FetchedPartition(*name, 0, *ends, records=b"".join(found)))
         return fetch.encode_response(version, fetch.FetchResponse(self._fetched))
 

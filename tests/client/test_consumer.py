@@ -47,18 +47,27 @@ def _numbers(records: list[ConsumerRecord]) -> list[int]:
     return [int(r.value or b"-1") for r in records]
 
 
-@pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_everything_from_the_beginning_in_order(bootstrap: str, make_topic: MakeTopic, codec: str) -> None:
+@pytest.mark.parametrize("arrow", [False, True])
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_everything_from_the_beginning_in_order(bootstrap: str, make_topic: MakeTopic, codec: str, arrow: bool) -> None:
+    """In batches that are worth compressing, of which a request brings a few."""
     topic = make_topic(3)
-    _fill(bootstrap, topic, 900, 3, **{"compression.type": codec})
+    batches = {"linger.ms": 20, "batch.size": 16_000}
+    _fill(bootstrap, topic, 9_000, 3, **batches, **{"compression.type": codec})
+    rows: list[tuple[int, int, int, int]] = []
+    end_s = time.monotonic() + 60
     with Consumer(bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=2_000) as consumer:
         consumer.assign([TopicPartition(topic, i) for i in range(3)])
-        records = _take(consumer, 900)
+        while len(rows) < 9_000:
+            assert time.monotonic() < end_s, f"only {len(rows)} came"
+            if arrow:
+                table = consumer.poll_arrow(200).select(["partition", "offset", "leader_epoch", "value"]).to_pydict()
+                rows += [(*row, int(value)) for *row, value in zip(*table.values(), strict=True)]
+            else:
+                rows += [(r.partition, r.offset, r.leader_epoch, int(r.value or b"-1")) for r in consumer.poll(200)]
     for partition in range(3):
-        mine = [r for r in records if r.partition == partition]
-        assert [r.offset for r in mine] == list(range(300))
-        assert _numbers(mine) == list(range(partition, 900, 3))
-    assert records[0].leader_epoch == 0
+        mine = [row for row in rows if row[0] == partition]
+        assert mine == [(partition, offset, 0, partition + 3 * offset) for offset in range(3_000)]
 
 
 def test_latest_sees_only_what_comes_after(bootstrap: str, make_topic: MakeTopic) -> None:

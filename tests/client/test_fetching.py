@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from fenceline.client import async_consumer, handout
+from fenceline.client import consumer as consumer_module
 from fenceline.client.consumer import Consumer
 from fenceline.client.reader import RangeReader
 from fenceline.errors import ErrorCode, PeerError
@@ -267,3 +272,78 @@ def test_a_large_compressed_batch_is_read_in_parts(cluster: ScriptedCluster) -> 
         _until(lambda: found.extend(r.offset for r in consumer.poll(50)) or len(found) >= 2_000)
         assert found == list(range(2_000))
         assert consumer.position_and_epoch(tp)[:2] == (2_000, 0)
+
+
+_LOOP = "fenceline-consumer"
+
+
+@pytest.fixture
+def decoders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads that decoded something, in order."""
+    found: list[str] = []
+
+    def noting(decode: Callable[..., object]) -> Callable[..., object]:
+        def noted(*given: object, **options: object) -> object:
+            if given[0]:  # Nothing came: there is nothing to decode.
+                found.append(threading.current_thread().name)
+            return decode(*given, **options)
+
+        return noted
+
+    monkeypatch.setattr(handout, "to_records", noting(handout.to_records))
+    for module in (consumer_module, async_consumer):
+        monkeypatch.setattr(module, "to_arrow", noting(module.to_arrow))
+    return found
+
+
+def _noise(codec: Codec, count: int) -> bytes:
+    """One batch that stays as large as it is."""
+    rng = random.Random(1)
+    raw = build_batch([(1_000, None, rng.randbytes(500), ()) for _ in range(count)], codec=codec)
+    assign_in_place(raw, 0, 0, 0)
+    return bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("codec", "count", "elsewhere"), [(Codec.ZSTD, 2_000, True), (Codec.ZSTD, 2, False), (Codec.NONE, 2_000, False)]
+)
+def test_what_takes_long_to_decompress_is_no_work_of_the_event_loop(
+    cluster: ScriptedCluster, decoders: list[str], codec: Codec, count: int, elsewhere: bool
+) -> None:
+    """Another thread costs more than what is small, and making objects keeps all threads from running."""
+    (tp,) = cluster.add_topic("t")
+    cluster.logs[tp].batches = [_noise(codec, count)]
+    with Consumer(cluster.bootstrap, **_QUICK, **{"max.poll.records": count}) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+        found: list[int] = []
+        _until(lambda: found.extend(record.offset for record in consumer.poll(50)) or len(found) >= count)
+    assert found == list(range(count))
+    assert [name != _LOOP for name in decoders] == [elsewhere]
+
+
+def test_tables_are_made_by_who_polls(cluster: ScriptedCluster, decoders: list[str]) -> None:
+    (tp,) = cluster.add_topic("t")
+    cluster.logs[tp].batches = [_batch(0, bytes(100), codec=Codec.LZ4, count=10)]
+    with Consumer(cluster.bootstrap, **_QUICK) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+        assert consumer.poll_arrow(60_000).num_rows == 10
+    assert decoders == [threading.current_thread().name]
+
+
+@pytest.mark.parametrize(("count", "elsewhere"), [(1_000, True), (10, False)])
+def test_long_tables_are_no_work_of_ones_own_loop(
+    cluster: ScriptedCluster, decoders: list[str], count: int, elsewhere: bool
+) -> None:
+    (tp,) = cluster.add_topic("t")
+    cluster.logs[tp].batches = [_noise(Codec.GZIP, count)]
+
+    async def rows() -> int:
+        async with async_consumer.AsyncConsumer(cluster.bootstrap, **_QUICK) as consumer:
+            consumer.assign([tp])
+            consumer.seek(tp, 0)
+            return (await consumer.poll_arrow(60_000)).num_rows
+
+    assert asyncio.run(rows()) == count
+    assert [name != threading.current_thread().name for name in decoders] == [elsewhere]

@@ -182,10 +182,11 @@ def test_a_reader_goes_where_the_old_leader_sends_it(cluster: ScriptedCluster) -
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("version", "is_told"), [(2, False), (3, True)])
+@pytest.mark.parametrize(("version", "is_told"), [(1, False), (2, True), (3, True)])
 def test_a_broker_that_is_too_old_is_not_asked_where_an_epoch_ends(version: int, is_told: bool) -> None:
-    """OffsetFetcherTest.testOffsetValidationSkippedForOldBroker; E46: it may answer what it does not know."""
-    versions = {ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, version), ApiKey.FETCH: (4, 11)}
+    """OffsetFetcherTest.testOffsetValidationSkippedForOldBroker; but one that takes a leader's epoch with the question
+    is asked. Without that it may answer what it does not know."""
+    versions = {ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, version), ApiKey.FETCH: (4, 11)}
     with ScriptedCluster(nodes=2, versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
         with Producer(cluster.bootstrap, **_QUICK) as producer, Consumer(cluster.bootstrap, **_QUICK) as consumer:

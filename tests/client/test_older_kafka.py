@@ -1,14 +1,15 @@
 """The client at brokers that speak only what Apache Kafka spoke at 2.1 and at 2.4.
 
 The brokers are those of today, which still know these versions; what they offer is cut down to what such a release
-offered, so that every request goes out as it would there.
+offered, so that every request goes out as it would there. Elections and cuts are those of a scripted cluster.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pytest
 from typer.testing import CliRunner
@@ -25,10 +26,13 @@ from fenceline.client.ranges import OffsetRange
 from fenceline.client.reader import RangeReader
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
+from fenceline.records.build import build_batch
 from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
+from tests.client.scripted_cluster import HANG_UP, Log, ScriptedCluster
 
 Unique = Callable[[str], str]
+E = TypeVar("E", bound=Exception)
 CODECS: Final = ["none", "gzip", "snappy", "lz4", "zstd"]
 KAFKA_2_1: Final = {
     ApiKey.PRODUCE: 7,
@@ -231,3 +235,169 @@ def test_a_group_with_members_is_not_reset(bootstrap: str, tp: TopicPartition, u
         refused = CliRunner().invoke(app, words)
         assert refused.exit_code == 1
         assert "Stable" in refused.output
+
+
+# -- Truncation (KIP-320): metadata of 2.1 tells no epochs that may be trusted, leaders are asked for theirs ---------
+
+QUICK: Final = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "fetch.max.wait.ms": 10}
+
+
+@pytest.fixture
+def scripted() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster(nodes=2, versions=dict.fromkeys(KAFKA_2_4, (0, 18))) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def log(scripted: ScriptedCluster) -> Log:
+    """Of ten records, of which node 1 is the leader."""
+    (made,) = scripted.add_topic("t")
+    write(scripted.logs[made], 10)
+    return scripted.logs[made]
+
+
+def write(log: Log, count: int) -> None:
+    for _ in range(count):
+        log.append(bytes(build_batch([(0, None, b"of epoch %d" % log.leader_epoch, ())])))
+
+
+T: Final = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def scripted_consumer(scripted: ScriptedCluster, log: Log) -> Iterator[Consumer]:
+    config = {**QUICK, "auto.offset.reset": "none", "max.partition.fetch.bytes": 1}
+    with Consumer(scripted.bootstrap, **config) as consumer:
+        consumer.assign([T])
+        yield consumer
+
+
+def told(consumer: Consumer, kind: type[E]) -> E:
+    found: list[E] = []
+
+    def poll() -> bool:
+        try:
+            assert consumer.poll(20) == []
+        except kind as error:
+            found.append(error)
+        return bool(found)
+
+    eventually(poll, "the error is told")
+    return found[0]
+
+
+def questions(cluster: ScriptedCluster) -> list[tuple[int, int]]:
+    """Epoch asked about, and the epoch of the leader who is to answer."""
+    return [
+        (asked.leader_epoch, asked.current_leader_epoch)
+        for key, _, request in list(cluster.requests)
+        if key is ApiKey.OFFSET_FOR_LEADER_EPOCH
+        for topic in request.topics
+        for asked in topic.partitions
+    ]
+
+
+@pytest.mark.parametrize("leader", [1, 2], ids=["the same leader", "another leader"])
+def test_a_cut_is_told_with_the_offset_where_the_logs_part(
+    scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer, leader: int
+) -> None:
+    scripted_consumer.seek(T, 0)
+    assert len(read(scripted_consumer, 10)) == 10
+    with scripted.lock:
+        log.elect(leader, cut_to=6)
+        write(log, 20)
+    error = told(scripted_consumer, LogTruncationError)
+    assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (10, 6, 0)
+    # Of an epoch that the leader has now; and no record of it was fetched without that question.
+    assert questions(scripted) == [(0, 1)]
+    scripted_consumer.seek(T, error.divergent_offset, error.divergent_epoch)
+    assert read(scripted_consumer, 20) == [b"of epoch 1"] * 20
+
+
+def test_a_position_is_validated_before_the_first_fetch(
+    scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer
+) -> None:
+    """As from a committed offset: while nobody read, the log was cut and grew longer than it was."""
+    log.elect(1, cut_to=6)
+    write(log, 20)
+    scripted_consumer.seek(T, 10, 0)
+    assert told(scripted_consumer, LogTruncationError).divergent_offset == 6
+    assert scripted.fetches == []
+
+
+def test_what_a_leader_can_not_know_is_no_truncation(
+    scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer
+) -> None:
+    """`gaps.md G7`: it was deposed and has not heard of it, so it knows nothing of the epoch that was read."""
+    scripted_consumer.seek(T, 10, 1)
+    before = scripted.seen[ApiKey.METADATA]
+    eventually(lambda: scripted_consumer.poll(10) or scripted.seen[ApiKey.METADATA] >= before + 3, "it waits")
+    assert questions(scripted) == []
+    with scripted.lock:
+        log.elect(2)
+        write(log, 5)
+    assert read(scripted_consumer, 5) == [b"of epoch 1"] * 5
+    assert scripted_consumer.truncations() == []
+    assert set(questions(scripted)) == {(1, 1)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_elections_that_cut_nothing_tell_nothing(
+    scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer, seed: int
+) -> None:
+    """Whoever leads, whatever is refused on the way, and however far metadata is behind."""
+    rng = random.Random(seed)
+    scripted_consumer.seek(T, 0)
+    found: list[bytes | None] = []
+    for _ in range(8):
+        with scripted.lock:
+            log.elect(rng.choice([1, 2]))
+            write(log, 5)
+            for key in (ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH, ApiKey.FETCH):
+                refusals = [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, HANG_UP, None]
+                scripted.faults[key] = [rng.choice(refusals) for _ in range(3)]
+        found += read(scripted_consumer, rng.randint(1, 5))
+    found += read(scripted_consumer, 50 - len(found)) if len(found) < 50 else []
+    assert found == log.values()
+    assert scripted_consumer.truncations() == []
+
+
+def test_reading_on_asks_for_no_metadata(scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer) -> None:
+    scripted_consumer.seek(T, 0)
+    assert len(read(scripted_consumer, 1)) == 1
+    before = scripted.seen[ApiKey.METADATA]
+    write(log, 40)
+    read(scripted_consumer, 49)
+    assert len(scripted.fetches) >= 50, "a record each"
+    # One may have been on its way.
+    assert scripted.seen[ApiKey.METADATA] <= before + 1
+
+
+@pytest.mark.parametrize("code", [ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
+def test_who_may_not_ask_is_warned_and_goes_on(
+    scripted: ScriptedCluster,
+    log: Log,
+    scripted_consumer: Consumer,
+    release: str,
+    code: ErrorCode,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Kafka 2.1 wants ClusterAction; only records of an older epoch betray a cut then."""
+    scripted.fault_rule = lambda key: code if key is ApiKey.OFFSET_FOR_LEADER_EPOCH else None
+    scripted_consumer.seek(T, 2, 0)
+    if release == "2.4":
+        assert told(scripted_consumer, PeerError).code is code
+        return
+    assert len(read(scripted_consumer, 8)) == 8
+    with scripted.lock:
+        log.elect(2)
+        write(log, 5)
+    assert len(read(scripted_consumer, 5)) == 5
+    assert "lets only other brokers ask" in caplog.text
+    with scripted.lock:
+        # Back comes who never heard of epoch 1, and has more of epoch 0.
+        log.batches, log.leader, log.leader_epoch = log.batches[:10], 1, 0
+        write(log, 10)
+        log.epochs = [(0, 0)]
+        log.elect(1)
+    assert told(scripted_consumer, LogTruncationError).divergent_offset == -1

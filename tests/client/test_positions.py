@@ -130,7 +130,8 @@ def test_a_divergence_below_what_was_handed_out_is_kept_until_a_seek(end: EpochE
         pytest.param([EpochEnd(4, 12), EpochEnd(2, 6)], (6, 2), (3, 5), id="and not even that is there"),
         pytest.param([EpochEnd(4, 12), EpochEnd(2, 9)], (7, -1), (3, 5), id="nor the record before the first one read"),
         pytest.param([EpochEnd(2, 5)], (5, 2), (3, 5), id="at once"),
-        pytest.param([EpochEnd(-1, -1)], (-1, -1), (3, 5), id="the leader can not tell"),
+        pytest.param([EpochEnd(-1, -1), EpochEnd(-1, -1)], (-1, -1), (3, 5), id="the leader can not tell"),
+        pytest.param([EpochEnd(-1, -1), EpochEnd(3, 9)], (9, 3), (3, 5), id="but of the epoch below it can"),
     ],
 )
 def test_the_logs_part_no_later_than_what_was_read_of_later_epochs(
@@ -301,6 +302,23 @@ def test_a_pause_goes_back_to_what_was_handed_out() -> None:
     positions.rewind(_TP)
     assert state.fetch_position == Position(12, 5, _L5)
     assert not positions.of(_TP).is_readable
+
+
+def test_a_pause_while_only_what_came_ahead_can_be_asked_about_leaves_nothing_to_ask() -> None:
+    positions, state = _at(10, -1)
+    state.fetch_position = Position(50, 5, _L5)
+    positions.check_leader(_TP, _L6)
+    assert state.phase is Phase.AWAIT_VALIDATION
+    positions.rewind(_TP)
+    assert positions.question(_TP) is None
+    assert (state.phase, state.fetch_position) == (Phase.FETCHING, Position(10, -1, _L6))
+
+
+def test_a_pause_does_not_spare_a_position_its_validation() -> None:
+    positions, state = _at(10, 5)
+    positions.seek(_TP, 7, 4)
+    positions.rewind(_TP)
+    assert state.phase is Phase.AWAIT_VALIDATION
 
 
 def test_negative_offsets_and_foreign_partitions_are_refused() -> None:

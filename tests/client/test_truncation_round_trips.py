@@ -5,16 +5,18 @@ Counted, not timed: within one round trip, whatever a round trip takes.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from fenceline.client import Consumer, LogTruncationError
+from fenceline.client.errors import ConnectionLost
 from fenceline.ids import TopicPartition
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
-from tests.client.scripted_cluster import SILENT, ScriptedCluster
+from tests.client.scripted_cluster import REFUSE, SILENT, ScriptedCluster
 from tests.support.watched_consumer import Asked, Learned, WatchedConsumer
 
 READ, CUT_TO, ANEW = 10, 6, 20
@@ -111,6 +113,53 @@ def test_the_question_does_not_wait_for_a_fetch_that_is_under_way(
     assert _told(consumer).divergent_offset == CUT_TO
     asked = watched.asked_since(Learned(2, 1), *_ABOUT_POSITIONS)
     assert [each for each in asked if each.key is not ApiKey.LIST_OFFSETS] == [Asked(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2)]
+
+
+def test_the_question_does_not_wait_for_another_try_at_a_leader_that_is_gone(
+    cluster: ScriptedCluster, tp: TopicPartition
+) -> None:
+    """A pause that would be noticed, were it made."""
+    with Consumer(
+        cluster.bootstrap, **{**_QUICK, "retry.backoff.ms": 600_000, "retry.backoff.max.ms": 600_000}
+    ) as made:
+        made.assign([tp])
+        made._face.run(made._async.cluster.refresh())
+        made.seek(tp, 0)
+        _read(made, READ)
+        cluster.node_rule = lambda node, key: REFUSE if (node, key) == (1, ApiKey.FETCH) else None
+        end_s = time.monotonic() + 60
+        while not made._async.positions.of(tp).retry_at_s:
+            assert time.monotonic() < end_s, "no Fetch is refused"
+            assert made.poll(10) == []
+        with cluster.lock:
+            cluster.logs[tp].elect(2, cut_to=CUT_TO)
+            _fill(cluster, tp, ANEW)
+        made._face.run(made._async.cluster.refresh())
+        assert _told(made).divergent_offset == CUT_TO
+
+
+def test_the_question_does_not_wait_for_another_try_at_a_broker_that_was_away(
+    cluster: ScriptedCluster, tp: TopicPartition
+) -> None:
+    """It was elected, so it is back. One that waits for it already does not wait on either."""
+    with Consumer(
+        cluster.bootstrap, **{**_QUICK, "reconnect.backoff.ms": 600_000, "reconnect.backoff.max.ms": 600_000}
+    ) as made:
+        made.assign([tp])
+        made.seek(tp, 0)
+        _read(made, READ)
+        cluster.node_rule = lambda node, key: REFUSE if node == 2 else None
+        link = made._on_loop(lambda: made._async.cluster.link(2))
+        with pytest.raises(ConnectionLost):
+            made._face.run(link.connection())
+        waiting = asyncio.run_coroutine_threadsafe(link.connection(), made._face.loop)
+        with cluster.lock:
+            cluster.node_rule = None
+            cluster.logs[tp].elect(2, cut_to=CUT_TO)
+            _fill(cluster, tp, ANEW)
+        made._on_loop(made._async.cluster.request_refresh)
+        assert _told(made).divergent_offset == CUT_TO
+        assert waiting.result(60).is_open
 
 
 def test_an_older_history_behind_which_others_went_on_takes_no_more(

@@ -534,8 +534,9 @@ def test_g15_an_offset_that_is_not_available_yet_is_asked_again_without_metadata
 # -- § Compatibility -----------------------------------------------------------------------------------------------
 
 OLD: list[Any] = [
-    pytest.param({ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 2), ApiKey.METADATA: (0, 9)}, id="2.3"),
-    pytest.param({ApiKey.METADATA: (0, 7), ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 1)}, id="2.1"),
+    pytest.param({ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 1), ApiKey.METADATA: (0, 9)}, id="no fenced questions"),
+    pytest.param({ApiKey.METADATA: (0, 6), ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 1)}, id="2.0"),
+    pytest.param({ApiKey.METADATA: (0, 7), ApiKey.LIST_OFFSETS: (1, 3)}, id="nor epochs of offsets"),
 ]
 
 

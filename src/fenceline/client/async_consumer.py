@@ -152,7 +152,8 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
                 return []
 
     async def poll_pieces(self, timeout_ms: float = 0, *, max_bytes: int = _ARROW_BATCH_BYTES) -> list[Fetched]:
-        """What `poll_arrow` decodes: pieces of Fetch answers, which count as handed out."""
+        """What `poll_arrow` decodes: pieces of Fetch answers, which count as handed out, and as memory of the consumer
+        until `give_back_pieces` or the next poll."""
         deadline = Deadline(timeout_ms)
         while True:
             await self._prepare_poll(deadline)
@@ -181,6 +182,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
             except BaseException:
                 self.take_back_pieces()
                 raise
+            self.give_back_pieces()
             # Compaction leaves batches without records.
             if batch.num_rows or not pieces:
                 return batch
@@ -189,6 +191,10 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         """The last `poll_pieces` gave what could not be decoded: the next one gives it again."""
         self._handout.take_back_pieces()
         self._fetcher.changed()
+
+    def give_back_pieces(self) -> None:
+        """The pieces of the last `poll_pieces` are not needed any more: there is room for others."""
+        self._handout.give_back()
 
     async def _prepare_poll(self, deadline: Deadline) -> None:
         if self._is_closed:

@@ -100,6 +100,12 @@ class Cluster:
             link = self._links[key] = Link(endpoint.host, endpoint.port, self.config, self._tls)
         return link
 
+    def expect(self, node_id: int) -> None:
+        """It was elected since its connections failed last, so they are made anew at once."""
+        for (known, _), link in self._links.items():
+            if known == node_id:
+                link.try_now()
+
     async def any_connection(self, deadline: Deadline) -> Connection:
         """A connection to whichever broker answers. Raises BrokersUnreachable when none does in time.
 

@@ -89,6 +89,8 @@ class Consumer(BlockingFace[AsyncConsumer]):
             except BaseException:
                 self._on_loop(self._async.take_back_pieces)
                 raise
+            if pieces:
+                self._face.call_soon(self._async.give_back_pieces)
             # Compaction leaves batches without records.
             if batch.num_rows or not pieces:
                 return batch

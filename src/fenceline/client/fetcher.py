@@ -5,8 +5,8 @@ Owns the task that keeps the buffer filled and turns what brokers answer into st
 near by, an offset that is out of range, a divergence. Never raises into the void: what the caller must know waits in
 `take_trouble` or in the partition's state for the next poll.
 
-Memory: what is buffered and what requests in flight may bring stay below `queued.max.bytes` together, but for single
-batches that are larger than their share.
+Memory: the answers that something is kept of and what requests in flight may bring stay below `queued.max.bytes`
+together (`fetch_memory.py`). What `take` gave counts until `done`.
 
 Rules: `epochs.md` E46-E52, E55, E59.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.client.cluster import Cluster, Purpose
@@ -35,6 +35,7 @@ from fenceline.client.errors import (
     broker_error,
     error_code,
 )
+from fenceline.client.fetch_memory import FetchMemory
 from fenceline.client.fetch_wire import PartitionFetch, fetch_once
 from fenceline.client.fetched import Fetched, scan
 from fenceline.client.offsets import EpochEnd
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fenceline.client")
 _NOBODY: Final = -1
-_WORTH_A_REQUEST: Final = 8
-"""The part of the buffer that must be free for one."""
 
 
 class Piece(NamedTuple):
@@ -77,11 +76,8 @@ class Fetcher:
         self._positions = positions
         self._config = config
         self._buffer: deque[Piece] = deque()
-        self._buffered_bytes = 0
-        self._promised_bytes = 0
-        """What the requests in flight may bring."""
         self._buffered_by_tp: dict[TopicPartition, int] = {}
-        self._limit_bytes = config["queued.max.bytes"]
+        self._memory = FetchMemory(config["queued.max.bytes"])
         self._is_full = False
         self._isolation = int(config["isolation.level"] == "read_committed")
         self._in_flight: dict[int, asyncio.Task[None]] = {}
@@ -108,21 +104,27 @@ class Fetcher:
     # -- what poll takes
 
     def take(self) -> Piece | None:
-        """The oldest piece that still counts and may be handed out now, None when there is none."""
+        """The oldest piece that still counts and may be handed out now, None when there is none. See `done`."""
         kept: list[Piece] = []
         found: Piece | None = None
         while self._buffer and found is None:
             piece = self._buffer.popleft()
             state = self._positions.get(piece.tp)
             if state is None or state.serial != piece.serial or state.is_paused:
-                self._let_go(piece)
+                self._drop(piece)
             elif state.is_readable:
-                self._let_go(piece)
+                self._unbuffered(piece)
                 found = piece
             else:
                 kept.append(piece)
         self._buffer.extendleft(reversed(kept))
         return found
+
+    def done(self, pieces: Iterable[Fetched]) -> None:
+        """What `take` gave is decoded, or is of no use: its memory is free."""
+        self._memory.let_go(pieces)
+        if self._is_full and self._memory.has_room:
+            self._wake.set()
 
     def take_trouble(self) -> Exception | None:
         """The oldest error that the caller was not told yet."""
@@ -133,20 +135,16 @@ class Fetcher:
                 return error
         return None
 
-    def _let_go(self, piece: Piece) -> None:
-        self._buffered_bytes -= piece.fetched.size_bytes
+    def _drop(self, piece: Piece) -> None:
+        self._unbuffered(piece)
+        self.done([piece.fetched])
+
+    def _unbuffered(self, piece: Piece) -> None:
         left = self._buffered_by_tp[piece.tp] - 1
         if left:
             self._buffered_by_tp[piece.tp] = left
         else:
             del self._buffered_by_tp[piece.tp]
-        if self._is_full and self._has_room():
-            self._wake.set()
-
-    def _has_room(self) -> bool:
-        """For a request that is worth it: many small ones cost more than a short wait for a large one."""
-        taken_bytes = self._buffered_bytes + self._promised_bytes
-        return not taken_bytes or self._limit_bytes - taken_bytes >= self._limit_bytes // _WORTH_A_REQUEST
 
     def _has_readable(self) -> bool:
         for piece in self._buffer:
@@ -196,18 +194,19 @@ class Fetcher:
         to_fetch: dict[int, list[TopicPartition]] = {}
         to_reset: dict[int, list[TopicPartition]] = {}
         to_validate: dict[int, list[TopicPartition]] = {}
+        to_learn: dict[int, list[TopicPartition]] = {}
         is_behind = False
         for tp, state in self._positions.items():
-            leader = metadata.leader(tp)
+            known = metadata.leader(tp)
+            leader = self._requests.epochs.of(tp, known)
             self._positions.check_topic(tp, metadata.topic_id(tp.topic))
-            self._positions.check_leader(tp, leader)
+            if leader is not None and self._positions.check_leader(tp, leader):
+                self._cluster.expect(leader.leader)
             if state.phase is Phase.INITIALIZING or state.is_lost:
                 continue
-            if leader.leader < 0:
+            if known.leader < 0:
                 is_behind = True
                 continue
-            if leader.epoch < 0:
-                self._requests.warn_of_old_brokers(leader.leader)
             if now_s < state.retry_at_s:
                 due_s = min(due_s, state.retry_at_s)
             elif state.phase is Phase.AWAIT_RESET:
@@ -215,19 +214,26 @@ class Fetcher:
                     self._tell(NoOffsetError(tp.topic, tp.partition), tp)
                     self._delay([tp])
                 else:
-                    to_reset.setdefault(leader.leader, []).append(tp)
+                    to_reset.setdefault(known.leader, []).append(tp)
+            elif leader is None:
+                to_learn.setdefault(known.leader, []).append(tp)
             elif state.phase is Phase.AWAIT_VALIDATION:
                 if self._positions.question(tp) is not None:
                     to_validate.setdefault(leader.leader, []).append(tp)
                 else:
                     is_behind = True
                     self._wait_for_epoch(tp, state, leader.epoch, now_s)
+                    if known.epoch < 0:
+                        self._requests.epochs.forget(tp)
+                        self._delay([tp])
             elif not state.is_paused:
                 to_fetch.setdefault(self._node_to_read(state, leader.leader, now_s), []).append(tp)
         for node_id, partitions in to_reset.items():
             self._requests.reset(node_id, partitions)
         for node_id, partitions in to_validate.items():
             self._requests.validate(node_id, partitions)
+        for node_id, partitions in to_learn.items():
+            self._requests.learn_epochs(node_id, partitions)
         self._fetch_from({n: tps for n, tps in to_fetch.items() if n not in self._in_flight})
         if is_behind:
             self._cluster.request_refresh()
@@ -256,17 +262,36 @@ class Fetcher:
     def _fetch_from(self, by_node: dict[int, list[TopicPartition]]) -> None:
         """One request to each node, as large as the room that is left allows them."""
         self._is_full = False
+        if by_node and not self._memory.has_room:
+            self._make_room()
         for number, (node_id, partitions) in enumerate(by_node.items()):
-            if not self._has_room():
+            if not self._memory.has_room:
                 self._is_full = True
                 return
-            share_bytes = (self._limit_bytes - self._buffered_bytes - self._promised_bytes) // (len(by_node) - number)
-            wished_bytes = len(partitions) * self._config["max.partition.fetch.bytes"]
-            max_bytes = min(self._config["fetch.max.bytes"], wished_bytes, max(1, share_bytes))
+            wished_bytes = min(
+                self._config["fetch.max.bytes"], len(partitions) * self._config["max.partition.fetch.bytes"]
+            )
+            max_bytes = self._memory.promise(wished_bytes, len(by_node) - number)
             self._turn += 1
-            self._promised_bytes += max_bytes
             task = self._in_flight[node_id] = asyncio.ensure_future(self._fetch(node_id, partitions, max_bytes))
             task.add_done_callback(lambda _: self._wake.set())
+
+    def _make_room(self) -> None:
+        """When all that is held waits for leaders that do not answer, it is given up and fetched again one day: other
+        partitions must not wait for these."""
+        if self._in_flight or self._has_readable():
+            return
+        for tp, state in self._positions.items():
+            if state.phase is Phase.AWAIT_VALIDATION and not state.is_lost:
+                self._positions.rewind(tp)
+        kept: deque[Piece] = deque()
+        for piece in self._buffer:
+            at_hand = self._positions.get(piece.tp)
+            if at_hand is not None and at_hand.serial == piece.serial:
+                kept.append(piece)
+            else:
+                self._drop(piece)
+        self._buffer = kept
 
     async def _fetch(self, node_id: int, partitions: list[TopicPartition], max_bytes: int) -> None:
         try:
@@ -323,7 +348,7 @@ class Fetcher:
             self._tell(error)
             self._delay(partitions)
         finally:
-            self._promised_bytes -= max_bytes
+            self._memory.redeem(max_bytes)
             self._in_flight.pop(node_id, None)
 
     def _take_or_tell(
@@ -384,7 +409,7 @@ class Fetcher:
             self._cluster.request_refresh()
         state.fetch_position = Position(fetched.next_offset, fetched.last_epoch, position.leader)
         self._buffer.append(Piece(tp, state.serial, fetched))
-        self._buffered_bytes += fetched.size_bytes
+        self._memory.keep(fetched)
         self._buffered_by_tp[tp] = self._buffered_by_tp.get(tp, 0) + 1
         self._arrived.set()
 
@@ -416,9 +441,12 @@ class Fetcher:
             return
         if code in STALE_METADATA:
             self._cluster.request_refresh()
+            self._requests.epochs.forget(tp)
             known = self._cluster.metadata.leader(tp)
-            if known.leader >= 0 and known != position.leader:
+            if known.epoch >= 0 and known.leader >= 0 and known != position.leader:
                 return  # The answer named the new leader (KIP-951).
+            if known.epoch < 0 and code is ErrorCode.FENCED_LEADER_EPOCH:
+                return  # It is asked which epoch it is in.
         elif code not in RETRIABLE or code is ErrorCode.CORRUPT_MESSAGE:
             # The broker has found the damage on its disk: asking again does not mend it.
             self._tell(broker_error(code, f"reading {tp} at offset {position.offset}"), tp)

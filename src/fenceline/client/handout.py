@@ -2,7 +2,8 @@
 
 Owns the pieces that are handed out in part. Positions move as records are handed out, so that a commit covers just what
 the caller has; pieces of partitions that were given up or repositioned since they were fetched are dropped, those of
-positions that are being validated wait. Makes no requests.
+positions that are being validated wait. The memory of a piece is given back when it is decoded and handed out whole, or
+dropped. Makes no requests.
 """
 
 from __future__ import annotations
@@ -37,9 +38,12 @@ class Handout:
         """One of a partition at most; more than one partition only while one of them is being validated."""
         self._last_taken: dict[TopicPartition, tuple[int, Position]] = {}
         """By the last `take_pieces`: serial, and the position before it."""
+        self._lent: list[Fetched] = []
+        """What it gave: it counts as memory until it is given back."""
 
     async def take_records(self, limit: int) -> list[ConsumerRecord]:
         """At most `limit` records. Raises RecordsError for what can not be decoded, where the next call tries again."""
+        self.give_back()
         found: list[ConsumerRecord] = []
         while len(found) < limit:
             begun = self._take_begun()
@@ -57,6 +61,7 @@ class Handout:
             if index == len(records):
                 self._took_all(piece)
                 self._last_taken.clear()
+                self._fetcher.done([piece.fetched])
             else:
                 self._begun[piece.tp] = _Begun(piece, records, index)
                 starts = piece.fetched.epoch_starts
@@ -70,12 +75,17 @@ class Handout:
                 return await asyncio.to_thread(to_records, piece.fetched)
             return to_records(piece.fetched)
         except BaseException:
+            self._fetcher.done([piece.fetched])
             if (state := self._positions.get(piece.tp)) is not None and state.serial == piece.serial:
                 self._positions.rewind(piece.tp)
             raise
 
     def take_pieces(self, max_bytes: int) -> list[Fetched]:
-        """Whole pieces until they hold `max_bytes`, undecoded; first the rest of one that `take_records` began."""
+        """Whole pieces until they hold `max_bytes`, undecoded; first the rest of one that `take_records` began.
+
+        They count as memory until `give_back`, or until more is taken.
+        """
+        self.give_back()
         pieces: list[Fetched] = []
         size_bytes = 0
         self._last_taken.clear()
@@ -88,16 +98,24 @@ class Handout:
                 if run.end_offset_exclusive > rest_from
             )
             pieces.append(piece.fetched._replace(runs=runs, start_offset=rest_from))
+            self._lent.append(piece.fetched)
             self._took_all(piece)
         while size_bytes < max_bytes:
             taken = self._fetcher.take()
             if taken is None:
                 break
             self._took_all(taken)
+            self._lent.append(taken.fetched)
             if taken.fetched.runs:
                 pieces.append(taken.fetched)
                 size_bytes += taken.fetched.size_bytes
         return pieces
+
+    def give_back(self) -> None:
+        """What `take_pieces` gave last is decoded."""
+        if self._lent:
+            self._fetcher.done(self._lent)
+            self._lent.clear()
 
     def _take_begun(self) -> _Begun | None:
         """One that may be gone on with now; those that are of no use any more are dropped."""
@@ -105,6 +123,7 @@ class Handout:
             state = self._positions.get(tp)
             if state is None or state.serial != begun.piece.serial:
                 del self._begun[tp]
+                self._fetcher.done([begun.piece.fetched])
             elif state.is_readable:
                 return self._begun.pop(tp)
         return None
@@ -127,4 +146,5 @@ class Handout:
 
     def forget_strangers(self) -> None:
         """Forget pieces that are partly handed out, of partitions that are not ours any more."""
-        self._begun = {tp: begun for tp, begun in self._begun.items() if tp in self._positions}
+        for tp in self._begun.keys() - set(self._positions):
+            self._fetcher.done([self._begun.pop(tp).piece.fetched])

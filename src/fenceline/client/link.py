@@ -6,6 +6,7 @@ Owns reconnection with backoff. Knows no request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from fenceline.client.config import ClientConfig
@@ -26,6 +27,7 @@ class Link:
         self._dialing: asyncio.Task[Connection] | None = None
         self._failures = 0
         self._not_before_s = 0.0
+        self._hurries = asyncio.Event()
 
     @property
     def address(self) -> str:
@@ -66,7 +68,10 @@ class Link:
         loop = asyncio.get_running_loop()
         pause_s = self._not_before_s - loop.time()
         if pause_s > 0:
-            await asyncio.sleep(pause_s)
+            self._hurries.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._hurries.wait()
         try:
             self._connection = await open_connection(self.host, self.port, self._config, self._tls)
         except (ConnectionLost, TimedOut):
@@ -78,6 +83,11 @@ class Link:
             raise
         self._failures = 0
         return self._connection
+
+    def try_now(self) -> None:
+        """The broker is said to be up: the pause after what failed before is over."""
+        self._not_before_s = 0.0
+        self._hurries.set()
 
     def close(self) -> Connection | None:
         """Begin to close; the connection that still has to end."""

@@ -145,7 +145,12 @@ class MetadataCache:
     def note_epoch(self, tp: TopicPartition, epoch: int) -> bool:
         """A partition's epoch was seen outside of metadata; True when it is newer, so metadata must be asked anew
         (E58). It is remembered also where no metadata is there yet, so that none of before it is trusted then (G8).
+        Where metadata has no epochs, there is nothing to hold it against.
         """
+        topic = self.topics.get(tp.topic)
+        known = None if topic is None else topic.partitions.get(tp.partition)
+        if known is not None and known.leader_epoch < 0:
+            return False
         if epoch <= self._last_seen.get(tp, NO_EPOCH):
             return False
         self._last_seen[tp] = epoch

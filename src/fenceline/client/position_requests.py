@@ -1,4 +1,5 @@
-"""What a consumer asks leaders about its positions: where epochs end (validation), and where to begin (resets).
+"""What a consumer asks leaders about its positions: where epochs end (validation), where to begin (resets), and which
+epoch they are in where metadata does not tell.
 
 Owns one task for each leader and kind of question, so that one that does not answer holds up its own partitions only.
 Each task asks once; the fetcher's next look asks again for whatever stayed open. Decides nothing: what an answer means
@@ -19,15 +20,21 @@ from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
 from fenceline.client.epoch_history import Question
 from fenceline.client.errors import RETRIABLE, STALE_METADATA, ConnectionLost, TimedOut, broker_error
-from fenceline.client.offsets import OffsetAndEpoch, ask_epoch_ends, ask_offsets
+from fenceline.client.leader_epochs import LeaderEpochs
+from fenceline.client.offsets import LATEST, OffsetAndEpoch, ask_epoch_ends, ask_offsets
 from fenceline.client.positions import Phase, Position, Positions, Verdict
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
 
 _log = logging.getLogger("fenceline.client")
-VALIDATING_VERSION: Final = 3
-"""OffsetForLeaderEpoch before this version is not for consumers (E22, E46)."""
+_VALIDATING_VERSION: Final = 2
+"""Of OffsetForLeaderEpoch, from which on a question can be fenced by an epoch."""
+_FOR_CONSUMERS: Final = 3
+"""Before this version brokers may want the right to act as one of them (ClusterAction) from who asks (E22, E46)."""
+_DENIED: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+_WITH_EPOCHS: Final = 4
+"""The first version of ListOffsets that tells epochs."""
 
 
 class PositionRequests:
@@ -52,6 +59,7 @@ class PositionRequests:
         self._settled, self._delay, self._tell = settled, delay, tell
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._warned_of: set[int] = set()
+        self.epochs = LeaderEpochs()
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -90,8 +98,9 @@ class PositionRequests:
         try:
             deadline = Deadline(self._config["request.timeout.ms"])
             connection = await self._cluster.link(node_id).connection()
-            if connection.max_version(ApiKey.OFFSET_FOR_LEADER_EPOCH) < VALIDATING_VERSION:
-                self.warn_of_old_brokers(node_id)
+            version = connection.max_version(ApiKey.OFFSET_FOR_LEADER_EPOCH)
+            if version < _VALIDATING_VERSION:
+                self._warn_of_old_brokers(node_id)
                 for tp, (position, _) in asked.items():
                     self._positions.skip_validation(tp, position)
                 self._settled(asked)
@@ -103,7 +112,13 @@ class PositionRequests:
             return
         open_ones = set(asked)
         for tp, end in ends.items():
-            if isinstance(end, ErrorCode):
+            if version < _FOR_CONSUMERS and end in _DENIED and tp in asked:
+                self._warn_of_old_brokers(node_id, "lets only other brokers ask")
+                open_ones.discard(tp)
+                self.epochs.can_not_tell(tp, node_id)
+                self._positions.skip_validation(tp, asked[tp][0])
+            elif isinstance(end, ErrorCode):
+                self.epochs.forget(tp)
                 self._refused("OffsetForLeaderEpoch", tp, end)
             elif tp in asked:
                 open_ones.discard(tp)
@@ -114,15 +129,49 @@ class PositionRequests:
             self._delay(open_ones)
         self._settled(asked.keys() - open_ones)
 
-    def warn_of_old_brokers(self, node_id: int) -> None:
+    def _warn_of_old_brokers(self, node_id: int, why: str = "is too old to tell") -> None:
         """Once for each broker: it can not be asked."""
         if node_id not in self._warned_of:
             self._warned_of.add(node_id)
             _log.warning(
-                "broker %d is too old to tell where leader epochs end (Kafka 2.4 does): a truncation of its logs can "
-                "only be noticed by records of an older epoch",
+                "broker %d %s where leader epochs end (Kafka 2.3 and newer tell every consumer, 2.1 and 2.2 those that "
+                "may act as a broker): a truncation of its logs can only be noticed by records of an older epoch",
                 node_id,
+                why,
             )
+
+    # -- epochs that metadata does not tell
+
+    def learn_epochs(self, node_id: int, partitions: Collection[TopicPartition]) -> None:
+        """Have the leader asked which epoch it is in (`leader_epochs.py`)."""
+        self._start("epochs", node_id, lambda: self._learn_epochs(node_id, partitions))
+
+    async def _learn_epochs(self, node_id: int, partitions: Collection[TopicPartition]) -> None:
+        try:
+            deadline = Deadline(self._config["request.timeout.ms"])
+            connection = await self._cluster.link(node_id).connection()
+            found: Mapping[TopicPartition, OffsetAndEpoch | ErrorCode]
+            if (
+                connection.max_version(ApiKey.LIST_OFFSETS) < _WITH_EPOCHS
+                or connection.max_version(ApiKey.OFFSET_FOR_LEADER_EPOCH) < _VALIDATING_VERSION
+            ):
+                found = dict.fromkeys(partitions, OffsetAndEpoch(-1))
+            else:
+                found = await ask_offsets(self._cluster, node_id, dict.fromkeys(partitions, LATEST), deadline=deadline)
+        except Exception as error:
+            self._failed("validated", dict.fromkeys(partitions), error)
+            return
+        open_ones = set(partitions)
+        for tp, answer in found.items():
+            if isinstance(answer, ErrorCode):
+                self._refused("ListOffsets", tp, answer)
+                continue
+            open_ones.discard(tp)
+            self.epochs.learn(tp, node_id, answer.leader_epoch)
+            if answer.leader_epoch < 0:
+                self._warn_of_old_brokers(node_id)
+        if open_ones:
+            self._delay(open_ones)
 
     # -- resets
 

@@ -206,21 +206,25 @@ class Positions:
         self._place(state, Position(found.offset, found.leader_epoch, is_exact=found.leader_epoch < 0))
         state.phase = Phase.FETCHING
 
-    def check_leader(self, tp: TopicPartition, leader: LeaderAndEpoch) -> None:
-        """Hold the position against metadata: another leader or epoch means validation before the next fetch (E46)."""
+    def check_leader(self, tp: TopicPartition, leader: LeaderAndEpoch) -> bool:
+        """Hold the position against metadata: another leader or epoch means validation before the next fetch (E46).
+        Whether it is another one."""
         state = self._states.get(tp)
         if state is None or leader.leader < 0 or state.fetch_position is None:
-            return
+            return False
         if state.phase not in (Phase.FETCHING, Phase.AWAIT_VALIDATION) or state.fetch_position.leader == leader:
-            return
+            return False
         state.fetch_position = state.fetch_position._replace(leader=leader)
         # A search is fenced by one epoch of the leader from its first question to its last (E64).
         state.question = None
+        # Whatever the leader before refused or left unanswered, this one was not asked yet.
+        state.retry_at_s = 0.0
         state.read_replica = -1
         if state.fetch_position.epoch >= 0 and leader.epoch >= 0:
             state.phase = Phase.AWAIT_VALIDATION
         elif state.truncation is None:
             state.phase = Phase.FETCHING
+        return True
 
     def check_topic(self, tp: TopicPartition, topic_id: UUID) -> None:
         """Hold the position against the topic's id: offsets and epochs of a deleted topic mean nothing in a new one."""
@@ -295,6 +299,9 @@ class Positions:
         state = self.of(tp)
         if state.position is not None and state.fetch_position is not None:
             state.fetch_position = state.position._replace(leader=state.fetch_position.leader)
+            if state.phase is Phase.AWAIT_VALIDATION and state.position.epoch < 0 and not state.is_lost:
+                # It was what came behind that could be asked about.
+                state.phase = Phase.FETCHING
         state.question = None
         state.serial += 1
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from fenceline.client.deadline import Deadline
-from fenceline.client.epoch_history import EpochStart
+from fenceline.client.epoch_history import EpochHistory, EpochStart
+from fenceline.client.fetch_memory import FetchMemory
 from fenceline.client.fetched import Fetched
 from fenceline.errors import PeerError
 from fenceline.ids import NO_EPOCH, TopicPartition
@@ -40,7 +41,7 @@ RangeSpec = OffsetRange | tuple[int, int] | tuple[int, int, int] | tuple[int, in
 class Cursor:
     """How far one range is read."""
 
-    __slots__ = ("epoch", "offset", "patience", "range", "read_epochs", "stalled_since_s", "tp", "trouble", "validated")
+    __slots__ = ("epoch", "epochs", "offset", "patience", "range", "stalled_since_s", "tp", "trouble", "validated")
 
     def __init__(self, tp: TopicPartition, wanted: OffsetRange) -> None:
         self.tp = tp
@@ -53,19 +54,17 @@ class Cursor:
         self.trouble: PeerError | None = None
         """Why it was last taken from a leader."""
         self.validated = wanted.leader_epoch < 0
-        self.read_epochs = [start for start in wanted.epochs if start.offset < wanted.start_offset]
-        """Of the log that was read, and of what the plan knows below it, oldest first; the first offset of the first
-        one may be unknown."""
-        if not self.read_epochs and self.epoch >= 0:
-            self.read_epochs = [EpochStart(self.epoch, -1)]
+        known = [start for start in wanted.epochs if start.offset < wanted.start_offset]
+        self.epochs = (
+            EpochHistory.remembered(self.offset, known) if known else EpochHistory(self.offset, wanted.leader_epoch)
+        )
+        """Of the log that was read, and of what the plan knows below it."""
 
     def take(self, piece: Fetched) -> None:
         """Go on behind a piece that was read."""
         for start in piece.epoch_starts:
-            if start.offset < piece.next_offset and start.epoch > (
-                self.read_epochs[-1].epoch if self.read_epochs else -1
-            ):
-                self.read_epochs.append(start)
+            if start.offset < piece.next_offset:
+                self.epochs.note(start)
         self.offset, self.epoch, self.stalled_since_s = piece.next_offset, piece.last_epoch, None
 
     @property
@@ -101,23 +100,30 @@ def first_of_another_epoch(planned: Sequence[EpochStart], epoch: int, piece: Fet
 
 
 class Budget:
-    """Bytes that were fetched and not yet taken by the caller."""
+    """The memory of one read, and the waiting for it. `brokers`: as many as are read from at once."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._held_bytes = 0
+        self._memory = FetchMemory(limit_bytes)
         self._room = asyncio.Event()
+        self.brokers = 1
+
+    async def promise(self, wished_bytes: int) -> int:
+        """How much a request may ask for, as soon as there is room for one: each broker has its part of the memory, and
+        one part is for what the caller decodes meanwhile."""
+        while not self._memory.has_room:
+            self._room.clear()
+            await self._room.wait()
+        return self._memory.promise(min(wished_bytes, self._limit_bytes // (self.brokers + 1)))
+
+    def redeem(self, promised_bytes: int) -> None:
+        self._memory.redeem(promised_bytes)
         self._room.set()
 
-    async def wait_for_room(self) -> None:
-        await self._room.wait()
+    def keep(self, piece: Fetched) -> None:
+        self._memory.keep(piece)
 
-    def take(self, size_bytes: int) -> None:
-        self._held_bytes += size_bytes
-        if self._held_bytes >= self._limit_bytes:
-            self._room.clear()
-
-    def give_back(self, size_bytes: int) -> None:
-        self._held_bytes -= size_bytes
-        if self._held_bytes < self._limit_bytes:
-            self._room.set()
+    def let_go(self, pieces: Iterable[Fetched]) -> None:
+        """The caller has decoded these."""
+        self._memory.let_go(pieces)
+        self._room.set()

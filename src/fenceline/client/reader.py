@@ -3,21 +3,21 @@
 Owns the bulk path that Spark executors use. Every Fetch carries the leader epoch known from metadata and the epoch of
 the last record read, so a broker of another history answers with the point of divergence instead of with other
 records (KIP-320, `epochs.md` E8-E10); every batch's epoch is held against those that the range was planned with.
-Memory is bounded by `queued.max.bytes`; the next Fetch of a broker is under way while the caller decodes the last.
+Memory is bounded by `queued.max.bytes` (`fetch_memory.py`); the next Fetch of a broker is under way while the caller
+decodes the last.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from fenceline.client.cluster import Cluster, Purpose
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
-from fenceline.client.divergence import AskAbout, NotKnown, Parting, next_step
-from fenceline.client.epoch_history import EpochStart, epochs_from
+from fenceline.client.epoch_history import EpochStart, Question
 from fenceline.client.errors import (
     RETRIABLE,
     ConnectionLost,
@@ -74,7 +74,8 @@ class AsyncRangeReader(AsyncFace):
         return await self._watch.await_news(positions, timeout_ms)
 
     async def fetch(self, ranges: Mapping[TopicPartition, RangeSpec]) -> AsyncIterator[Fetched]:
-        """Pieces of the ranges as they come, each partition's in order. The caller need not give back memory."""
+        """Pieces of the ranges as they come, each partition's in order; one counts as memory until the next is asked
+        for."""
         pieces: asyncio.Queue[Fetched | BaseException | None] = asyncio.Queue()
         budget = Budget(self.config["queued.max.bytes"])
         task = asyncio.ensure_future(self.pump(ranges, pieces.put_nowait, budget))
@@ -85,8 +86,9 @@ class AsyncRangeReader(AsyncFace):
                     return
                 if isinstance(piece, BaseException):
                     raise piece
-                budget.give_back(piece.size_bytes)
                 yield piece
+                budget.let_go([piece])
+                del piece
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -145,6 +147,7 @@ class AsyncRangeReader(AsyncFace):
                     for node_id, led in grouped.items():
                         cursors = [by_tp[tp] for tp, _ in led]
                         pumps.add(asyncio.ensure_future(self._read_from(node_id, cursors, deliver, budget)))
+                    budget.brokers = len(pumps)
                 done, pumps = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
                 waiting = [cursor for pump in done for cursor in pump.result()]
                 for cursor in waiting:
@@ -171,35 +174,42 @@ class AsyncRangeReader(AsyncFace):
 
     async def _read_from(self, node_id: int, cursors: list[Cursor], deliver: Any, budget: Budget) -> list[Cursor]:
         """Read from one leader until all is read or the leader is not (any more) the right one for some."""
-        loop = asyncio.get_running_loop()
         moved: list[Cursor] = []
         active = list(cursors)
         while active:
-            await budget.wait_for_room()
+            wished_bytes = len(active) * self.config["max.partition.fetch.bytes"]
+            max_bytes = await budget.promise(min(wished_bytes, self.config["fetch.max.bytes"]))
             try:
-                connection = await self.cluster.link(node_id, Purpose.FETCH).connection()
-                if connection.max_version(ApiKey.FETCH) < _FIRST_VALIDATING_FETCH:
-                    await self._validate(active)
-                answers = await fetch_once(
-                    self.cluster, connection, [self._request(cursor) for cursor in active], self.config
-                )
-            except (ConnectionLost, TimedOut) as error:
+                try:
+                    answers = await self._fetch(node_id, active, max_bytes)
+                except (ConnectionLost, TimedOut) as error:
+                    for cursor in active:
+                        cursor.trouble = error
+                    return moved + active
+                still: list[Cursor] = []
                 for cursor in active:
-                    cursor.trouble = error
-                return moved + active
-            still: list[Cursor] = []
-            for cursor in active:
-                answer = answers.get(cursor.tp)
-                if answer is None:
-                    cursor.trouble = ConnectionLost(f"{connection.peer} left {cursor.tp} out of its answer")
-                    moved.append(cursor)
-                elif not await self._take(cursor, answer, deliver, budget, loop.time()):
-                    moved.append(cursor)
-                elif not cursor.is_done:
-                    still.append(cursor)
+                    answer = answers.get(cursor.tp)
+                    if answer is None:
+                        cursor.trouble = ConnectionLost(f"broker {node_id} left {cursor.tp} out of its answer")
+                        moved.append(cursor)
+                    elif not await self._take(cursor, answer, deliver, budget):
+                        moved.append(cursor)
+                    elif not cursor.is_done:
+                        still.append(cursor)
+            finally:
+                budget.redeem(max_bytes)
             # The partition that was answered first comes last: a full answer must not starve the others.
             active = still[1:] + still[:1]
         return moved
+
+    async def _fetch(
+        self, node_id: int, cursors: list[Cursor], max_bytes: int
+    ) -> dict[TopicPartition, FetchedPartition]:
+        connection = await self.cluster.link(node_id, Purpose.FETCH).connection()
+        if connection.max_version(ApiKey.FETCH) < _FIRST_VALIDATING_FETCH:
+            await self._validate(cursors)
+        wanted = [self._request(cursor) for cursor in cursors]
+        return await fetch_once(self.cluster, connection, wanted, self.config, max_bytes=max_bytes)
 
     def _request(self, cursor: Cursor) -> PartitionFetch:
         self._check_id(cursor)
@@ -211,7 +221,7 @@ class AsyncRangeReader(AsyncFace):
             self.config["max.partition.fetch.bytes"],
         )
 
-    async def _take(self, cursor: Cursor, answer: FetchedPartition, deliver: Any, budget: Budget, now_s: float) -> bool:
+    async def _take(self, cursor: Cursor, answer: FetchedPartition, deliver: Any, budget: Budget) -> bool:
         """Take one partition's answer; False when the leader has to be looked up again."""
         code = error_code(answer.error_code)
         tp = cursor.tp
@@ -225,7 +235,7 @@ class AsyncRangeReader(AsyncFace):
             return False
         cursor.patience = None
         if answer.diverging_epoch is not None and answer.diverging_epoch[1] >= 0:
-            raise await self._truncation(cursor, EpochEnd(*answer.diverging_epoch))
+            raise await self._truncation(cursor, EpochEnd(*answer.diverging_epoch), self._deadline())
         if answer.records:
             piece, newer = self._scan(cursor, answer, cursor.range.end_offset_exclusive)
             other = first_of_another_epoch(cursor.range.epochs, cursor.epoch, piece)
@@ -238,7 +248,7 @@ class AsyncRangeReader(AsyncFace):
             if is_ahead:
                 cursor.take(piece)
                 if piece.runs:
-                    budget.take(piece.size_bytes)
+                    budget.keep(piece)
                     deliver(piece)
             if other is not None:
                 raise EpochMismatchError(
@@ -246,7 +256,7 @@ class AsyncRangeReader(AsyncFace):
                 )
             if is_ahead:
                 return True
-        self._check_stall(cursor, answer, now_s)
+        self._check_stall(cursor, answer, asyncio.get_running_loop().time())
         return True
 
     def _scan(
@@ -264,23 +274,18 @@ class AsyncRangeReader(AsyncFace):
             max_leader_epoch=cursor.range.max_leader_epoch,
         )
 
-    async def _truncation(self, cursor: Cursor, answer: EpochEnd) -> LogTruncationError:
+    async def _truncation(self, cursor: Cursor, answer: EpochEnd, deadline: Deadline) -> LogTruncationError:
         """Where the log parts from what was read, exactly where the epochs that were read tell (`gaps.md G6`).
 
         `answer`: the leader's, about the cursor's epoch.
         """
-        asked, deadline = cursor.epoch, self._deadline()
-        while True:
-            match next_step(cursor.read_epochs, cursor.offset, asked, answer):
-                case AskAbout(older):
-                    asked = older
-                    found = await offsets_for_leader_epoch(self.cluster, {cursor.tp: (asked, -1)}, deadline=deadline)
-                    answer = found[cursor.tp]
-                case Parting(offset, epoch):
-                    break
-                case NotKnown(epoch):
-                    offset = -1
-                    break
+        found = cursor.epochs.compare(Question(cursor.epoch, cursor.offset), answer)
+        while isinstance(found, Question):
+            wanted = {cursor.tp: (found.epoch, -1)}
+            answer = (await offsets_for_leader_epoch(self.cluster, wanted, deadline=deadline))[cursor.tp]
+            found = cursor.epochs.compare(found, answer)
+        # A reader that goes back to an offset which is not certain would skip what was written anew below it.
+        offset, epoch = (found.offset, found.epoch) if found.is_exact else (-1, answer.leader_epoch)
         return LogTruncationError(
             cursor.tp.topic,
             cursor.tp.partition,
@@ -288,7 +293,7 @@ class AsyncRangeReader(AsyncFace):
             cursor.epoch,
             divergent_offset=offset,
             divergent_epoch=epoch,
-            epochs=epochs_from(cursor.read_epochs, offset),
+            epochs=cursor.epochs.read_from(offset),
         )
 
     def _check_stall(self, cursor: Cursor, answer: FetchedPartition, now_s: float) -> None:
@@ -320,7 +325,7 @@ class AsyncRangeReader(AsyncFace):
         if cursor.epoch >= 0 and cursor.offset >= start.offset:
             known = (await offsets_for_leader_epoch(self.cluster, {tp: (cursor.epoch, -1)}, deadline=deadline))[tp]
             if not _holds(cursor, known):
-                return await self._truncation(cursor, known)
+                return await self._truncation(cursor, known, deadline)
         return OffsetOutOfRangeError(
             tp.topic,
             tp.partition,
@@ -335,12 +340,12 @@ class AsyncRangeReader(AsyncFace):
         unchecked = {c.tp: c for c in cursors if not c.validated}
         if not unchecked:
             return
-        ends = await offsets_for_leader_epoch(
-            self.cluster, {tp: (c.epoch, -1) for tp, c in unchecked.items()}, deadline=self._deadline()
-        )
+        deadline = self._deadline()
+        wanted = {tp: (cursor.epoch, -1) for tp, cursor in unchecked.items()}
+        ends = await offsets_for_leader_epoch(self.cluster, wanted, deadline=deadline)
         for tp, cursor in unchecked.items():
             if not _holds(cursor, ends[tp]):
-                raise await self._truncation(cursor, ends[tp])
+                raise await self._truncation(cursor, ends[tp], deadline)
             cursor.validated = True
 
 
@@ -400,23 +405,28 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
         the caller gets it. Raises LogTruncationError, EpochMismatchError, OffsetOutOfRangeError, TopicReplacedError, or
         what the brokers refuse; nothing is skipped in silence.
         """
-        for pieces in self._pieces(ranges):
+        for pieces, give_back in self._pieces(ranges):
             if progress is not None:
                 progress.update((TopicPartition(piece.topic, piece.partition), piece.next_offset) for piece in pieces)
             if arrow:
                 batch = to_arrow(pieces, **options)
+                give_back()
                 if batch.num_rows:
                     yield batch
             else:
+                rows = [to_records(piece) for piece in pieces]
+                give_back()
                 # Compaction leaves batches without records.
-                yield from filter(None, map(to_records, pieces))
+                yield from filter(None, rows)
 
     def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
         """See `NewsWatch.await_news`."""
         return self._face.run(self._async.await_news(positions, timeout_ms))
 
-    def _pieces(self, ranges: Mapping[TopicPartition, RangeSpec]) -> Iterator[list[Fetched]]:
-        """What has arrived, a few megabytes at a time, so that many small partitions become few batches."""
+    def _pieces(self, ranges: Mapping[TopicPartition, RangeSpec]) -> Iterator[tuple[list[Fetched], Callable[[], None]]]:
+        """What has arrived, a few megabytes at a time, so that many small partitions become few batches; with the call
+        that empties the list and gives its memory back.
+        """
         arrived: queue.SimpleQueue[Fetched | BaseException | None] = queue.SimpleQueue()
         limit_bytes = self.config["max.partition.fetch.bytes"]
 
@@ -424,28 +434,40 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
             return Budget(self.config["queued.max.bytes"])
 
         budget = self._face.run(construct())
+        pieces: list[Fetched] = []
+
+        def give_back() -> None:
+            self._face.call_soon(budget.let_go, pieces.copy())
+            pieces.clear()
+
         self._face.check_usable()
         task = asyncio.run_coroutine_threadsafe(self._async.pump(ranges, arrived.put, budget), self._face.loop)
         try:
             while True:
-                piece = _wait(arrived, self._face)
-                pieces: list[Fetched] = []
-                size_bytes = 0
-                while isinstance(piece, Fetched):
-                    pieces.append(piece)
-                    size_bytes += piece.size_bytes
-                    if size_bytes >= limit_bytes or arrived.empty():
-                        break
-                    piece = arrived.get()
+                last = _take_some(arrived, self._face, pieces, limit_bytes)
                 if pieces:
-                    self._face.call_soon(budget.give_back, size_bytes)
-                    yield pieces
-                if isinstance(piece, BaseException):
-                    raise piece
-                if piece is None:
+                    yield pieces, give_back
+                if isinstance(last, BaseException):
+                    raise last
+                if last is None:
                     return
         finally:
             task.cancel()
+
+
+def _take_some(
+    arrived: queue.SimpleQueue[Any], face: LoopThread, pieces: list[Fetched], limit_bytes: int
+) -> BaseException | Literal["more"] | None:
+    """Move what is there to `pieces`, at least one. What came behind them, if that is not more of them."""
+    size_bytes = 0
+    piece = _wait(arrived, face)
+    while isinstance(piece, Fetched):
+        pieces.append(piece)
+        size_bytes += piece.size_bytes
+        if size_bytes >= limit_bytes or arrived.empty():
+            return "more"
+        piece = arrived.get()
+    return piece
 
 
 def _wait(arrived: queue.SimpleQueue[Any], face: LoopThread) -> Fetched | BaseException | None:

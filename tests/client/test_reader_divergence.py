@@ -1,54 +1,21 @@
-"""The search for where two logs part: `gaps.md G6`, and what a range reader makes of it against brokers."""
+"""What a range reader makes of a log that is not the one which was planned: `gaps.md G6`, `epochs.md` E8-E13."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from fenceline.client.divergence import AskAbout, NotKnown, Parting, Step, next_step
+from fenceline.client import reader as reader_module
+from fenceline.client.deadline import Deadline
 from fenceline.client.epoch_history import EpochStart
 from fenceline.client.errors import EpochMismatchError, LogTruncationError
-from fenceline.client.offsets import EpochEnd
 from fenceline.client.producer import Producer
 from fenceline.client.ranges import OffsetRange
 from fenceline.client.reader import RangeReader
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
 from tests.client.scripted_cluster import ScriptedCluster
-
-READ = (EpochStart(1, 0), EpochStart(3, 10), EpochStart(5, 20))
-"""Up to offset 30."""
-
-
-@pytest.mark.parametrize(
-    ("asked", "answer", "step"),
-    [
-        (5, EpochEnd(5, 30), Parting(30, 5)),
-        (5, EpochEnd(5, 90), Parting(30, 5)),
-        (5, EpochEnd(5, 25), Parting(25, 5)),
-        # The leader has an older epoch there, and that was read too.
-        (5, EpochEnd(3, 15), Parting(15, 3)),
-        (5, EpochEnd(3, 90), Parting(20, 3)),
-        # It has one that was never read: where the histories part lies in an older one.
-        (5, EpochEnd(4, 90), AskAbout(3)),
-        (3, EpochEnd(2, 90), AskAbout(1)),
-        (1, EpochEnd(1, 7), Parting(7, 1)),
-        (1, EpochEnd(0, 7), NotKnown(0)),
-        # It knows nothing of the epoch asked about, though it may of older ones.
-        (5, EpochEnd(-1, -1), AskAbout(3)),
-        (1, EpochEnd(-1, -1), NotKnown(-1)),
-        # No broker answers so; the search must end nevertheless.
-        (3, EpochEnd(4, 90), NotKnown(4)),
-    ],
-)
-def test_each_answer_leads_on(asked: int, answer: EpochEnd, step: Step) -> None:
-    assert next_step(READ, 30, asked, answer) == step
-
-
-def test_who_knows_the_last_epoch_only_finds_no_more_than_its_end() -> None:
-    read = (EpochStart(5, -1),)
-    assert next_step(read, 30, 5, EpochEnd(5, 12)) == Parting(12, 5)
-    assert next_step(read, 30, 5, EpochEnd(3, 12)) == NotKnown(3)
-
 
 _QUICK = {"retry.backoff.ms": 10, "retry.backoff.max.ms": 50, "fetch.max.wait.ms": 50}
 
@@ -122,3 +89,32 @@ def test_a_reader_waits_at_the_broker_for_news() -> None:
             _write(cluster, tp, "b", 2)
             # Another history is news, though there are no records behind the position.
             assert reader.await_news({tp: (4, 0)}, 20)
+
+
+@pytest.mark.parametrize("versions", [{}, {ApiKey.FETCH: (4, 11)}])
+def test_what_is_asked_about_one_loss_has_one_time(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[ApiKey, tuple[int, int]]
+) -> None:
+    """The end of the log, and every epoch that the search asks about: `default.api.timeout.ms` is for all together."""
+    deadlines: list[Deadline] = []
+
+    def noting(ask: Any) -> Any:
+        async def noted(cluster: Any, wanted: Any, *, deadline: Deadline) -> Any:
+            deadlines.append(deadline)
+            return await ask(cluster, wanted, deadline=deadline)
+
+        return noted
+
+    for name in ("list_offsets", "offsets_for_leader_epoch"):
+        monkeypatch.setattr(reader_module, name, noting(getattr(reader_module, name)))
+    with ScriptedCluster(versions=versions) as cluster:
+        tp = _foreign(cluster)
+        # No leader knows epoch 9, so that the position is out of range; and 2 is none of the log's.
+        planned = (EpochStart(0, 0), EpochStart(2, 6), EpochStart(9, 11))
+        with RangeReader(cluster.bootstrap, **_QUICK) as reader:
+            batches = reader.read({tp: OffsetRange(12, 16, 9, epochs=planned)})
+            with pytest.raises(LogTruncationError) as error:
+                list(batches)
+    assert (error.value.divergent_offset, error.value.divergent_epoch) == (4, 0)
+    assert len(deadlines) >= 2
+    assert len(set(map(id, deadlines))) == 1

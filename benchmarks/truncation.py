@@ -1,0 +1,190 @@
+"""A polling consumer and an unclean election: from the new leader's metadata to the truncation that is told.
+
+Three nodes. The leader is alone in sync, takes records with acks=1, which the consumer reads, and is killed; the
+replica that lacks them is elected. The clock starts when the consumer's metadata names that leader, and stops when
+`poll` has raised LogTruncationError. Beside it, in the same run, the round trip of the question to that leader, which
+was started a moment ago, and what one Fetch to it takes later, over an open connection and over a new one: the consumer
+has none to a broker that was away. The requests about the position are counted: one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.clusters import SIDES, ClusterUnderTest, Side
+from benchmarks.harness import Figures, scratch
+from benchmarks.replication_probe import create_replicated, in_sync_count
+from fenceline.client.cluster import Purpose
+from fenceline.client.connection import open_connection
+from fenceline.client.consumer import Consumer
+from fenceline.client.errors import LogTruncationError
+from fenceline.client.fetch_wire import PartitionFetch, fetch_once
+from fenceline.client.producer import Producer
+from fenceline.ids import TopicPartition
+from fenceline.testing.waiting import eventually
+from fenceline.wire.apis import ApiKey
+
+KEPT_RECORDS: Final = 1_000
+CUT_RECORDS: Final = 10_000
+NEW_RECORDS: Final = 1_000
+RECORD_BYTES: Final = 100
+FETCHES: Final = 50
+PATIENCE_S: Final = 120.0
+IMPATIENT: Final = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
+ALONE: Final = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+EVIDENCE_MS: Final = {"told": 0, "told with loss receipts": 500}
+"""`truncation.evidence.timeout.ms`: the cluster's ledger is read before the error is raised, where that is not 0."""
+ABOUT_POSITIONS: Final = (ApiKey.FETCH, ApiKey.OFFSET_FOR_LEADER_EPOCH)
+
+
+def run(figures: Figures, repeats: int) -> None:
+    with scratch() as root:
+        for side in SIDES:
+            _measure(figures, root, side, repeats)
+    figures.note(
+        "From the moment when the consumer's metadata names the new leader until `poll` has raised LogTruncationError;"
+        " Kafka has no loss receipts. A round trip is one Fetch to that leader by the same consumer."
+    )
+
+
+def _measure(figures: Figures, root: Path, side: Side, repeats: int) -> None:
+    with ClusterUnderTest(side, root / f"truncation-{side}", settings=IMPATIENT) as cluster:
+        cluster.start_voters()
+        for number in range(repeats):
+            for what, evidence_ms in EVIDENCE_MS.items():
+                if side == "fenceline" or not evidence_ms:
+                    _cut(figures, cluster, f"cut-{number}-{evidence_ms}", what, evidence_ms)
+
+
+def _cut(figures: Figures, cluster: ClusterUnderTest, topic: str, what: str, evidence_ms: int) -> None:
+    cluster.wait_complete()
+    cluster.wait_caught_up()
+    controller, tp = cluster.leader(), TopicPartition(topic, 0)
+    ahead, behind = (node for node in cluster.nodes if node is not controller)
+    both = (ahead.node_id, behind.node_id)
+    create_replicated(controller.bootstrap, topic, first=ahead.node_id, brokers=both, config=ALONE)
+    _write(controller.bootstrap, tp, KEPT_RECORDS, "all")
+    behind.kill()
+    alone = partial(lambda server, at: in_sync_count(server, at) == 1, controller.bootstrap, topic)
+    eventually(alone, "one replica is in sync", wait_s=PATIENCE_S)
+    _write(controller.bootstrap, tp, CUT_RECORDS, "1")
+    settings = {"auto.offset.reset": "none", "truncation.evidence.timeout.ms": evidence_ms}
+    with Consumer(controller.bootstrap, **settings) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+        read = 0
+        while read < KEPT_RECORDS + CUT_RECORDS:
+            read += len(consumer.poll(1_000))
+        watch = _Watch(consumer, tp, behind.node_id)
+        ahead.kill()
+        behind.start()
+        error, told_s = _told(consumer)
+        if (error.truncated_from, error.divergent_offset) != (read, KEPT_RECORDS):
+            raise ValueError(f"{read} records were read, {KEPT_RECORDS} are left, and this was told: {error}")
+        asked = watch.asked()
+        if len(asked) != 1:
+            raise ValueError(f"one question was to be enough, and these were asked: {asked}")
+        _write(controller.bootstrap, tp, NEW_RECORDS, "1")
+        round_trip_s, connecting_s = consumer._face.run(_round_trips(consumer, tp, behind.node_id))
+    side = cluster.side
+    figures.add(f"from the new leader's metadata until it is {what}", side, (told_s - watch.learned_s) * 1000, "ms")
+    figures.add("of that, the round trip of the question", side, watch.question_s * 1000, "ms")
+    figures.add("questions to the new leader until then", side, len(asked), "requests")
+    figures.add("one Fetch to it, connecting first", side, connecting_s * 1000, "ms")
+    figures.add("one Fetch to it", side, round_trip_s * 1000, "ms")
+    ahead.start()
+
+
+def _write(bootstrap: str, tp: TopicPartition, count: int, acks: str) -> None:
+    with Producer(bootstrap, **{"acks": acks, "enable.idempotence": False}) as producer:
+        sent = [producer.send(tp.topic, bytes(RECORD_BYTES), partition=tp.partition) for _ in range(count)]
+        for delivery in sent:
+            delivery.result(PATIENCE_S)
+
+
+def _told(consumer: Consumer) -> tuple[LogTruncationError, float]:
+    deadline = time.perf_counter() + PATIENCE_S
+    while time.perf_counter() < deadline:
+        try:
+            consumer.poll(1_000)
+        except LogTruncationError as error:
+            return error, time.perf_counter()
+    raise TimeoutError("the truncation is not told")
+
+
+class _Watch:
+    """When a consumer's metadata names `leader` first, and what it asks about its position from then on."""
+
+    def __init__(self, consumer: Consumer, tp: TopicPartition, leader: int) -> None:
+        self._consumer = consumer
+        self._tp = tp
+        self._leader = leader
+        self._asked: list[tuple[ApiKey, int | None]] = []
+        self.learned_s = 0.0
+        self.question_s = 0.0
+        """How long its answer took."""
+        consumer._on_loop(self._begin)
+
+    def _begin(self) -> None:
+        cluster = self._consumer._async.cluster
+        link, call = cluster.link, cluster.call
+
+        def watched_link(node_id: int, purpose: Purpose = Purpose.CONTROL) -> Any:
+            if purpose is Purpose.FETCH:
+                self._note(ApiKey.FETCH, node_id)
+            return link(node_id, purpose)
+
+        async def watched_call(node_id: int | None, api_key: ApiKey, *given: Any, **named: Any) -> Any:
+            self._note(api_key, node_id)
+            started = time.perf_counter()
+            answer = await call(node_id, api_key, *given, **named)
+            if api_key is ApiKey.OFFSET_FOR_LEADER_EPOCH:
+                self.question_s = time.perf_counter() - started
+            return answer
+
+        cluster.link = watched_link  # type: ignore[method-assign]
+        cluster.call = watched_call  # type: ignore[method-assign]
+        for name in ("apply", "accept_hint", "note_epoch"):
+            setattr(cluster.metadata, name, self._looking(getattr(cluster.metadata, name)))
+
+    def _note(self, api_key: ApiKey, node_id: int | None) -> None:
+        # Receipts are looked up in partitions of another topic, by Fetch too, once the truncation is known.
+        state = self._consumer._async.positions.get(self._tp)
+        if api_key in ABOUT_POSITIONS and self.learned_s and (state is None or not state.is_lost):
+            self._asked.append((api_key, node_id))
+
+    def _looking(self, change: Any) -> Any:
+        def watched(*given: Any, **named: Any) -> Any:
+            answer = change(*given, **named)
+            if not self.learned_s and self._consumer._async.cluster.metadata.leader(self._tp).leader == self._leader:
+                self.learned_s = time.perf_counter()
+            return answer
+
+        return watched
+
+    def asked(self) -> list[tuple[ApiKey, int | None]]:
+        return list(self._asked)
+
+
+async def _round_trips(consumer: Consumer, tp: TopicPartition, node_id: int) -> tuple[float, float]:
+    """Seconds of one Fetch that has records to give: over an open connection, and over a new one. Medians."""
+    cluster = consumer._async.cluster
+    link = cluster.link(node_id, Purpose.FETCH)
+    wanted = [PartitionFetch(tp, KEPT_RECORDS, -1, cluster.metadata.leader(tp).epoch, 1)]
+    opened: list[float] = []
+    connected: list[float] = []
+    connection = await link.connection()
+    for _ in range(FETCHES):
+        started = time.perf_counter()
+        await fetch_once(cluster, connection, wanted, consumer.config)
+        opened.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        made = await open_connection(link.host, link.port, consumer.config, None)
+        await fetch_once(cluster, made, wanted, consumer.config)
+        connected.append(time.perf_counter() - started)
+        made.close()
+    return statistics.median(opened), statistics.median(connected)

@@ -1,0 +1,194 @@
+"""What is fetched ahead stays below `queued.max.bytes`, counted as what it keeps in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fenceline.client import connection
+from fenceline.client.consumer import Consumer
+from fenceline.client.fetch_memory import FetchMemory
+from fenceline.client.fetched import Fetched, Run
+from fenceline.client.positions import Phase
+from fenceline.client.ranges import Budget, OffsetRange
+from fenceline.client.reader import AsyncRangeReader, RangeReader
+from fenceline.ids import TopicPartition
+from fenceline.records.arrow import batches_to_arrow
+from fenceline.records.batch import assign_in_place
+from fenceline.records.build import build_batch
+from fenceline.wire.apis import ApiKey
+from tests.client.scripted_cluster import REFUSE, ScriptedCluster
+
+_QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "fetch.max.wait.ms": 10}
+_LIMIT = 800_000
+_HIDDEN_BYTES = 100_000
+_ROUNDS = 40
+_LIMITS = {"queued.max.bytes": _LIMIT, "max.partition.fetch.bytes": _HIDDEN_BYTES + 10}
+_HEADERS_BYTES = 20_000
+"""More than what all answers hold beside records."""
+
+
+def _until(done: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end_s, "it did not come to that"
+        time.sleep(0.001)
+
+
+def _piece(buffer: bytes, start: int, end: int) -> Fetched:
+    run = Run(memoryview(buffer)[start:end], 0, 1)
+    return Fetched("t", 0, (run,) if end > start else (), 0, 1, 0, end - start, 1)
+
+
+def test_an_answer_counts_whole_and_once_until_its_last_piece_is_gone() -> None:
+    memory = FetchMemory(1000)
+    first, second = bytes(600), bytes(300)
+    pieces = [_piece(first, 0, 10), _piece(first, 10, 590), _piece(second, 0, 5), _piece(second, 5, 5)]
+    for piece in pieces:
+        memory.keep(piece)
+    assert memory.taken_bytes == 900
+    assert not memory.has_room
+    memory.let_go([pieces[1], pieces[3]])
+    assert memory.taken_bytes == 900
+    memory.let_go([pieces[0]])
+    assert memory.taken_bytes == 300
+    memory.let_go([pieces[2]])
+    assert memory.taken_bytes == 0
+
+
+def test_requests_share_what_is_left_and_none_takes_more_than_half() -> None:
+    memory = FetchMemory(1000)
+    assert [memory.promise(5000), memory.promise(5000, 2), memory.promise(100)] == [500, 250, 100]
+    assert memory.has_room
+    memory.promise(100)
+    assert not memory.has_room
+    memory.redeem(500)
+    assert memory.promise(5000) == 500
+
+
+def test_one_that_is_larger_than_all_of_it_is_waited_out() -> None:
+    memory = FetchMemory(1000)
+    piece = _piece(bytes(5000), 0, 5000)
+    memory.redeem(memory.promise(5000))
+    memory.keep(piece)
+    assert not memory.has_room
+    memory.let_go([piece])
+    assert memory.has_room
+
+
+def _batch(base_offset: int, size_bytes: int, *, control: bool = False) -> bytes:
+    raw = bytearray(build_batch([(1_000, b"\0\0\0\1", bytes(size_bytes), ())], control=control))
+    assign_in_place(raw, 0, base_offset, 0)
+    return bytes(raw)
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster(nodes=2) as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def hiding(cluster: ScriptedCluster) -> TopicPartition:
+    """Before each record lies much that a reader does not see; every answer brings one of each."""
+    (tp,) = cluster.add_topic("t")
+    for number in range(_ROUNDS):
+        cluster.logs[tp].batches += [_batch(2 * number, _HIDDEN_BYTES, control=True), _batch(2 * number + 1, 1)]
+    return tp
+
+
+@pytest.fixture
+def answers_bytes() -> Iterator[Callable[[], int]]:
+    """The memory of all answers that something is kept of, as the allocator knows it."""
+
+    def measure() -> int:
+        only = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, connection.__file__)])
+        return sum(trace.size for trace in only.traces if trace.size >= _HIDDEN_BYTES)
+
+    batches_to_arrow([])  # Its imports take long where memory is traced.
+    tracemalloc.start()
+    try:
+        yield measure
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("arrow", [False, True])
+def test_a_consumer_holds_no_more_than_it_may(
+    cluster: ScriptedCluster, hiding: TopicPartition, answers_bytes: Callable[[], int], arrow: bool
+) -> None:
+    with Consumer(cluster.bootstrap, **_QUICK, **_LIMITS) as consumer:
+        consumer.assign([hiding])
+        consumer.seek(hiding, 0)
+        fetcher = consumer._async._fetcher
+        found: list[int] = []
+
+        def take() -> None:
+            if arrow:
+                found.extend(consumer.poll_arrow(5, max_bytes=1).column("offset").to_pylist())
+            else:
+                found.extend(record.offset for record in consumer.poll(5, max_records=1))
+
+        for wanted in (1, 5, 20):
+            _until(lambda wanted=wanted: take() or len(found) >= wanted)
+            _until(lambda: fetcher._is_full or len(cluster.fetches) > _ROUNDS)
+            assert _HIDDEN_BYTES < answers_bytes() <= _LIMIT + _HEADERS_BYTES
+        _until(lambda: take() or len(found) >= _ROUNDS)
+        assert found == list(range(1, 2 * _ROUNDS, 2))
+        _until(lambda: take() or not fetcher._memory._held_bytes)
+
+
+def test_a_range_reader_holds_no_more_than_it_may(
+    cluster: ScriptedCluster, hiding: TopicPartition, answers_bytes: Callable[[], int]
+) -> None:
+    wanted = {hiding: OffsetRange(0, 2 * _ROUNDS)}
+
+    async def fill_up() -> int:
+        async with AsyncRangeReader(cluster.bootstrap, **_QUICK, **_LIMITS) as reader:
+            budget, pieces = Budget(_LIMIT), list[Fetched]()
+            task = asyncio.ensure_future(reader.pump(wanted, pieces.append, budget))
+            await asyncio.to_thread(_until, lambda: not budget._memory.has_room or task.done())
+            held_bytes = answers_bytes()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return held_bytes
+
+    assert _HIDDEN_BYTES < asyncio.run(fill_up()) <= _LIMIT + _HEADERS_BYTES
+    with RangeReader(cluster.bootstrap, **_QUICK, **_LIMITS) as reader:
+        rows = [offset for batch in reader.read(wanted) for offset in batch.column("offset").to_pylist()]
+        assert rows == list(range(1, 2 * _ROUNDS, 2))
+        records = [record.offset for records in reader.read(wanted, arrow=False) for record in records]
+        assert records == rows
+
+
+def test_what_waits_for_a_silent_leader_keeps_no_memory_from_others(cluster: ScriptedCluster) -> None:
+    waiting, served = cluster.add_topic("t", 2)
+    cluster.logs[waiting].batches = [_batch(0, 1), _batch(1, 2 * _LIMIT, control=True), _batch(2, 1)]
+    cluster.logs[served].batches = [_batch(offset, 1) for offset in range(5)]
+    found: dict[TopicPartition, list[int]] = {waiting: [], served: []}
+    with Consumer(cluster.bootstrap, **_QUICK, **{"queued.max.bytes": _LIMIT}) as consumer:
+        fetcher, positions = consumer._async._fetcher, consumer._async.positions
+
+        def take() -> None:
+            for record in consumer.poll(5, max_records=1):
+                found[TopicPartition(record.topic, record.partition)].append(record.offset)
+
+        consumer.assign([waiting, served])
+        consumer.seek(waiting, 0, 0)
+        _until(lambda: waiting in fetcher._buffered_by_tp)
+        with cluster.lock:
+            cluster.node_rule = lambda node, key: REFUSE if key is ApiKey.OFFSET_FOR_LEADER_EPOCH else None
+            cluster.logs[waiting].elect(2)
+        consumer._on_loop(consumer._async.cluster.request_refresh)
+        _until(lambda: positions.of(waiting).phase is Phase.AWAIT_VALIDATION)
+        consumer.seek(served, 0)
+        _until(lambda: take() or len(found[served]) == 5)
+        assert found == {waiting: [], served: [0, 1, 2, 3, 4]}
+        with cluster.lock:
+            cluster.node_rule = None
+        _until(lambda: take() or len(found[waiting]) == 2)
+        assert found == {waiting: [0, 2], served: [0, 1, 2, 3, 4]}
