@@ -6,6 +6,8 @@ KAFKA_VERSION := 4.3.1
 VENV := .venv
 BIN := $(VENV)/bin
 JARS := .cache/kafka-$(KAFKA_VERSION)
+OLD_KAFKA_VERSION := 2.1.1
+OLD_JARS := .cache/kafka-$(OLD_KAFKA_VERSION)
 LOCK_STAMP := $(VENV)/.locked
 SPARK43 := .venv-spark43
 BUILD_STAMP := $(VENV)/.built
@@ -37,10 +39,13 @@ $(BUILD_STAMP): $(LOCK_STAMP) $(KERNEL_SOURCES)
 java:  ## find Java 17+, or install a headless JRE where that is allowed
 	@bash tools/ensure_java.sh
 
-jars: $(JARS)/.complete  ## fetch Apache Kafka's and Spark's connector jars (tests and bench compare against them)
+jars: $(JARS)/.complete $(OLD_JARS)/.complete  ## fetch Apache Kafka's and Spark's connector jars (tests and bench compare against them)
 
 $(JARS)/.complete: tools/kafka/pom.xml tools/kafka/connector.xml
 	@bash tools/fetch_jars.sh $(KAFKA_VERSION) $(JARS)
+
+$(OLD_JARS)/.complete: tools/kafka/old.xml
+	@bash tools/fetch_jars.sh $(OLD_KAFKA_VERSION) $(OLD_JARS) old
 
 demo: setup java  ## flights through three brokers and Spark; records are lost, told of, and taken out of the tables
 	@# Spark's own connector runs beside it; without Maven, or without a way to its jars, the demo goes on alone.
@@ -51,7 +56,7 @@ SIMULATION := $(BIN)/python -m fenceline.testing.simulation all
 CLUSTERS := $(BIN)/python -m fenceline.testing.simulation brokers
 
 test: setup java  ## all tests (those against real Kafka need Maven)
-	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
+	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS) $(OLD_KAFKA_VERSION) $(OLD_JARS)
 	@# Three workers on two cores: who waits for a JVM or for a process leaves its core to the others.
 	@$(BIN)/python -m pytest -n 3
 	@echo "2,000 seeds of simulated quorums and controllers ..."
@@ -79,11 +84,11 @@ simulate: setup  ## 2,000 seeds of simulated quorums and controllers, 2,000 of c
 	@$(CLUSTERS) --seeds $(SEEDS) --workers 2 --progress 100
 
 soak: setup java  ## half an hour of chaos on processes, kill loops, fuzzing; then new simulated seeds until stopped
-	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS)
+	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS) $(OLD_KAFKA_VERSION) $(OLD_JARS)
 	@$(BIN)/python -m pytest -m soak --timeout=0
 	@$(SIMULATION) --seeds $$(date +%s).. --stop --workers 2 --progress 1000
 
-bench: setup java jars  ## measure beside Apache Kafka; writes benchmarks/results/
+bench: setup java $(JARS)/.complete  ## measure beside Apache Kafka; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks
 
 lint: setup  ## formatting, ruff, strict types, import contracts

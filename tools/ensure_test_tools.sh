@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Brings what the tests compare against, where that can be had: Apache Kafka's jars (Maven) and kcat.
 # What is missing is skipped with a reason by the tests; in CI (CI=true) a skip is a failure.
-# usage: ensure_test_tools.sh KAFKA_VERSION JARS_DIR
+# usage: ensure_test_tools.sh KAFKA_VERSION JARS_DIR OLD_KAFKA_VERSION OLD_JARS_DIR
 set -euo pipefail
-version=$1 jars=$2
+version=$1 jars=$2 old_version=$3 old_jars=$4
 may_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 need() { # command, Debian package
   command -v "$1" >/dev/null && return
@@ -16,4 +16,7 @@ need mvn maven
 need kcat kcat
 if [ ! -e "$jars/.complete" ] && command -v mvn >/dev/null; then
   bash "$(dirname "$0")/fetch_jars.sh" "$version" "$jars" || echo "The tests against Apache Kafka will be skipped"
+fi
+if [ ! -e "$old_jars/.complete" ] && command -v mvn >/dev/null; then
+  bash "$(dirname "$0")/fetch_jars.sh" "$old_version" "$old_jars" old || echo "The tests against Apache Kafka $old_version will be skipped"
 fi

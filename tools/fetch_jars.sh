@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fetches Apache Kafka (server and tools) and Spark's own Kafka connector with Maven, or one of the two.
-# usage: fetch_jars.sh KAFKA_VERSION TARGET_DIR [server|connector]
+# usage: fetch_jars.sh KAFKA_VERSION TARGET_DIR [server|connector|old]; `old` is the Kafka of kafka/old.xml, alone
 set -euo pipefail
 version=$1 target=$2 only=${3:-}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -9,6 +9,7 @@ mkdir -p "$target"
 target=$(cd "$target" && pwd)
 case $only in
   connector) parts=(connector:connector) what="Spark's connector" ;;
+  old) parts=(old:server) what="Apache Kafka $version" ;;
   server) parts=(pom:server) what="Apache Kafka $version" ;;
   *) parts=(pom:server connector:connector) what="Apache Kafka $version and Spark's connector" ;;
 esac
@@ -18,4 +19,4 @@ for part in "${parts[@]}"; do
   mvn -q -B -f "$here/kafka/${part%:*}.xml" dependency:copy-dependencies -DoutputDirectory="$target/${part#*:}" >"$log" 2>&1 \
     || { cat "$log"; echo "Maven could not fetch the jars, see above"; exit 1; }
 done
-[[ -n $only ]] || touch "$target/.complete"
+[[ $only == server || $only == connector ]] || touch "$target/.complete"

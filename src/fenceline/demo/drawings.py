@@ -187,10 +187,11 @@ def apart(places: Sequence[float], distance: float, highest: float = WIDTH - _RI
 
 
 def hatching() -> str:
-    """What the styles of hatched marks refer to: once on a page."""
+    """What the styles of hatched marks refer to: once on a page, where it takes no room."""
     return (
-        '<svg width="0" height="0" aria-hidden="true"><defs><pattern id="hatch" width="6" height="6"'
-        ' patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="hatch-back" width="6" height="6"/>'
+        '<svg style="position:absolute;width:0;height:0" aria-hidden="true"><defs>'
+        '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect class="hatch-back" width="6" height="6"/>'
         '<line class="hatch-line" x1="0" y1="0" x2="0" y2="6"/></pattern></defs></svg>'
     )
 

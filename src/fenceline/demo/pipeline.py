@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.demo.aggregate import Hourly
 from fenceline.demo.beside import DIGESTED, compared
+from fenceline.demo.cluster import QUICK_TO_GIVE_UP
 from fenceline.demo.flights import SPARK_SCHEMA
+from fenceline.demo.spark_processes import end_spark
 from fenceline.demo.stopping import Stopping
 from fenceline.demo.story import Connector
 from fenceline.errors import OperatorError
@@ -39,10 +41,11 @@ if TYPE_CHECKING:
 FLIGHTS_PER_TRIGGER: Final = 40_000
 _OTHER_SPARKS: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")
 """Variables that would lead to another Spark, or another set-up, than the one that is installed with the package."""
-_END_WITHIN_S: Final = 10.0
-_FRESH: Final = {"kafka.metadata.max.age.ms": "1000"}
+_FRESH: Final = {
+    "kafka.metadata.max.age.ms": "1000",
+    **{f"kafka.{name}": value for name, value in QUICK_TO_GIVE_UP.items()},
+}
 """For both sources: a new leader is known within a second, and not only when the old one stays silent for long."""
-
 
 _CONNECTOR_ROWS: Final = "partition int, offset long, value binary"
 
@@ -139,20 +142,9 @@ class Pipeline:
         self._end()
 
     def _end(self) -> None:
-        """End Java, and with it its Python processes, within seconds."""
-        from pyspark import SparkContext
-
         java, self._java = self._java, None
-        if java is None:
-            return
-        java.terminate()
-        try:
-            java.wait(_END_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            java.kill()
-            java.wait()
-        # Another session in this process needs another Java.
-        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        if java is not None:
+            end_spark(java)
 
     @property
     def _spark(self) -> SparkSession:

@@ -19,8 +19,8 @@ from fenceline.demo.worker import Worker
 from fenceline.errors import FencelineError
 from fenceline.losses.receipt import Receipt
 
-_PATIENCE_S: Final = 90.0
-"""For each step of the loss, on a machine that has other work."""
+_PATIENCE_S: Final = 240.0
+"""For each step of the loss, on a machine that has other work. One waits for all that Spark has not read yet."""
 
 
 class BusyPartition:

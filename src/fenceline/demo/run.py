@@ -5,7 +5,6 @@ Owns the order of things. Whatever happens, Ctrl-C included, the nodes and Spark
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ from fenceline.demo.logs import held_against, look, rows_at, runs_of
 from fenceline.demo.narration import Narration
 from fenceline.demo.pipeline import Pipeline
 from fenceline.demo.play import BusyPartition, Play
+from fenceline.demo.quiet import quiet
 from fenceline.demo.repairs import Repair, repairs_of
 from fenceline.demo.stopping import Stopping
 from fenceline.demo.story import Sample, Story
@@ -53,9 +53,7 @@ def run_demo(directory: Path, report: Path, *, months: int = MONTHS) -> bool:
     it is stopped by a signal.
     """
     _require_java()
-    # What the consumer is told is narrated; it needs no warnings beside.
-    logging.getLogger("fenceline").addHandler(logging.NullHandler())
-    with Stopping() as stopping:
+    with quiet(), Stopping() as stopping:
         _clear(directory)
         try:
             return _Demo(directory, months, stopping).run(report)

@@ -173,7 +173,11 @@ def _tables(story: Story) -> str:
     end = max((span.end_offset for state in (story.before, story.after) for span in state.spans), default=0)
     leaders = {(reign.partition, reign.epoch): reign.leader for reign in story.reigns}
     drawn = "".join(_table(story, state, end, leaders) for state in (story.before, story.after))
-    keys = [("node-1", "rows that the log has"), ("stale", "stale: the log has others there"), ("missing", "missing")]
+    keys = [
+        ("node-1", "rows that the log has, in the colour of who led"),
+        ("stale", "stale: the log has others there"),
+        ("missing", "missing"),
+    ]
     words = f"<p>{_text(story.repair_words)}</p>" if story.repair_words else ""
     return words + drawn + _keys(keys)
 

@@ -1,0 +1,64 @@
+"""Nothing of Spark is surprised by Java's end, or left after it."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import sys
+
+import pytest
+from pyspark.accumulators import _start_update_server
+
+from fenceline.demo.spark_processes import children_of, hang_up, is_running
+from fenceline.testing.waiting import eventually
+
+TOKEN = "secret"
+
+
+def test_the_accumulators_hang_up_before_java_does(capfd: pytest.CaptureFixture[str]) -> None:
+    server = _start_update_server(TOKEN, False)
+    with socket.create_connection(server.server_address[:2], timeout=30) as java:
+        # No updates, as Spark sends them after each task.
+        java.sendall(TOKEN.encode() + struct.pack("!i", 0))
+        assert java.recv(1) == b"\1"
+        hang_up(server)
+        assert java.recv(1) == b"", "it has gone first"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_session_that_has_ended_in_order_has_none_any_more() -> None:
+    hang_up(None)
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+print(child.pid, flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no /proc to see processes in")
+def test_processes_of_processes_are_seen_until_they_have_ended() -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])",
+        PARENT,
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        third = int(first.stdout.readline())
+        second, *others = children_of(first.pid)
+        assert others == [third]
+        assert all(map(is_running, (first.pid, second, third)))
+        first.stdin.close()
+        # The first is not waited for: what is left of it is an entry, which is no process.
+        eventually(lambda: not any(map(is_running, (first.pid, second, third))), "all have ended")
+
+
+def test_one_that_nobody_knows_is_not_running() -> None:
+    assert not is_running(2**31 - 1)
+    assert children_of(2**31 - 1) == []

@@ -1,0 +1,150 @@
+"""The client at a real Apache Kafka 2.1.1, the oldest that it promises to work with: two brokers and a ZooKeeper.
+
+What such brokers can not tell stands in `tests/client/test_older_kafka.py`, where each answer can be made.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from fenceline.cli.app import app
+from fenceline.client import (
+    Admin,
+    Consumer,
+    ConsumerRecord,
+    NewTopic,
+    OffsetRange,
+    Producer,
+    RangeReader,
+    TopicPartition,
+)
+from fenceline.errors import ErrorCode, PeerError
+from fenceline.testing.waiting import eventually
+from tests.conftest import unavailable
+from tests.support.old_kafka import OldKafka, why_no_old_kafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+WAIT_S = 120
+BEFORE, AFTER = 100, 40
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OldKafka]:
+    if (reason := why_no_old_kafka()) is not None:
+        unavailable(reason)
+    with OldKafka(tmp_path_factory.mktemp("old")) as running:
+        with Admin(running.bootstrap) as admin:
+            eventually(lambda: len(admin.metadata().brokers) == 2, "both brokers are there", wait_s=WAIT_S)
+        yield running
+
+
+def create(kafka: OldKafka, topic: str) -> TopicPartition:
+    """One partition, led by broker 1 and followed by broker 2."""
+    with Admin(kafka.bootstrap) as admin:
+        admin.create_topics([NewTopic(topic, assignments={0: [1, 2]})])
+    eventually(lambda: in_sync(kafka, topic) == {1, 2}, f"{topic} is in sync", wait_s=WAIT_S)
+    return TopicPartition(topic, 0)
+
+
+def in_sync(kafka: OldKafka, topic: str) -> set[int]:
+    with Admin(kafka.bootstrap) as admin:
+        found = admin.metadata([topic]).topics.get(topic)
+    return set(found.partitions[0].isr) if found is not None and 0 in found.partitions else set()
+
+
+def write(kafka: OldKafka, tp: TopicPartition, count: int, stem: str) -> list[bytes]:
+    values = [f"{stem}{number}".encode() for number in range(count)]
+    with Producer(kafka.bootstrap) as producer:
+        for delivery in [producer.send(tp.topic, value, partition=tp.partition) for value in values]:
+            delivery.result(WAIT_S)
+    return values
+
+
+def read(consumer: Consumer, count: int) -> list[ConsumerRecord]:
+    found: list[ConsumerRecord] = []
+    end_s = time.monotonic() + WAIT_S
+    while len(found) < count:
+        assert time.monotonic() < end_s, f"{len(found)} of {count} records came"
+        found += consumer.poll(1000)
+    return found
+
+
+def test_all_codecs_come_back(kafka: OldKafka) -> None:
+    tp = create(kafka, "codecs")
+    for codec in CODECS:
+        with Producer(kafka.bootstrap, **{"compression.type": codec}) as producer:
+            producer.send(tp.topic, codec.encode(), b"key", partition=0, headers=[("a", b"b")]).result(WAIT_S)
+    with Consumer(kafka.bootstrap, **{"auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([tp])
+        records = read(consumer, len(CODECS))
+    assert [(record.offset, record.value, record.key) for record in records] == [
+        (offset, codec.encode(), b"key") for offset, codec in enumerate(CODECS)
+    ]
+    assert {tuple(record.headers) for record in records} == {(("a", b"b"),)}
+
+
+def test_groups_positions_and_ranges_keep_epochs_over_a_new_leader(kafka: OldKafka) -> None:
+    tp = create(kafka, "epochs")
+    before = write(kafka, tp, BEFORE, "before")
+    group = {"group.id": "old", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    with Consumer(kafka.bootstrap, **group) as consumer:
+        consumer.subscribe([tp.topic])
+        assert [record.value for record in read(consumer, BEFORE)] == before
+        consumer.commit()
+        first = consumer.committed([tp])[tp]
+    assert first is not None
+    assert (first.offset, first.leader_epoch) == (BEFORE, 0)
+
+    kafka.kill(1)
+    after = write(kafka, tp, AFTER, "after")
+    with Consumer(kafka.bootstrap, **group) as consumer:
+        consumer.subscribe([tp.topic])
+        records = read(consumer, AFTER)
+    assert [record.value for record in records] == after
+    (epoch,) = {record.leader_epoch for record in records}
+    assert epoch is not None
+    assert epoch > 0
+    with Consumer(kafka.bootstrap, **{"auto.offset.reset": "none"}) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, BEFORE, 0)
+        assert read(consumer, 1)[0].offset == BEFORE
+    with Admin(kafka.bootstrap) as admin:
+        ends = admin.offsets_for_leader_epoch({tp: 0})[tp]
+    assert (ends.leader_epoch, ends.end_offset) == (0, BEFORE)
+    with RangeReader(kafka.bootstrap) as reader:
+        wanted = {tp: OffsetRange(BEFORE - 1, BEFORE + 2, leader_epoch=0)}
+        values = [value for batch in reader.read(wanted) for value in batch["value"].to_pylist()]
+    assert values == [before[-1], *after[:2]]
+    kafka.spawn(1)
+    kafka.await_ready(1)
+    eventually(lambda: in_sync(kafka, tp.topic) == {1, 2}, "both are in sync again", wait_s=WAIT_S)
+
+
+def test_the_command_line_sees_its_groups(kafka: OldKafka) -> None:
+    tp = create(kafka, "listed")
+    write(kafka, tp, 3, "value")
+    with Admin(kafka.bootstrap) as admin:
+        admin.alter_group_offsets("listed", {tp: 1})
+
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(app, ["groups", *arguments, "--bootstrap", kafka.bootstrap])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    described = json.loads(run("describe", "listed", "--json"))
+    assert "listed" in json.dumps(described)
+    assert "listed" in run("list")
+    run("delete", "listed")
+    assert "listed" not in run("list")
+
+
+def test_what_it_does_not_know_is_refused(kafka: OldKafka) -> None:
+    with Admin(kafka.bootstrap) as admin, pytest.raises(PeerError) as refused:
+        admin.describe_quorum()
+    assert refused.value.code is ErrorCode.UNSUPPORTED_VERSION
