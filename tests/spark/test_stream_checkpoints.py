@@ -20,7 +20,7 @@ def test_a_checkpoint_of_an_older_release_goes_back_to_the_beginning_when_it_can
     reader = make(cluster, onTruncation="rewind")
     later = reader.latestOffset(old, ALL)
     assert reads(reader, old, later) == {"t-0": (0, 150)}
-    assert "divergence_offset" not in later["truncations"][0]
+    assert "divergent_offset" not in later["truncations"][0]
     # Where it still holds it learns its epochs with the next batch.
     fine = {"topics": {"t": {"id": ids, "partitions": {"0": {"leader_epoch": 4, "offset": 120}}}}, "version": 1}
     later = reader.latestOffset(fine, ALL)

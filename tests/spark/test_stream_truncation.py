@@ -23,7 +23,7 @@ def test_truncation_and_regrowth_is_noticed_in_latest_offset() -> None:
     error = losing(cluster, end)
     assert error.kind is LossKind.LOG_TRUNCATED
     (loss,) = error.losses
-    assert (loss.offset, loss.leader_epoch, loss.divergence_offset, loss.log_end_offset) == (150, 0, 100, 200)
+    assert (loss.offset, loss.leader_epoch, loss.divergent_offset, loss.log_end_offset) == (150, 0, 100, 200)
 
 
 def test_a_running_query_notices_it_too() -> None:
@@ -48,12 +48,12 @@ def test_truncation_is_noticed_when_a_batch_is_replayed() -> None:
     cluster.log("t").elect(2, keep=180)
     cluster.log("t").append(100)
     error = losing(cluster, first, second)
-    assert (error.kind, error.losses[0].divergence_offset, error.losses[0].offset) == (LossKind.LOG_TRUNCATED, 180, 200)
+    assert (error.kind, error.losses[0].divergent_offset, error.losses[0].offset) == (LossKind.LOG_TRUNCATED, 180, 200)
     # Below the start as well: told once, for the start.
     cluster.log("t").elect(3, keep=100)
     cluster.log("t").append(200)
     error = losing(cluster, first, second)
-    assert [(loss.divergence_offset, loss.offset) for loss in error.losses] == [(100, 150)]
+    assert [(loss.divergent_offset, loss.offset) for loss in error.losses] == [(100, 150)]
 
 
 def test_truncation_without_failing_goes_on_from_the_divergence_point() -> None:
@@ -105,7 +105,7 @@ def test_the_offset_tells_what_was_lost_and_only_once(caplog: pytest.LogCaptureF
     assert later["truncations"] == [
         {
             "current_leader_epoch": 2,
-            "divergence_offset": 100,
+            "divergent_offset": 100,
             "found_topic_id": cluster.ids["t"],
             "leader_epoch": 0,
             "log_end_offset": 120,
@@ -120,7 +120,7 @@ def test_the_offset_tells_what_was_lost_and_only_once(caplog: pytest.LogCaptureF
     ]
     assert "LOG_TRUNCATED" in caplog.text
     (loss,) = losses_of({"sources": [{"endOffset": json.dumps(later)}]})
-    assert (loss.kind, loss.divergence_offset, loss.offset) == (LossKind.LOG_TRUNCATED, 100, 150)
+    assert (loss.kind, loss.divergent_offset, loss.offset) == (LossKind.LOG_TRUNCATED, 100, 150)
     assert reads(reader, end, later) == {"t-0": (100, 120)}
     assert reader.latestOffset(later, ALL) == later
     cluster.log("t").append(1)
@@ -210,7 +210,7 @@ def test_a_rewind_over_several_elections_is_exact() -> None:
     cluster.logs[TopicPartition("t", 0)] = FakeLog([0] * 100 + [2] * 7 + [3] * 50, leader_epoch=6)
     with pytest.raises(DataLossError) as caught:
         make(cluster).latestOffset(end, ALL)
-    assert [(loss.divergence_offset, loss.offset) for loss in caught.value.losses] == [(107, 130)]
+    assert [(loss.divergent_offset, loss.offset) for loss in caught.value.losses] == [(107, 130)]
     again = make(cluster, onTruncation="rewind")
     later = again.latestOffset(end, ALL)
     assert reads(again, end, later) == {"t-0": (107, 157)}
