@@ -8,6 +8,7 @@ import platform
 import statistics
 import subprocess
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -111,18 +112,29 @@ class Figures:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system CPU seconds of a process and its children so far."""
+    """User and system CPU seconds so far of a process, of what it started, and of what of that has ended.
+
+    A process that ended counts where it was waited for: in its parent. So the sum never goes down.
+    """
+    while True:
+        try:
+            tree = _tree(pid)
+            total = sum(sum(each.cpu_times()[:4]) for each in tree)
+            if _tree(pid) == tree:
+                return total
+        except psutil.NoSuchProcess:
+            # One of them ended meanwhile; if it was not the first one, its parent has its time now.
+            if not psutil.pid_exists(pid):
+                raise
+
+
+def _tree(pid: int) -> list[psutil.Process]:
     process = psutil.Process(pid)
-    total = 0.0
-    for each in (process, *process.children(recursive=True)):
-        times = each.cpu_times()
-        total += times.user + times.system
-    return total
+    return [process, *process.children(recursive=True)]
 
 
 def resident_mb(pid: int) -> float:
-    process = psutil.Process(pid)
-    return sum(each.memory_info().rss for each in (process, *process.children(recursive=True))) / 1e6
+    return sum(each.memory_info().rss for each in _tree(pid)) / 1e6
 
 
 @contextmanager
@@ -136,6 +148,27 @@ def cpu_of(pid: int) -> Iterator[Callable[[], float]]:
 def scratch() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="fenceline-bench-") as path:
         yield Path(path)
+
+
+def run_rows(figures: Figures, rows: Mapping[str, Callable[[], None]]) -> None:
+    """Run those that `BENCH_ROWS` names, with commas, or all. What each found is written when it is over, whatever
+    becomes of those behind it. Raises when one of them failed.
+    """
+    wanted = [name for name in os.environ.get("BENCH_ROWS", "").split(",") if name] or list(rows)
+    if unknown := [name for name in wanted if name not in rows]:
+        raise ValueError(f"BENCH_ROWS names {', '.join(unknown)}; known: {', '.join(rows)}")
+    failed = []
+    for name in wanted:
+        try:
+            rows[name]()
+        except Exception:
+            traceback.print_exc()
+            failed.append(name)
+        finally:
+            if figures.series:
+                write_results({figures.name: figures})
+    if failed:
+        raise RuntimeError(f"rows of {figures.name} failed: {', '.join(failed)}")
 
 
 def machine() -> dict[str, Any]:

@@ -3,7 +3,8 @@
 10 M records of 100 B (key 8 B) in 4 partitions, local[2]. Both sides are warmed up before they count. Small batches
 come in two ways: records that keep trickling in, and records that come once the query is idle, where the connector
 waits for its own long poll (`docs/decisions/008-small-batches-of-the-connector.md`). An idle query is there to see what
-it costs to have no data: a session without any query is its yardstick.
+it costs to have no data: a session without any query is its yardstick. `BENCH_ROWS` names what to run, with commas
+(the keys of `rows`).
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.harness import Figures, cpu_of, scratch, start_fenceline
+from benchmarks.harness import Figures, cpu_of, run_rows, scratch, start_fenceline
 from benchmarks.workloads import create_topic
 from fenceline.client import Producer
 from fenceline.testing.apache_kafka import DEFAULT_JARS
@@ -39,17 +41,18 @@ def run(figures: Figures, repeats: int) -> None:
     node = start_fenceline()
     try:
         with scratch() as directory:
-            fill(node.bootstrap)
             spark = session(directory)
             try:
-                measure(figures, repeats, spark, node.bootstrap, directory)
+                run_rows(figures, rows(figures, repeats, spark, node.bootstrap, directory))
             finally:
                 spark.stop()
     finally:
         node.close()
 
 
+@cache
 def fill(bootstrap: str) -> None:
+    """Once for each node."""
     create_topic(bootstrap, TOPIC, PARTITIONS)
     rows = 250_000
     keys = pa.array([b"%08d" % number for number in range(rows)], pa.binary())
@@ -81,30 +84,44 @@ def session(directory: Path) -> Any:
     )
 
 
-def measure(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> None:
-    jobs = {
+def rows(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> dict[str, Callable[[], None]]:
+    jobs: dict[str, Callable[[str], object]] = {
         "batch count": lambda form: read(spark, form, bootstrap).count(),
         "batch noop": lambda form: read(spark, form, bootstrap).write.format("noop").mode("overwrite").save(),
         "stream noop": lambda form: drain(spark, form, bootstrap, directory, "noop"),
         "stream parquet": lambda form: drain(spark, form, bootstrap, directory, "parquet"),
     }
-    for name, job in jobs.items():
-        for attempt in range(1 + repeats):
-            for side, form in SIDES.items():
-                started = time.perf_counter()
-                job(form)
-                elapsed = time.perf_counter() - started
-                if attempt:
-                    figures.add(name, side, RECORDS / elapsed, "rows/s")
+    found: dict[str, Callable[[], None]] = {
+        name: partial(whole_topic, figures, repeats, bootstrap, name, job) for name, job in jobs.items()
+    }
     for name, trickles in (("trickling in", True), ("after a pause", False)):
-        for attempt in range(1 + repeats):
-            for side, form in SIDES.items():
-                topic = f"small-{trickles}-{side}-{attempt}"
-                durations = small_batches(spark, form, bootstrap, directory, topic, trickles)
-                if attempt:
-                    figures.add(
-                        f"micro-batch of a handful of rows {name}, p50", side, statistics.median(durations), "ms"
-                    )
+        found[name] = partial(handfuls, figures, repeats, spark, bootstrap, directory, name, trickles)
+    return {**found, "idle": partial(idle, figures, repeats, spark, bootstrap, directory)}
+
+
+def whole_topic(figures: Figures, repeats: int, bootstrap: str, name: str, job: Callable[[str], object]) -> None:
+    fill(bootstrap)
+    for attempt in range(1 + repeats):
+        for side, form in SIDES.items():
+            started = time.perf_counter()
+            job(form)
+            elapsed = time.perf_counter() - started
+            if attempt:
+                figures.add(name, side, RECORDS / elapsed, "rows/s")
+
+
+def handfuls(
+    figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path, name: str, trickles: bool
+) -> None:
+    for attempt in range(1 + repeats):
+        for side, form in SIDES.items():
+            topic = f"small-{trickles}-{side}-{attempt}"
+            durations = small_batches(spark, form, bootstrap, directory, topic, trickles)
+            if attempt:
+                figures.add(f"micro-batch of a handful of rows {name}, p50", side, statistics.median(durations), "ms")
+
+
+def idle(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> None:
     for _ in range(repeats):
         figures.add(IDLE, "no query", idle_percent(spark), "% of a core")
         for side, form in SIDES.items():

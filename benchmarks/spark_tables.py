@@ -5,6 +5,7 @@ batch, with epochs, exactly once and compared with the log; the connector writes
 a record to the commit of its row, at 10,000 rows/s with trigger 0. "repair": 300,000 of 5 M rows are of an epoch that
 the log never had; the figure is what the batch that takes them out needs beyond one that does not. "audit": a table of
 10 M rows, in Spark and by the command's own code, where nothing is missing and where all of the log is read.
+`BENCH_ROWS` names what to run, with commas: stream, audit, repair, end to end.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from benchmarks.harness import Figures, scratch, start_fenceline
+from benchmarks.harness import Figures, run_rows, scratch, start_fenceline
 from benchmarks.spark import PARTITIONS, RECORDS, TOPIC, fill, session
 from benchmarks.workloads import create_topic
 from fenceline.client import Producer
@@ -27,20 +29,23 @@ ROWS_A_SECOND = 10_000
 SECONDS = 30
 REPAIR_ROWS = 5_000_000
 STALE_ROWS = 300_000
+TABLE, PARQUET = "table", "parquet"
 
 
 def run(figures: Figures, repeats: int) -> None:
     node = start_fenceline()
     try:
         with scratch() as directory:
-            fill(node.bootstrap)
             spark = session(directory)
             try:
                 bootstrap = node.bootstrap
-                streams(figures, repeats, spark, bootstrap, directory)
-                audits(figures, repeats, spark, bootstrap, directory)
-                repairs(figures, repeats, spark, node, directory)
-                latencies(figures, repeats, spark, node.bootstrap, directory)
+                rows = {
+                    "stream": partial(streams, figures, repeats, spark, bootstrap, directory),
+                    "audit": partial(audits, figures, repeats, spark, bootstrap, directory),
+                    "repair": partial(repairs, figures, repeats, spark, node, directory),
+                    "end to end": partial(latencies, figures, repeats, spark, bootstrap, directory),
+                }
+                run_rows(figures, rows)
             finally:
                 spark.stop()
     finally:
@@ -66,31 +71,36 @@ def clear(directory: Path, *names: str) -> None:
 
 
 def streams(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> None:
+    fill(bootstrap)
+    sides = {"fenceline": fill_table, "connector": fill_parquet}
     for attempt in range(1 + repeats):
-        for side in ("fenceline", "connector"):
-            clear(directory, "table", "parquet")
+        for side, fill_from_log in sides.items():
+            clear(directory, TABLE, PARQUET)
             started = time.perf_counter()
-            if side == "fenceline":
-                frame = source(spark, "fenceline", bootstrap, TOPIC, maxOffsetsPerTrigger=2_000_000)
-                sink(frame, bootstrap, directory, "table").trigger(availableNow=True).start().awaitTermination()
-            else:
-                frame = source(spark, "kafka", bootstrap, TOPIC, maxOffsetsPerTrigger=2_000_000)
-                writer = frame.writeStream.format("parquet").option(
-                    "checkpointLocation", str(directory / "parquet-state")
-                )
-                writer.trigger(availableNow=True).start(str(directory / "parquet")).awaitTermination()
+            fill_from_log(spark, bootstrap, directory)
             if attempt:
                 figures.add("stream into a table", side, RECORDS / (time.perf_counter() - started), "rows/s")
-            if side == "fenceline" and attempt == repeats:
-                shutil.rmtree(directory / "kept", ignore_errors=True)
-                shutil.copytree(directory / "table", directory / "kept")
+
+
+def fill_table(spark: Any, bootstrap: str, directory: Path) -> None:
+    frame = source(spark, "fenceline", bootstrap, TOPIC, maxOffsetsPerTrigger=2_000_000)
+    sink(frame, bootstrap, directory, TABLE).trigger(availableNow=True).start().awaitTermination()
+
+
+def fill_parquet(spark: Any, bootstrap: str, directory: Path) -> None:
+    frame = source(spark, "kafka", bootstrap, TOPIC, maxOffsetsPerTrigger=2_000_000)
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(directory / f"{PARQUET}-state"))
+    writer.trigger(availableNow=True).start(str(directory / PARQUET)).awaitTermination()
 
 
 def audits(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> None:
     import pyspark_fenceline
     from pyspark_fenceline.audit_table import audit_here, settings
 
-    table = str(directory / "kept")
+    fill(bootstrap)
+    clear(directory, TABLE)
+    fill_table(spark, bootstrap, directory)
+    table = str(directory / TABLE)
     ways = {
         "audit in Spark": lambda: pyspark_fenceline.audit(table, bootstrap, TOPIC, spark=spark),
         "audit in Spark, all of the log": lambda: pyspark_fenceline.audit(

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.audit_judge import Expected, Finding, Kind, as_columns, judge
@@ -76,6 +77,9 @@ class Judging:
     bucket_size: int
     expected: Mapping[TopicPartition, Expected]
     topics: tuple[str, ...] | None
+    look: str = field(default_factory=lambda: uuid4().hex)
+    """Of this audit alone: Spark answers a plan from what it keeps of an equal one, and the log may have lost something
+    since."""
 
     def __call__(self, runs: pa.Table, *, may_read: bool = True) -> pa.Table:
         """Findings about one bucket: all rows of `runs` have one topic, partition and bucket. Raises `_LogNeeded` where
