@@ -39,7 +39,7 @@ class Loss:
     """One partition's loss.
 
     `offset` is the query's position: the next offset to read; `leader_epoch` the epoch of the record before it (-1:
-    unknown). `divergence_offset`: first offset whose record is not the one read before (None: somewhere at or before
+    unknown). `divergent_offset`: first offset whose record is not the one read before (None: somewhere at or before
     `offset - 1`). `log_epoch`: the log's own epoch at that place. `log_start_offset`, `log_end_offset`: what the log
     holds now. `resume_offset`: where a query that is told to go on does so, never above the first record that it has
     not read as the log holds it (-1: nowhere). The cluster's ids are there where they differ.
@@ -52,7 +52,7 @@ class Loss:
     partition: int
     offset: int
     leader_epoch: int = -1
-    divergence_offset: int | None = None
+    divergent_offset: int | None = None
     log_epoch: int = -1
     log_start_offset: int = -1
     log_end_offset: int = -1
@@ -69,11 +69,11 @@ class Loss:
         match self.kind:
             case LossKind.LOG_TRUNCATED:
                 read_in = f"leader epoch {self.leader_epoch}" if self.leader_epoch >= 0 else "an unknown leader epoch"
-                if self.divergence_offset is None:
+                if self.divergent_offset is None:
                     where = f"the histories part at or before offset {self.offset - 1}"
                 else:
                     last = self.offset - 1
-                    where = f"offsets {self.divergence_offset} to {last} as read before are no longer in the log"
+                    where = f"offsets {self.divergent_offset} to {last} as read before are no longer in the log"
                 return (
                     f"{name} was truncated under the query: position {self.offset} was read in {read_in}, {where} "
                     f"(the log is now in epoch {self.log_epoch} there and ends at {self.log_end_offset})"

@@ -1,13 +1,12 @@
 """What logs have lost, as a table: `spark.read.format("fenceline").option("losses", True)`.
 
-Owns the table's columns and how loss receipts become rows. Receipts are JSON in the ledger topic, keyed by the loss's
-id; what is said later of the same loss counts (its evidence went). Reads all of the ledger in one task: it is as long
+Owns the table's columns and how loss receipts become rows; what a receipt is, the client knows. What is said later of
+the same loss counts (its evidence went). Reads all of the ledger in one task: it is as long
 as the list of losses. Apache Kafka's brokers tell nobody what they lose, so theirs is empty.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from fenceline.client.loss_receipts import LossReceipt, parse_receipt
 from fenceline.errors import InternalError, OperatorError
 from fenceline.ids import LOSSES_TOPIC
 from pyspark_fenceline import connect, workers
@@ -92,20 +92,16 @@ class LossesReader(DataSourceReader):
 
         if not isinstance(partition, RangesPartition) or not partition.task:
             return
-        receipts: dict[str, Mapping[str, Any]] = {}
+        receipts: dict[str, LossReceipt] = {}
         client = connect.reader(self._client)
         for batch in connect.read_arrow(client, partition.task, partition.topic_ids, {}):
             for value in batch.column("value").to_pylist():
                 receipt = _receipt(value)
-                if receipt is not None and (self._topics is None or receipt["topic"] in self._topics):
-                    receipts[receipt["id"]] = receipt
-        rows = sorted(receipts.values(), key=lambda receipt: (receipt["time_ms"], receipt["id"]))
-        if rows:
-            columns = {
-                name: [receipt["time_ms"] * 1000 if name == "time" else receipt.get(name) for receipt in rows]
-                for name in SCHEMA.names
-            }
-            yield pa.RecordBatch.from_pydict(columns, schema=arrow_schema(SCHEMA))
+                if receipt is not None and (self._topics is None or receipt.topic in self._topics):
+                    receipts[receipt.id] = receipt
+        told = sorted(receipts.values(), key=lambda receipt: (receipt.time_ms, receipt.id))
+        if told:
+            yield pa.RecordBatch.from_pylist([_row(receipt) for receipt in told], schema=arrow_schema(SCHEMA))
         workers.settle()
 
 
@@ -120,12 +116,22 @@ def losses_reader(options: Mapping[str, str]) -> LossesReader:
     return LossesReader(client_properties(options), topics)
 
 
-def _receipt(value: bytes | None) -> Mapping[str, Any] | None:
+def _receipt(value: bytes | None) -> LossReceipt | None:
     if value is None:
         return None
-    try:
-        found = json.loads(value)
-        found["id"], found["time_ms"], found["topic"]
-    except (ValueError, KeyError, TypeError):
-        raise InternalError(f"{LOSSES_TOPIC} holds what is no loss receipt: {value[:200]!r}") from None
-    return dict(found)
+    found = parse_receipt(value)
+    if found is None:
+        raise InternalError(f"{LOSSES_TOPIC} holds what is no loss receipt: {value[:200]!r}")
+    return found
+
+
+def _row(receipt: LossReceipt) -> dict[str, Any]:
+    """Under the columns' names."""
+    fields = receipt._asdict()
+    named = {
+        "time": receipt.time_ms * 1000,
+        "topic_id": receipt.topic_id or None,
+        "bytes": receipt.size_bytes,
+        "class": receipt.loss_class,
+    }
+    return {name: named.get(name, fields.get(name)) for name in SCHEMA.names}

@@ -277,14 +277,14 @@ def _loss(
 ) -> Loss | None:
     start, end = snapshot.starts[tp], snapshot.ends[tp]
 
-    def loss(kind: LossKind, resume: int, *, divergence_offset: int | None = None, log_epoch: int = -1) -> Loss:
+    def loss(kind: LossKind, resume: int, *, divergent_offset: int | None = None, log_epoch: int = -1) -> Loss:
         return Loss(
             kind=kind,
             topic=tp.topic,
             partition=tp.partition,
             offset=position.offset,
             leader_epoch=position.leader_epoch,
-            divergence_offset=divergence_offset,
+            divergent_offset=divergent_offset,
             log_epoch=log_epoch,
             log_start_offset=start,
             log_end_offset=end.offset,
@@ -300,7 +300,7 @@ def _loss(
         return loss(
             LossKind.LOG_TRUNCATED,
             verdict.resume_offset,
-            divergence_offset=verdict.offset,
+            divergent_offset=verdict.offset,
             log_epoch=verdict.log_epoch,
         )
     if position.leader_epoch < 0 and position.offset > end.offset:

@@ -113,7 +113,7 @@ def _after(error: PeerError, left: list[OffsetRange], plan: ReadPlan, troubles: 
                 loss,
                 offset=end.end_offset_exclusive,
                 leader_epoch=end.end_epoch,
-                divergence_offset=found.offset,
+                divergent_offset=found.offset,
                 log_epoch=found.log_epoch,
                 resume_offset=found.resume_offset,
             )
@@ -151,7 +151,7 @@ def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:
                 error.partition,
                 error.offset,
                 error.leader_epoch,
-                divergence_offset=divergence,
+                divergent_offset=divergence,
                 log_epoch=error.divergent_epoch,
             )
         case EpochMismatchError():
@@ -163,7 +163,7 @@ def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:
                 error.partition,
                 end,
                 error.expected_epoch,
-                divergence_offset=error.offset,
+                divergent_offset=error.offset,
                 log_epoch=error.leader_epoch,
             )
         case OffsetOutOfRangeError() if 0 <= error.offset < error.log_start_offset:
@@ -184,7 +184,7 @@ def _loss_of(error: PeerError, task: Sequence[OffsetRange]) -> Loss | None:
                 error.topic,
                 error.partition,
                 end,
-                divergence_offset=error.log_end_offset if error.log_end_offset >= 0 else None,
+                divergent_offset=error.log_end_offset if error.log_end_offset >= 0 else None,
                 log_start_offset=error.log_start_offset,
                 log_end_offset=error.log_end_offset,
             )

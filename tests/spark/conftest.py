@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ import pytest
 
 from fenceline.testing.apache_kafka import DEFAULT_JARS, small_kafka
 from tests.conftest import need_java
+from tests.spark.sessions import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,34 +23,11 @@ CONNECTOR = DEFAULT_JARS / "connector"
 @pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     need_java()
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    root = tmp_path_factory.mktemp("spark")
-    scratch = root / "tmp"
-    scratch.mkdir()
-    builder = (
-        SparkSession.builder.master("local[2]")
-        .appName("fenceline-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(root / "warehouse"))
-        .config("spark.local.dir", str(root / "local"))
-        # No test lives long enough for a better compiler.
-        .config("spark.driver.extraJavaOptions", f"-Djava.io.tmpdir={scratch} -XX:TieredStopAtLevel=1")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.python.filterPushdown.enabled", "true")
-    )
-    jars = sorted(CONNECTOR.glob("*.jar"))
-    if jars:
-        builder = builder.config("spark.jars", ",".join(map(str, jars)))
-    session = builder.getOrCreate()
-    yield session
-    session.stop()
+    jars = ",".join(map(str, sorted(CONNECTOR.glob("*.jar"))))
+    settings = {"spark__driver__memory": "1g", "spark__sql__python__filterPushdown__enabled": "true"}
+    made = session("local[2]", tmp_path_factory.mktemp("spark"), **settings, **({"spark__jars": jars} if jars else {}))
+    yield made
+    made.stop()
 
 
 @pytest.fixture
@@ -117,6 +93,14 @@ def broker(request: pytest.FixtureRequest) -> Broker:
     found = request.getfixturevalue(name)
     assert isinstance(found, Broker)
     return found
+
+
+@pytest.fixture
+def no_idle_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that finds nothing to do says so at once."""
+    from pyspark_fenceline import stream
+
+    monkeypatch.setattr(stream, "IDLE_WAIT_MS", 0)
 
 
 @pytest.fixture

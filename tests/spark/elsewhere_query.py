@@ -1,7 +1,10 @@
-"""What `test_elsewhere.py` runs in a process of its own: one query in each way, on a Spark that is not in the process.
+"""What `test_elsewhere.py` runs in a process of its own: queries of each kind, on a Spark that is not in the process.
 
-Arguments: where Spark is (`spark://...` for a standalone cluster, `connect` for a Spark Connect server of its own),
-bootstrap servers, topic, a folder for its output. Prints one JSON object.
+Arguments: a folder for all output, where Spark is (`spark://...` for a standalone cluster, `connect` for a Spark
+Connect server of its own), bootstrap servers, a topic with two partitions; `CUT` is a topic that is to be cut. Prints
+one JSON object.
+
+The log is cut by who started this, when a file says that a batch is planned; another file says that it is done.
 """
 
 from __future__ import annotations
@@ -9,30 +12,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+from tests.spark.sessions import CONNECT, session
 
-def session(where: str, scratch: str) -> Any:
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder
-    builder = builder.remote("local[2]") if where == "connect" else builder.master(where)
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.driver.memory": "512m",
-        "spark.executor.memory": "512m",
-        "spark.executor.cores": "1",
-        "spark.cores.max": "2",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.local.dir": scratch,
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    }
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+CUT: Final = "cut"
+PLANNED: Final = "is-planned"
+DONE: Final = "is-cut"
 
 
 def await_executors(spark: Any, count: int) -> int:
@@ -44,33 +31,97 @@ def await_executors(spark: Any, count: int) -> int:
     return int(found)
 
 
-def main(where: str, bootstrap: str, topic: str, folder: str) -> None:
-    from pyspark_fenceline.errors import parse
+def places(rows: Any) -> list[list[int]]:
+    return sorted([row.partition, row.offset, row.leader_epoch] for row in rows)
 
-    spark = session(where, folder + "/local")
-    given = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "includeLeaderEpoch": "true"}
-    found: dict[str, Any] = {"executors": await_executors(spark, 2) if where != "connect" else 1}
+
+def ended(writer: Any, folder: str, name: str) -> Any:
+    """The query, with a checkpoint of that name, when it has run what there is."""
+    query = writer.option("checkpointLocation", f"{folder}/{name}-state").trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def read(spark: Any, given: dict[str, str], folder: str) -> dict[str, Any]:
     frame = spark.read.format("fenceline").options(**given, minPartitions="4").load()
-    found["batch"] = sorted([row.partition, row.offset, row.leader_epoch] for row in frame.collect())
+    found: dict[str, Any] = {"batch": places(frame.collect())}
     stream = spark.readStream.format("fenceline").options(
         **given, startingOffsets="earliest", maxOffsetsPerTrigger="40"
     )
-    writer = stream.load().writeStream.format("parquet").option("checkpointLocation", folder + "/checkpoint")
-    query = writer.trigger(availableNow=True).start(folder + "/out")
-    query.awaitTermination()
-    rows = spark.read.parquet(folder + "/out").collect()
-    found["stream"] = sorted([row.partition, row.offset, row.leader_epoch] for row in rows)
+    writer = stream.load().writeStream.format("parquet").option("path", folder + "/out")
+    query = ended(writer, folder, "out")
+    found["stream"] = places(spark.read.parquet(folder + "/out").collect())
     found["batches"] = query.lastProgress["batchId"] + 1
-    expired = spark.readStream.format("fenceline").options(
-        **given, startingOffsets=json.dumps({topic: {"0": 0, "1": 0}})
-    )
-    writer = expired.load().writeStream.format("noop").option("checkpointLocation", folder + "/expired")
+    return found
+
+
+def expired(spark: Any, given: dict[str, str], folder: str) -> list[list[Any]]:
+    from pyspark_fenceline.errors import parse
+
+    start = json.dumps({given["subscribe"]: {"0": 0, "1": 0}})
+    frame = spark.readStream.format("fenceline").options(**given, startingOffsets=start).load()
     try:
-        writer.trigger(availableNow=True).start().awaitTermination()
+        ended(frame.writeStream.format("noop"), folder, "expired")
     except Exception as error:
-        found["losses"] = [
-            [str(loss.kind), loss.partition, loss.offset, loss.log_start_offset] for loss in parse(error) or ()
+        return [[str(loss.kind), loss.partition, loss.offset, loss.log_start_offset] for loss in parse(error) or ()]
+    return []
+
+
+def truncated(spark: Any, given: dict[str, str], folder: str) -> dict[str, Any]:
+    """A stream whose log is cut when its batch is planned and nothing is read yet; told to fail, then to go on."""
+    from pyspark_fenceline.errors import losses_of, parse
+
+    given = {**given, "startingOffsets": "earliest"}
+
+    def write(frame: Any, batch_id: int) -> None:
+        if not Path(folder, DONE).exists():
+            # By now Spark has the batch's tasks, and has run none of them.
+            Path(folder, PLANNED).touch()
+            while not Path(folder, DONE).exists():
+                time.sleep(0.05)
+        frame.write.mode("append").parquet(f"{folder}/rows")
+
+    def run(policy: str) -> Any:
+        frame = spark.readStream.format("fenceline").options(**given, onTruncation=policy).load()
+        return ended(frame.writeStream.foreachBatch(write), folder, "rows")
+
+    def told(losses: Any) -> list[list[Any]]:
+        # What a driver finds when it plans comes with the topic's id.
+        return [
+            [str(loss.kind), loss.divergent_offset, loss.offset, "driver" if loss.found_topic_id else "executor"]
+            for loss in losses or ()
         ]
+
+    found: dict[str, Any] = {}
+    for attempt in ("first", "replay"):
+        try:
+            run("fail")
+        except Exception as error:
+            found[attempt] = told(parse(error))
+            found[f"{attempt} text"] = str(error)[:4000]
+    query = run("rewind")
+    found["rewound"] = told(loss for progress in query.recentProgress for loss in losses_of(progress))
+    found["values"] = sorted({int(row.value) for row in spark.read.parquet(f"{folder}/rows").collect()})
+    return found
+
+
+def sink(spark: Any, given: dict[str, str], folder: str) -> None:
+    """Everything there is into a table that is kept equal to the log."""
+    frame = spark.readStream.format("fenceline").options(**given, startingOffsets="earliest", onTruncation="rewind")
+    writer = frame.load().writeStream.format("fenceline_delta").option("path", f"{folder}/table")
+    ended(writer.option("kafka.bootstrap.servers", given["kafka.bootstrap.servers"]), folder, "table")
+
+
+def main(folder: str, where: str, bootstrap: str, topic: str) -> None:
+    spark = session(where, folder, spark__executor__memory="512m", spark__executor__cores="1", spark__cores__max="2")
+    given = {"kafka.bootstrap.servers": bootstrap, "includeLeaderEpoch": "true"}
+    whole, cut = {**given, "subscribe": topic}, {**given, "subscribe": CUT}
+    found: dict[str, Any] = {"executors": await_executors(spark, 2) if where != CONNECT else 1}
+    found |= read(spark, whole, folder)
+    found["losses"] = expired(spark, whole, folder)
+    sink(spark, cut, folder)
+    found["truncated"] = truncated(spark, cut, folder)
+    sink(spark, cut, folder)
     print(json.dumps(found), flush=True)
     spark.stop()
 

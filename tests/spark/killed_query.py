@@ -1,6 +1,6 @@
 """The victim of `test_killed.py`: a driver that streams a topic into a Delta table until it is killed or done.
 
-Arguments: bootstrap servers, topic, table, checkpoint, a folder for what Spark leaves lying about, and how it ends:
+Arguments: a folder for what Spark leaves lying about, bootstrap servers, topic, table, checkpoint, and how it ends:
 `done`, or `endless` where only a kill ends it.
 """
 
@@ -8,31 +8,15 @@ from __future__ import annotations
 
 import sys
 
+from tests.spark.queries import stream
+from tests.spark.sessions import session
+
 ROWS_A_BATCH = 500
 
 
-def main(bootstrap: str, topic: str, table: str, checkpoint: str, scratch: str, end: str) -> None:
-    from pyspark.sql import SparkSession
-
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "512m")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.log.level", "ERROR")
-        .config("spark.local.dir", scratch)
-        .config("spark.driver.extraJavaOptions", f"-Djava.io.tmpdir={scratch} -XX:TieredStopAtLevel=1")
-        .getOrCreate()
-    )
-    frame = (
-        spark.readStream.format("fenceline")
-        .option("kafka.bootstrap.servers", bootstrap)
-        .option("subscribe", topic)
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", ROWS_A_BATCH)
-        .option("includeLeaderEpoch", True)
-        .load()
-    )
+def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, end: str) -> None:
+    spark = session("local[2]", folder)
+    frame = stream(spark, bootstrap, topic, maxOffsetsPerTrigger=ROWS_A_BATCH, includeLeaderEpoch=True)
     writer = frame.writeStream.format("fenceline_delta").option("checkpointLocation", checkpoint)
     writer = writer.trigger(processingTime="0 seconds") if end == "endless" else writer.trigger(availableNow=True)
     writer.start(table).awaitTermination()

@@ -5,7 +5,7 @@ A file in the folder of plans names a step. The process that comes to it takes t
 Python worker alone on the executors' side, the whole driver with its JVM on the driver's. Where the file says so, the
 process stands still instead (SIGSTOP), for somebody to wake it up when others have gone on.
 
-Arguments: bootstrap servers, topic, table, checkpoint, a folder for what Spark leaves lying about, the folder of plans.
+Arguments: a folder for what Spark leaves lying about, bootstrap servers, topic, table, checkpoint, the folder of plans.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from pyspark_fenceline import (
     delta_opened,
 )
 from pyspark_fenceline.delta import DeltaDataSource, DeltaStreamWriter
+from tests.spark.queries import stream
+from tests.spark.sessions import session
 
 EXECUTOR_STEPS: Mapping[str, tuple[Any, str]] = {
     "file": (delta_files.FileWriter, "_open"),
@@ -120,35 +122,16 @@ class DeadlyDelta(DeltaDataSource):
         return writer
 
 
-def main(bootstrap: str, topic: str, table: str, checkpoint: str, scratch: str, folder: str) -> None:
-    from pyspark.sql import SparkSession
-
+def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, plans_folder: str) -> None:
     # Imported by its name, so that Spark's workers find the class where this module is.
     from tests.spark import killed_steps
 
-    spark = (
-        # Tasks may fail often: each loses its worker.
-        SparkSession.builder.master("local[2,100]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "512m")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.log.level", "OFF")
-        .config("spark.local.dir", scratch)
-        .config("spark.driver.extraJavaOptions", f"-Djava.io.tmpdir={scratch} -XX:TieredStopAtLevel=1")
-        .getOrCreate()
-    )
+    # Tasks may fail often: each loses its worker.
+    spark = session("local[2,100]", folder, spark__log__level="OFF")
     spark.dataSource.register(killed_steps.DeadlyDelta)
-    frame = (
-        spark.readStream.format("fenceline")
-        .option("kafka.bootstrap.servers", bootstrap)
-        .option("subscribe", topic)
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", ROWS_A_BATCH)
-        .option("includeLeaderEpoch", True)
-        .load()
-    )
+    frame = stream(spark, bootstrap, topic, maxOffsetsPerTrigger=ROWS_A_BATCH, includeLeaderEpoch=True)
     writer = frame.writeStream.format("deadly_delta").option("checkpointLocation", checkpoint)
-    writer = writer.option("kafka.bootstrap.servers", bootstrap).option("plans", folder)
+    writer = writer.option("kafka.bootstrap.servers", bootstrap).option("plans", plans_folder)
     writer.trigger(availableNow=True).start(table).awaitTermination()
     spark.stop()
 

@@ -21,7 +21,7 @@ from fenceline.testing.node import EmbeddedNode
 from pyspark_fenceline.audit_table import Audit, audit_here, settings
 from pyspark_fenceline.repair_table import Repair, repair_here
 from tests.spark.conftest import Broker
-from tests.spark.test_truncation import cut
+from tests.spark.cut_log import restart_cut
 
 pytestmark = [pytest.mark.timeout(300)]
 COLUMNS = ["value", "topic", "partition", "offset", "leader_epoch"]
@@ -339,9 +339,7 @@ def test_a_truncated_log(tmp_path: Path) -> None:
             broker.produce(topic, range(start, start + 50 + 50 * (start == 0)))
         table = keep(tmp_path / "t", records(broker, topic, 0, 150))
         keep(tmp_path / "t", records(broker, topic, 150, 200))
-        node.stop()
-        cut(node.log_dir, topic, 100)
-        node.start()
+        restart_cut(node, topic, 100)
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1060))
         found = audited(broker, table)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from fenceline.records.batch import iter_headers
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
+from pyspark_fenceline.audit_table import audit_here, settings
 from pyspark_fenceline.errors import parse
 from tests.spark.conftest import Broker
-from tests.spark.test_source import batch, drain, rows, stream
+from tests.spark.cut_log import restart_cut
+from tests.spark.queries import batch, drain, keep_equal, rows, stream, tracked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,10 +46,10 @@ def test_brokers_that_stay_away_end_the_query_in_clear_words(
     broker, table = Broker("fenceline", node.bootstrap), str(tmp_path / "table")
     broker.create("t")
     broker.produce("t", range(10))
-    drain(stream(spark, broker, "t", **QUICK), table, checkpoint)
+    drain(stream(spark, broker.bootstrap, "t", **QUICK), table, checkpoint)
     node.stop()
     with pytest.raises(Exception, match="No broker answered") as caught:
-        drain(stream(spark, broker, "t", **QUICK, **{"fetchOffset.numRetries": 2}), table, checkpoint)
+        drain(stream(spark, broker.bootstrap, "t", **QUICK, **{"fetchOffset.numRetries": 2}), table, checkpoint)
     assert "fetchOffset.numRetries: 2" in str(caught.value)
     assert parse(caught.value) is None
 
@@ -55,7 +60,7 @@ def test_brokers_that_come_back_in_time_are_waited_for(
     broker, table = Broker("fenceline", node.bootstrap), str(tmp_path / "table")
     broker.create("t")
     broker.produce("t", range(10))
-    frame = stream(spark, broker, "t", **QUICK, **{"fetchOffset.numRetries": 1000})
+    frame = stream(spark, broker.bootstrap, "t", **QUICK, **{"fetchOffset.numRetries": 1000})
     query = frame.writeStream.format("fenceline_delta").option("checkpointLocation", checkpoint).start(table)
     try:
         query.processAllAvailable()
@@ -89,36 +94,75 @@ def test_a_damaged_batch_in_the_middle_is_named_and_nothing_behind_it_is_skipped
     node.start()
     for lenient in (False, True):
         with pytest.raises(Exception, match="wrong checksum") as caught:
-            drain(stream(spark, broker, "t", failOnDataLoss=not lenient), table, checkpoint)
+            drain(stream(spark, broker.bootstrap, "t", failOnDataLoss=not lenient), table, checkpoint)
         assert "offset 10" in str(caught.value)
         assert parse(caught.value) is None
+
+
+BIG: Final = 10 * 1024 * 1024
+ODD: Final = [(b"key", BIG), (b"tombstone", None), (None, 0), (None, None)] * 3
+"""Keys and sizes of values, in the order of their offsets."""
+
+
+def send_odd(broker: Broker, topic: str) -> None:
+    from fenceline.client.producer import Producer
+
+    with Producer(broker.bootstrap, **{"max.request.size": 2 * BIG}) as producer:
+        for number, (key, size) in enumerate(ODD):
+            producer.send(topic, None if size is None else bytes([number]) * size, key)
+        producer.flush()
+
+
+def create_for_big(broker: Broker, topic: str) -> None:
+    from fenceline.client.admin import NewTopic
+
+    broker.admin.create_topics([NewTopic(topic, 1, 1, {"max.message.bytes": str(2 * BIG)})])
 
 
 def test_records_of_10_mb_and_of_nothing(
     spark: SparkSession, fenceline_node: Broker, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
-    from fenceline.client.admin import NewTopic
-    from fenceline.client.producer import Producer
-
-    size = 10 * 1024 * 1024
-    fenceline_node.admin.create_topics([NewTopic(topic, 1, 1, {"max.message.bytes": str(2 * size)})])
-    with Producer(fenceline_node.bootstrap, **{"max.request.size": 2 * size}) as producer:
-        for number in range(3):
-            producer.send(topic, bytes([number]) * size, b"key")
-            producer.send(topic, None, b"tombstone")
-            producer.send(topic, b"", None)
-            producer.send(topic, None, None)
-        producer.flush()
-    expected = [size, None, 0, None] * 3
-    frame = batch(spark, fenceline_node, topic)
-    found = frame.orderBy("offset").selectExpr("octet_length(value) as size", "key").collect()
-    assert [row["size"] for row in found] == expected
-    assert [row["key"] for row in found] == [b"key", b"tombstone", None, None] * 3
+    create_for_big(fenceline_node, topic)
+    send_odd(fenceline_node, topic)
+    frame = batch(spark, fenceline_node.bootstrap, topic)
+    found = frame.orderBy("offset").selectExpr("key", "octet_length(value) as size").collect()
+    assert [tuple(row) for row in found] == ODD
     target = str(tmp_path / "out")
-    writer = stream(spark, fenceline_node, topic).selectExpr("offset", "octet_length(value) as size")
+    writer = stream(spark, fenceline_node.bootstrap, topic).selectExpr("offset", "key", "octet_length(value) as size")
     query = writer.writeStream.format("parquet").option("checkpointLocation", checkpoint).trigger(availableNow=True)
     query.start(target).awaitTermination()
-    assert [row["size"] for row in spark.read.parquet(target).orderBy("offset").collect()] == expected
+    written = spark.read.parquet(target).orderBy("offset").drop("offset").collect()
+    assert [tuple(row) for row in written] == ODD
+
+
+def test_records_of_10_mb_and_of_nothing_in_a_table_that_is_kept_equal(
+    spark: SparkSession, tmp_path: Path, checkpoint: str
+) -> None:
+    """The log is cut in the middle of them, so that the sink copies a file of theirs without the stale rows."""
+    table, topic = str(tmp_path / "table"), "odd"
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        create_for_big(broker, topic)
+        for _ in range(2):
+            send_odd(broker, topic)
+        keep_equal(tracked(spark, node.bootstrap, topic), table, checkpoint, node.bootstrap)
+        assert keys_and_sizes(table) == ODD * 2
+        assert audit_here(table, settings(node.bootstrap, topic)).verdict.is_equal
+        broker.admin.close()
+        restart_cut(node, topic, len(ODD))
+        broker = Broker("fenceline", node.bootstrap)
+        broker.produce(topic, range(5))
+        keep_equal(tracked(spark, node.bootstrap, topic), table, checkpoint, node.bootstrap)
+        assert keys_and_sizes(table) == ODD + [(b"k%d" % number, 1) for number in range(5)]
+        assert audit_here(table, settings(node.bootstrap, topic)).verdict.is_equal
+        values = DeltaTable(table).to_pyarrow_table(columns=["offset", "value"]).sort_by("offset")["value"]
+        assert values[4].as_py() == bytes([4]) * BIG
+
+
+def keys_and_sizes(table: str) -> list[tuple[bytes | None, int | None]]:
+    found = DeltaTable(table).to_pyarrow_table(columns=["offset", "key", "value"]).sort_by("offset")
+    sizes = pc.binary_length(found["value"]).to_pylist()
+    return list(zip(found["key"].to_pylist(), sizes, strict=True))
 
 
 def test_a_thousand_partitions_and_most_of_them_empty(
@@ -128,15 +172,57 @@ def test_a_thousand_partitions_and_most_of_them_empty(
     filled = (0, 7, 499, 999)
     for partition in filled:
         fenceline_node.produce(topic, range(5), partition=partition)
-    frame = batch(spark, fenceline_node, topic)
+    frame = batch(spark, fenceline_node.bootstrap, topic)
     assert frame.count() == 20
     assert frame.rdd.getNumPartitions() == 1
     table = str(tmp_path / "table")
-    drain(stream(spark, fenceline_node, topic), table, checkpoint)
-    fenceline_node.produce(topic, range(5), partition=3)
-    drain(stream(spark, fenceline_node, topic), table, checkpoint)
+    for added in (None, 3):
+        if added is not None:
+            fenceline_node.produce(topic, range(5), partition=added)
+        tracked_frame = tracked(spark, fenceline_node.bootstrap, topic)
+        keep_equal(tracked_frame, table, checkpoint, fenceline_node.bootstrap)
+        assert audit_here(table, settings(fenceline_node.bootstrap, topic)).verdict.is_equal
     assert sorted({partition for partition, _, _ in rows(table)}) == [0, 3, 7, 499, 999]
     assert len(rows(table)) == 25
+
+
+@pytest.mark.parametrize("partition_by", ["topic,partition", ""])
+def test_a_thousand_partitions_with_records_in_a_table_that_is_kept_equal(
+    spark: SparkSession, tmp_path: Path, checkpoint: str, partition_by: str
+) -> None:
+    """Two batches, an election between them, and rows of the first epoch that the log has in the second."""
+    from fenceline.client.producer import Producer
+
+    table, topic = str(tmp_path / "table"), "wide"
+
+    def send(bootstrap: str) -> None:
+        with Producer(bootstrap) as producer:
+            promises = [producer.send(topic, b"%d" % index, partition=index) for index in range(1000)]
+            producer.flush()
+            for promise in promises:
+                promise.result()
+
+    def run() -> None:
+        frame = tracked(spark, node.bootstrap, topic)
+        keep_equal(frame, table, checkpoint, node.bootstrap, partitionBy=partition_by)
+
+    with EmbeddedNode() as node:
+        broker = Broker("fenceline", node.bootstrap)
+        broker.create(topic, 1000)
+        broker.admin.close()
+        send(node.bootstrap)
+        run()
+        assert audit_here(table, settings(node.bootstrap, topic)).verdict.is_equal
+        known = DeltaTable(table).to_pyarrow_table().slice(0, 3)
+        later = known.set_column(known.schema.get_field_index("offset"), "offset", pa.array([1] * 3, pa.int64()))
+        write_deltalake(table, later, mode="append")
+        node.stop()
+        node.start()
+        send(node.bootstrap)
+        run()
+        found = audit_here(table, settings(node.bootstrap, topic))
+        assert found.verdict.is_equal, str(found)
+        assert rows(table) == [(index, offset, b"%d" % index) for index in range(1000) for offset in (0, 1)]
 
 
 def test_a_stream_of_an_empty_topic_waits_for_its_first_record(
@@ -144,11 +230,30 @@ def test_a_stream_of_an_empty_topic_waits_for_its_first_record(
 ) -> None:
     fenceline_node.create(topic, 2)
     table = str(tmp_path / "table")
-    frame = stream(spark, fenceline_node, topic)
-    query = frame.writeStream.format("fenceline_delta").option("checkpointLocation", checkpoint).start(table)
+    frame = tracked(spark, fenceline_node.bootstrap, topic)
+    writer = frame.writeStream.format("fenceline_delta").option("checkpointLocation", checkpoint)
+    query = writer.option("kafka.bootstrap.servers", fenceline_node.bootstrap).start(table)
     try:
         query.processAllAvailable()
         fenceline_node.produce(topic, range(3), partition=1)
         eventually(lambda: len(rows(table)) == 3, "the first records")
     finally:
         query.stop()
+    assert audit_here(table, settings(fenceline_node.bootstrap, topic)).verdict.is_equal
+
+
+def test_an_empty_topic_is_an_empty_table(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path, checkpoint: str
+) -> None:
+    """Twice empty, then beside one with records."""
+    other, table = f"{topic}-other", str(tmp_path / "table")
+    broker.create(topic, 3)
+    broker.create(other)
+    for _ in range(2):
+        keep_equal(tracked(spark, broker.bootstrap, f"{topic},{other}"), table, checkpoint, broker.bootstrap)
+    found = audit_here(table, settings(broker.bootstrap, [topic, other]))
+    assert (found.verdict.word, found.verdict.row_count, found.verdict.partition_count) == ("equal", 0, 4)
+    broker.produce(other, range(3))
+    keep_equal(tracked(spark, broker.bootstrap, f"{topic},{other}"), table, checkpoint, broker.bootstrap)
+    found = audit_here(table, settings(broker.bootstrap, [topic, other]))
+    assert (found.verdict.word, found.verdict.row_count, found.verdict.partition_count) == ("equal", 3, 4)

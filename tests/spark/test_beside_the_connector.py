@@ -16,8 +16,8 @@ from fenceline.ids import TopicPartition
 from fenceline.testing.apache_kafka import ApacheKafka, small_kafka
 from pyspark_fenceline.errors import LossKind, losses_of, parse
 from tests.spark.conftest import CONNECTOR, Broker
+from tests.spark.cut_log import restart_cut
 from tests.spark.sinks import OURS, THEIRS, Row, Sinks
-from tests.spark.test_truncation import cut
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,9 +59,7 @@ def cut_at_100(spark: SparkSession, kafka: ApacheKafka, topic: str, tmp_path: Pa
         sinks.drain(word)
         assert sinks.rows(word) == old(0, 150)
     broker.admin.close()
-    kafka.stop()
-    cut(kafka.log_dir, topic, 100)
-    kafka.start()
+    restart_cut(kafka, topic, 100)
     return sinks, Broker("kafka", kafka.bootstrap), topic
 
 
@@ -76,13 +74,13 @@ def test_a_log_that_was_cut_and_is_long_enough_again(cut_at_100: tuple[Sinks, Br
     with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
         sinks.drain(OURS)
     (loss,) = parse(caught.value) or ()
-    assert (loss.kind, loss.divergence_offset, loss.offset) == (LossKind.LOG_TRUNCATED, 100, 150)
+    assert (loss.kind, loss.divergent_offset, loss.offset) == (LossKind.LOG_TRUNCATED, 100, 150)
     assert sinks.rows(OURS) == old(0, 150)
 
     query = sinks.drain(OURS, onTruncation="rewind")
     assert sinks.rows(OURS) == sorted([*old(0, 150), *new(100, 200)])
     (loss,) = [loss for progress in query.recentProgress for loss in losses_of(progress)]
-    assert (loss.divergence_offset, loss.offset, loss.resume_offset) == (100, 150, 100)
+    assert (loss.divergent_offset, loss.offset, loss.resume_offset) == (100, 150, 100)
     # What is stale can be told: these rows carry the epoch that lost.
 
 
@@ -100,7 +98,7 @@ def test_a_log_that_was_cut_and_is_still_shorter(cut_at_100: tuple[Sinks, Broker
 
     with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
         sinks.drain(OURS)
-    assert [(loss.divergence_offset, loss.offset) for loss in parse(caught.value) or ()] == [(100, 150)]
+    assert [(loss.divergent_offset, loss.offset) for loss in parse(caught.value) or ()] == [(100, 150)]
     sinks.drain(OURS, onTruncation="rewind")
     assert sinks.rows(OURS) == sorted([*old(0, 150), *new(100, 150)])
 
@@ -167,9 +165,7 @@ def fifties(kafka: ApacheKafka, topic: str) -> Broker:
 def cut_at_50_and_grow(kafka: ApacheKafka, broker: Broker, topic: str) -> None:
     """150 other records follow the first 50."""
     broker.admin.close()
-    kafka.stop()
-    cut(kafka.log_dir, topic, 50)
-    kafka.start()
+    restart_cut(kafka, topic, 50)
     after = Broker("kafka", kafka.bootstrap)
     after.produce(topic, range(1000, 1150))
     after.admin.close()
@@ -198,7 +194,7 @@ def test_a_batch_that_is_replayed_when_the_log_was_cut_below_it(
 
     with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
         sinks.drain(OURS)
-    assert [(loss.divergence_offset, loss.offset) for loss in parse(caught.value) or ()] == [(50, 100)]
+    assert [(loss.divergent_offset, loss.offset) for loss in parse(caught.value) or ()] == [(50, 100)]
     assert sinks.rows(OURS) == old(0, 100)
     sinks.drain(OURS, onTruncation="rewind")
     assert set(sinks.rows(OURS)) == {*old(0, 100), *new(50, 200, base=50)}
@@ -239,5 +235,5 @@ def test_a_log_that_is_cut_between_the_plan_of_a_batch_and_its_reading(
         drain()
     assert not is_to_be_cut
     # Up to where the batch was planned.
-    assert [(loss.divergence_offset, loss.offset) for loss in parse(caught.value) or ()] == [(50, 150)]
+    assert [(loss.divergent_offset, loss.offset) for loss in parse(caught.value) or ()] == [(50, 150)]
     assert sorted(read) == old(0, 100)

@@ -1,61 +1,30 @@
-"""The same source, unchanged, on a standalone Spark cluster and through Spark Connect, in processes of their own."""
+"""The same source and sink, unchanged, on a standalone Spark cluster and through Spark Connect, in processes of their
+own."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from fenceline.ids import TopicPartition
-from fenceline.testing import reaper
 from fenceline.testing.apache_kafka import free_port
+from fenceline.testing.node import EmbeddedNode
 from tests.conftest import need_java, unavailable
 from tests.spark.conftest import Broker
+from tests.spark.cut_log import restart_cut
+from tests.spark.elsewhere_query import CUT, DONE, PLANNED
+from tests.spark.own_process import driver, started
+from tests.spark.sessions import CONNECT, QUICK_JVM
 
 pytestmark = [pytest.mark.spark, pytest.mark.together("spark elsewhere"), pytest.mark.timeout(600)]
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-
-
-@contextmanager
-def process(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """In a session of its own, which is killed at the end."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        started = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable, **environment},
-            start_new_session=True,
-        )
-    reaper.watch_process(started.pid)
-    try:
-        yield started
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
-        started.wait()
-        reaper.forget_process(started.pid)
-
-
-def await_line(pattern: str, log: Path, running: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 200
-    while not re.search(pattern, log.read_text()):
-        assert running.poll() is None, f"it ended:\n{log.read_text()[-4000:]}"
-        assert time.monotonic() < deadline, f"no {pattern!r} in:\n{log.read_text()[-4000:]}"
-        time.sleep(0.1)
+TOPIC = "t"
 
 
 @contextmanager
@@ -67,63 +36,79 @@ def standalone_cluster(folder: Path) -> Iterator[str]:
     port = free_port()
     environment = {
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": QUICK,
+        "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JVM} -XX:+UseSerialGC -XX:-UsePerfData",
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     address = ["--host", "127.0.0.1", "--webui-port", "0"]
     with ExitStack() as stack:
-        log = folder / "master.log"
         command = [spark_class, "org.apache.spark.deploy.master.Master", *address, "--port", str(port)]
-        master = stack.enter_context(process(command, log, **environment))
-        await_line("I have been elected leader|New state: ALIVE", log, master)
+        master = stack.enter_context(started(command, folder / "master.log", environment))
+        master.await_line("I have been elected leader|New state: ALIVE")
         for number in (1, 2):
-            log = folder / f"worker-{number}.log"
             command = [spark_class, "org.apache.spark.deploy.worker.Worker", *address, "--port", "0"]
             command += ["--cores", "1", "--memory", "700m", "--work-dir", str(folder / f"work-{number}")]
-            worker = stack.enter_context(process([*command, f"spark://127.0.0.1:{port}"], log, **environment))
-            await_line("Successfully registered with master", log, worker)
+            command.append(f"spark://127.0.0.1:{port}")
+            worker = stack.enter_context(started(command, folder / f"worker-{number}.log", environment))
+            worker.await_line("Successfully registered with master")
         yield f"spark://127.0.0.1:{port}"
 
 
-def run(where: str, broker: Broker, topic: str, folder: Path) -> dict[str, Any]:
-    log = folder / "driver.log"
-    with process(
-        [sys.executable, "-m", "tests.spark.elsewhere_query", where, broker.bootstrap, topic, str(folder)], log
-    ) as driver:
-        assert driver.wait(550) == 0, log.read_text()[-6000:]
-    found = json.loads([line for line in log.read_text().splitlines() if line.startswith("{")][-1])
+@pytest.fixture
+def node() -> Iterator[EmbeddedNode]:
+    """A topic that begins at offset 7, and one whose log is to be cut at offset 100 of 150."""
+    with EmbeddedNode() as running:
+        broker = Broker("fenceline", running.bootstrap)
+        broker.create(TOPIC, 2)
+        broker.produce(TOPIC, range(100), partition=0)
+        broker.produce(TOPIC, range(50), partition=1)
+        broker.admin.delete_records({TopicPartition(TOPIC, 0): 7})
+        broker.create(CUT)
+        broker.produce(CUT, range(100))
+        broker.produce(CUT, range(100, 150))
+        broker.admin.close()
+        yield running
+
+
+def run(where: str, node: EmbeddedNode, folder: Path) -> dict[str, Any]:
+    """What the queries found."""
+    with driver("elsewhere_query", folder, where, node.bootstrap, TOPIC) as running:
+        running.until((folder / PLANNED).exists, "plan")
+        restart_cut(node, CUT, 100)
+        Broker("fenceline", node.bootstrap).produce(CUT, range(1000, 1100))
+        (folder / DONE).touch()
+        running.await_success(550)
+        found = json.loads([line for line in running.printed.splitlines() if line.startswith("{")][-1])
     assert isinstance(found, dict)
     return found
 
 
-def check(found: dict[str, Any]) -> None:
+def check(found: dict[str, Any], folder: Path) -> None:
     rows = [[0, offset, 0] for offset in range(7, 100)] + [[1, offset, 0] for offset in range(50)]
     assert found["batch"] == rows
     assert found["stream"] == rows
     assert found["batches"] > 2
     assert found["losses"] == [["OFFSETS_EXPIRED", 0, 0, 7]]
+    told = found["truncated"]
+    assert told["first"] == [["LOG_TRUNCATED", 100, 150, "executor"]], told["first text"]
+    assert told["replay"] == [["LOG_TRUNCATED", 100, 150, "driver"]], told["replay text"]
+    assert told["rewound"] == [["LOG_TRUNCATED", 100, 150, "driver"]]
+    assert told["values"] == [*range(100), *range(1000, 1100)]
+    table = DeltaTable(str(folder / "table")).to_pyarrow_table().sort_by("offset")
+    assert [int(value) for value in table["value"].to_pylist()] == [*range(100), *range(1000, 1100)]
+    assert table["offset"].to_pylist() == list(range(200))
 
 
-@pytest.fixture
-def filled(fenceline_node: Broker, topic: str) -> str:
-    fenceline_node.create(topic, 2)
-    fenceline_node.produce(topic, range(100), partition=0)
-    fenceline_node.produce(topic, range(50), partition=1)
-    fenceline_node.admin.delete_records({TopicPartition(topic, 0): 7})
-    return topic
-
-
-def test_a_standalone_cluster(fenceline_node: Broker, filled: str, tmp_path: Path) -> None:
+def test_a_standalone_cluster(node: EmbeddedNode, tmp_path: Path) -> None:
     need_java()
     with standalone_cluster(tmp_path / "cluster") as master:
-        found = run(master, fenceline_node, filled, tmp_path)
+        found = run(master, node, tmp_path)
     assert found["executors"] == 2
-    check(found)
+    check(found, tmp_path)
 
 
-def test_spark_connect(fenceline_node: Broker, filled: str, tmp_path: Path) -> None:
+def test_spark_connect(node: EmbeddedNode, tmp_path: Path) -> None:
     need_java()
     if importlib.util.find_spec("grpc") is None:
         unavailable("pyspark[connect] is not installed")
-    check(run("connect", fenceline_node, filled, tmp_path))
+    check(run(CONNECT, node, tmp_path), tmp_path)

@@ -6,7 +6,7 @@ import pytest
 
 from pyspark_fenceline.errors import DataLossError, Loss, LossKind, parse
 
-TRUNCATED = Loss(LossKind.LOG_TRUNCATED, "t", 3, 150, 4, divergence_offset=100, log_epoch=3, log_end_offset=200)
+TRUNCATED = Loss(LossKind.LOG_TRUNCATED, "t", 3, 150, 4, divergent_offset=100, log_epoch=3, log_end_offset=200)
 EXPIRED = Loss(LossKind.OFFSETS_EXPIRED, "t", 1, 10, log_start_offset=40)
 
 

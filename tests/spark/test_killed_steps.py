@@ -6,15 +6,11 @@ copies of files. In the end it must be the log, row by row.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,17 +19,16 @@ from deltalake import DeltaTable, write_deltalake
 
 from fenceline.client.reader import RangeReader
 from fenceline.ids import TopicPartition
-from fenceline.testing import reaper
 from fenceline.testing.node import EmbeddedNode
 from tests.conftest import need_java
 from tests.spark.conftest import Broker
 from tests.spark.killed_steps import ROWS_A_BATCH, SLEEPER, STAND_STILL, plans
+from tests.spark.own_process import driver
 
 pytestmark = [pytest.mark.spark, pytest.mark.together("killed steps"), pytest.mark.timeout(3600)]
 PARTITIONS = 2
 BATCHES = 8
 ROWS = ROWS_A_BATCH * BATCHES // PARTITIONS
-PATIENCE_S = 240
 
 
 @pytest.fixture
@@ -72,40 +67,8 @@ def spoiled(rows: pa.Table) -> pa.Table:
     return pa.concat_tables([fourth, wrong]).sort_by([("partition", "ascending"), ("offset", "ascending")])
 
 
-@contextmanager
-def driver(
-    broker: Broker, table: str, checkpoint: str, scratch: Path, folder: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    scratch.mkdir(exist_ok=True)
-    arguments = (broker.bootstrap, "t", table, checkpoint, str(scratch), str(folder))
-    with (scratch / "log").open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.killed_steps", *arguments],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-            # A session of its own, so that the JVM and the workers die with it.
-            start_new_session=True,
-        )
-    reaper.watch_process(process.pid)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        reaper.forget_process(process.pid)
-
-
-def until(process: subprocess.Popen[bytes], plan: Path) -> bool:
-    """Wait until the plan is taken (True), or the driver is through without coming to that step."""
-    deadline = time.monotonic() + PATIENCE_S
-    while plan.exists():
-        assert time.monotonic() < deadline, f"nobody came to {plan.name}"
-        if process.poll() is not None:
-            return not plan.exists()
-        time.sleep(0.005)
-    return True
+def is_taken(plan: Path) -> bool:
+    return not plan.exists()
 
 
 @pytest.mark.parametrize(
@@ -130,18 +93,18 @@ def test_whoever_dies_at_whichever_step_the_table_is_the_log(
         place, state = f"{table}-{rounds}", f"{checkpoint}-{rounds}"
         write_deltalake(place, spoiled(expected), partition_by=["topic", "partition"] if rounds % 2 else None)
         while True:
-            with driver(restarted, place, state, scratch, folder) as victim:
-                while waiting and victim.poll() is None:
+            with driver("killed_steps", scratch, restarted.bootstrap, "t", place, state, folder) as victim:
+                while waiting and not victim.has_ended:
                     plan = folder / waiting[-1]
                     plan.touch()
-                    if not until(victim, plan):
+                    if not victim.comes_to(partial(is_taken, plan), plan.name):
                         plan.unlink(missing_ok=True)
                         break
                     waiting.pop()
                     done += 1
-                if victim.wait(PATIENCE_S) == 0:
+                if (code := victim.wait()) == 0:
                     break
-                assert victim.returncode == -signal.SIGKILL, (scratch / "log").read_text()[-4000:]
+                assert code == -signal.SIGKILL, victim.last_words
         check(place, expected)
     assert done == worker_kills + driver_kills
 
@@ -168,15 +131,16 @@ def test_a_driver_that_comes_to_itself_when_another_has_taken_over_changes_nothi
     write_deltalake(table, spoiled(expected), partition_by=["topic", "partition"])
     plan = folder / f"driver {step}"
     plan.write_text(STAND_STILL)
-    with driver(restarted, table, checkpoint, scratch, folder) as zombie:
-        assert until(zombie, plan), f"nobody came to {step}"
-        with driver(restarted, table, checkpoint, tmp_path / "another", folder) as successor:
-            assert successor.wait(PATIENCE_S) == 0, (tmp_path / "another" / "log").read_text()[-4000:]
+    given = (restarted.bootstrap, "t", table, checkpoint, folder)
+    with driver("killed_steps", scratch, *given) as zombie:
+        zombie.until(partial(is_taken, plan), step)
+        with driver("killed_steps", tmp_path / "another", *given) as successor:
+            successor.await_success()
         check(table, expected)
         version = DeltaTable(table).version()
         os.kill(int((folder / SLEEPER).read_text()), signal.SIGCONT)
         # Spark itself tells the zombie that the batch is another's, or it finds nothing left to do.
-        zombie.wait(PATIENCE_S)
+        zombie.wait()
         check(table, expected)
         assert DeltaTable(table).version() == version
 

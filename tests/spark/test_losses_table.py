@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
-from fenceline.errors import OperatorError
-from fenceline.ids import LOSSES_TOPIC
+from fenceline.errors import InternalError, OperatorError
+from fenceline.ids import LOSSES_TOPIC, encode_uuid
+from fenceline.losses.receipt import Cause, LossClass, Receipt, document
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
 from pyspark_fenceline import connect
@@ -26,7 +28,27 @@ GIVEN = {"kafka.bootstrap.servers": "h:1", "losses": "true"}
 
 
 def receipt(id: str, time_ms: int, topic: str = "t", **others: Any) -> bytes:
-    return json.dumps({"id": id, "time_ms": time_ms, "topic": topic, "partition": 0, **others}).encode()
+    """As a node writes it."""
+    told = Receipt(
+        id=id,
+        topic=topic,
+        topic_id=None,
+        partition=0,
+        start_offset=10,
+        end_offset_exclusive=17,
+        leader_epochs=(1, 3),
+        records=7,
+        size_bytes=700,
+        loss_class=LossClass.COMMITTED,
+        known_by="a high watermark",
+        cause=Cause.DIVERGENCE,
+        reason="an election",
+        replica=2,
+        leader=1,
+        leader_epoch=4,
+        time_ms=time_ms,
+    )
+    return json.dumps({**document(told), **others}).encode()
 
 
 def read(monkeypatch: pytest.MonkeyPatch, reader: LossesReader, *values: bytes | None) -> list[dict[str, Any]]:
@@ -44,16 +66,41 @@ def test_the_last_word_on_each_loss_counts_oldest_first(monkeypatch: pytest.Monk
     found = read(
         monkeypatch,
         losses_reader(GIVEN),
-        receipt("b", 2_000, evidence=["/x"], leader_epochs=[1, 3], records=7),
-        receipt("a", 1_000),
+        receipt("b", 2_000, evidence=["/x"]),
+        receipt("a", 1_000, group="g", evidence_note="gone", topic_id=encode_uuid(UUID(int=7))),
         None,
-        receipt("b", 2_000, evidence=[], leader_epochs=[1, 3], records=7, what_a_later_release_says=1),
+        receipt("b", 2_000, evidence=[], what_a_later_release_says=1),
     )
-    assert [(row["id"], row["evidence"], row["leader_epochs"], row["records"]) for row in found] == [
-        ("a", None, None, None),
-        ("b", [], [1, 3], 7),
-    ]
-    assert found[1]["time"].timestamp() == 2.0
+    assert [(row["id"], row["evidence"]) for row in found] == [("a", []), ("b", [])]
+    first, second = found
+    assert (first["group"], first["evidence_note"], first["topic_id"]) == ("g", "gone", encode_uuid(UUID(int=7)))
+    assert second.pop("time").timestamp() == 2.0
+    assert second == {
+        "id": "b",
+        "topic": "t",
+        "topic_id": None,
+        "partition": 0,
+        "start_offset": 10,
+        "end_offset_exclusive": 17,
+        "leader_epochs": [1, 3],
+        "records": 7,
+        "bytes": 700,
+        "class": "committed",
+        "known_by": "a high watermark",
+        "cause": "divergence",
+        "reason": "an election",
+        "replica": 2,
+        "leader": 1,
+        "leader_epoch": 4,
+        "evidence": [],
+        "evidence_note": "",
+        "group": "",
+    }
+
+
+def test_what_is_no_receipt_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InternalError, match="no loss receipt"):
+        read(monkeypatch, losses_reader(GIVEN), receipt("a", 1), b'{"id": "b"}')
 
 
 def test_topics_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

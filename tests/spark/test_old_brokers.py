@@ -50,7 +50,7 @@ def test_a_truncation_is_noticed_and_gone_back_from(versions: dict[ApiKey, tuple
             write(cluster, tp, 100, 10)
             with pytest.raises(DataLossError) as error:
                 strict.batch(end)
-            assert [(loss.divergence_offset, loss.offset) for loss in error.value.losses] == [(10, 15)]
+            assert [(loss.divergent_offset, loss.offset) for loss in error.value.losses] == [(10, 15)]
             end, rows = lax.batch(end)
             assert rows == [(10 + number, 1, b"%d" % (100 + number)) for number in range(10)]
             assert [one["resume_offset"] for one in end["truncations"]] == [10]
@@ -69,7 +69,7 @@ def test_brokers_without_epochs_work_and_it_is_said_that_they_are_blind(caplog: 
             cluster.logs[tp].elect(1, cut_to=10)
             with pytest.raises(DataLossError) as error:
                 driver.batch(end)
-            assert [(loss.divergence_offset, loss.offset) for loss in error.value.losses] == [(None, 15)]
+            assert [(loss.divergent_offset, loss.offset) for loss in error.value.losses] == [(None, 15)]
             # The log has grown again: nothing tells that it is another one.
             write(cluster, tp, 100, 10)
             _, rows = driver.batch(end)

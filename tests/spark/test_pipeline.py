@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +16,9 @@ from fenceline.testing.node import EmbeddedNode
 from pyspark_fenceline.audit_table import audit_here, settings
 from tests.conftest import need_java, unavailable
 from tests.spark.conftest import Broker
-from tests.spark.test_truncation import cut
+from tests.spark.cut_log import restart_cut
+from tests.spark.own_process import started
+from tests.spark.sessions import QUICK_JVM
 
 pytestmark = [pytest.mark.spark, pytest.mark.together("spark elsewhere"), pytest.mark.timeout(600)]
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "pipeline"
@@ -37,22 +38,14 @@ def run(folder: Path, broker: Broker) -> None:
     (folder / "spark-pipeline.yml").write_text(text)
     (folder / "storage").mkdir(exist_ok=True)
     shutil.copytree(EXAMPLE / "transformations", folder / "transformations", dirs_exist_ok=True)
-    done = subprocess.run(
-        [str(Path(pyspark.__file__).parent / "bin" / "spark-pipelines"), "run", "--spec", "spark-pipeline.yml"],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_SUBMIT_OPTS": f"-XX:TieredStopAtLevel=1 -Djava.io.tmpdir={folder}",
-        },
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-pipelines"), "run", "--spec", "spark-pipeline.yml"]
+    environment = {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_SUBMIT_OPTS": f"{QUICK_JVM} -Djava.io.tmpdir={folder}",
+    }
+    with started(command, folder / "run.log", environment, cwd=folder) as running:
+        running.await_success(PATIENCE_S)
 
 
 def test_the_pipelines_table_stays_the_log(tmp_path: Path) -> None:
@@ -68,9 +61,7 @@ def test_the_pipelines_table_stays_the_log(tmp_path: Path) -> None:
         run(tmp_path, broker)
         assert audit_here(table, settings(broker.bootstrap, topic)).verdict.is_equal
         assert DeltaTable(table).to_pyarrow_table().num_rows == 150
-        node.stop()
-        cut(node.log_dir, topic, 100)
-        node.start()
+        restart_cut(node, topic, 100)
         # Nobody writes any more: what may go, the sink reads from the checkpoint in the pipeline's storage.
         run(tmp_path, Broker("fenceline", node.bootstrap))
         assert audit_here(table, settings(node.bootstrap, topic)).verdict.is_equal

@@ -12,23 +12,13 @@ import pyspark_fenceline
 from fenceline.testing.node import EmbeddedNode
 from pyspark_fenceline import audit_work
 from tests.spark.conftest import Broker
-from tests.spark.test_source import stream
-from tests.spark.test_truncation import cut
+from tests.spark.cut_log import restart_cut
+from tests.spark.queries import keep_equal, stream, tracked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-
-def drain(broker: Broker, frame: DataFrame, table: str, checkpoint: str, **options: Any) -> None:
-    writer = frame.writeStream.format("fenceline_delta").option("checkpointLocation", checkpoint)
-    writer = writer.options(**{"kafka.bootstrap.servers": broker.bootstrap, **options})
-    writer.trigger(availableNow=True).start(table).awaitTermination()
-
-
-def tracked(spark: SparkSession, broker: Broker, topic: str, **options: Any) -> DataFrame:
-    return stream(spark, broker, topic, includeLeaderEpoch=True, onTruncation="rewind", **options)
 
 
 def offsets(table: str) -> list[tuple[int, int]]:
@@ -43,7 +33,9 @@ def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tm
         broker.create(topic)
         broker.produce(topic, range(100))
         broker.produce(topic, range(100, 150))
-        drain(broker, tracked(spark, broker, topic, maxOffsetsPerTrigger=60), table, checkpoint)
+        keep_equal(
+            tracked(spark, broker.bootstrap, topic, maxOffsetsPerTrigger=60), table, checkpoint, broker.bootstrap
+        )
         assert DeltaTable(table).metadata().partition_columns == ["topic", "partition"]
         assert pyspark_fenceline.audit(table, broker.bootstrap).verdict.is_equal
         seen = DeltaTable(table).version()
@@ -54,9 +46,7 @@ def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tm
             ("insert", 60),
         ]
 
-        node.stop()
-        cut(node.log_dir, topic, 100)
-        node.start()
+        restart_cut(node, topic, 100)
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1100))
         found = pyspark_fenceline.audit(table, broker.bootstrap)
@@ -65,7 +55,7 @@ def test_a_cut_log_its_table_and_what_is_derived_from_it(spark: SparkSession, tm
         assert kinds == {"stale": (100, 150), "behind": (100, 200)}
 
         # Told to go on, the source goes back, and the sink takes the old history out with the new one's first batch.
-        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        keep_equal(tracked(spark, broker.bootstrap, topic), table, checkpoint, broker.bootstrap)
         assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
         assert offsets(table) == [(0, offset) for offset in range(200)]
 
@@ -96,12 +86,10 @@ def test_rows_of_a_partition_that_nobody_writes_any_more_go_too(
         broker.produce(topic, range(100), partition=0)
         broker.produce(topic, range(100, 150), partition=0)
         broker.produce(topic, range(20), partition=1)
-        drain(broker, tracked(spark, broker, topic), table, checkpoint)
-        node.stop()
-        cut(node.log_dir, topic, 100)
-        node.start()
+        keep_equal(tracked(spark, broker.bootstrap, topic), table, checkpoint, broker.bootstrap)
+        restart_cut(node, topic, 100)
         broker = Broker("fenceline", node.bootstrap)
-        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        keep_equal(tracked(spark, broker.bootstrap, topic), table, checkpoint, broker.bootstrap)
         assert offsets(table) == [(0, offset) for offset in range(100)] + [(1, offset) for offset in range(20)]
         assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
         (told,) = [
@@ -111,10 +99,10 @@ def test_rows_of_a_partition_that_nobody_writes_any_more_go_too(
         ]
         assert told["removed_rows"] == 50
         version = DeltaTable(table).version()
-        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        keep_equal(tracked(spark, broker.bootstrap, topic), table, checkpoint, broker.bootstrap)
         assert DeltaTable(table).version() == version
         broker.produce(topic, range(100, 110), partition=0)
-        drain(broker, tracked(spark, broker, topic), table, checkpoint)
+        keep_equal(tracked(spark, broker.bootstrap, topic), table, checkpoint, broker.bootstrap)
         assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
 
 
@@ -190,9 +178,11 @@ def test_a_second_query_adds_nothing_that_is_there(
     broker.create(topic, 2)
     for partition in (0, 1):
         broker.produce(topic, range(100), partition=partition)
-    drain(broker, tracked(spark, broker, topic), table, str(tmp_path / "one"))
+    keep_equal(tracked(spark, broker.bootstrap, topic), table, str(tmp_path / "one"), broker.bootstrap)
     broker.produce(topic, range(100, 120), partition=0)
-    drain(broker, tracked(spark, broker, topic, maxOffsetsPerTrigger=50), table, str(tmp_path / "two"))
+    keep_equal(
+        tracked(spark, broker.bootstrap, topic, maxOffsetsPerTrigger=50), table, str(tmp_path / "two"), broker.bootstrap
+    )
     assert offsets(table) == [(0, o) for o in range(120)] + [(1, o) for o in range(100)]
     assert pyspark_fenceline.audit(table, broker.bootstrap, topic).verdict.is_equal
 
@@ -204,5 +194,5 @@ def test_a_frame_without_epochs_is_refused_before_anything_is_written(
     fenceline_node.produce(topic, range(3))
     table = tmp_path / "table"
     with pytest.raises(Exception, match="it has not: leader_epoch"):
-        drain(fenceline_node, stream(spark, fenceline_node, topic), str(table), checkpoint)
+        keep_equal(stream(spark, fenceline_node.bootstrap, topic), str(table), checkpoint, fenceline_node.bootstrap)
     assert not table.exists()

@@ -3,48 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from deltalake import DeltaTable
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.errors import LossKind, parse
 from tests.spark.conftest import Broker
+from tests.spark.queries import batch, drain, rows, stream
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-
-def batch(spark: SparkSession, broker: Broker, topic: str, **options: Any) -> DataFrame:
-    given = {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic, **options}
-    return spark.read.format("fenceline").options(**given).load()
-
-
-def stream(spark: SparkSession, broker: Broker, topic: str, **options: Any) -> DataFrame:
-    given = {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic, "startingOffsets": "earliest", **options}
-    return spark.readStream.format("fenceline").options(**given).load()
-
-
-def drain(frame: DataFrame, table: str, checkpoint: str) -> Any:
-    """Run what there is into a Delta table; the query, ended."""
-    writer = frame.writeStream.format("fenceline_delta").option("checkpointLocation", checkpoint)
-    query = writer.trigger(availableNow=True).start(table)
-    query.awaitTermination()
-    return query
-
-
-def rows(table: str) -> list[tuple[int, int, bytes]]:
-    columns = DeltaTable(table).to_pyarrow_table(columns=["partition", "offset", "value"]).to_pylist()
-    return sorted((row["partition"], row["offset"], row["value"]) for row in columns)
 
 
 def test_columns_can_be_chosen_and_leader_epochs_added(spark: SparkSession, fenceline_node: Broker, topic: str) -> None:
     fenceline_node.create(topic)
     fenceline_node.produce(topic, range(10))
-    frame = batch(spark, fenceline_node, topic, includeLeaderEpoch=True)
+    frame = batch(spark, fenceline_node.bootstrap, topic, includeLeaderEpoch=True)
     assert frame.columns[-1] == "leader_epoch"
     assert {row.leader_epoch for row in frame.collect()} == {0}
     reader = spark.read.format("fenceline").schema("offset long, value binary")
@@ -56,7 +33,7 @@ def test_filters_narrow_the_ranges_when_asked_to(spark: SparkSession, fenceline_
     fenceline_node.create(topic, 2)
     for partition in (0, 1):
         fenceline_node.produce(topic, range(100), partition=partition)
-    frame = batch(spark, fenceline_node, topic, filterPushdown=True, minPartitions=20)
+    frame = batch(spark, fenceline_node.bootstrap, topic, filterPushdown=True, minPartitions=20)
     kept = frame.where("partition = 1 and offset >= 30 and offset < 40 and timestamp >= timestamp_seconds(35)")
     assert sorted(row.offset for row in kept.collect()) == list(range(35, 40))
     assert kept.rdd.getNumPartitions() == 5
@@ -81,7 +58,7 @@ def test_bad_input_is_answered_in_words(
     fenceline_node.produce(topic, range(5))
     given = {name: value.replace("TOPIC", topic) for name, value in options.items()}
     with pytest.raises(Exception, match=message.replace("[", r"\[")):
-        batch(spark, fenceline_node, topic, **given).count()
+        batch(spark, fenceline_node.bootstrap, topic, **given).count()
 
 
 def test_nobody_listening_is_said(spark: SparkSession) -> None:
@@ -109,7 +86,7 @@ def test_a_stream_stopped_and_started_lands_every_row_once(
             newest = max(Path(checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
             newest.unlink()
             newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
-        drain(stream(spark, fenceline_node, topic, maxOffsetsPerTrigger=70), table, checkpoint)
+        drain(stream(spark, fenceline_node.bootstrap, topic, maxOffsetsPerTrigger=70), table, checkpoint)
         assert rows(table) == sorted(expected)
 
 
@@ -118,7 +95,7 @@ def test_progress_shows_offsets_with_epochs(
 ) -> None:
     fenceline_node.create(topic, 2)
     fenceline_node.produce(topic, range(9), partition=1)
-    query = drain(stream(spark, fenceline_node, topic), str(tmp_path / "table"), checkpoint)
+    query = drain(stream(spark, fenceline_node.bootstrap, topic), str(tmp_path / "table"), checkpoint)
     progress = query.lastProgress
     source = progress["sources"][0]
     position = '"1": {"epochs": [[0, 0]], "leader_epoch": 0, "offset": 9}'
@@ -131,7 +108,7 @@ def test_an_idle_query_asks_seldom_and_stops_at_once(
 ) -> None:
     fenceline_node.create(topic)
     fenceline_node.produce(topic, range(3))
-    frame = stream(spark, fenceline_node, topic)
+    frame = stream(spark, fenceline_node.bootstrap, topic)
     query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
     query.processAllAvailable()
     assert query.lastProgress is not None
@@ -151,16 +128,16 @@ def test_a_recreated_topic_ends_the_query_with_a_message_that_can_be_parsed(
     table = str(tmp_path / "table")
     fenceline_node.create(topic)
     fenceline_node.produce(topic, range(5))
-    drain(stream(spark, fenceline_node, topic), table, checkpoint)
+    drain(stream(spark, fenceline_node.bootstrap, topic), table, checkpoint)
     fenceline_node.admin.delete_topics([topic])
     fenceline_node.create(topic)
     fenceline_node.produce(topic, range(50))
     with pytest.raises(Exception, match="TOPIC_RECREATED") as caught:
-        drain(stream(spark, fenceline_node, topic), table, checkpoint)
+        drain(stream(spark, fenceline_node.bootstrap, topic), table, checkpoint)
     losses = parse(caught.value)
     assert losses is not None
     assert (losses[0].kind, losses[0].topic, losses[0].offset) == (LossKind.TOPIC_RECREATED, topic, 5)
-    drain(stream(spark, fenceline_node, topic, failOnDataLoss=False), table, checkpoint)
+    drain(stream(spark, fenceline_node.bootstrap, topic, failOnDataLoss=False), table, checkpoint)
     assert len(rows(table)) == 55
 
 
@@ -170,15 +147,15 @@ def test_expired_offsets_end_the_query(
     table = str(tmp_path / "table")
     fenceline_node.create(topic)
     fenceline_node.produce(topic, range(5))
-    drain(stream(spark, fenceline_node, topic), table, checkpoint)
+    drain(stream(spark, fenceline_node.bootstrap, topic), table, checkpoint)
     fenceline_node.produce(topic, range(20))
     fenceline_node.admin.delete_records({TopicPartition(topic, 0): 12})
     with pytest.raises(Exception, match="OFFSETS_EXPIRED") as caught:
-        drain(stream(spark, fenceline_node, topic), table, checkpoint)
+        drain(stream(spark, fenceline_node.bootstrap, topic), table, checkpoint)
     losses = parse(caught.value)
     assert losses is not None
     assert (losses[0].offset, losses[0].log_start_offset) == (5, 12)
-    drain(stream(spark, fenceline_node, topic, failOnDataLoss=False), table, checkpoint)
+    drain(stream(spark, fenceline_node.bootstrap, topic, failOnDataLoss=False), table, checkpoint)
     assert [offset for _, offset, _ in rows(table)] == [*range(5), *range(12, 25)]
 
 
@@ -187,10 +164,10 @@ def test_writing_and_reading_a_stream_of_topics(
 ) -> None:
     source, target = fenceline_node.create(topic + "-in"), fenceline_node.create(topic + "-out", 2)
     fenceline_node.produce(source, range(100))
-    frame = stream(spark, fenceline_node, source).selectExpr("key", "value", f"'{target}' as topic")
+    frame = stream(spark, fenceline_node.bootstrap, source).selectExpr("key", "value", f"'{target}' as topic")
     writer = frame.writeStream.format("fenceline").option("kafka.bootstrap.servers", fenceline_node.bootstrap)
     writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
-    found = sorted(int(row.value) for row in batch(spark, fenceline_node, target).collect())
+    found = sorted(int(row.value) for row in batch(spark, fenceline_node.bootstrap, target).collect())
     assert found == list(range(100))
 
 

@@ -149,7 +149,7 @@ def test_the_clients_findings_become_losses_with_what_the_leader_says_of_the_ran
     with pytest.raises(DataLossError) as caught:
         offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),))
     (loss,) = caught.value.losses
-    assert (loss.kind, loss.offset, loss.divergence_offset) == (kind, offset, divergence)
+    assert (loss.kind, loss.offset, loss.divergent_offset) == (kind, offset, divergence)
     assert reader.closed == 1
 
 

@@ -10,30 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fenceline.records.batch import iter_headers
 from fenceline.testing.node import EmbeddedNode
 from pyspark_fenceline.errors import Loss, LossKind, losses_of, parse
 from tests.spark.conftest import Broker
-from tests.spark.test_source import batch, drain, rows, stream
+from tests.spark.cut_log import restart_cut
+from tests.spark.queries import batch, drain, rows, stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-
-def cut(log_dir: Path, topic: str, offset: int) -> None:
-    """Remove everything from `offset` on (a batch begins there) from the stopped node's partition 0."""
-    (folder,) = log_dir.rglob(f"{topic}-0")
-    (segment,) = folder.glob("*.log")
-    records = segment.read_bytes()
-    position = next(header.position for header in iter_headers(records) if header.base_offset == offset)
-    with segment.open("r+b") as file:
-        file.truncate(position)
-    for derived in (*folder.glob("*.index"), *folder.glob("*.timeindex"), *folder.glob("*.snapshot")):
-        derived.unlink()
-    for mark in log_dir.rglob(".kafka_cleanshutdown"):
-        mark.unlink()
 
 
 def test_a_cut_log_that_grew_again_ends_the_query(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
@@ -43,26 +29,24 @@ def test_a_cut_log_that_grew_again_ends_the_query(spark: SparkSession, tmp_path:
         broker.create(topic)
         broker.produce(topic, range(100))
         broker.produce(topic, range(100, 150))
-        drain(stream(spark, broker, topic), table, checkpoint)
+        drain(stream(spark, broker.bootstrap, topic), table, checkpoint)
         assert len(rows(table)) == 150
 
-        node.stop()
-        cut(node.log_dir, topic, 100)
-        node.start()
+        restart_cut(node, topic, 100)
         broker = Broker("fenceline", node.bootstrap)
         broker.produce(topic, range(1000, 1100))
-        assert batch(spark, broker, topic).count() == 200
+        assert batch(spark, broker.bootstrap, topic).count() == 200
 
         with pytest.raises(Exception, match="LOG_TRUNCATED") as caught:
-            drain(stream(spark, broker, topic), table, checkpoint)
+            drain(stream(spark, broker.bootstrap, topic), table, checkpoint)
         losses = parse(caught.value)
         assert losses is not None
         (loss,) = losses
-        assert (loss.kind, loss.offset, loss.divergence_offset) == (LossKind.LOG_TRUNCATED, 150, 100)
+        assert (loss.kind, loss.offset, loss.divergent_offset) == (LossKind.LOG_TRUNCATED, 150, 100)
         assert len(rows(table)) == 150
 
         # Told to go on, it reads all of the new history, from the divergence point.
-        drain(stream(spark, broker, topic, onTruncation="rewind"), table, checkpoint)
+        drain(stream(spark, broker.bootstrap, topic, onTruncation="rewind"), table, checkpoint)
         new = [value for _, offset, value in rows(table) if offset >= 100 and int(value) >= 1000]
         assert new == [b"%d" % value for value in range(1000, 1100)]
 
@@ -80,9 +64,7 @@ def node() -> Iterator[EmbeddedNode]:
 
 def cut_and_grow(node: EmbeddedNode) -> Broker:
     """The log has 100 of what was in it, and 100 others."""
-    node.stop()
-    cut(node.log_dir, "t", 100)
-    node.start()
+    restart_cut(node, "t", 100)
     broker = Broker("fenceline", node.bootstrap)
     broker.produce("t", range(1000, 1100))
     return broker
@@ -90,7 +72,7 @@ def cut_and_grow(node: EmbeddedNode) -> Broker:
 
 def told(error: BaseException | None) -> list[tuple[LossKind, int | None, int]]:
     assert error is not None
-    return [(loss.kind, loss.divergence_offset, loss.offset) for loss in parse(error) or ()]
+    return [(loss.kind, loss.divergent_offset, loss.offset) for loss in parse(error) or ()]
 
 
 def values(spark: SparkSession, table: str) -> list[int]:
@@ -100,7 +82,7 @@ def values(spark: SparkSession, table: str) -> list[int]:
 def test_a_batch_read_is_told_when_the_log_is_cut_after_it_was_planned(spark: SparkSession, node: EmbeddedNode) -> None:
     """Whatever its options say: no later batch would read what it left out."""
     before = Broker("fenceline", node.bootstrap)
-    frames = [batch(spark, before, "t"), batch(spark, before, "t", onTruncation="rewind")]
+    frames = [batch(spark, before.bootstrap, "t"), batch(spark, before.bootstrap, "t", onTruncation="rewind")]
     for frame in frames:
         assert frame._jdf.queryExecution().toRdd().getNumPartitions() == 1
     after = cut_and_grow(node)
@@ -108,7 +90,7 @@ def test_a_batch_read_is_told_when_the_log_is_cut_after_it_was_planned(spark: Sp
         with pytest.raises(Exception, match="run the query again") as caught:
             frame.collect()
         assert told(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
-    assert batch(spark, after, "t").count() == 200
+    assert batch(spark, after.bootstrap, "t").count() == 200
 
 
 @pytest.mark.parametrize("policy", ["fail", "rewind"])
@@ -126,7 +108,7 @@ def test_a_stream_is_told_when_the_log_is_cut_between_plan_and_read(
         frame.write.mode("append").parquet(table)
 
     def run(**options: Any) -> Any:
-        frame = stream(spark, Broker("fenceline", node.bootstrap), "t", **options)
+        frame = stream(spark, node.bootstrap, "t", **options)
         writer = frame.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
@@ -143,7 +125,7 @@ def test_a_stream_is_told_when_the_log_is_cut_between_plan_and_read(
         assert told(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
     queries = [run(onTruncation="rewind"), run(onTruncation="rewind")]
     losses = [loss for query in queries for progress in query.recentProgress for loss in losses_of(progress)]
-    assert (LossKind.LOG_TRUNCATED, 100, 150) in [(loss.kind, loss.divergence_offset, loss.offset) for loss in losses]
+    assert (LossKind.LOG_TRUNCATED, 100, 150) in [(loss.kind, loss.divergent_offset, loss.offset) for loss in losses]
     # A node that starts again has been elected twice since the plan: what was read under it may be read again.
     assert sorted(set(values(spark, table))) == [*range(100), *range(1000, 1100)]
 
@@ -155,7 +137,7 @@ def test_a_batch_that_is_replayed_is_told(
     table = str(tmp_path / "table")
 
     def run(**options: Any) -> list[Loss]:
-        frame = stream(spark, Broker("fenceline", node.bootstrap), "t", **options)
+        frame = stream(spark, node.bootstrap, "t", **options)
         writer = frame.writeStream.format("parquet").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start(table)
         query.awaitTermination()
@@ -171,5 +153,5 @@ def test_a_batch_that_is_replayed_is_told(
         run()
     assert told(caught.value) == [(LossKind.LOG_TRUNCATED, 100, 150)]
     losses = run(onTruncation="rewind")
-    assert [(loss.divergence_offset, loss.resume_offset) for loss in losses] == [(100, 100)]
+    assert [(loss.divergent_offset, loss.resume_offset) for loss in losses] == [(100, 100)]
     assert values(spark, table) == [*range(100), *range(1000, 1100)]

@@ -46,7 +46,7 @@ def at(first: int, values: list[bytes]) -> list[Row]:
 
 
 def found_in(losses: tuple[Loss, ...] | list[Loss] | None) -> list[tuple[LossKind, int | None, int]]:
-    return [(loss.kind, loss.divergence_offset, loss.offset) for loss in losses or ()]
+    return [(loss.kind, loss.divergent_offset, loss.offset) for loss in losses or ()]
 
 
 @pytest.mark.skipif(not list(CONNECTOR.glob("*.jar")), reason="Spark's Kafka connector is missing: run `make jars`")

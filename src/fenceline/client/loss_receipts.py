@@ -28,7 +28,9 @@ class LossReceipt(NamedTuple):
     """Offsets [start_offset, end_offset_exclusive) that `replica` lost, written in `leader_epochs` (oldest first).
 
     `loss_class`: committed, maybe_acknowledged, never_acknowledged or expired. `evidence`: paths on that node where the
-    lost bytes are kept. `topic_id` as text, "" unknown.
+    lost bytes are kept; `evidence_note`: why there are none, or not all. `topic_id` as text, "" unknown. `known_by`:
+    how the class is known. `leader_epoch`: of `leader`, when the log was cut. `group`: whose offset was passed, where
+    the class is expired.
     """
 
     id: str
@@ -46,6 +48,11 @@ class LossReceipt(NamedTuple):
     leader: int
     time_ms: int
     evidence: tuple[str, ...]
+    evidence_note: str = ""
+    known_by: str = ""
+    reason: str = ""
+    leader_epoch: int = NO_EPOCH
+    group: str = ""
 
     def __str__(self) -> str:
         kept = "evidence kept" if self.evidence else "no evidence"
@@ -87,6 +94,11 @@ def parse_receipt(document: bytes) -> LossReceipt | None:
             int(fields["leader"]),
             int(fields["time_ms"]),
             tuple(map(str, fields["evidence"])),
+            str(fields.get("evidence_note", "")),
+            str(fields.get("known_by", "")),
+            str(fields.get("reason", "")),
+            int(fields.get("leader_epoch", NO_EPOCH)),
+            str(fields.get("group", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -1,0 +1,44 @@
+"""A stream that goes on from a checkpoint of an older release, or of Spark's Kafka source. No session, no broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.errors import LossKind
+from tests.spark.fakes import FakeLog
+from tests.spark.streams import ALL, cluster_with, losing, make, reads
+
+pytestmark = pytest.mark.usefixtures("no_idle_wait")
+
+
+def test_a_checkpoint_of_an_older_release_goes_back_to_the_beginning_when_it_can_not_know_better() -> None:
+    cluster = cluster_with(100)
+    cluster.logs[TopicPartition("t", 0)] = FakeLog([3] * 60 + [4] * 90, leader_epoch=6)
+    ids = cluster.ids["t"]
+    old = {"topics": {"t": {"id": ids, "partitions": {"0": {"leader_epoch": 5, "offset": 120}}}}, "version": 1}
+    reader = make(cluster, onTruncation="rewind")
+    later = reader.latestOffset(old, ALL)
+    assert reads(reader, old, later) == {"t-0": (0, 150)}
+    assert "divergent_offset" not in later["truncations"][0]
+    # Where it still holds it learns its epochs with the next batch.
+    fine = {"topics": {"t": {"id": ids, "partitions": {"0": {"leader_epoch": 4, "offset": 120}}}}, "version": 1}
+    later = reader.latestOffset(fine, ALL)
+    assert later["topics"]["t"]["partitions"]["0"]["epochs"] == [[3, 0], [4, 60]]
+
+
+def test_a_checkpoint_without_epochs_notices_at_least_a_shorter_log() -> None:
+    cluster = cluster_with(100)
+    error = losing(cluster, {"t": {"0": 150}})
+    assert (error.kind, error.losses[0].offset) == (LossKind.LOG_TRUNCATED, 150)
+    # Where the histories part is not known: all of the log is read again rather than less than what changed.
+    reader = make(cluster, onTruncation="rewind")
+    assert reads(reader, {"t": {"0": 150}}, reader.latestOffset({"t": {"0": 150}}, ALL)) == {"t-0": (0, 100)}
+
+
+def test_a_checkpoint_of_sparks_kafka_source_goes_on() -> None:
+    cluster = cluster_with(150)
+    reader = make(cluster)
+    later = reader.latestOffset({"t": {"0": 100}}, ALL)
+    assert reads(reader, {"t": {"0": 100}}, later) == {"t-0": (100, 150)}
+    assert later["topics"]["t"]["id"] == cluster.ids["t"]

@@ -1,0 +1,79 @@
+"""Which partitions a stream reads, and from where. No Spark session, no broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline.errors import DataLossError
+from tests.spark.fakes import FakeCluster
+from tests.spark.streams import ALL, cluster_with, ends, make, reads
+
+pytestmark = pytest.mark.usefixtures("no_idle_wait")
+
+
+def test_new_partitions_are_read_from_their_beginning() -> None:
+    cluster = cluster_with(5)
+    reader = make(cluster)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    cluster.logs[TopicPartition("t", 1)] = type(cluster.log("t"))()
+    assert reader.latestOffset(end, ALL) == end
+    cluster.log("t", 1).append(3)
+    later = reader.latestOffset(end, ALL)
+    assert reads(reader, end, later) == {"t-1": (0, 3)}
+
+
+def test_patterns_pick_new_topics_up_and_leave_internal_ones_out() -> None:
+    cluster = FakeCluster(ta=1, x=1)
+    cluster.create("t__internal", 1)
+    cluster.internal.add("t__internal")
+    cluster.log("ta").append(1)
+    reader = make(cluster, subscribePattern="t.*")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert ends(end) == {"ta-0": 1}
+    cluster.create("tb", 1)
+    cluster.log("tb").append(2)
+    assert ends(reader.latestOffset(end, ALL)) == {"ta-0": 1, "tb-0": 2}
+
+
+def test_assigned_partitions_only() -> None:
+    cluster = cluster_with(1, 2, 3)
+    reader = make(cluster, assign='{"t":[0,2]}')
+    assert ends(reader.latestOffset(reader.initialOffset(), ALL)) == {"t-0": 1, "t-2": 3}
+
+
+def test_a_topic_that_does_not_exist_is_named() -> None:
+    reader = make(FakeCluster(), subscribe="nosuch")
+    with pytest.raises(OperatorError, match="nosuch"):
+        reader.latestOffset(reader.initialOffset(), ALL)
+
+
+def test_explicit_starting_offsets_must_name_all_and_exist() -> None:
+    cluster = cluster_with(5, 5)
+    for wrong in ('{"t":{"0":1}}', '{"t":{"0":1,"1":1,"2":1}}'):
+        reader = make(cluster, startingOffsets=wrong)
+        with pytest.raises(OperatorError, match="you must specify all TopicPartitions"):
+            reader.latestOffset(reader.initialOffset(), ALL)
+    reader = make(cluster, startingOffsets='{"t":{"0":1,"1":9}}')
+    with pytest.raises(OperatorError, match="beyond the end"):
+        reader.latestOffset(reader.initialOffset(), ALL)
+    cluster.log("t").start = 3
+    reader = make(cluster, startingOffsets='{"t":{"0":1,"1":0}}')
+    with pytest.raises(DataLossError, match="OFFSETS_EXPIRED"):
+        reader.latestOffset(reader.initialOffset(), ALL)
+    lax = make(cluster, startingOffsets='{"t":{"0":1,"1":9}}', failOnDataLoss="false")
+    end = lax.latestOffset(lax.initialOffset(), ALL)
+    assert reads(lax, lax.initialOffset(), end) == {"t-0": (3, 5)}
+
+
+def test_starting_timestamps() -> None:
+    cluster = cluster_with(5)
+    cluster.log("t").timestamps = {i: i * 10 for i in range(5)}
+    reader = make(cluster, startingTimestamp="25")
+    assert reads(reader, reader.initialOffset(), reader.latestOffset(reader.initialOffset(), ALL)) == {"t-0": (3, 5)}
+    reader = make(cluster, startingTimestamp="99")
+    with pytest.raises(OperatorError, match="No offset matched"):
+        reader.latestOffset(reader.initialOffset(), ALL)
+    reader = make(cluster, startingTimestamp="99", startingOffsetsByTimestampStrategy="latest")
+    assert ends(reader.latestOffset(reader.initialOffset(), ALL)) == {"t-0": 5}
