@@ -1,4 +1,4 @@
-"""What `fenceline audit` answers to its own options; what an audit and a repair do is in `tests/spark/test_audit.py`."""
+"""What `fenceline audit` says to its own options; what an audit and a repair do is in `tests/spark/test_audit.py`."""
 
 from __future__ import annotations
 
