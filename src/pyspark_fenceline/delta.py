@@ -65,7 +65,7 @@ class DeltaDataSource(DataSource):
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return DeltaWriter(_TaskWriter(delta_options(self.options), schema), overwrite=overwrite)
+        return DeltaWriter(_TaskWriter(delta_options(self.options), schema, overwrite=overwrite), overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         options = delta_options(self.options)
@@ -74,7 +74,7 @@ class DeltaDataSource(DataSource):
                 "txnAppId and txnVersion are for batch writes; a stream's batches are recorded by query and batch id",
                 "Remove both options.",
             )
-        return DeltaStreamWriter(_TaskWriter(options, schema), overwrite=overwrite)
+        return DeltaStreamWriter(_TaskWriter(options, schema, overwrite=overwrite), overwrite=overwrite)
 
 
 class _TaskWriter:
@@ -82,7 +82,8 @@ class _TaskWriter:
     one is made for the commit.
     """
 
-    def __init__(self, options: DeltaOptions, schema: StructType) -> None:
+    def __init__(self, options: DeltaOptions, schema: StructType, *, overwrite: bool) -> None:
+        from pyspark_fenceline.delta_beyond import check_opened
         from pyspark_fenceline.delta_commit import check_tracked, partition_columns
         from pyspark_fenceline.delta_opened import look
         from pyspark_fenceline.delta_schema import delta_schema, fit, new_shape, required_columns
@@ -99,6 +100,8 @@ class _TaskWriter:
         else:
             self.shape = fit(table, schema, options.partition_by, options.path, may_grow=options.merge_schema)
             self.required = required_columns(table)
+            if not overwrite:
+                check_opened(options, table)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a task, which needs to know what the table was compared with, and can not have the table itself."""

@@ -164,6 +164,7 @@ def _commit_exactly(
     query_id: str | None,
 ) -> None:
     from pyspark_fenceline.checkpoint_places import Places, places_after
+    from pyspark_fenceline.delta_beyond import fresh_views
     from pyspark_fenceline.delta_exact import plan_change
 
     def places() -> Places | None:
@@ -171,7 +172,11 @@ def _commit_exactly(
             return None
         return places_after(options, query_id, transaction.version)
 
-    change = plan_change(options, table, files, evidence, lambda partitions: _views(options, partitions), places)
+    def anew(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogView]:
+        assert options.client is not None, "asked before"
+        return fresh_views(options.client, partitions)
+
+    change = plan_change(options, table, files, evidence, lambda partitions: _views(options, partitions), anew, places)
     if change.is_nothing:
         delete_files(options, change.discard)
         return

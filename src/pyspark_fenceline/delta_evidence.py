@@ -25,12 +25,14 @@ _log = logging.getLogger("pyspark_fenceline")
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """`leader_epochs`: of every partition that was asked about and exists. `views`: histories of those whose rows can
-    not be taken for granted under that epoch. `topic_ids`: None from brokers without ids.
+    not be taken for granted under that epoch. `topic_ids`: None from brokers without ids. `log_ends`: first offset that
+    was not readable yet.
     """
 
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     views: Mapping[TopicPartition, LogView] = field(default_factory=dict)
     topic_ids: Mapping[str, str | None] = field(default_factory=dict)
+    log_ends: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 _kept: dict[tuple[tuple[str, str], ...], Views] = {}
@@ -80,6 +82,7 @@ def _ask(
         epochs,
         views_of(client).of(doubtful, ends) if doubtful else {},
         {tp.topic: topic_id for tp, topic_id in found.items()},
+        {tp: end.offset for tp, end in ends.items()},
     )
 
 
@@ -95,12 +98,16 @@ def together(parts: Iterable[Evidence]) -> Evidence:
     epochs: dict[TopicPartition, int] = {}
     views: dict[TopicPartition, LogView] = {}
     ids: dict[str, str | None] = {}
+    ends: dict[TopicPartition, int] = {}
     for part in parts:
         for tp, epoch in part.leader_epochs.items():
             if epoch >= epochs.get(tp, epoch):
+                if tp in part.log_ends:
+                    ends[tp] = max(part.log_ends[tp], ends.get(tp, 0) if epochs.get(tp) == epoch else 0)
                 epochs[tp] = epoch
                 ids[tp.topic] = part.topic_ids.get(tp.topic)
         for tp, view in part.views.items():
             if tp not in views or view.leader_epoch > views[tp].leader_epoch:
                 views[tp] = view
-    return Evidence(epochs, {tp: view for tp, view in views.items() if view.leader_epoch == epochs.get(tp)}, ids)
+    current = {tp: view for tp, view in views.items() if view.leader_epoch == epochs.get(tp)}
+    return Evidence(epochs, current, ids, ends)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline.checkpoint_places import Places
+from pyspark_fenceline.delta_beyond import refuse_rows_beyond
 from pyspark_fenceline.delta_change import Change, Removed
 from pyspark_fenceline.delta_evidence import Evidence
 from pyspark_fenceline.delta_files import DataFile
@@ -27,7 +28,7 @@ from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_reach import reach
 from pyspark_fenceline.delta_rewrite import rewrite
 from pyspark_fenceline.delta_state import PartitionState, TableState, last_topic_ids, read_state
-from pyspark_fenceline.delta_table_files import TableFile, read_log_columns, table_files
+from pyspark_fenceline.delta_table_files import TableFile, end_offsets, read_log_columns, table_files
 from pyspark_fenceline.log_matching import (
     AFTER_ALL,
     BEFORE_ALL,
@@ -56,12 +57,14 @@ def plan_change(
     files: Sequence[DataFile],
     evidence: Evidence,
     ask: AskViews,
+    ask_anew: AskViews,
     ask_places: AskPlaces,
 ) -> Change:
-    """`ask`: for views that `evidence` lacks; `ask_places`: where the source stands after this batch, None where nobody
-    knows. Raises `OperatorError` where the table is of another topic.
+    """`ask`: for views that `evidence` lacks; `ask_anew`: for views with bounds of now; `ask_places`: where the source
+    stands after this batch, None where nobody knows. Raises `OperatorError` where the table is of another topic, or has
+    rows that the log can not have given.
     """
-    return _Planner(options, table, files, evidence, ask, ask_places).plan()
+    return _Planner(options, table, files, evidence, ask, ask_anew, ask_places).plan()
 
 
 class _Planner:
@@ -72,6 +75,7 @@ class _Planner:
         files: Sequence[DataFile],
         evidence: Evidence,
         ask: AskViews,
+        ask_anew: AskViews,
         ask_places: AskPlaces,
     ) -> None:
         self._options = options
@@ -79,6 +83,7 @@ class _Planner:
         self._files = files
         self._evidence = evidence
         self._ask = ask
+        self._ask_anew = ask_anew
         self._ask_places = ask_places
         self._kept_files: list[TableFile] | None = None
         self._columns: dict[str, LogColumns] = {}
@@ -96,6 +101,7 @@ class _Planner:
         replaced = self._replaced_topics(others, {tp.topic for tp in incoming})
         anew = {tp for tp in ends if tp.topic in replaced}
         doubted = {tp for tp in self._doubted(state, ends) if tp.topic not in others}
+        ends |= self._checked(state, {tp: end for tp, end in ends.items() if tp.topic not in others})
         words, unsettled = self._words(doubted, spans)
         judged = {tp: word for tp, word in words.items() if tp in doubted} | dict.fromkeys(anew, Word(NOTHING_OF_IT))
         remove, copies = self._clean_table(judged)
@@ -142,12 +148,7 @@ class _Planner:
     def _bounds_of(
         self, files: Sequence[TableFile], copies: Sequence[DataFile], wanted: set[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        ends: dict[TopicPartition, int] = {}
-        for file in files:
-            only = file.only_partition
-            for tp in [only] if only is not None else [tp for tp in wanted if file.may_hold(tp)]:
-                last = file.offsets[1] if file.offsets is not None else (1 << 62)
-                ends[tp] = max(ends.get(tp, 0), last + 1)
+        ends = end_offsets(files, wanted)
         for copy in copies:
             for tp, (_, last) in bounds(copy.spans).items():
                 ends[tp] = max(ends.get(tp, 0), last + 1)
@@ -172,6 +173,25 @@ class _Planner:
             known = state.partitions.get(tp) if state is not None else None
             if self._evidence.leader_epochs.get(tp, -1) > (UNKNOWN_EPOCH if known is None else known.leader_epoch):
                 yield tp
+
+    def _checked(self, state: TableState | None, ends: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        """Where the table seems to pass a log's end: an offset above all rows, as the rows themselves tell it. Raises
+        `OperatorError` where no log of this cluster can have given them.
+        """
+        suspects: list[TopicPartition] = []
+        for tp, end in ends.items():
+            known = state.partitions.get(tp) if state is not None else None
+            leader_epoch = self._evidence.leader_epochs.get(tp, UNKNOWN_EPOCH)
+            # Nobody else has written since a comparison with an older leader: what passes the end of this one is stale.
+            is_older = known is not None and UNKNOWN_EPOCH < known.leader_epoch < leader_epoch
+            if not is_older and end > self._evidence.log_ends.get(tp, AFTER_ALL):
+                suspects.append(tp)
+        if not suspects:
+            return {}
+        # The files first, then the logs: what is written meanwhile is in both.
+        files = self._all_files()
+        found = refuse_rows_beyond(self._options, files, self._read, self._ask_anew(suspects))
+        return {tp: min(end, ends[tp]) for tp, end in found.items()}
 
     def _words(
         self, doubted: set[TopicPartition], spans: Sequence[Span]

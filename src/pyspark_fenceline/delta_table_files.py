@@ -6,7 +6,7 @@ from the statistics in the table's log; a file without them may hold anything. N
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -17,6 +17,7 @@ from pyspark_fenceline.delta_files import file_system
 from pyspark_fenceline.delta_index import LEADER_EPOCH, LOG_COLUMNS, OFFSET, PARTITION, TOPIC, LogColumns, log_columns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_state import read_state
+from pyspark_fenceline.log_matching import AFTER_ALL
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -140,6 +141,19 @@ def open_parquet(options: DeltaOptions, path: str) -> Any:
         if unquote(path) == path:
             raise
         return pq.ParquetFile(root.open_input_file(unquote(path)))
+
+
+def end_offsets(files: Iterable[TableFile], wanted: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """An offset above all rows, by the files' bounds: of the partitions that have files of their own, and of those of
+    `wanted` that other files may hold.
+    """
+    ends: dict[TopicPartition, int] = {}
+    for file in files:
+        only = file.only_partition
+        last = file.offsets[1] if file.offsets is not None else AFTER_ALL
+        for tp in [only] if only is not None else [tp for tp in wanted if file.may_hold(tp)]:
+            ends[tp] = max(ends.get(tp, 0), last + 1)
+    return ends
 
 
 def compared(options: DeltaOptions, table: DeltaTable) -> dict[TopicPartition, int]:

@@ -1,9 +1,10 @@
-"""The victim of `test_killed_steps.py`: a stream into a table that is compared with the log, in whose processes one
-step at a time is deadly.
+"""The victim of `test_killed_steps.py` and `test_killed_while_cut.py`: a stream into a table that is compared with the
+log, in whose processes one step at a time is deadly.
 
 A file in the folder of plans names a step. The process that comes to it takes the file away and dies by SIGKILL: a
-Python worker alone on the executors' side, the whole driver with its JVM on the driver's. Where the file says so, the
-process stands still instead (SIGSTOP), for somebody to wake it up when others have gone on.
+Python worker alone on the executors' side, the whole driver with its JVM on the driver's. Where the file says so, only
+the driver's Python process that plans or commits dies, and its query with it, or it stands still instead (SIGSTOP), for
+somebody to wake it up when others have gone on.
 
 Arguments: a folder for what Spark leaves lying about, bootstrap servers, topic, table, checkpoint, the folder of plans.
 """
@@ -15,7 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark_fenceline import (
     checkpoint_places,
@@ -30,6 +31,10 @@ from pyspark_fenceline.delta import DeltaDataSource, DeltaStreamWriter
 from tests.spark.queries import stream
 from tests.spark.sessions import session
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
 EXECUTOR_STEPS: Mapping[str, tuple[Any, str]] = {
     "file": (delta_files.FileWriter, "_open"),
     "end of file": (delta_files.FileWriter, "_close"),
@@ -37,12 +42,19 @@ EXECUTOR_STEPS: Mapping[str, tuple[Any, str]] = {
 }
 DRIVER_STEPS: Mapping[str, tuple[Any, str]] = {
     "look": (delta_opened, "look"),
+    "table": (delta_commit, "_create"),
+    "columns": (delta_commit, "_grow"),
     "checkpoint": (checkpoint_places, "places_after"),
     "copy": (delta_exact, "rewrite"),
     "entry": (delta_commit, "commit_entry"),
     "left-overs": (delta_commit, "delete_files"),
 }
 ROWS_A_BATCH = 150
+MORE = "more"
+"""A column that comes later."""
+ALONE = "alone"
+DEAD = "dead"
+"""A file that says that a process has died alone."""
 STAND_STILL = "stand still"
 SLEEPER = "sleeper"
 """A file with the process id of who stands still."""
@@ -66,7 +78,9 @@ def die(folder: str, side: str, plan: str) -> None:
     if what == STAND_STILL:
         os.kill(os.getpid(), signal.SIGSTOP)
         return
-    if side == "driver":
+    if what == ALONE:
+        Path(folder, DEAD).touch()
+    elif side == "driver":
         # Spark's daemons have groups of their own; the session is still the one that the driver leads.
         os.killpg(os.getsid(0), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -116,10 +130,16 @@ class DeadlyDelta(DeltaDataSource):
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
         given = dict(self.options)
         folder = given.pop("plans")
+        arm(folder, "driver")
         made = delta.DeltaDataSource(given).streamWriter(schema, overwrite)
         writer = DeadlyWriter(made._tasks, overwrite=overwrite)
         writer.folder = folder
         return writer
+
+
+def deadly(frame: DataFrame, bootstrap: str, checkpoint: str, plans_folder: str) -> DataStreamWriter:
+    writer = frame.writeStream.format("deadly_delta").option("checkpointLocation", checkpoint)
+    return writer.options(**{"kafka.bootstrap.servers": bootstrap, "plans": plans_folder, "mergeSchema": True})
 
 
 def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, plans_folder: str) -> None:
@@ -130,8 +150,8 @@ def main(folder: str, bootstrap: str, topic: str, table: str, checkpoint: str, p
     spark = session("local[2,100]", folder, spark__log__level="OFF")
     spark.dataSource.register(killed_steps.DeadlyDelta)
     frame = stream(spark, bootstrap, topic, maxOffsetsPerTrigger=ROWS_A_BATCH, includeLeaderEpoch=True)
-    writer = frame.writeStream.format("deadly_delta").option("checkpointLocation", checkpoint)
-    writer = writer.option("kafka.bootstrap.servers", bootstrap).option("plans", plans_folder)
+    # A column that the table lacks when the query begins.
+    writer = killed_steps.deadly(frame.withColumn(MORE, frame["offset"]), bootstrap, checkpoint, plans_folder)
     writer.trigger(availableNow=True).start(table).awaitTermination()
     spark.stop()
 

@@ -91,7 +91,9 @@ def test_whoever_dies_at_whichever_step_the_table_is_the_log(
         # Each round is a query of its own, on a table that is spoiled again.
         rounds += 1
         place, state = f"{table}-{rounds}", f"{checkpoint}-{rounds}"
-        write_deltalake(place, spoiled(expected), partition_by=["topic", "partition"] if rounds % 2 else None)
+        if not (waiting and waiting[-1].endswith(" table")):
+            # Else the query makes the table.
+            write_deltalake(place, spoiled(expected), partition_by=["topic", "partition"] if rounds % 2 else None)
         while True:
             with driver("killed_steps", scratch, restarted.bootstrap, "t", place, state, folder) as victim:
                 while waiting and not victim.has_ended:
@@ -116,7 +118,7 @@ def test_whoever_dies_at_whichever_step_the_table_is_the_log(
         *(
             pytest.param(plan, marks=pytest.mark.soak)
             for plan in plans("driver")
-            if plan not in ("before entry", "after left-overs")
+            if plan not in ("before entry", "after left-overs") and not plan.endswith(" table")
         ),
     ],
 )

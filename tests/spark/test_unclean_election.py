@@ -4,17 +4,22 @@ of `pyspark.md` S25, S26 and S32, with `unclean.leader.election.enable`, as it c
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from deltalake import DeltaTable
 
+import pyspark_fenceline
 from fenceline.testing.mixed_cluster import MixedCluster
 from fenceline.testing.waiting import eventually
+from pyspark_fenceline import repair_hands
 from pyspark_fenceline.errors import Loss, LossKind, losses_of, parse
 from tests.scheduling import CLUSTERS
 from tests.spark.conftest import CONNECTOR
+from tests.spark.queries import keep_equal, tracked
 from tests.spark.sinks import OURS, THEIRS, Row, Sinks
 from tests.support.unclean_story import FIRST, KEPT, LOST, SECOND, WAIT_S, UncleanStory, cluster_of
 
@@ -126,3 +131,57 @@ def test_a_query_that_runs_all_the_while_is_told(spark: SparkSession, story: Unc
     assert read == {*at(0, [*kept, *lost]), *at(KEPT, new), *at(END, newest)}
     # What had been read of the history that is back again is delivered again, in the epoch that it was written in.
     assert [offset for offset, value in rows() if value in lost] == sorted([*range(KEPT, END)] * 2)
+
+
+def test_a_table_is_the_log_again_by_its_stream_and_by_a_repair(
+    spark: SparkSession, story: UncleanStory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same table twice: one goes on with its query, the other one is repaired by Spark's tasks."""
+    topic, table, copy = story.tp.topic, str(tmp_path / "table"), str(tmp_path / "copy")
+    # Also for few files.
+    monkeypatch.setattr(repair_hands, "_THREADS", 0)
+
+    def fill() -> None:
+        # The third file has records of before and after the point where the histories part.
+        frame = tracked(spark, story.bootstrap, topic, maxOffsetsPerTrigger=LOST - 10)
+        keep_equal(frame, table, str(tmp_path / "checkpoint"), story.bootstrap)
+
+    def audited(path: str) -> tuple[str, list[tuple[str, int, int, int]]]:
+        found = pyspark_fenceline.audit(path, story.bootstrap, topic)
+        rows = found.findings.collect()
+        return found.verdict.word, sorted(
+            (row.kind, row.start_offset, row.end_offset_exclusive, row.rows) for row in rows
+        )
+
+    def held(path: str) -> list[Row]:
+        found = DeltaTable(path).to_pyarrow_table(columns=["offset", "value"]).to_pylist()
+        return sorted((row["offset"], row["value"]) for row in found)
+
+    kept, lost = story.part()
+    fill()
+    assert audited(table) == ("equal", [])
+    assert held(table) == at(0, [*kept, *lost])
+    story.lead_uncleanly(SECOND, instead_of=FIRST)
+    new = story.write(2 * LOST, "new")
+    differs = [("behind", KEPT, KEPT + 2 * LOST, 2 * LOST), ("stale", KEPT, END, LOST)]
+    assert audited(table) == ("different", differs)
+    shutil.copytree(table, copy)
+
+    fill()
+    (told,) = [
+        one["fenceline"]["repair"] for one in DeltaTable(table).history() if "repair" in one.get("fenceline", {})
+    ]
+    assert told["removed_rows"] == LOST
+    done = pyspark_fenceline.repair(copy, story.bootstrap, topic)
+    assert (done.removed_rows, done.added_rows) == (LOST, 2 * LOST)
+    assert f"{LOST} stale" in done.sentence()
+    for path in (table, copy):
+        assert held(path) == at(0, [*kept, *new])
+        assert audited(path) == ("equal", [])
+    assert pyspark_fenceline.repair(copy, story.bootstrap, topic).version is None
+    # The old leader comes back and cuts its log: nothing is changed any more.
+    story.restart(FIRST)
+    version = DeltaTable(table).version()
+    fill()
+    assert DeltaTable(table).version() == version
+    assert audited(table) == ("equal", [])

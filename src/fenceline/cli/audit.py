@@ -24,6 +24,7 @@ AUDIT_EXAMPLES: Final = examples(
     ("fenceline audit ./flights", "all topics of which the table has rows"),
     ("fenceline audit ./flights --topic flights --json", "one topic, for a program"),
     ("fenceline audit ./flights --repair", "take out what the log does not hold, add what is missing"),
+    ("fenceline audit ./flights --repair --no-catch-up", "the same while a stream goes on filling the table"),
 )
 _SHOWN: Final = 40
 _QUIETER: Final = ("expired", "compacted", "unproven", "behind")
@@ -43,6 +44,13 @@ def audit(
     everything: Annotated[
         bool, typer.Option("--everything", help="read all of the log's batch headers, not only where rows are missing")
     ] = False,
+    catch_up: Annotated[
+        bool,
+        typer.Option("--catch-up/--no-catch-up", help="with --repair: add what the table has not reached yet"),
+    ] = True,
+    doubtful_rows: Annotated[
+        str, typer.Option(help="with --repair: keep or delete rows of which the log says nothing")
+    ] = "keep",
     option: Annotated[list[str] | None, typer.Option(help="a client setting as key=value; may be repeated")] = None,
     storage: Annotated[list[str] | None, typer.Option(help="an object store's setting as key=value")] = None,
     as_json: AsJson = False,
@@ -62,9 +70,13 @@ def audit(
             everything or None,
         )
         kept = pairs(storage or [], "--storage")
+        if not repair and (doubtful_rows != "keep" or not catch_up):
+            raise OperatorError(
+                "--no-catch-up and --doubtful-rows say what a repair does, and none is asked for", "Add --repair."
+            )
         repaired: Any = None
         if repair:
-            repaired = repair_here(table, chosen, storage=kept)
+            repaired = repair_here(table, chosen, storage=kept, catch_up=catch_up, doubtful_rows=doubtful_rows)
         found = audit_here(table, chosen, storage=kept)
         findings = found.findings.to_pylist()
         verdict = found.verdict

@@ -1,0 +1,124 @@
+"""Rows of a table that no log of this cluster can have given.
+
+Owns one question: has the table a row of the leader's own epoch at or above the end of the leader's log? A leader only
+appends and gives nothing that it does not have, so nobody has read such a row from it: the table is of another cluster
+or of another time of it, or somebody else put the row there. It may not stay unnoticed: offset and epoch name a record
+(`log_matching`), and once the log gets there, its own record would be taken for one that the table has.
+
+Only as good as the order of the questions: the table first, then the leader. Rows of an older epoch there are stale,
+rows of a newer one are unknown to this leader; neither is judged here. Never changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fenceline.errors import OperatorError
+from fenceline.ids import TopicPartition
+from pyspark_fenceline import connect
+from pyspark_fenceline.delta_evidence import views_of
+from pyspark_fenceline.delta_index import LogColumns
+from pyspark_fenceline.delta_options import DeltaOptions
+from pyspark_fenceline.delta_state import last_topic_ids, read_state
+from pyspark_fenceline.delta_table_files import TableFile, end_offsets, read_log_columns, table_files
+from pyspark_fenceline.log_matching import AFTER_ALL, LogView
+from pyspark_fenceline.log_view import ends_of, existing
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_TOLD: Final = 10
+
+
+class Beyond(NamedTuple):
+    """Rows of the leader's epoch above its log's end; both offsets are included."""
+
+    topic_partition: TopicPartition
+    first_offset: int
+    last_offset: int
+    row_count: int
+    view: LogView
+
+    def __str__(self) -> str:
+        rows = "1 row" if self.row_count == 1 else f"{self.row_count} rows"
+        return (
+            f"{self.topic_partition} offsets {self.first_offset} to {self.last_offset} ({rows} of epoch"
+            f" {self.view.leader_epoch}, of which the log ends at {self.view.end_offset})"
+        )
+
+
+def fresh_views(client: Mapping[str, str], partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogView]:
+    """Views with bounds of now, of those partitions that exist. Raises what the brokers refused."""
+    found = existing(connect.connect(client), partitions)
+    return views_of(client).fresh(found) if found else {}
+
+
+def refuse_rows_beyond(
+    options: DeltaOptions,
+    files: Sequence[TableFile],
+    read: Callable[[TableFile], LogColumns],
+    views: Mapping[TopicPartition, LogView],
+) -> dict[TopicPartition, int]:
+    """An offset above all rows, for each partition of `views`; at least the end of its log. `views`: asked for after
+    `files` was known. Raises `OperatorError` where there are rows that the log can not have given.
+    """
+    import numpy as np
+
+    ends = {tp: view.end_offset for tp, view in views.items()}
+    rows: dict[TopicPartition, list[int]] = {}
+    for file in files:
+        only = file.only_partition
+        concerned = [only] if only is not None else [tp for tp in views if file.may_hold(tp)]
+        concerned = [tp for tp in concerned if tp in views and file.may_hold_offsets(views[tp].end_offset, AFTER_ALL)]
+        if not concerned:
+            continue
+        columns = read(file)
+        for tp in concerned:
+            if tp not in columns.partitions:
+                continue
+            above = (columns.codes == columns.partitions.index(tp)) & (columns.offsets >= views[tp].end_offset)
+            if above.any():
+                ends[tp] = max(ends[tp], int(columns.offsets[above].max()) + 1)
+            own = np.flatnonzero(above & (columns.epochs == views[tp].leader_epoch))
+            if views[tp].leader_epoch >= 0 and len(own):
+                rows.setdefault(tp, []).extend(columns.offsets[own].tolist())
+    found = [Beyond(tp, min(rows[tp]), max(rows[tp]), len(rows[tp]), views[tp]) for tp in sorted(rows)]
+    if found:
+        more = f"; and {len(found) - _TOLD} partitions more" if len(found) > _TOLD else ""
+        raise OperatorError(
+            f"The Delta table at {options.path} has rows above the end of the log, which the log of this cluster can"
+            f" not have given: {'; '.join(map(str, found[:_TOLD]))}{more}",
+            "Check that the table is of this cluster. If it is, take these rows out with pyspark_fenceline.repair or"
+            " `fenceline audit TABLE --repair`; if not, write to another table.",
+        )
+    return ends
+
+
+def check_opened(options: DeltaOptions, table: DeltaTable) -> None:
+    """For a table that somebody else has written last. Raises as `refuse_rows_beyond`, before anything is written."""
+    if options.client is None or read_state(table) is not None:
+        return
+    files = table_files(table)
+    columns: dict[str, LogColumns] = {}
+
+    def read(file: TableFile) -> LogColumns:
+        if file.path not in columns:
+            columns[file.path] = read_log_columns(options, file)
+        return columns[file.path]
+
+    named = {file.only_partition for file in files}
+    partitions = {tp for tp in named if tp is not None}
+    if None in named:
+        partitions.update(tp for file in files if file.only_partition is None for tp in read(file).partitions)
+    if not partitions:
+        return
+    cluster = connect.connect(options.client)
+    known_ids = last_topic_ids(table)
+    # Rows of a topic that is another one now have a rule of their own.
+    same = {tp: id for tp, id in existing(cluster, partitions).items() if known_ids.get(tp.topic) in (None, id)}
+    log_ends = ends_of(cluster, same)
+    bounds = end_offsets(files, partitions)
+    suspects = [tp for tp, end in log_ends.items() if bounds[tp] > end.offset]
+    if suspects:
+        refuse_rows_beyond(options, files, read, fresh_views(options.client, suspects))
