@@ -24,6 +24,7 @@ from pyspark_fenceline.delta_state import last_topic_ids, read_state
 from pyspark_fenceline.delta_table_files import TableFile, end_offsets, read_log_columns, table_files
 from pyspark_fenceline.log_matching import AFTER_ALL, LogView
 from pyspark_fenceline.log_view import ends_of, existing
+from pyspark_fenceline.patience import with_retries
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -113,12 +114,15 @@ def check_opened(options: DeltaOptions, table: DeltaTable) -> None:
         partitions.update(tp for file in files if file.only_partition is None for tp in read(file).partitions)
     if not partitions:
         return
-    cluster = connect.connect(options.client)
+    cluster, client = connect.connect(options.client), options.client
     known_ids = last_topic_ids(table)
-    # Rows of a topic that is another one now have a rule of their own.
-    same = {tp: id for tp, id in existing(cluster, partitions).items() if known_ids.get(tp.topic) in (None, id)}
-    log_ends = ends_of(cluster, same)
     bounds = end_offsets(files, partitions)
-    suspects = [tp for tp, end in log_ends.items() if bounds[tp] > end.offset]
-    if suspects:
-        refuse_rows_beyond(options, files, read, fresh_views(options.client, suspects))
+
+    def suspected() -> dict[TopicPartition, LogView]:
+        # Rows of a topic that is another one now have a rule of their own.
+        same = {tp: id for tp, id in existing(cluster, partitions).items() if known_ids.get(tp.topic) in (None, id)}
+        above = [tp for tp, end in ends_of(cluster, same).items() if bounds[tp] > end.offset]
+        return fresh_views(client, above) if above else {}
+
+    if suspects := with_retries(suspected, options.patience):
+        refuse_rows_beyond(options, files, read, suspects)

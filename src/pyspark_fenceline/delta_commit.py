@@ -173,8 +173,9 @@ def _commit_exactly(
         return places_after(options, query_id, transaction.version)
 
     def anew(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogView]:
-        assert options.client is not None, "asked before"
-        return fresh_views(options.client, partitions)
+        client, wanted = options.client, set(partitions)
+        assert client is not None, "asked before"
+        return with_retries(lambda: fresh_views(client, wanted), options.patience)
 
     change = plan_change(options, table, files, evidence, lambda partitions: _views(options, partitions), anew, places)
     if change.is_nothing:

@@ -9,8 +9,10 @@ of a log stays known too, but it never reads one. Never decides anything about r
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
@@ -35,13 +37,13 @@ class Evidence:
     log_ends: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
-_kept: dict[tuple[tuple[str, str], ...], Views] = {}
+_kept: dict[tuple[Any, ...], Views] = {}
 _has_said = False
 
 
 def views_of(client: Mapping[str, str]) -> Views:
     """The process's known histories of the cluster that these properties name."""
-    key = tuple(sorted(client.items()))
+    key = (os.getpid(), *sorted(client.items()))
     if key not in _kept:
         _kept[key] = Views(connect.connect(client))
     return _kept[key]
