@@ -170,13 +170,13 @@ def _state(bootstrap: str, topic: str) -> tuple[dict[bytes, bytes], int]:
         {"bootstrap.servers": bootstrap, "group.id": "reads", "isolation.level": "read_committed"}
     )
     try:
-        where = confluent_kafka.TopicPartition(topic, 0, 0)
-        end = -1
+        where = confluent_kafka.TopicPartition(topic, 0)
+        start = end = -1
 
         def end_is_known() -> bool:
-            nonlocal end
+            nonlocal start, end
             try:
-                _, end = consumer.get_watermark_offsets(where, timeout=60)
+                start, end = consumer.get_watermark_offsets(where, timeout=60)
             except confluent_kafka.KafkaException as error:
                 # A node that has just been started leads a moment after it answers.
                 if error.args[0].code() != confluent_kafka.KafkaError.NOT_LEADER_FOR_PARTITION:
@@ -184,7 +184,7 @@ def _state(bootstrap: str, topic: str) -> tuple[dict[bytes, bytes], int]:
             return end >= 0
 
         eventually(end_is_known, f"the end of {topic}", wait_s=120)
-        consumer.assign([where])
+        consumer.assign([confluent_kafka.TopicPartition(topic, 0, start)])
         state: dict[bytes, bytes | None] = {}
         deadline = time.monotonic() + 120
         while consumer.position([where])[0].offset < end:
