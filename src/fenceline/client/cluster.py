@@ -112,14 +112,16 @@ class Cluster:
         One that is open goes before all that would have to be made: a broker that is silent costs
         `socket.connection.setup.timeout.ms`.
         """
+        trouble: dict[str, str] = {}
         while True:
-            trouble: list[str] = []
             for link in self._candidates():
                 try:
                     return await self._connected(link, deadline)
                 except (ConnectionLost, TimedOut) as error:
-                    deadline.trouble = error
-                    trouble.append(str(error))
+                    # That the time was over then says less than what went wrong before.
+                    if not deadline.is_over or link.address not in trouble:
+                        deadline.trouble = error
+                        trouble[link.address] = str(error)
                 if deadline.is_over:
                     break
             if deadline.is_over:
@@ -127,7 +129,7 @@ class Cluster:
                 who, key = ("controller", "controllers") if self.config.asks_controllers else ("broker", "servers")
                 raise BrokersUnreachable(
                     f"No {who} answered within {deadline.timeout_ms:.0f} ms (bootstrap.{key}={named}): "
-                    + "; ".join(dict.fromkeys(trouble)),
+                    + "; ".join(dict.fromkeys(trouble.values())),
                     f"Check that the {who} runs, the address, and that its advertised.listeners can be reached.",
                 )
             await self.pause(deadline)
