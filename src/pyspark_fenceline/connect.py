@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from fenceline.client.errors import broker_error
-from fenceline.errors import ErrorCode
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import ZERO_UUID, TopicPartition, decode_uuid, encode_uuid
 from pyspark_fenceline.cluster import EpochEnd, LogEnd, TopicFacts
 from pyspark_fenceline.planning import OffsetRange
@@ -104,6 +104,10 @@ class ClientCluster:
         self._admin = Admin(dict(properties))
         self._isolation_level = str(properties.get("isolation.level", "read_uncommitted"))
         self._cluster_id: str | None = None
+        self._doubtful: set[str] = set()
+        """Topics of which metadata tell no epochs."""
+        self._kept_epochs: set[TopicPartition] = set()
+        """Of these: their leaders were seen to tell where epochs end."""
         self._properties = dict(properties)
         self._watcher: RangeReader | None = None
 
@@ -122,6 +126,10 @@ class ClientCluster:
             # A topic that may not be seen, or not yet, is not one that does not exist.
             if topic.error not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise broker_error(topic.error, f"topic {name}")
+            if any(one.leader_epoch < 0 for one in topic.partitions.values()):
+                self._doubtful.add(name)
+            else:
+                self._doubtful.discard(name)
         return {
             name: TopicFacts(
                 id=None if topic.id == ZERO_UUID else encode_uuid(topic.id),
@@ -138,7 +146,9 @@ class ClientCluster:
 
     def log_ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnd]:
         found = self._admin.list_offsets(dict.fromkeys(partitions, "latest"), isolation_level=self._isolation_level)
-        return {tp: LogEnd(one.offset, one.leader_epoch) for tp, one in found.items()}
+        ends = {tp: LogEnd(one.offset, one.leader_epoch) for tp, one in found.items()}
+        blind = self._without_epochs(ends)
+        return {tp: end._replace(leader_epoch=-1) if tp in blind else end for tp, end in ends.items()}
 
     def offsets_at(self, timestamps_ms: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int | None]:
         found = self._admin.list_offsets(dict(timestamps_ms), isolation_level=self._isolation_level)
@@ -146,6 +156,25 @@ class ClientCluster:
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, tuple[int, int]]) -> Mapping[TopicPartition, EpochEnd]:
         return self._admin.offsets_for_leader_epoch(dict(epochs))
+
+    def _without_epochs(self, ends: Mapping[TopicPartition, LogEnd]) -> set[TopicPartition]:
+        """Those whose leaders, though they lead in an epoch, do not tell where one ends: the topic's message format has
+        none, or they are of Kafka 2.1 or 2.2 and tell only who has ClusterAction (`epochs.md` E22)."""
+        own = {
+            tp: (end.leader_epoch, end.leader_epoch)
+            for tp, end in ends.items()
+            if tp.topic in self._doubtful and tp not in self._kept_epochs and end.leader_epoch >= 0
+        }
+        if not own:
+            return set()
+        try:
+            known = {tp for tp, answer in self.epoch_ends(own).items() if answer.leader_epoch >= 0}
+        except PeerError as error:
+            if error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                raise
+            known = set()
+        self._kept_epochs |= known
+        return own.keys() - known
 
     def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
         from fenceline.client.reader import RangeReader

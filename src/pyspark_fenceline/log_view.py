@@ -23,8 +23,8 @@ _ATTEMPTS: Final = 5
 _CHANGED: Final = (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH)
 
 CAN_NOT_SEE: Final = (
-    "the brokers keep no leader epochs (they are older than Kafka 2.1, or their message format is): truncation can "
-    "not be seen, and stale rows stay where they are"
+    "the brokers keep no leader epochs (they are older than Kafka 2.1, or their message format is), or tell them only "
+    "to who has ClusterAction (Kafka 2.1 and 2.2): truncation can not be seen, and stale rows stay where they are"
 )
 
 

@@ -237,14 +237,16 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return snapshot
 
     def _warn_without_epochs(self, snapshot: Snapshot) -> None:
-        """Once: the brokers, or the topics' message formats, are too old for what this source is there for."""
+        """Once: the brokers, or the topics' message formats, are too old for what this source is there for, or the
+        brokers do not tell it this user."""
         filled = [end for tp, end in snapshot.ends.items() if end.offset > snapshot.starts[tp]]
         if self._is_blind is None and filled:
             self._is_blind = all(end.leader_epoch < 0 for end in filled)
             if self._is_blind:
                 _log.warning(
-                    "the brokers keep no leader epochs for these topics: that a log was cut back and has grown again "
-                    "can not be seen, only that one is shorter than what was read"
+                    "the brokers keep no leader epochs for these topics, or tell them only to who has ClusterAction "
+                    "(Kafka 2.1 and 2.2): that a log was cut back and has grown again can not be seen, only that one "
+                    "is shorter than what was read"
                 )
 
     def _compare(self, held: SourceOffset, look: Callable[[], Snapshot]) -> tuple[Snapshot, Comparison]:

@@ -49,6 +49,8 @@ class Log:
     leader_epoch: int = 0
     start_offset: int = 0
     batches: list[bytes] = field(default_factory=list)
+    named_epoch: int | None = None
+    """The leader's epoch as metadata name it; None: as it is."""
     epochs: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
     producers: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=lambda: defaultdict(list))
     """Producer id -> (epoch, first sequence, last sequence, base offset)."""
@@ -245,7 +247,7 @@ class ScriptedCluster:
                         {
                             "partition_index": tp.partition,
                             "leader_id": log.leader,
-                            "leader_epoch": log.leader_epoch,
+                            "leader_epoch": log.leader_epoch if log.named_epoch is None else log.named_epoch,
                             "replica_nodes": list(self.ports),
                             "isr_nodes": [log.leader],
                         }
@@ -262,11 +264,15 @@ class ScriptedCluster:
         return {"error_code": code or 0, "producer_id": self._next_producer_id, "producer_epoch": 0}
 
     def _list_offsets(self, node_id: int, request: Any, code: ErrorCode | None) -> dict[str, Any]:
+        # Who offers no more than version 4 is Kafka 2.1, which checks epochs there and tells none.
+        tells_epochs = self.requests[-1][1] != 4
+
         def answer(topic: str, asked: Any) -> dict[str, Any]:
             log = self.logs[TopicPartition(topic, asked.partition_index)]
             error = code or self._check(log, node_id, getattr(asked, "current_leader_epoch", -1))
             offset = log.end_offset if asked.timestamp == -1 else log.start_offset
-            known = {"offset": offset, "leader_epoch": log.leader_epoch} if not error else {}
+            epoch = log.leader_epoch if tells_epochs else -1
+            known = {"offset": offset, "leader_epoch": epoch} if not error else {}
             return {"partition_index": asked.partition_index, "error_code": error, **known}
 
         return {

@@ -115,7 +115,7 @@ def test_a_leader_that_moved_is_found(cluster: ScriptedCluster, key: ApiKey) -> 
     assert _asked(cluster, key)[-1] == {tp: 1}
 
 
-@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("version", [3, 5])
 def test_an_epoch_in_an_answer_is_noted_where_there_is_one(version: int) -> None:
     """testListOffsetUpdateEpoch, testListOffsetNoUpdateMissingEpoch; E58, L30: what is older is not believed then."""
     with ScriptedCluster(nodes=2, versions={ApiKey.LIST_OFFSETS: (1, version)}) as cluster:
@@ -129,6 +129,15 @@ def test_an_epoch_in_an_answer_is_noted_where_there_is_one(version: int) -> None
             admin.list_offsets({tp: -1})
             seen = admin._async.cluster.metadata.leader(tp).epoch
     assert seen == (5 if version >= 4 else 0)
+
+
+def test_a_guess_that_the_leader_could_not_refuse_is_no_epoch() -> None:
+    """It is of before Kafka 2.1, and another broker that is not has named an epoch."""
+    versions = {ApiKey.LIST_OFFSETS: (1, 3), ApiKey.METADATA: (0, 7)}
+    with ScriptedCluster(nodes=2, versions=versions) as cluster, Admin(cluster.bootstrap, **_QUICK) as admin:
+        (tp,) = cluster.add_topic("t")
+        for _ in range(2):
+            assert _look_up(admin, ApiKey.LIST_OFFSETS, tp) == {tp: (0, -1)}
 
 
 def test_the_end_of_an_epoch_that_nobody_knows(cluster: ScriptedCluster) -> None:

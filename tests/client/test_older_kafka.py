@@ -1,4 +1,4 @@
-"""The client at brokers that speak only what Apache Kafka spoke at 2.1 and at 2.4.
+"""The client at brokers that speak only what Apache Kafka spoke at 2.1, 2.3 and 2.4.
 
 The brokers are those of today, which still know these versions; what they offer is cut down to what such a release
 offered, so that every request goes out as it would there. Elections and cuts are those of a scripted cluster.
@@ -20,6 +20,7 @@ from fenceline.client.admin import Admin, NewTopic
 from fenceline.client.connection import Connection
 from fenceline.client.consumer import Consumer
 from fenceline.client.errors import LogTruncationError, OffsetOutOfRangeError
+from fenceline.client.leader_epochs import GUESSES
 from fenceline.client.offsets import CommittedOffset
 from fenceline.client.producer import Producer
 from fenceline.client.ranges import OffsetRange
@@ -59,11 +60,17 @@ KAFKA_2_1: Final = {
     ApiKey.CREATE_PARTITIONS: 1,
     ApiKey.DELETE_GROUPS: 1,
 }
-KAFKA_2_4: Final = {
+KAFKA_2_3: Final = {
     **KAFKA_2_1,
-    ApiKey.PRODUCE: 8,
     ApiKey.FETCH: 11,
     ApiKey.LIST_OFFSETS: 5,
+    ApiKey.METADATA: 8,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: 3,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: 0,
+}
+KAFKA_2_4: Final = {
+    **KAFKA_2_3,
+    ApiKey.PRODUCE: 8,
     ApiKey.METADATA: 9,
     ApiKey.OFFSET_COMMIT: 8,
     ApiKey.OFFSET_FETCH: 6,
@@ -78,12 +85,11 @@ KAFKA_2_4: Final = {
     ApiKey.CREATE_TOPICS: 5,
     ApiKey.DELETE_TOPICS: 4,
     ApiKey.INIT_PRODUCER_ID: 2,
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: 3,
     ApiKey.DELETE_GROUPS: 2,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: 1,
     ApiKey.OFFSET_DELETE: 0,
 }
-RELEASES: Final = {"2.1": KAFKA_2_1, "2.4": KAFKA_2_4}
+RELEASES: Final = {"2.1": KAFKA_2_1, "2.3": KAFKA_2_3, "2.4": KAFKA_2_4}
 
 
 @pytest.fixture(params=RELEASES, autouse=True)
@@ -237,7 +243,8 @@ def test_a_group_with_members_is_not_reset(bootstrap: str, tp: TopicPartition, u
         assert "Stable" in refused.output
 
 
-# -- Truncation (KIP-320): metadata of 2.1 tells no epochs that may be trusted, leaders are asked for theirs ---------
+# -- Truncation (KIP-320): metadata before 2.4 tell no epochs that may be trusted, leaders are asked for theirs. Those
+# of 2.1 tell none either, but refuse another one than theirs. -----------------------------------------------------
 
 QUICK: Final = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "fetch.max.wait.ms": 10}
 
@@ -362,6 +369,52 @@ def test_elections_that_cut_nothing_tell_nothing(
     assert scripted_consumer.truncations() == []
 
 
+@pytest.mark.parametrize("behind", [1, 3, 3 * GUESSES])
+def test_an_old_epoch_in_metadata_hides_no_cut(
+    scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer, release: str, behind: int
+) -> None:
+    """E57: as long as replicas are moved, metadata before 2.4 stay as they were."""
+    scripted_consumer.seek(T, 0)
+    assert len(read(scripted_consumer, 10)) == 10
+    with scripted.lock:
+        log.named_epoch = None if release == "2.4" else 0
+        for _ in range(behind - 1):
+            log.elect(1)
+        log.elect(1, cut_to=6)
+        write(log, 20)
+    assert told(scripted_consumer, LogTruncationError).divergent_offset == 6
+    assert set(questions(scripted)) == {(0, behind)}
+
+
+@pytest.mark.parametrize("release", ["2.1"], indirect=True)
+def test_a_leader_that_has_not_heard_of_its_epoch_is_not_believed(
+    scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer
+) -> None:
+    """Metadata are ahead of it: nothing is read in the epoch before, and nothing told, until it has heard."""
+    log.named_epoch = 1
+    scripted_consumer.seek(T, 2, 0)
+    before = scripted.seen[ApiKey.LIST_OFFSETS]
+    eventually(lambda: scripted_consumer.poll(10) or scripted.seen[ApiKey.LIST_OFFSETS] >= before + 6, "it is asked")
+    assert (questions(scripted), scripted.fetches) == ([], [])
+    with scripted.lock:
+        log.elect(1)
+        write(log, 5)
+    assert len(read(scripted_consumer, 13)) == 13
+    assert set(questions(scripted)) == {(0, 1)}
+
+
+def test_an_end_comes_with_its_epoch(scripted: ScriptedCluster, log: Log) -> None:
+    """What Spark's source plans by; once it is known how, in one question."""
+    with Admin(scripted.bootstrap, **QUICK) as admin:
+        for leader in (1, 2, 2):
+            log.elect(leader)
+            end = admin.list_offsets({T: "latest"})[T]
+            assert (end.offset, end.leader_epoch) == (10, log.leader_epoch)
+        before = scripted.seen[ApiKey.LIST_OFFSETS]
+        assert admin.list_offsets({T: "latest"})[T].leader_epoch == log.leader_epoch
+        assert scripted.seen[ApiKey.LIST_OFFSETS] == before + 1
+
+
 def test_reading_on_asks_for_no_metadata(scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer) -> None:
     scripted_consumer.seek(T, 0)
     assert len(read(scripted_consumer, 1)) == 1
@@ -385,7 +438,7 @@ def test_who_may_not_ask_is_warned_and_goes_on(
     """Kafka 2.1 wants ClusterAction; only records of an older epoch betray a cut then."""
     scripted.fault_rule = lambda key: code if key is ApiKey.OFFSET_FOR_LEADER_EPOCH else None
     scripted_consumer.seek(T, 2, 0)
-    if release == "2.4":
+    if release != "2.1":
         assert told(scripted_consumer, PeerError).code is code
         return
     assert len(read(scripted_consumer, 8)) == 8

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 
 import pytest
 from typer.testing import CliRunner
@@ -15,8 +16,10 @@ from typer.testing import CliRunner
 from fenceline.cli.app import app
 from fenceline.client import (
     Admin,
+    CommittedOffset,
     Consumer,
     ConsumerRecord,
+    LogTruncationError,
     NewTopic,
     OffsetRange,
     Producer,
@@ -25,13 +28,15 @@ from fenceline.client import (
 )
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.testing.waiting import eventually
+from pyspark_fenceline.errors import DataLossError, LossKind
 from tests.conftest import unavailable
+from tests.spark.driver import Driver
 from tests.support.old_kafka import OldKafka, why_no_old_kafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 WAIT_S = 120
-BEFORE, AFTER = 100, 40
+BEFORE, AFTER, LOST = 100, 40, 50
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +49,17 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OldKafka]:
         yield running
 
 
-def create(kafka: OldKafka, topic: str) -> TopicPartition:
+def create(kafka: OldKafka, topic: str, configs: Mapping[str, str] | None = None) -> TopicPartition:
     """One partition, led by broker 1 and followed by broker 2."""
     with Admin(kafka.bootstrap) as admin:
-        admin.create_topics([NewTopic(topic, assignments={0: [1, 2]})])
+        admin.create_topics([NewTopic(topic, assignments={0: [1, 2]}, configs=dict(configs or {}))])
     eventually(lambda: in_sync(kafka, topic) == {1, 2}, f"{topic} is in sync", wait_s=WAIT_S)
     return TopicPartition(topic, 0)
+
+
+def leader(kafka: OldKafka, tp: TopicPartition) -> int:
+    with Admin(kafka.bootstrap) as admin:
+        return admin.metadata([tp.topic]).topics[tp.topic].partitions[tp.partition].leader
 
 
 def in_sync(kafka: OldKafka, topic: str) -> set[int]:
@@ -124,6 +134,79 @@ def test_groups_positions_and_ranges_keep_epochs_over_a_new_leader(kafka: OldKaf
     kafka.spawn(1)
     kafka.await_ready(1)
     eventually(lambda: in_sync(kafka, tp.topic) == {1, 2}, "both are in sync again", wait_s=WAIT_S)
+
+
+@pytest.fixture
+def queries(kafka: OldKafka) -> Iterator[Callable[[str], Driver]]:
+    """Streaming queries of a topic, as their driver and tasks run them."""
+    with ExitStack() as stack:
+        yield lambda topic: stack.enter_context(Driver(kafka.bootstrap, subscribe=topic))
+
+
+def test_an_unclean_election_is_told_to_all_who_read_what_it_cut_off(
+    kafka: OldKafka, queries: Callable[[str], Driver], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Broker 1 has 50 records more than broker 2, which leads without them and goes on."""
+    tp = create(kafka, "cut", {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"})
+    write(kafka, tp, BEFORE, "kept")
+    query = queries(tp.topic)
+    config = {"auto.offset.reset": "none", "on.truncation": "fail"}
+    with Consumer(kafka.bootstrap, **config) as running:
+        running.assign([tp])
+        running.seek(tp, 0)
+        read(running, BEFORE)
+        kafka.kill(2)
+        write(kafka, tp, LOST, "lost")
+        assert running.position(tp) == BEFORE
+        assert [record.value for record in read(running, LOST)][-1] == b"lost49"
+        checkpoint, rows = query.batch()
+        assert len(rows) == BEFORE + LOST
+        kafka.kill(1)
+        kafka.spawn(2)
+        kafka.await_ready(2)
+        eventually(lambda: leader(kafka, tp) == 2, "broker 2 leads", wait_s=WAIT_S)
+        write(kafka, tp, 2 * LOST, "new")
+        assert_cut(truncation(running))
+
+    # Until it is back nobody coordinates groups.
+    kafka.spawn(1)
+    kafka.await_ready(1)
+    eventually(lambda: in_sync(kafka, tp.topic) == {1, 2}, "both are in sync again", wait_s=WAIT_S)
+    with Admin(kafka.bootstrap) as admin:
+        admin.alter_group_offsets("cut", {tp: CommittedOffset(BEFORE + LOST, 0)})
+    with Consumer(kafka.bootstrap, **config, **{"group.id": "cut", "enable.auto.commit": False}) as later:
+        later.assign([tp])
+        assert_cut(truncation(later))
+        later.seek(tp, BEFORE, 0)
+        assert read(later, 2 * LOST)[0].value == b"new0"
+    with RangeReader(kafka.bootstrap) as reader:
+        wanted = {tp: OffsetRange(BEFORE + LOST, BEFORE + 2 * LOST, leader_epoch=0)}
+        with pytest.raises(LogTruncationError) as cut:
+            list(reader.read(wanted))
+    assert_cut(cut.value)
+    # A driver that goes on, and one that is started anew from the checkpoint.
+    for driver in (query, queries(tp.topic)):
+        with pytest.raises(DataLossError) as lost:
+            driver.batch(checkpoint)
+        (loss,) = lost.value.losses
+        assert (loss.kind, loss.offset, loss.divergent_offset) == (LossKind.LOG_TRUNCATED, BEFORE + LOST, BEFORE)
+    assert "too old" not in caplog.text
+    assert "keep no leader epochs" not in caplog.text
+
+
+def truncation(consumer: Consumer) -> LogTruncationError:
+    """What it is told before it gets another record."""
+    end_s = time.monotonic() + WAIT_S
+    while time.monotonic() < end_s:
+        try:
+            assert consumer.poll(1000) == []
+        except LogTruncationError as error:
+            return error
+    raise AssertionError("it was told nothing")
+
+
+def assert_cut(error: LogTruncationError) -> None:
+    assert (error.truncated_from, error.divergent_offset, error.divergent_epoch) == (BEFORE + LOST, BEFORE, 0)
 
 
 def test_the_command_line_sees_its_groups(kafka: OldKafka) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fenceline.client.producer import Producer
+from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 from fenceline.wire.apis import ApiKey
 from pyspark_fenceline.errors import DataLossError
@@ -23,6 +24,12 @@ KAFKA_2_1 = {
     ApiKey.METADATA: (0, 7),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 2),
 }
+KAFKA_2_3 = {
+    ApiKey.FETCH: (4, 11),
+    ApiKey.LIST_OFFSETS: (1, 5),
+    ApiKey.METADATA: (0, 8),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (0, 3),
+}
 KAFKA_2_4 = {
     ApiKey.FETCH: (4, 11),
     ApiKey.LIST_OFFSETS: (1, 5),
@@ -38,7 +45,7 @@ def write(cluster: ScriptedCluster, tp: TopicPartition, first: int, count: int) 
             producer.flush()
 
 
-@pytest.mark.parametrize("versions", [{}, KAFKA_2_4, KAFKA_2_1])
+@pytest.mark.parametrize("versions", [{}, KAFKA_2_4, KAFKA_2_3, KAFKA_2_1])
 def test_a_truncation_is_noticed_and_gone_back_from(versions: dict[ApiKey, tuple[int, int]]) -> None:
     with ScriptedCluster(versions=versions) as cluster:
         (tp,) = cluster.add_topic("t")
@@ -74,3 +81,30 @@ def test_brokers_without_epochs_work_and_it_is_said_that_they_are_blind(caplog: 
             write(cluster, tp, 100, 10)
             _, rows = driver.batch(end)
             assert [offset for offset, _, _ in rows] == list(range(15, 20))
+
+
+@pytest.mark.parametrize("format_is_old", [False, True])
+def test_brokers_that_tell_not_everybody_work_and_it_is_said(
+    format_is_old: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kafka 2.1 with an authorizer wants ClusterAction; and a topic of an old message format has a leader's epoch, and
+    none in its records."""
+    with ScriptedCluster(versions=KAFKA_2_1) as cluster:
+        (tp,) = cluster.add_topic("t")
+        write(cluster, tp, 0, 15)
+        if format_is_old:
+            cluster.logs[tp].end_of_epoch = lambda _: (-1, -1)
+        else:
+            denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            cluster.fault_rule = lambda key: denied if key is ApiKey.OFFSET_FOR_LEADER_EPOCH else None
+        with Driver(cluster.bootstrap) as driver:
+            end, rows = driver.batch()
+            assert len(rows) == 15
+            assert caplog.text.count("keep no leader epochs") == 1
+            write(cluster, tp, 15, 5)
+            end, rows = driver.batch(end)
+            assert [offset for offset, _, _ in rows] == list(range(15, 20))
+            cluster.logs[tp].elect(1, cut_to=10)
+            with pytest.raises(DataLossError) as error:
+                driver.batch(end)
+            assert [(loss.divergent_offset, loss.offset) for loss in error.value.losses] == [(None, 20)]

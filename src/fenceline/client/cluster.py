@@ -28,6 +28,7 @@ from fenceline.client.errors import (
     broker_error,
     error_code,
 )
+from fenceline.client.leader_epochs import EpochGuesses
 from fenceline.client.link import Link
 from fenceline.client.metadata import (
     ClusterMetadata,
@@ -62,6 +63,7 @@ class Cluster:
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
         self.metadata = MetadataCache()
+        self.epoch_guesses = EpochGuesses()
         self.tracked: set[str] | None = set()
         """Topics that a refresh asks for; None means all."""
         self.on_update: list[Callable[[], None]] = []
@@ -152,6 +154,10 @@ class Cluster:
             raise TimedOut(f"{link.address} did not answer in that time") from None
 
     # -- requests
+
+    async def max_version(self, node_id: int, api_key: ApiKey, deadline: Deadline) -> int:
+        """The newest version of a request that the node knows, -1 where it has none. Connects to it if need be."""
+        return (await self._connected(self.link(node_id), deadline)).max_version(api_key)
 
     async def call(
         self,

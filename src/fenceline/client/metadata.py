@@ -29,7 +29,10 @@ class BrokerEndpoint(NamedTuple):
 
 
 class PartitionMetadata(NamedTuple):
-    """One partition as the brokers tell it; leader -1 means that there is none now."""
+    """One partition as the brokers tell it; leader -1 means that there is none now.
+
+    untrusted_epoch: of an answer whose epochs may be old (E57), where `leader_epoch` reads as -1; a guess, no more.
+    """
 
     leader: int
     leader_epoch: int
@@ -37,6 +40,7 @@ class PartitionMetadata(NamedTuple):
     isr: tuple[int, ...]
     error: ErrorCode = ErrorCode.NONE
     offline_replicas: tuple[int, ...] = ()
+    untrusted_epoch: int = NO_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ def parse_metadata(version: int, response: Any) -> ClusterMetadata:
                 tuple(map(int, p.isr_nodes)),
                 error_code(p.error_code),
                 tuple(map(int, getattr(p, "offline_replicas", ()))),
+                NO_EPOCH if version >= TRUSTED_EPOCHS_VERSION else int(getattr(p, "leader_epoch", NO_EPOCH)),
             )
             for p in topic.partitions
         }
@@ -168,6 +173,12 @@ class MetadataCache:
         leader = partition.leader if partition.leader in self.brokers else -1
         return LeaderAndEpoch(leader, partition.leader_epoch)
 
+    def untrusted_epoch(self, tp: TopicPartition) -> int:
+        """The epoch that metadata name where theirs may be old (E57); -1 where there is none, or a better one."""
+        topic = self.topics.get(tp.topic)
+        partition = None if topic is None else topic.partitions.get(tp.partition)
+        return NO_EPOCH if partition is None else partition.untrusted_epoch
+
     def accept_hint(
         self, tp: TopicPartition, leader: int, epoch: int, endpoints: Mapping[int, BrokerEndpoint] | None = None
     ) -> bool:
@@ -180,7 +191,7 @@ class MetadataCache:
         if endpoint is None:
             return False
         self.brokers[leader] = endpoint
-        changed = partition._replace(leader=leader, leader_epoch=epoch, error=ErrorCode.NONE)
+        changed = partition._replace(leader=leader, leader_epoch=epoch, error=ErrorCode.NONE, untrusted_epoch=NO_EPOCH)
         self.topics[tp.topic] = TopicMetadata(
             topic.name, topic.id, {**topic.partitions, tp.partition: changed}, topic.is_internal, topic.error
         )

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 from fenceline.client.cluster import Cluster
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import RETRIABLE, ConnectionLost, TimedOut, broker_error, error_code
+from fenceline.client.leader_epochs import GUESSES
 from fenceline.errors import ErrorCode, OperatorError
 from fenceline.ids import NO_EPOCH, TopicPartition
 from fenceline.wire.apis import ApiKey
@@ -26,6 +27,8 @@ EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
+FENCED_LIST_OFFSETS: Final = 4
+"""The first version of ListOffsets that carries epochs: the one that is asked for is held against the leader's."""
 _MIN_VERSION: Final[Mapping[int, int]] = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 _NAMES: Final[Mapping[str, int]] = {
     "latest": LATEST,
@@ -104,14 +107,62 @@ async def ask_offsets(
     deadline: Deadline,
     isolation_level: int = 0,
 ) -> dict[TopicPartition, OffsetAndEpoch | ErrorCode]:
-    """Ask one node once, with the leader epochs of metadata. Partitions that its answer leaves out are left out."""
+    """Ask one node, with the leader epochs of metadata. Partitions that its answer leaves out are left out.
+
+    Once, unless it gives the end of a log without the epoch that it leads in: then by guesses (`leader_epochs.py`),
+    the first of which that is not refused is told as its epoch.
+    """
     timestamps = {tp: timestamp_of(spec) for tp, spec in wanted.items()}
+    found: dict[TopicPartition, OffsetAndEpoch | ErrorCode] = {}
+    is_fenced = await cluster.max_version(node_id, ApiKey.LIST_OFFSETS, deadline) >= FENCED_LIST_OFFSETS
+    for _ in range(1 + GUESSES):
+        guesses = {
+            tp: cluster.epoch_guesses.of(tp)
+            for tp, timestamp in timestamps.items()
+            if is_fenced and timestamp == LATEST and cluster.metadata.leader(tp).epoch < 0
+        }
+        answers = await _ask_offsets_once(cluster, node_id, timestamps, guesses, deadline, isolation_level)
+        found |= {tp: _with_guess(answer, guesses.get(tp, NO_EPOCH)) for tp, answer in answers.items()}
+        timestamps = {
+            tp: LATEST for tp, guess in guesses.items() if tp in answers and _has_another(cluster, tp, guess, found[tp])
+        }
+        if not timestamps:
+            break
+    return found
+
+
+def _with_guess(answer: OffsetAndEpoch | ErrorCode, guess: int) -> OffsetAndEpoch | ErrorCode:
+    if isinstance(answer, ErrorCode) or guess < 0 or answer.leader_epoch >= 0:
+        return answer
+    return answer._replace(leader_epoch=guess)
+
+
+def _has_another(cluster: Cluster, tp: TopicPartition, guess: int, answer: OffsetAndEpoch | ErrorCode) -> bool:
+    """Whether the leader is to be asked again for the end of the log and its epoch, by a guess that it was not asked
+    by."""
+    guesses, named = cluster.epoch_guesses, cluster.metadata.untrusted_epoch(tp)
+    if isinstance(answer, ErrorCode):
+        return guess >= 0 and guesses.refused(tp, guess, named, answer)
+    if answer.leader_epoch >= 0 or answer.offset < 0:
+        return False
+    guesses.untold(tp, named)
+    return guesses.of(tp) >= 0
+
+
+async def _ask_offsets_once(
+    cluster: Cluster,
+    node_id: int,
+    timestamps: Mapping[TopicPartition, int],
+    guesses: Mapping[TopicPartition, int],
+    deadline: Deadline,
+    isolation_level: int,
+) -> dict[TopicPartition, OffsetAndEpoch | ErrorCode]:
     by_topic: dict[str, list[dict[str, int]]] = {}
     for tp, timestamp in timestamps.items():
         by_topic.setdefault(tp.topic, []).append(
             {
                 "partition_index": tp.partition,
-                "current_leader_epoch": cluster.metadata.leader(tp).epoch,
+                "current_leader_epoch": guesses.get(tp, cluster.metadata.leader(tp).epoch),
                 "timestamp": timestamp,
                 "max_num_offsets": 1,
             }

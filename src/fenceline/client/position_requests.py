@@ -21,7 +21,7 @@ from fenceline.client.deadline import Deadline
 from fenceline.client.epoch_history import Question
 from fenceline.client.errors import RETRIABLE, STALE_METADATA, ConnectionLost, TimedOut, broker_error
 from fenceline.client.leader_epochs import LeaderEpochs
-from fenceline.client.offsets import LATEST, OffsetAndEpoch, ask_epoch_ends, ask_offsets
+from fenceline.client.offsets import FENCED_LIST_OFFSETS, LATEST, OffsetAndEpoch, ask_epoch_ends, ask_offsets
 from fenceline.client.positions import Phase, Position, Positions, Verdict
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
@@ -33,8 +33,6 @@ _VALIDATING_VERSION: Final = 2
 _FOR_CONSUMERS: Final = 3
 """Before this version brokers may want the right to act as one of them (ClusterAction) from who asks (E22, E46)."""
 _DENIED: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-_WITH_EPOCHS: Final = 4
-"""The first version of ListOffsets that tells epochs."""
 
 
 class PositionRequests:
@@ -152,7 +150,7 @@ class PositionRequests:
             connection = await self._cluster.link(node_id).connection()
             found: Mapping[TopicPartition, OffsetAndEpoch | ErrorCode]
             if (
-                connection.max_version(ApiKey.LIST_OFFSETS) < _WITH_EPOCHS
+                connection.max_version(ApiKey.LIST_OFFSETS) < FENCED_LIST_OFFSETS
                 or connection.max_version(ApiKey.OFFSET_FOR_LEADER_EPOCH) < _VALIDATING_VERSION
             ):
                 found = dict.fromkeys(partitions, OffsetAndEpoch(-1))
