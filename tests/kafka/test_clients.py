@@ -103,7 +103,9 @@ def test_confluent_kafka_every_codec(
         assert message.key().startswith(codec)
         assert message.headers() == [("codec", codec), ("empty", None)]
     for partition in range(4):
-        assert codecs_on_disk(fenceline_node, topic, partition) == [Codec.from_name(codec) for codec in CODECS]
+        # On a busy machine a flush may leave a short batch behind, which stays as it is.
+        found = dict.fromkeys(codecs_on_disk(fenceline_node, topic, partition))
+        assert list(found) == [Codec.from_name(codec) for codec in CODECS]
         offsets = [message.offset() for message in got if message.partition() == partition]
         assert offsets == list(range(len(offsets)))
 
