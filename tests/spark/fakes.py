@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import pytest
+
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
+from pyspark_fenceline import connect, delta_evidence
 from pyspark_fenceline.cluster import EpochEnd, LogEnd, TopicFacts
 
 
@@ -123,3 +126,11 @@ class FakeCluster:
         if tp not in self.logs:
             raise PeerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{tp}")
         return self.logs[tp]
+
+
+def in_place_of_brokers(monkeypatch: pytest.MonkeyPatch, **topics: int) -> FakeCluster:
+    """Whoever connects gets this one, and knows nothing of it yet."""
+    made = FakeCluster(**topics)
+    monkeypatch.setattr(connect, "connect", lambda _: made)
+    monkeypatch.setattr(delta_evidence, "_kept", {})
+    return made

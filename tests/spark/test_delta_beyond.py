@@ -14,13 +14,13 @@ import pyspark_fenceline
 from fenceline.client.reader import RangeReader
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline import connect, delta_evidence, delta_exact
+from pyspark_fenceline import delta_exact
 from pyspark_fenceline.delta import _TaskWriter
 from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_options import DeltaOptions, delta_options
 from pyspark_fenceline.delta_state import read_state
 from tests.spark.conftest import Broker
-from tests.spark.fakes import FakeCluster
+from tests.spark.fakes import FakeCluster, in_place_of_brokers
 from tests.spark.test_delta_exact import SCHEMA, Row, arrow, commit, records, table_rows, task, write
 
 BY_PARTITION = ["topic", "partition"]
@@ -28,10 +28,7 @@ BY_PARTITION = ["topic", "partition"]
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    made = FakeCluster(t=2)
-    monkeypatch.setattr(connect, "connect", lambda _: made)
-    monkeypatch.setattr(delta_evidence, "_kept", {})
-    return made
+    return in_place_of_brokers(monkeypatch, t=2)
 
 
 @pytest.fixture

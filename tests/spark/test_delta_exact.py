@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline import checkpoint_places, connect, delta_commit, delta_evidence, delta_exact
+from pyspark_fenceline import checkpoint_places, delta_commit, delta_evidence, delta_exact
 from pyspark_fenceline.delta_commit import commit_files, open_table, partition_columns
 from pyspark_fenceline.delta_evidence import Evidence, gather, together
 from pyspark_fenceline.delta_files import DataFile, FileWriter
@@ -26,7 +26,7 @@ from pyspark_fenceline.delta_schema import file_schema, fit, new_shape
 from pyspark_fenceline.delta_state import read_state
 from pyspark_fenceline.delta_table_files import compared, table_files
 from pyspark_fenceline.log_matching import LogView
-from tests.spark.fakes import FakeCluster
+from tests.spark.fakes import FakeCluster, in_place_of_brokers
 from tests.spark.schemas import struct
 
 SCHEMA = struct("value string, topic string, partition int, offset long, leader_epoch int")
@@ -40,10 +40,7 @@ class Crash(BaseException):
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    made = FakeCluster(t=2)
-    monkeypatch.setattr(connect, "connect", lambda _: made)
-    monkeypatch.setattr(delta_evidence, "_kept", {})
-    return made
+    return in_place_of_brokers(monkeypatch, t=2)
 
 
 @pytest.fixture(params=["by partition", "flat"])

@@ -10,7 +10,6 @@ import pytest
 
 from fenceline.client.epoch_history import EpochStart
 from fenceline.ids import TopicPartition
-from pyspark_fenceline import connect, delta_evidence
 from pyspark_fenceline.checkpoint_places import Place, parse, places_after
 from pyspark_fenceline.delta_commit import open_table
 from pyspark_fenceline.delta_index import Span
@@ -19,7 +18,7 @@ from pyspark_fenceline.delta_reach import reach
 from pyspark_fenceline.delta_state import read_state
 from pyspark_fenceline.log_matching import AFTER_ALL, BEFORE_ALL, LogView
 from tests.spark.checkpoints import entry, offset_of, write_entry
-from tests.spark.fakes import FakeCluster, FakeLog
+from tests.spark.fakes import FakeCluster, FakeLog, in_place_of_brokers
 from tests.spark.test_delta_exact import STEPS, Crash, Row, commit, log_rows, records, table_rows, task, write
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -28,10 +27,7 @@ VIEW = LogView(5, 0, 20, (EpochStart(1, 0), EpochStart(3, 10), EpochStart(5, 15)
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    made = FakeCluster(t=2)
-    monkeypatch.setattr(connect, "connect", lambda _: made)
-    monkeypatch.setattr(delta_evidence, "_kept", {})
-    return made
+    return in_place_of_brokers(monkeypatch, t=2)
 
 
 def options_in(folder: Path, *, by_partition: bool = True) -> DeltaOptions:

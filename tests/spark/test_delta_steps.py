@@ -10,10 +10,10 @@ from typing import Any, Final
 import pytest
 from deltalake import DeltaTable
 
-from pyspark_fenceline import connect, delta_commit, delta_evidence
+from pyspark_fenceline import delta_commit
 from pyspark_fenceline.delta_commit import commit_files
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions, delta_options
-from tests.spark.fakes import FakeCluster
+from tests.spark.fakes import FakeCluster, in_place_of_brokers
 from tests.spark.schemas import struct
 from tests.spark.test_delta_exact import Crash, Row, after, before, log_rows, records, table_rows, task, write
 
@@ -23,10 +23,7 @@ CRASHES: Final = [(moment, count) for moment in (before, after) for count in (1,
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    made = FakeCluster(t=2)
-    monkeypatch.setattr(connect, "connect", lambda _: made)
-    monkeypatch.setattr(delta_evidence, "_kept", {})
-    return made
+    return in_place_of_brokers(monkeypatch, t=2)
 
 
 @pytest.fixture

@@ -159,17 +159,10 @@ class PositionRequests:
         except Exception as error:
             self._failed("validated", dict.fromkeys(partitions), error)
             return
-        open_ones = set(partitions)
-        for tp, answer in found.items():
-            if isinstance(answer, ErrorCode):
-                self._refused("ListOffsets", tp, answer)
-                continue
-            open_ones.discard(tp)
+        for tp, answer in self._answered(partitions, found):
             self.epochs.learn(tp, node_id, answer.leader_epoch)
             if answer.leader_epoch < 0:
                 self._warn_of_old_brokers(node_id)
-        if open_ones:
-            self._delay(open_ones)
 
     # -- resets
 
@@ -190,16 +183,10 @@ class PositionRequests:
         except Exception as error:
             self._failed("looked up", wanted, error)
             return
-        open_ones = set(wanted)
-        for tp, answer in found.items():
-            if isinstance(answer, ErrorCode):
-                self._refused("ListOffsets", tp, answer)
-                continue
-            open_ones.discard(tp)
+        answered = self._answered(wanted, found)
+        for tp, answer in answered:
             self._take_offset(tp, serials.get(tp, -1), answer)
-        if open_ones:
-            self._delay(open_ones)
-        self._settled(wanted.keys() - open_ones)
+        self._settled({tp for tp, _ in answered})
 
     def _take_offset(self, tp: TopicPartition, serial: int, answer: OffsetAndEpoch) -> None:
         state = self._positions.get(tp)
@@ -210,6 +197,20 @@ class PositionRequests:
             state.reset_to = "latest"
 
     # -- inside
+
+    def _answered(
+        self, wanted: Collection[TopicPartition], found: Mapping[TopicPartition, OffsetAndEpoch | ErrorCode]
+    ) -> list[tuple[TopicPartition, OffsetAndEpoch]]:
+        """What ListOffsets told; the others of `wanted` are asked again later, or their refusal is told."""
+        answered: list[tuple[TopicPartition, OffsetAndEpoch]] = []
+        for tp, answer in found.items():
+            if isinstance(answer, ErrorCode):
+                self._refused("ListOffsets", tp, answer)
+            else:
+                answered.append((tp, answer))
+        if open_ones := set(wanted) - {tp for tp, _ in answered}:
+            self._delay(open_ones)
+        return answered
 
     def _failed(self, what: str, partitions: Mapping[TopicPartition, Any], error: Exception) -> None:
         if isinstance(error, ConnectionLost | TimedOut):
