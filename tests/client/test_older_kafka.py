@@ -386,19 +386,25 @@ def test_an_old_epoch_in_metadata_hides_no_cut(
     assert set(questions(scripted)) == {(0, behind)}
 
 
+@pytest.fixture
+def log_behind_metadata(log: Log) -> Log:
+    """Asked for before a consumer, which looks at metadata as soon as it is there."""
+    log.named_epoch = 1
+    return log
+
+
 @pytest.mark.parametrize("release", ["2.1"], indirect=True)
 def test_a_leader_that_has_not_heard_of_its_epoch_is_not_believed(
-    scripted: ScriptedCluster, log: Log, scripted_consumer: Consumer
+    scripted: ScriptedCluster, log_behind_metadata: Log, scripted_consumer: Consumer
 ) -> None:
-    """Metadata are ahead of it: nothing is read in the epoch before, and nothing told, until it has heard."""
-    log.named_epoch = 1
+    """Nothing is read in the epoch before, and nothing told, until it has heard."""
     scripted_consumer.seek(T, 2, 0)
     before = scripted.seen[ApiKey.LIST_OFFSETS]
     eventually(lambda: scripted_consumer.poll(10) or scripted.seen[ApiKey.LIST_OFFSETS] >= before + 6, "it is asked")
     assert (questions(scripted), scripted.fetches) == ([], [])
     with scripted.lock:
-        log.elect(1)
-        write(log, 5)
+        log_behind_metadata.elect(1)
+        write(log_behind_metadata, 5)
     assert len(read(scripted_consumer, 13)) == 13
     assert set(questions(scripted)) == {(0, 1)}
 
