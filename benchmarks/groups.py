@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.clusters import SIDES, ClusterUnderTest, wait_for
-from benchmarks.harness import Figures, both, resident_mb, scratch
+from benchmarks.harness import Figures, both, resident_mb, run_rows, scratch
 from fenceline.client.admin import Admin
 from fenceline.client.async_admin import NewTopic
 from fenceline.client.config import ClientConfig
@@ -44,8 +44,7 @@ _NOT_NOW: Final = frozenset(
 
 
 def run(figures: Figures, repeats: int) -> None:
-    for name in os.environ.get("BENCH_ROWS", ",".join(ROWS)).split(","):
-        ROWS[name](figures)
+    run_rows(figures, {name: partial(row, figures) for name, row in ROWS.items()})
 
 
 # --- idle groups ------------------------------------------------------------------------------------------------------

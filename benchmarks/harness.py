@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -150,11 +150,12 @@ def scratch() -> Iterator[Path]:
         yield Path(path)
 
 
-def run_rows(figures: Figures, rows: Mapping[str, Callable[[], None]]) -> None:
-    """Run those that `BENCH_ROWS` names, with commas, or all. What each found is written when it is over, whatever
-    becomes of those behind it. Raises when one of them failed.
+def run_rows(figures: Figures, rows: Mapping[str, Callable[[], None]], *, parts: Collection[str] = ()) -> None:
+    """Run those that `BENCH_ROWS` names, with commas, or all but `parts` of others. What each found is written when it
+    is over, whatever becomes of those behind it. Raises when one of them failed.
     """
-    wanted = [name for name in os.environ.get("BENCH_ROWS", "").split(",") if name] or list(rows)
+    wanted = [name for name in os.environ.get("BENCH_ROWS", "").split(",") if name]
+    wanted = wanted or [name for name in rows if name not in parts]
     if unknown := [name for name in wanted if name not in rows]:
         raise ValueError(f"BENCH_ROWS names {', '.join(unknown)}; known: {', '.join(rows)}")
     failed = []

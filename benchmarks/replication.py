@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.clusters import SIDES, ClusterUnderTest, Side
-from benchmarks.harness import Figures, cpu_seconds, resident_mb, scratch
+from benchmarks.harness import Figures, cpu_seconds, resident_mb, run_rows, scratch
 from benchmarks.produce import CLIENTS, SIZES, WARM_UPS
 from benchmarks.replication_probe import Load, Stream, Watch, create_replicated, in_sync_count, receipt_of
 from benchmarks.workloads import confluent_produce, delete_topics, percentile, synchronous_latencies_us
@@ -49,14 +49,8 @@ WITHOUT_FAST_FENCING: Final = {"fenceline.broker.fencing.grace.ms": "-1"}
 
 
 def run(figures: Figures, repeats: int) -> None:
-    wanted = [name for name in os.environ.get("BENCH_ROWS", "").split(",") if name]
-    wanted = wanted or [name for name in ROWS if name not in _PARTS]
-    unknown = [name for name in wanted if name not in ROWS]
-    if unknown:
-        raise ValueError(f"BENCH_ROWS names {', '.join(unknown)}; known: {', '.join(ROWS)}")
     with scratch() as root:
-        for name in wanted:
-            ROWS[name](figures, root, repeats)
+        run_rows(figures, {name: partial(row, figures, root, repeats) for name, row in ROWS.items()}, parts=_PARTS)
 
 
 # --- produce ----------------------------------------------------------------------------------------------------------

@@ -11,13 +11,13 @@ rows of a newer one are unknown to this leader; neither is judged here. Never ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 from pyspark_fenceline import connect
-from pyspark_fenceline.delta_evidence import views_of
+from pyspark_fenceline.delta_evidence import fresh_views
 from pyspark_fenceline.delta_index import LogColumns
 from pyspark_fenceline.delta_options import DeltaOptions
 from pyspark_fenceline.delta_state import last_topic_ids, read_state
@@ -47,12 +47,6 @@ class Beyond(NamedTuple):
             f"{self.topic_partition} offsets {self.first_offset} to {self.last_offset} ({rows} of epoch"
             f" {self.view.leader_epoch}, of which the log ends at {self.view.end_offset})"
         )
-
-
-def fresh_views(client: Mapping[str, str], partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogView]:
-    """Views with bounds of now, of those partitions that exist. Raises what the brokers refused."""
-    found = existing(connect.connect(client), partitions)
-    return views_of(client).fresh(found) if found else {}
 
 
 def refuse_rows_beyond(

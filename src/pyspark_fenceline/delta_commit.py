@@ -23,14 +23,14 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import StructType
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
-from pyspark_fenceline.delta_evidence import Evidence
+from pyspark_fenceline.delta_evidence import Evidence, fresh_views, known_views
 from pyspark_fenceline.delta_files import DataFile, delete_files
 from pyspark_fenceline.delta_index import LOG_COLUMNS, PARTITION, TOPIC, missing_columns
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions
@@ -164,7 +164,6 @@ def _commit_exactly(
     query_id: str | None,
 ) -> None:
     from pyspark_fenceline.checkpoint_places import Places, places_after
-    from pyspark_fenceline.delta_beyond import fresh_views
     from pyspark_fenceline.delta_exact import plan_change
 
     def places() -> Places | None:
@@ -172,12 +171,8 @@ def _commit_exactly(
             return None
         return places_after(options, query_id, transaction.version)
 
-    def anew(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogView]:
-        client, wanted = options.client, set(partitions)
-        assert client is not None, "asked before"
-        return with_retries(lambda: fresh_views(client, wanted), options.patience)
-
-    change = plan_change(options, table, files, evidence, lambda partitions: _views(options, partitions), anew, places)
+    ask, ask_anew = _asking(options, known_views), _asking(options, fresh_views)
+    change = plan_change(options, table, files, evidence, ask, ask_anew, places)
     if change.is_nothing:
         delete_files(options, change.discard)
         return
@@ -198,15 +193,18 @@ def _commit_exactly(
     delete_files(options, change.discard)
 
 
-def _views(options: DeltaOptions, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogView]:
-    """Histories of partitions, of those that exist."""
-    from pyspark_fenceline.connect import connect
-    from pyspark_fenceline.delta_evidence import views_of
-    from pyspark_fenceline.log_view import existing
+def _asking(
+    options: DeltaOptions,
+    look: Callable[[Mapping[str, str], Iterable[TopicPartition]], Mapping[TopicPartition, LogView]],
+) -> Callable[[Iterable[TopicPartition]], Mapping[TopicPartition, LogView]]:
+    """Histories of those partitions that exist, by `look`, as patiently as the options say."""
 
-    client, wanted = options.client, set(partitions)
-    assert client is not None, "only a table that is compared with the log needs histories"
-    return with_retries(lambda: views_of(client).of(existing(connect(client), wanted)), options.patience)
+    def ask(partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogView]:
+        client, wanted = options.client, set(partitions)
+        assert client is not None, "only a table that is compared with the log needs histories"
+        return with_retries(lambda: look(client, wanted), options.patience)
+
+    return ask
 
 
 def _say(options: DeltaOptions, change: Change) -> None:

@@ -49,6 +49,17 @@ def views_of(client: Mapping[str, str]) -> Views:
     return _kept[key]
 
 
+def known_views(client: Mapping[str, str], partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, LogView]:
+    """Views as they are known, of those partitions that exist. Raises what the brokers refused."""
+    return views_of(client).of(existing(connect.connect(client), partitions))
+
+
+def fresh_views(client: Mapping[str, str], partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogView]:
+    """Views with bounds of now, of those partitions that exist. Raises what the brokers refused."""
+    found = existing(connect.connect(client), partitions)
+    return views_of(client).fresh(found) if found else {}
+
+
 def gather(
     client: Mapping[str, str],
     spans: Iterable[Span],

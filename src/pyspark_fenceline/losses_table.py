@@ -1,8 +1,8 @@
 """What logs have lost, as a table: `spark.read.format("fenceline").option("losses", True)`.
 
 Owns the table's columns and how loss receipts become rows; what a receipt is, the client knows. What is said later of
-the same loss counts (its evidence went). Reads all of the ledger in one task: it is as long
-as the list of losses. Apache Kafka's brokers tell nobody what they lose, so theirs is empty.
+the same loss counts (its evidence went). Reads all of the ledger in one task: it is as long as the list of losses.
+Apache Kafka's brokers tell nobody what they lose, so theirs is empty.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from fenceline.client.admin import Admin, NewTopic
 from fenceline.testing.apache_kafka import small_kafka
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.waiting import eventually
+from tests.client.scripted_cluster import ScriptedCluster
 
 _SETTINGS = {
     "offsets.topic.num.partitions": "4",
@@ -41,6 +42,13 @@ def bootstrap(request: pytest.FixtureRequest) -> str:
     """The address of a broker; each test that takes it runs once on each kind."""
     address: str = request.getfixturevalue(f"{request.param}_bootstrap")
     return address
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    """Two brokers that follow a script."""
+    with ScriptedCluster(nodes=2) as scripted:
+        yield scripted
 
 
 @pytest.fixture

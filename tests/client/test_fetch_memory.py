@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 
@@ -20,6 +19,7 @@ from fenceline.ids import TopicPartition
 from fenceline.records.arrow import batches_to_arrow
 from fenceline.records.batch import assign_in_place
 from fenceline.records.build import build_batch
+from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 from tests.client.scripted_cluster import REFUSE, ScriptedCluster
 
@@ -30,13 +30,6 @@ _ROUNDS = 40
 _LIMITS = {"queued.max.bytes": _LIMIT, "max.partition.fetch.bytes": _HIDDEN_BYTES + 10}
 _HEADERS_BYTES = 20_000
 """More than what all answers hold beside records."""
-
-
-def _until(done: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < end_s, "it did not come to that"
-        time.sleep(0.001)
 
 
 def _piece(buffer: bytes, start: int, end: int) -> Fetched:
@@ -87,12 +80,6 @@ def _batch(base_offset: int, size_bytes: int, *, control: bool = False) -> bytes
 
 
 @pytest.fixture
-def cluster() -> Iterator[ScriptedCluster]:
-    with ScriptedCluster(nodes=2) as scripted:
-        yield scripted
-
-
-@pytest.fixture
 def hiding(cluster: ScriptedCluster) -> TopicPartition:
     """Before each record lies much that a reader does not see; every answer brings one of each."""
     (tp,) = cluster.add_topic("t")
@@ -134,12 +121,12 @@ def test_a_consumer_holds_no_more_than_it_may(
                 found.extend(record.offset for record in consumer.poll(5, max_records=1))
 
         for wanted in (1, 5, 20):
-            _until(lambda wanted=wanted: take() or len(found) >= wanted)
-            _until(lambda: fetcher._is_full or len(cluster.fetches) > _ROUNDS)
+            eventually(lambda wanted=wanted: take() or len(found) >= wanted)
+            eventually(lambda: fetcher._is_full or len(cluster.fetches) > _ROUNDS)
             assert _HIDDEN_BYTES < answers_bytes() <= _LIMIT + _HEADERS_BYTES
-        _until(lambda: take() or len(found) >= _ROUNDS)
+        eventually(lambda: take() or len(found) >= _ROUNDS)
         assert found == list(range(1, 2 * _ROUNDS, 2))
-        _until(lambda: take() or not fetcher._memory._held_bytes)
+        eventually(lambda: take() or not fetcher._memory._held_bytes)
 
 
 def test_a_range_reader_holds_no_more_than_it_may(
@@ -151,7 +138,7 @@ def test_a_range_reader_holds_no_more_than_it_may(
         async with AsyncRangeReader(cluster.bootstrap, **_QUICK, **_LIMITS) as reader:
             budget, pieces = Budget(_LIMIT), list[Fetched]()
             task = asyncio.ensure_future(reader.pump(wanted, pieces.append, budget))
-            await asyncio.to_thread(_until, lambda: not budget._memory.has_room or task.done())
+            await asyncio.to_thread(eventually, lambda: not budget._memory.has_room or task.done())
             held_bytes = answers_bytes()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -179,16 +166,16 @@ def test_what_waits_for_a_silent_leader_keeps_no_memory_from_others(cluster: Scr
 
         consumer.assign([waiting, served])
         consumer.seek(waiting, 0, 0)
-        _until(lambda: waiting in fetcher._buffered_by_tp)
+        eventually(lambda: waiting in fetcher._buffered_by_tp)
         with cluster.lock:
             cluster.node_rule = lambda node, key: REFUSE if key is ApiKey.OFFSET_FOR_LEADER_EPOCH else None
             cluster.logs[waiting].elect(2)
         consumer._on_loop(consumer._async.cluster.request_refresh)
-        _until(lambda: positions.of(waiting).phase is Phase.AWAIT_VALIDATION)
+        eventually(lambda: positions.of(waiting).phase is Phase.AWAIT_VALIDATION)
         consumer.seek(served, 0)
-        _until(lambda: take() or len(found[served]) == 5)
+        eventually(lambda: take() or len(found[served]) == 5)
         assert found == {waiting: [], served: [0, 1, 2, 3, 4]}
         with cluster.lock:
             cluster.node_rule = None
-        _until(lambda: take() or len(found[waiting]) == 2)
+        eventually(lambda: take() or len(found[waiting]) == 2)
         assert found == {waiting: [0, 2], served: [0, 1, 2, 3, 4]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,12 +16,6 @@ from tests.client.scripted_cluster import SILENT, ScriptedCluster
 
 FOR_EVER = {"socket.connection.setup.timeout.ms": 3_600_000, "request.timeout.ms": 3_600_000}
 SHORT_MS = 300
-
-
-@pytest.fixture
-def cluster() -> Iterator[ScriptedCluster]:
-    with ScriptedCluster(nodes=3) as scripted:
-        yield scripted
 
 
 def test_an_open_way_goes_before_one_that_was_never_taken(cluster: ScriptedCluster) -> None:

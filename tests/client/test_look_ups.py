@@ -6,7 +6,6 @@ list_offsets.md L29-L33.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,12 +21,6 @@ from tests.client.scripted_cluster import ScriptedCluster
 
 _QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1}
 _KEYS = [ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH]
-
-
-@pytest.fixture
-def cluster() -> Iterator[ScriptedCluster]:
-    with ScriptedCluster(nodes=2) as scripted:
-        yield scripted
 
 
 def _look_up(admin: Admin, key: ApiKey, *tps: TopicPartition) -> dict[TopicPartition, tuple[int, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -21,12 +20,6 @@ from tests.client.scripted_cluster import SILENT, ScriptedCluster
 from tests.kip.test_kip320_consumer import QUICK, _cut_under, read, told
 
 _OTHER = UUID(int=77)
-
-
-@pytest.fixture
-def cluster() -> Iterator[ScriptedCluster]:
-    with ScriptedCluster(nodes=2) as scripted:
-        yield scripted
 
 
 def _receipt(**changes: Any) -> Receipt:

@@ -27,12 +27,6 @@ COUNT = 100
 
 
 @pytest.fixture
-def cluster() -> Iterator[ScriptedCluster]:
-    with ScriptedCluster(nodes=2) as scripted:
-        yield scripted
-
-
-@pytest.fixture
 def tp(cluster: ScriptedCluster) -> TopicPartition:
     """Of a topic with records in batches of their own."""
     (made,) = cluster.add_topic("t")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,12 +14,6 @@ from tests.client.scripted_cluster import HANG_UP, REFUSE, SILENT, ScriptedClust
 
 _QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "reconnect.backoff.max.ms": 5}
 _SMALL = {**_QUICK, "batch.size": 200, "linger.ms": 0}
-
-
-@pytest.fixture
-def cluster() -> Iterator[ScriptedCluster]:
-    with ScriptedCluster(nodes=2) as scripted:
-        yield scripted
 
 
 def _values(count: int) -> list[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -18,12 +18,6 @@ from fenceline.wire.apis import ApiKey
 from tests.client.scripted_cluster import HANG_UP, ScriptedCluster
 
 _QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "fetch.max.wait.ms": 10}
-
-
-@pytest.fixture
-def cluster() -> Iterator[ScriptedCluster]:
-    with ScriptedCluster(nodes=2) as scripted:
-        yield scripted
 
 
 def _write(cluster: ScriptedCluster, tp: TopicPartition, values: list[bytes]) -> None:

@@ -32,8 +32,6 @@ _NODES: Final = {
 }
 """A cluster notices within seconds what takes half a minute by default: nobody wants to watch that."""
 _PATIENCE_MS: Final = 2000
-QUICK_TO_GIVE_UP: Final = {"socket.connection.setup.timeout.ms": "2000"}
-"""For clients: nobody wants to watch either how long a node that is silent is dialled by default, which is 10 s."""
 
 
 class Cluster:
@@ -75,7 +73,7 @@ class Cluster:
     def admin(self) -> Admin:
         """Made when it is first used; for the thread that plays and for the one that looks."""
         if self._admin is None:
-            self._admin = Admin(self.bootstrap, **{"request.timeout.ms": _PATIENCE_MS}, **QUICK_TO_GIVE_UP)
+            self._admin = Admin(self.bootstrap, **{"request.timeout.ms": _PATIENCE_MS})
         return self._admin
 
     def create_topic(self) -> None:

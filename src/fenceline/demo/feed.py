@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.client.producer import Producer
-from fenceline.demo.cluster import QUICK_TO_GIVE_UP
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ACKS_ALL: Final = {"compression.type": "lz4", **QUICK_TO_GIVE_UP}
+_ACKS_ALL: Final = {"compression.type": "lz4"}
 _ACKS_ONE: Final = {**_ACKS_ALL, "acks": "1", "enable.idempotence": False}
 
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fenceline.demo.aggregate import Hourly
 from fenceline.demo.beside import DIGESTED, compared
-from fenceline.demo.cluster import QUICK_TO_GIVE_UP
 from fenceline.demo.flights import SPARK_SCHEMA
 from fenceline.demo.spark_processes import end_spark
 from fenceline.demo.stopping import Stopping
@@ -41,10 +40,7 @@ if TYPE_CHECKING:
 FLIGHTS_PER_TRIGGER: Final = 40_000
 _OTHER_SPARKS: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT")
 """Variables that would lead to another Spark, or another set-up, than the one that is installed with the package."""
-_FRESH: Final = {
-    "kafka.metadata.max.age.ms": "1000",
-    **{f"kafka.{name}": value for name, value in QUICK_TO_GIVE_UP.items()},
-}
+_FRESH: Final = {"kafka.metadata.max.age.ms": "1000"}
 """For both sources: a new leader is known within a second, and not only when the old one stays silent for long."""
 
 _CONNECTOR_ROWS: Final = "partition int, offset long, value binary"

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.client import Consumer, LogTruncationError
-from fenceline.demo.cluster import QUICK_TO_GIVE_UP
 from fenceline.demo.narration import Narration
 from fenceline.demo.story import Lost
 from fenceline.demo.worker import Worker
@@ -61,7 +60,6 @@ class Watcher(Worker):
             "auto.offset.reset": "none",
             "on.truncation": self._note,
             "metadata.max.age.ms": 1000,
-            **QUICK_TO_GIVE_UP,
         }
         with Consumer(self._bootstrap, **settings) as consumer:
             consumer.assign(self._partitions)
