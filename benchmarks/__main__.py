@@ -25,8 +25,9 @@ NAMES = {
     "compaction": "a dirty log of one partition, by the node's cleaner",
     "partitions": "10,000 partitions, 500 topics one by one, an idle node",
     "verify": "fenceline verify over segments, beside Kafka's DumpLogSegments",
-    "spark": "batch and stream against Spark's own connector",
-    "spark_tables": "tables kept equal to the log: sink, repair, audit, end to end",
+    "spark": "batch and stream against Spark's own connector (BENCH_ROWS)",
+    "spark_tables": "tables kept equal to the log: sink, audit, end to end (BENCH_ROWS)",
+    "spark_repair": "300,000 rows of a table of 5 M that an unclean election has made stale",
 }
 
 
@@ -34,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,
-        epilog="\n".join(f"  {name:<11} {text}" for name, text in NAMES.items()),
+        epilog="\n".join(f"  {name:<12} {text}" for name, text in NAMES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

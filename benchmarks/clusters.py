@@ -22,6 +22,8 @@ Side = Literal["fenceline", "kafka"]
 SIDES: Final[tuple[Side, ...]] = ("fenceline", "kafka")
 PATIENCE_S: Final = 120.0
 STEP_S: Final = 0.005
+IMPATIENT: Final = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
+"""Properties of brokers whose silence the controller soon takes for their end."""
 _VOTERS: Final = 3
 
 wait_for = partial(eventually, wait_s=PATIENCE_S, step_s=STEP_S)

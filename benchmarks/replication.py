@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.clusters import SIDES, ClusterUnderTest, Side
+from benchmarks.clusters import IMPATIENT, SIDES, ClusterUnderTest, Side
 from benchmarks.harness import Figures, cpu_seconds, resident_mb, run_rows, scratch
 from benchmarks.produce import CLIENTS, SIZES, WARM_UPS
 from benchmarks.replication_probe import Load, Stream, Watch, create_replicated, in_sync_count, receipt_of
@@ -44,7 +44,6 @@ IDLE_PARTITIONS: Final = 1000
 IDLE_S: Final = 20.0
 SOCKET_TIMEOUT_MS: Final = {signal.SIGKILL: 60_000, signal.SIGSTOP: 1_000}
 """A frozen leader closes no connection: the producer has to notice by itself, on both sides in the same way."""
-IMPATIENT: Final = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
 WITHOUT_FAST_FENCING: Final = {"fenceline.broker.fencing.grace.ms": "-1"}
 
 

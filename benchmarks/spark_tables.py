@@ -1,11 +1,10 @@
-"""Tables that are kept equal to the log: the sink beside Spark's connector into parquet, repair, audit, end to end.
+"""Tables that are kept equal to the log: the sink beside Spark's connector into parquet, audit, end to end.
 
 Spark in local[2]; the node is on the same machine. "stream into a table": 10 M records of 100 B in 4 partitions, 2 M a
 batch, with epochs, exactly once and compared with the log; the connector writes parquet. "end to end": from the send of
-a record to the commit of its row, at 10,000 rows/s with trigger 0. "repair": 300,000 of 5 M rows are of an epoch that
-the log never had; the figure is what the batch that takes them out needs beyond one that does not. "audit": a table of
-10 M rows, in Spark and by the command's own code, where nothing is missing and where all of the log is read.
-`BENCH_ROWS` names what to run, with commas: stream, audit, repair, end to end.
+a record to the commit of its row, at 10,000 rows/s with trigger 0. "audit": a table of 10 M rows, in Spark and by the
+command's own code, where nothing is missing and where all of the log is read. `BENCH_ROWS` names what to run, with
+commas: stream, audit, end to end. What a repair costs is in `spark_repair`.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from deltalake import DeltaTable
-
 from benchmarks.harness import Figures, run_rows, scratch, start_fenceline
 from benchmarks.spark import PARTITIONS, RECORDS, TOPIC, fill, session
 from benchmarks.workloads import create_topic
@@ -27,8 +23,6 @@ from fenceline.client import Producer
 
 ROWS_A_SECOND = 10_000
 SECONDS = 30
-REPAIR_ROWS = 5_000_000
-STALE_ROWS = 300_000
 TABLE, PARQUET = "table", "parquet"
 
 
@@ -42,7 +36,6 @@ def run(figures: Figures, repeats: int) -> None:
                 rows = {
                     "stream": partial(streams, figures, repeats, spark, bootstrap, directory),
                     "audit": partial(audits, figures, repeats, spark, bootstrap, directory),
-                    "repair": partial(repairs, figures, repeats, spark, node, directory),
                     "end to end": partial(latencies, figures, repeats, spark, bootstrap, directory),
                 }
                 run_rows(figures, rows)
@@ -117,64 +110,6 @@ def audits(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory
             assert found.verdict.is_equal, str(found)
             if attempt:
                 figures.add(name, "fenceline", RECORDS / elapsed, "rows/s")
-
-
-def repairs(figures: Figures, repeats: int, spark: Any, node: Any, directory: Path) -> None:
-    """Two epochs in the log; a table whose newest rows claim to be of the wrong one."""
-    topic, per_partition = "repair", REPAIR_ROWS // PARTITIONS
-    create_topic(node.bootstrap, topic, PARTITIONS)
-    rows = pa.table({"value": pa.array([b"x" * 100] * 250_000, pa.binary())})
-    with Producer(node.bootstrap) as producer:
-        for partition in range(PARTITIONS):
-            for _ in range(per_partition // 250_000):
-                producer.send_arrow(rows, topic, value="value", partition=partition)
-        producer.flush()
-    node.stop()
-    node.start()
-    for attempt in range(1 + repeats):
-        clear(directory, "repair")
-        frame = source(spark, "fenceline", node.bootstrap, topic, maxOffsetsPerTrigger=1_000_000)
-        sink(frame, node.bootstrap, directory, "repair").trigger(availableNow=True).start().awaitTermination()
-        table = str(directory / "repair")
-        durations: dict[str, float] = {}
-        for kind in ("plain", "with stale rows"):
-            if kind != "plain":
-                spoil(table)
-            before = set(DeltaTable(table).file_uris())
-            send(node.bootstrap, topic)
-            frame = source(spark, "fenceline", node.bootstrap, topic)
-            query = sink(frame, node.bootstrap, directory, "repair").trigger(availableNow=True).start()
-            query.awaitTermination()
-            durations[kind] = sum(
-                progress["durationMs"]["addBatch"] for progress in query.recentProgress if progress["numInputRows"]
-            )
-            gone = len(before - set(DeltaTable(table).file_uris()))
-        if attempt:
-            beyond = durations["with stale rows"] - durations["plain"]
-            figures.add(f"repair of {STALE_ROWS} rows, beyond the batch", "fenceline", beyond, "ms")
-            figures.add("files that such a repair takes out", "fenceline", gone, "files")
-            figures.add("files of the table", "fenceline", len(before), "files")
-
-
-def spoil(table: str) -> None:
-    """In two partitions the first records of a file are of an epoch in which the log never had their offsets."""
-    from deltalake import write_deltalake
-
-    half, end = STALE_ROWS // 2, STALE_ROWS // 2 + 50_000
-    for partition in (0, 1):
-        delta = DeltaTable(table)
-        rows = delta.to_pyarrow_table(filters=[("partition", "=", partition), ("offset", "<", end)]).sort_by("offset")
-        delta.delete(f"partition = {partition} and offset < {end}")
-        epochs = pa.array([1] * half + [0] * (end - half), pa.int32())
-        at = rows.schema.get_field_index("leader_epoch")
-        write_deltalake(table, rows.set_column(at, "leader_epoch", epochs), mode="append")
-
-
-def send(bootstrap: str, topic: str) -> None:
-    with Producer(bootstrap) as producer:
-        for partition in range(PARTITIONS):
-            producer.send(topic, b"x" * 100, partition=partition)
-        producer.flush()
 
 
 def latencies(figures: Figures, repeats: int, spark: Any, bootstrap: str, directory: Path) -> None:

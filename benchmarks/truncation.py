@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.clusters import SIDES, ClusterUnderTest, Side
+from benchmarks.clusters import IMPATIENT, SIDES, ClusterUnderTest, Side
 from benchmarks.harness import Figures, scratch
 from benchmarks.replication_probe import create_replicated, in_sync_count
 from fenceline.client.cluster import Purpose
@@ -34,7 +34,6 @@ NEW_RECORDS: Final = 1_000
 RECORD_BYTES: Final = 100
 FETCHES: Final = 50
 PATIENCE_S: Final = 120.0
-IMPATIENT: Final = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
 ALONE: Final = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
 EVIDENCE_MS: Final = {"told": 0, "told with loss receipts": 500}
 """`truncation.evidence.timeout.ms`: the cluster's ledger is read before the error is raised, where that is not 0."""
