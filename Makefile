@@ -67,7 +67,7 @@ test: setup java  ## all tests (those against real Kafka need Maven)
 	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
 
 test-spark43: setup java $(SPARK43)/.locked  ## the Spark tests again under PySpark 4.3.0, without Spark's own connector
-	@PYTHONPATH=src $(SPARK43)/bin/python -m pytest -m "not kafka" tests/spark
+	@PYTHONPATH="$(CURDIR)/src" $(SPARK43)/bin/python -m pytest -m "not kafka" tests/spark
 
 $(SPARK43)/.locked: requirements.lock requirements-spark43.lock | $(BIN)/uv
 	@echo "Installing PySpark 4.3.0 into $(SPARK43) ..."

@@ -30,8 +30,8 @@ _DUMP: Final = "org.apache.kafka.tools.DumpLogSegments"
 _RECORD_BYTES: Final = 100
 _LOADS: Final = {
     "batches of 16 KB": (160, 1.0),
-    "batches of 1 KB": (10, 0.5),
-    "batches of 1 record": (1, 0.125),
+    "batches of 1 KB": (10, 1.0),
+    "batches of 1 record": (1, 0.25),
 }
 """By name: records of 100 B in a batch, and the share of the bytes."""
 _BYTES: Final = int(os.environ.get("BENCH_VERIFY_MB", "1024")) << 20
@@ -71,7 +71,7 @@ def run(figures: Figures, repeats: int) -> None:
     figures.note(
         "Uncompressed records of 100 B in two partitions with segments of 64 MiB. Cold: the segments have left the page"
         " cache. Kafka: DumpLogSegments, with --deep-iteration where every record is read; its output is thrown away."
-        f" {_BYTES >> 20} MiB with batches of 16 KB, the half with 1 KB, an eighth with one record."
+        f" {_BYTES >> 20} MiB with batches of 16 KB and 1 KB, a quarter of that with one record."
     )
 
 

@@ -138,6 +138,30 @@ def test_the_question_does_not_wait_for_another_try_at_a_leader_that_is_gone(
         assert _told(made).divergent_offset == CUT_TO
 
 
+def test_the_question_is_asked_again_soon_however_long_the_old_leader_was_gone(
+    cluster: ScriptedCluster, tp: TopicPartition
+) -> None:
+    """Pauses grow with requests that one leader leaves unanswered; the first one to the next leader is lost here."""
+    with Consumer(cluster.bootstrap, **{**_QUICK, "retry.backoff.max.ms": 600_000}) as made:
+        made.assign([tp])
+        made.seek(tp, 0)
+        _read(made, READ)
+        state = made._async.positions.of(tp)
+        cluster.node_rule = lambda node, key: REFUSE if (node, key) == (1, ApiKey.FETCH) else None
+        end_s = time.monotonic() + 60
+        while not state.unanswered:
+            assert time.monotonic() < end_s, "no Fetch is refused"
+            assert made.poll(10) == []
+        with cluster.lock:
+            made._on_loop(lambda: setattr(state, "unanswered", 30))
+            cluster.faults[ApiKey.OFFSET_FOR_LEADER_EPOCH].append(REFUSE)
+            cluster.logs[tp].elect(2, cut_to=CUT_TO)
+            _fill(cluster, tp, ANEW)
+        made._face.run(made._async.cluster.refresh())
+        assert _told(made).divergent_offset == CUT_TO
+        assert not cluster.faults[ApiKey.OFFSET_FOR_LEADER_EPOCH]
+
+
 def test_the_question_does_not_wait_for_another_try_at_a_broker_that_was_away(
     cluster: ScriptedCluster, tp: TopicPartition
 ) -> None:

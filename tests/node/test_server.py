@@ -3,30 +3,68 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from fenceline.config.node import NodeConfig
 from fenceline.node.broker import Broker
+from fenceline.wire.apis import ApiKey
+
+
+@contextmanager
+def alone(**overrides: str) -> Iterator[Any]:
+    """A broker of which nothing is asked but its server."""
+    broker: Any = Broker(NodeConfig.load(None, {"listeners": "PLAINTEXT://127.0.0.1:0", **overrides}, {}))
+    broker.partitions = broker.controller = broker.replication = None
+    yield broker
+    broker.disk_threads.shutdown()
 
 
 @pytest.mark.parametrize(("overrides", "expected"), [({}, 50), ({"socket.listen.backlog.size": "7"}, 7)])
 def test_backlog_of_the_listeners(overrides: dict[str, str], expected: int) -> None:
     """As the system knows it: for a listening socket, `tcpi_sacked` is the length of its queue."""
-    config = NodeConfig.load(None, {"listeners": "PLAINTEXT://127.0.0.1:0", **overrides}, {})
-    broker: Any = Broker(config)
-    broker.partitions = broker.controller = broker.replication = None  # nothing is asked
 
-    async def story() -> int:
+    async def story(broker: Any) -> tuple[int, int]:
         broker.loop = asyncio.get_running_loop()
         server = broker._make_server()
         await server.bind("PLAINTEXT", "127.0.0.1", 0)
-        await server.start_serving()
         (listening,) = server._servers[0].sockets
-        told = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
+        found = []
+        for open_it in (server.let_wait, server.start_serving):
+            if (opening := open_it()) is not None:
+                await opening
+            told = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
+            found.append(int(struct.unpack_from("=8x6I", told)[5]))
         await server.close()
-        return int(struct.unpack_from("=8x6I", told)[5])
+        before, after = found
+        return before, after
 
-    assert asyncio.run(story()) == expected
-    broker.disk_threads.shutdown()
+    with alone(**overrides) as broker:
+        assert asyncio.run(story(broker)) == (expected, expected)
+
+
+def test_who_comes_before_the_broker_serves_waits_for_it() -> None:
+    question = struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 0, 7, 0)
+
+    async def story(broker: Any) -> tuple[int, bytes]:
+        broker.loop = asyncio.get_running_loop()
+        server = broker._make_server()
+        port = await server.bind("PLAINTEXT", "127.0.0.1", 0)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        server.let_wait()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(question)
+        await writer.drain()
+        taken = len(server._connections)
+        await server.start_serving()
+        answer = await reader.readexactly(8)
+        writer.close()
+        await server.close()
+        return taken, answer[4:]
+
+    with alone() as broker:
+        assert asyncio.run(story(broker)) == (0, struct.pack(">i", 7))

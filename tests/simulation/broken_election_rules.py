@@ -76,7 +76,7 @@ def _v9_an_unclean_election_is_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(partition_changes, "change_partition", silent)
 
 
-@breaks(30, "V9", "2026-11-22")
+@breaks(87, "V9", "2026-11-22")
 def _v39_who_recovers_is_alone_in_sync(patch: pytest.MonkeyPatch) -> None:
     """V39 at the leader, which lets followers fetch and asks for them; V21 at the controller."""
     propose, checked, fault = LeaderState.propose_expansion, FetchReads._checked, alter_partition._fault

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from fenceline.log.partition_log import PartitionLog
+from fenceline.node.broker_lifecycle import BrokerLifecycle
 from fenceline.node.fetching import Fetching
 from fenceline.node.producing import Producing
 from fenceline.replica.follower import FollowerState
@@ -64,3 +68,21 @@ def test_what_replication_does_happens(monkeypatch: pytest.MonkeyPatch) -> None:
         if all(name in seen for _, name in wanted):
             return
     pytest.fail(f"never seen: {[name for _, name in wanted if name not in seen]}")
+
+
+def test_a_broker_that_may_be_named_as_a_leader_refuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    listens: list[bool] = []
+    unfence = BrokerLifecycle.unfence
+
+    async def watched(self: BrokerLifecycle) -> None:
+        sockets: Any = asyncio.get_running_loop()
+        assert self._registration is not None
+        open_ones = {port for node_id, port in sockets.sockets._sockets.listeners if node_id == self._node_id}
+        listens.append(all(each.port in open_ones for each in self._registration.endpoints))
+        await unfence(self)
+
+    monkeypatch.setattr(BrokerLifecycle, "unfence", watched)
+    outcome = play(1, "brokers", overrides=NO_FAULTS)
+    assert outcome.failure is None, outcome.report()
+    assert len(listens) >= 3
+    assert all(listens)

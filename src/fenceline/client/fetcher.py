@@ -86,7 +86,6 @@ class Fetcher:
         )
         self._wake = asyncio.Event()
         self._arrived = asyncio.Event()
-        self._failures = 0
         self._turn = 0
         self._trouble: deque[Trouble] = deque()
         self._task = asyncio.ensure_future(self._run())
@@ -326,18 +325,17 @@ class Fetcher:
                 max_bytes=max_bytes,
                 rack_id=self._config["client.rack"],
             )
-            self._failures = 0
             for tp, answer in answers.items():
                 state = self._positions.get(tp)
                 if tp in asked and state is not None:
+                    state.unanswered = 0
                     serial, position = asked[tp]
                     if state.serial == serial and state.fetch_position == position:
                         self._take_or_tell(tp, state, position, answer, node_id)
         except (ConnectionLost, TimedOut) as error:
-            self._failures += 1
             _log.info("fetch failed: %s", error)
             self._cluster.request_refresh()
-            self._delay(partitions, leaves=node_id)
+            self._delay(partitions, is_answered=False, leaves=node_id)
         except PeerError as error:
             if error.code not in RETRIABLE:
                 self._tell(error)
@@ -483,7 +481,7 @@ class Fetcher:
             state = self._positions.get(tp)
             if state is None:
                 continue
-            state.waits_for_epoch_since_s = None
+            state.waits_for_epoch_since_s, state.unanswered = None, 0
             if state.out_of_range and state.phase is Phase.FETCHING and state.fetch_position is not None:
                 state.out_of_range = False
                 self._out_of_range(tp, state, state.fetch_position)
@@ -491,16 +489,18 @@ class Fetcher:
         if partitions:
             self._arrived.set()
 
-    def _delay(self, partitions: Collection[TopicPartition], *, leaves: int = _NOBODY) -> None:
-        """Ask about these later. `leaves`: a node that does not serve them as a near replica any more."""
-        pause_ms = backoff_ms(
-            max(1, self._failures), self._config["retry.backoff.ms"], self._config["retry.backoff.max.ms"]
-        )
+    def _delay(
+        self, partitions: Collection[TopicPartition], *, is_answered: bool = True, leaves: int = _NOBODY
+    ) -> None:
+        """Ask about these later, and ever later where there is no answer at all. `leaves`: a node that does not serve
+        them as a near replica any more."""
+        states = [state for tp in partitions if (state := self._positions.get(tp)) is not None]
+        for state in states:
+            state.unanswered = 0 if is_answered else state.unanswered + 1
+        attempt = max((state.unanswered for state in states), default=0)
+        pause_ms = backoff_ms(max(1, attempt), self._config["retry.backoff.ms"], self._config["retry.backoff.max.ms"])
         until_s = asyncio.get_running_loop().time() + pause_ms / 1000
-        for tp in partitions:
-            state = self._positions.get(tp)
-            if state is None:
-                continue
+        for state in states:
             if leaves != _NOBODY and state.read_replica == leaves:
                 state.read_replica = _NOBODY
             else:

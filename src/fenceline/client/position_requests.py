@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
@@ -35,9 +35,15 @@ _FOR_CONSUMERS: Final = 3
 _DENIED: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
+class Delay(Protocol):
+    """Ask about these later, and ever later where there is no answer at all."""
+
+    def __call__(self, partitions: Collection[TopicPartition], *, is_answered: bool = True) -> None: ...
+
+
 class PositionRequests:
-    """Runs on the consumer's loop. `settled(tps)`: something was learned of them; `delay(tps)`: ask later;
-    `tell(error, tp)`: the caller must know.
+    """Runs on the consumer's loop. `settled(tps)`: something was learned of them; `tell(error, tp)`: the caller must
+    know.
     """
 
     def __init__(
@@ -47,7 +53,7 @@ class PositionRequests:
         config: ClientConfig,
         *,
         settled: Callable[[Collection[TopicPartition]], None],
-        delay: Callable[[Collection[TopicPartition]], None],
+        delay: Delay,
         tell: Callable[[Exception, TopicPartition | None], None],
     ) -> None:
         self._cluster = cluster
@@ -213,12 +219,13 @@ class PositionRequests:
         return answered
 
     def _failed(self, what: str, partitions: Mapping[TopicPartition, Any], error: Exception) -> None:
-        if isinstance(error, ConnectionLost | TimedOut):
+        is_answered = not isinstance(error, ConnectionLost | TimedOut)
+        if not is_answered:
             _log.info("positions could not be %s: %s", what, error)
             self._cluster.request_refresh()
         elif not isinstance(error, PeerError) or error.code not in RETRIABLE:
             self._tell(error, None)
-        self._delay(partitions.keys())
+        self._delay(partitions.keys(), is_answered=is_answered)
 
     def _refused(self, what: str, tp: TopicPartition, code: ErrorCode) -> None:
         if code in STALE_METADATA or code is ErrorCode.UNKNOWN_LEADER_EPOCH:

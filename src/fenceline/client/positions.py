@@ -95,6 +95,7 @@ class PartitionState:
         "serial",
         "topic_id",
         "truncation",
+        "unanswered",
         "waits_for_epoch_since_s",
     )
 
@@ -117,6 +118,8 @@ class PartitionState:
         self.last_stable_offset = -1
         self.log_start_offset = -1
         self.retry_at_s = 0.0
+        self.unanswered = 0
+        """Requests to the leader, in a row, that it did not answer."""
         self.waits_for_epoch_since_s: float | None = None
         self.read_replica = -1
         """The follower that the leader sent this reader to (KIP-392); -1 for the leader itself."""
@@ -218,7 +221,7 @@ class Positions:
         # A search is fenced by one epoch of the leader from its first question to its last (E64).
         state.question = None
         # Whatever the leader before refused or left unanswered, this one was not asked yet.
-        state.retry_at_s = 0.0
+        state.retry_at_s, state.unanswered = 0.0, 0
         state.read_replica = -1
         if state.fetch_position.epoch >= 0 and leader.epoch >= 0:
             state.phase = Phase.AWAIT_VALIDATION

@@ -340,6 +340,8 @@ class Broker:
         self.partitions.take_roles()
         self.moves.take_up(copies)
         self._coordinators.load_all(self.image)
+        # Metadata may name this broker as a leader from here on: who comes at once is not sent away.
+        self.server.let_wait()
         if quorum.channel is not None:
             await self.lifecycle.unfence()
         await self.replication.recovered()

@@ -121,6 +121,13 @@ class Server:
                     opened.setsockopt(socket.SOL_SOCKET, option, size_bytes)
         return int(server.sockets[0].getsockname()[1])
 
+    def let_wait(self) -> None:
+        """Whoever connects to what was bound is not refused any more, and waits for `start_serving`."""
+        for server in self._servers:
+            for bound in server.sockets:
+                with bound.dup() as same:
+                    same.listen(self._backlog)
+
     async def start_serving(self) -> None:
         """Take connections on everything that was bound."""
         for server in self._servers:

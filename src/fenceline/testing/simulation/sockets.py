@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from fenceline.testing.simulation.loop import SimLoop
 from fenceline.testing.simulation.network import Network
@@ -91,8 +91,21 @@ class NodeSockets:
 class _FakeSocket:
     """What a node asks of a listening socket."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, listen: Callable[[], None]) -> None:
         self._port = port
+        self._listen = listen
+
+    def dup(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """There is nothing to close."""
+
+    def listen(self, backlog: int) -> None:
+        self._listen()
 
     def setsockopt(self, *_: object) -> None:
         """There is nothing to set."""
@@ -102,20 +115,37 @@ class _FakeSocket:
 
 
 class Listener:
-    """Stands for `asyncio.Server`."""
+    """Stands for `asyncio.Server`, and for the kernel's queue of connections that it has not taken yet."""
 
     def __init__(self, sockets: Sockets, node_id: int, port: int, loop: SimLoop, factory: Factory) -> None:
-        self.sockets = (_FakeSocket(port),)
+        self.sockets = (_FakeSocket(port, self._listen),)
+        self._waiting: list[End] | None = []
+        """None: it takes them."""
         self.loop = loop
-        self.factory = factory
+        self._factory = factory
         self._all = sockets
         self._address = (node_id, port)
 
-    async def start_serving(self) -> None:
+    def _listen(self) -> None:
         self._all.listeners[self._address] = self
+
+    async def start_serving(self) -> None:
+        self._listen()
+        waiting, self._waiting = self._waiting or [], None
+        for end in waiting:
+            self.take(end)
+
+    def take(self, end: End) -> None:
+        """Somebody has connected."""
+        if self._waiting is None:
+            self.loop.call_soon(end.begin, self._factory)
+        else:
+            self._waiting.append(end)
 
     def close(self) -> None:
         self._all.listeners.pop(self._address, None)
+        for end in self._waiting or ():
+            end.close()
 
 
 class Stream:
@@ -170,7 +200,7 @@ class Stream:
         far = End(self, self.destination, self.source, listener.loop, self._loop)
         near.other, far.other = far, near
         self._ends = {self.source: near, self.destination: far}
-        listener.loop.call_soon(far.begin, listener.factory)
+        listener.take(far)
         self._carry(self.destination, self.source, self._loop, partial(self._open_near, near, factory))
 
     def _open_near(self, near: End, factory: Factory) -> None:
