@@ -8,9 +8,10 @@ import platform
 import statistics
 import subprocess
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -142,6 +143,29 @@ def cpu_of(pid: int) -> Iterator[Callable[[], float]]:
     """CPU seconds that the process used since the block was entered."""
     before = cpu_seconds(pid)
     yield lambda: cpu_seconds(pid) - before
+
+
+def cpu_in(pid: int, wait_s: float, *, look_s: float = 0.5) -> float:
+    """CPU seconds in the next `wait_s` seconds of a process and of those that it started, looked at every `look_s`.
+
+    For those that do little: unlike `cpu_of` it takes no part of what they did before, though one ends meanwhile that
+    nobody waits for (workers of PySpark's daemon). What such a one does after the last look at it does not count.
+    """
+
+    def look() -> dict[psutil.Process, float]:
+        seconds = {}
+        for each in _tree(pid):
+            with suppress(psutil.NoSuchProcess):
+                seconds[each] = sum(each.cpu_times()[:2])
+        return seconds
+
+    first = look()
+    last = dict(first)
+    ends_s = time.monotonic() + wait_s
+    while (left_s := ends_s - time.monotonic()) > 0:
+        time.sleep(min(look_s, left_s))
+        last |= look()
+    return sum(seconds - first.get(each, 0.0) for each, seconds in last.items())
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.harness import Figures, cpu_of, run_rows, scratch, start_fenceline
+from benchmarks.harness import Figures, cpu_in, run_rows, scratch, start_fenceline
 from benchmarks.workloads import create_topic
 from fenceline.client import Producer
 from fenceline.testing.apache_kafka import DEFAULT_JARS
@@ -192,9 +192,7 @@ def idle_query(spark: Any, form: str, bootstrap: str, directory: Path) -> Iterat
 
 def idle_percent(spark: Any) -> float:
     """Of one core, by the JVM and its Python processes."""
-    with cpu_of(spark.sparkContext._gateway.proc.pid) as used:
-        time.sleep(IDLE_S)
-        return 100 * used() / IDLE_S
+    return 100 * cpu_in(spark.sparkContext._gateway.proc.pid, IDLE_S) / IDLE_S
 
 
 def send_round(producer: Producer, topic: str) -> None:

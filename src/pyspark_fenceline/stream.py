@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -54,8 +55,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger("pyspark_fenceline")
 
-IDLE_WAIT_MS: Final = 500
-"""How long one look for new records may last when there are none. A query that is stopped waits for it."""
+IDLE_WAIT_MS: Final = 2_000
+"""How long brokers may be waited for in one look for new records. `processAllAvailable` waits for the look, too; who
+stops the query does not."""
+BLIND_WAIT_MS: Final = 500
+"""The same where there is nothing that brokers could wait for: what comes meanwhile is noticed afterwards."""
 _FIRST_IDLE_WAIT_MS: Final = 20
 LOOK_AGAIN_S: Final = 5.0
 """After so long an idle query asks for topics and partitions that are new, even if its own tell nothing."""
@@ -114,34 +118,44 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """End of the next batch; `start` itself when there is nothing to do after a short wait."""
         is_idle = self._idle_at == start and not self._is_available_now
         held = self._idle_held if is_idle else decode(start)
-        # `processAllAvailable` waits for idle looks, so the first are short.
-        wait_ms = min(_FIRST_IDLE_WAIT_MS << min(self._idle_looks, 10), IDLE_WAIT_MS)
         end = None
-        if not is_idle or self._await_news(held, wait_ms):
+        if not is_idle or not self._can_await(held) or time.monotonic() - self._looked_at_s > LOOK_AGAIN_S:
             end = self._retrying(lambda: self._next(held, limit))
-            if end is None and is_idle:
-                time.sleep(wait_ms / 1000)
+        if end is None and is_idle:
+            # `processAllAvailable` waits for idle looks, so the first are short.
+            wait_ms = min(_FIRST_IDLE_WAIT_MS << min(self._idle_looks, 10), IDLE_WAIT_MS)
+            if not self._can_await(held):
+                time.sleep(min(wait_ms, BLIND_WAIT_MS) / 1000)
+            elif self._await_news(held, wait_ms):
+                end = self._retrying(lambda: self._next(held, limit))
+                if end is None:
+                    time.sleep(min(wait_ms, BLIND_WAIT_MS) / 1000)
         if end is None:
             self._idle_looks, self._idle_at, self._idle_held = self._idle_looks + 1, start, held
             return start
         self._idle_looks, self._idle_at = 0, None
         return end.encode()
 
-    def _await_news(self, held: SourceOffset | Unresolved, wait_ms: int) -> bool:
+    def _can_await(self, held: SourceOffset | Unresolved) -> TypeGuard[SourceOffset]:
+        """Whether there is something that brokers could wait for."""
+        is_known = self._newest is not None and bool(self._newest.ends)
+        return is_known and not self._is_held_back and not isinstance(held, Unresolved)
+
+    def _await_news(self, held: SourceOffset, wait_ms: int) -> bool:
         """Whether another look is worth it; waits a while for that, at the brokers (`pyspark.md S11`)."""
-        if isinstance(held, Unresolved) or self._newest is None or not self._newest.ends or self._is_held_back:
-            # Nothing that brokers could wait for.
-            return True
-        if time.monotonic() - self._looked_at_s > LOOK_AGAIN_S:
-            return True
-        began_s = time.monotonic()
+        assert self._newest is not None, "it has looked before"
+        ends_s = time.monotonic() + wait_ms / 1000
         positions = {tp: held.positions.get(tp, Position(0)) for tp in self._newest.ends}
         at = {tp: (position.offset, position.leader_epoch) for tp, position in positions.items()}
-        is_news = self._retrying(lambda: self._cluster.await_news(at, wait_ms))
-        if not is_news:
+        while True:
+            left_ms = max(0, round(1000 * (ends_s - time.monotonic())))
+            if self._retrying(partial(self._cluster.await_news, at, left_ms)):
+                return True
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                return False
             # Brokers may answer early.
-            time.sleep(max(0.0, began_s + wait_ms / 1000 - time.monotonic()))
-        return is_news
+            time.sleep(min(left_s, _FIRST_IDLE_WAIT_MS / 1000))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._newest is None or not self._newest.ends:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import time
 
 import pytest
 
@@ -75,6 +76,26 @@ def test_an_idle_query_asks_nothing_but_for_news(monkeypatch: pytest.MonkeyPatch
     cluster.log("t").append(1)
     cluster.has_news = True
     assert ends(reader.latestOffset(end, ALL)) == {"t-0": 11}
+
+
+def test_brokers_that_answer_early_are_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after the rest of the time that was meant for them, with nobody waiting for records."""
+    monkeypatch.setattr(stream, "LOOK_AGAIN_S", math.inf)
+    cluster = cluster_with(10)
+    reader = make(cluster)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert reader.latestOffset(end, ALL) == end
+    answers = iter([False, False, True])
+    monkeypatch.setattr(cluster, "await_news", lambda positions, timeout_ms: next(answers))
+    monkeypatch.setattr(stream, "IDLE_WAIT_MS", 3_600_000)
+    monkeypatch.setattr(stream, "_FIRST_IDLE_WAIT_MS", 3_600_000)
+    monkeypatch.setattr(stream, "BLIND_WAIT_MS", 0)
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    cluster.log("t").append(1)
+    assert ends(reader.latestOffset(end, ALL)) == {"t-0": 11}
+    assert len(pauses) == 2
+    assert not list(answers)
 
 
 def test_an_idle_query_looks_for_new_topics_and_partitions_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
