@@ -61,6 +61,8 @@ stops the query does not."""
 BLIND_WAIT_MS: Final = 500
 """The same where there is nothing that brokers could wait for: what comes meanwhile is noticed afterwards."""
 _FIRST_IDLE_WAIT_MS: Final = 20
+_PACED_S: Final = 0.1
+"""A query that asks later than that after an answer has a trigger interval, which no look may outlast."""
 LOOK_AGAIN_S: Final = 5.0
 """After so long an idle query asks for topics and partitions that are new, even if its own tell nothing."""
 
@@ -83,6 +85,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_held_back = False
         """There are records, but not enough of them yet."""
         self._looked_at_s = 0.0
+        self._answered_at_s = 0.0
         self._is_blind: bool | None = None
         self._target: Snapshot | None = None
         self._newest: Snapshot | None = None
@@ -118,18 +121,20 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """End of the next batch; `start` itself when there is nothing to do after a short wait."""
         is_idle = self._idle_at == start and not self._is_available_now
         held = self._idle_held if is_idle else decode(start)
+        is_paced = time.monotonic() - self._answered_at_s > _PACED_S
         end = None
         if not is_idle or not self._can_await(held) or time.monotonic() - self._looked_at_s > LOOK_AGAIN_S:
             end = self._retrying(lambda: self._next(held, limit))
         if end is None and is_idle:
             # `processAllAvailable` waits for idle looks, so the first are short.
-            wait_ms = min(_FIRST_IDLE_WAIT_MS << min(self._idle_looks, 10), IDLE_WAIT_MS)
+            wait_ms = min(_FIRST_IDLE_WAIT_MS << min(0 if is_paced else self._idle_looks, 10), IDLE_WAIT_MS)
             if not self._can_await(held):
                 time.sleep(min(wait_ms, BLIND_WAIT_MS) / 1000)
             elif self._await_news(held, wait_ms):
                 end = self._retrying(lambda: self._next(held, limit))
                 if end is None:
                     time.sleep(min(wait_ms, BLIND_WAIT_MS) / 1000)
+        self._answered_at_s = time.monotonic()
         if end is None:
             self._idle_looks, self._idle_at, self._idle_held = self._idle_looks + 1, start, held
             return start

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import time
+from typing import Any
 
 import pytest
 
@@ -15,8 +15,8 @@ from fenceline.ids import TopicPartition
 from pyspark_fenceline import stream
 from pyspark_fenceline.schema import spark_schema
 from pyspark_fenceline.source import FencelineDataSource
-from pyspark_fenceline.stream import RefusedStreamReader
-from tests.spark.fakes import FakeLog
+from pyspark_fenceline.stream import FencelineStreamReader, RefusedStreamReader
+from tests.spark.fakes import FakeCluster, FakeLog
 from tests.spark.streams import ALL, cluster_with, ends, make, reads
 
 pytestmark = pytest.mark.usefixtures("no_idle_wait")
@@ -78,24 +78,63 @@ def test_an_idle_query_asks_nothing_but_for_news(monkeypatch: pytest.MonkeyPatch
     assert ends(reader.latestOffset(end, ALL)) == {"t-0": 11}
 
 
-def test_brokers_that_answer_early_are_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not after the rest of the time that was meant for them, with nobody waiting for records."""
+class Clock:
+    """Stands for `time`: who sleeps is told the time that he wanted to wait for."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def idle_reader(monkeypatch: pytest.MonkeyPatch) -> tuple[FencelineStreamReader, FakeCluster, dict[str, Any], Clock]:
+    """It has read ten records, and found none once."""
+    clock = Clock()
+    monkeypatch.setattr(stream, "time", clock)
+    monkeypatch.setattr(stream, "IDLE_WAIT_MS", 2_000)
     monkeypatch.setattr(stream, "LOOK_AGAIN_S", math.inf)
     cluster = cluster_with(10)
     reader = make(cluster)
     end = reader.latestOffset(reader.initialOffset(), ALL)
     assert reader.latestOffset(end, ALL) == end
+    return reader, cluster, end, clock
+
+
+def test_brokers_that_answer_early_are_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after the rest of the time that was meant for them, with nobody waiting for records."""
+    reader, cluster, end, clock = idle_reader(monkeypatch)
     answers = iter([False, False, True])
     monkeypatch.setattr(cluster, "await_news", lambda positions, timeout_ms: next(answers))
-    monkeypatch.setattr(stream, "IDLE_WAIT_MS", 3_600_000)
-    monkeypatch.setattr(stream, "_FIRST_IDLE_WAIT_MS", 3_600_000)
-    monkeypatch.setattr(stream, "BLIND_WAIT_MS", 0)
-    pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(stream, "_FIRST_IDLE_WAIT_MS", 200)
     cluster.log("t").append(1)
+    began_s = clock.now_s
     assert ends(reader.latestOffset(end, ALL)) == {"t-0": 11}
-    assert len(pauses) == 2
     assert not list(answers)
+    assert clock.now_s - began_s == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("interval_s", "waits_ms"), [(0.01, [40, 80, 160, 320, 640, 1280, 2000, 2000]), (1, [20] * 8)])
+def test_looks_last_longer_and_longer_but_not_longer_than_a_trigger_interval(
+    monkeypatch: pytest.MonkeyPatch, interval_s: float, waits_ms: list[int]
+) -> None:
+    """Spark warns of a query that falls behind its trigger."""
+    reader, cluster, end, clock = idle_reader(monkeypatch)
+    found: list[int] = []
+
+    def wait(_: object, timeout_ms: int) -> bool:
+        found.append(timeout_ms)
+        clock.sleep(timeout_ms / 1000)
+        return False
+
+    monkeypatch.setattr(cluster, "await_news", wait)
+    for _ in waits_ms:
+        clock.sleep(interval_s)
+        assert reader.latestOffset(end, ALL) == end
+    assert found == waits_ms
 
 
 def test_an_idle_query_looks_for_new_topics_and_partitions_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
