@@ -19,7 +19,7 @@ from typing import Final
 from benchmarks.clusters import IMPATIENT, SIDES, ClusterUnderTest, Side
 from benchmarks.harness import Figures, cpu_seconds, resident_mb, run_rows, scratch
 from benchmarks.produce import CLIENTS, SIZES, WARM_UPS
-from benchmarks.replication_probe import Load, Stream, Watch, create_replicated, in_sync_count, receipt_of
+from benchmarks.replication_probe import Load, Stream, Watch, create_replicated, receipt_of, wait_left_in_sync
 from benchmarks.workloads import confluent_produce, delete_topics, percentile, synchronous_latencies_us
 from fenceline.testing.mixed_cluster import MixedNode
 from fenceline.testing.waiting import eventually
@@ -238,8 +238,7 @@ def unclean(figures: Figures, root: Path, repeats: int) -> None:
                 config={"min.insync.replicas": "1", "unclean.leader.election.enable": "true"},
             )
             behind.kill()
-            alone = partial(lambda server, at: in_sync_count(server, at) == 1, controller.bootstrap, topic)
-            eventually(alone, "one replica is in sync", wait_s=120)
+            wait_left_in_sync(controller.bootstrap, topic, 1)
             confluent_produce(ahead.bootstrap, topic, UNCLEAN_RECORDS, BEHIND_RECORD_BYTES)
             ahead.send_signal(signal.SIGSTOP)
             try:
@@ -269,8 +268,7 @@ def behind(figures: Figures, root: Path, repeats: int, *, per_s: int = 0) -> Non
             create_replicated(bootstrap, "behind", partitions=PARTITIONS, first=staying[0].node_id)
             create_replicated(bootstrap, "beside", partitions=PARTITIONS, first=staying[0].node_id)
             follower.kill()
-            out_of_sync = partial(lambda servers: in_sync_count(servers, "behind") == 2, bootstrap)
-            eventually(out_of_sync, "the follower is out of sync", wait_s=120)
+            wait_left_in_sync(bootstrap, "behind", 2)
             confluent_produce(bootstrap, "behind", BEHIND_MB * 1_000_000 // BEHIND_RECORD_BYTES, BEHIND_RECORD_BYTES)
             with Load(bootstrap, "beside", BEHIND_RECORD_BYTES, per_s) as load:
                 load.runs_for(2 * RATE_S)

@@ -203,10 +203,15 @@ class Load:
         return (last - first) / (last_s - first_s)
 
 
-def in_sync_count(bootstrap: str, topic: str) -> int:
-    """In-sync replicas of the partition that has the most."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    return max(len(each.isrs) for each in admin.list_topics(topic, timeout=10).topics[topic].partitions.values())
+def wait_left_in_sync(bootstrap: str, topic: str, replicas: int) -> None:
+    """Until so many are left in sync in the partition that has the most."""
+
+    def look() -> bool:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions.values()
+        return max(len(each.isrs) for each in partitions) == replicas
+
+    eventually(look, f"{replicas} of {topic} left in sync", wait_s=PATIENCE_S)
 
 
 class Watch:

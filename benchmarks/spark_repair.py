@@ -9,7 +9,6 @@ first ones of a started query. The audit must find the table equal to the log af
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +18,11 @@ from deltalake import DeltaTable
 
 from benchmarks.clusters import IMPATIENT, ClusterUnderTest
 from benchmarks.harness import Figures, scratch
-from benchmarks.replication_probe import create_replicated, in_sync_count
+from benchmarks.replication_probe import Watch, create_replicated, wait_left_in_sync
 from benchmarks.spark import session
 from benchmarks.spark_tables import sink, source
 from fenceline.client.producer import Producer
 from fenceline.testing.mixed_cluster import MixedNode
-from fenceline.testing.waiting import eventually
 from pyspark_fenceline.audit_table import audit_here, settings
 
 TOPIC: Final = "repair"
@@ -34,7 +32,6 @@ KEPT_ROWS: Final = 50_000
 """In each file that has stale rows."""
 STALE_ROWS: Final = 300_000
 CUT_PARTITIONS: Final = 2
-PATIENCE_S: Final = 120.0
 ALONE: Final = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true", "retention.ms": "-1"}
 
 
@@ -64,9 +61,9 @@ def run(figures: Figures, repeats: int) -> None:
 def measure(figures: Figures, cluster: ClusterUnderTest, spark: Any, root: Path) -> None:
     cluster.wait_complete()
     cluster.wait_caught_up()
-    bootstrap = cluster.leader().bootstrap
-    in_sync = partial(in_sync_count, bootstrap, TOPIC)
-    eventually(lambda: in_sync() == 2, "both replicas are in sync", wait_s=PATIENCE_S)
+    controller = cluster.leader()
+    bootstrap = controller.bootstrap
+    Watch(controller, TOPIC).until_in_sync(2)
     write(bootstrap, 1, range(PARTITIONS), "all")
     plain_ms = batch(spark, bootstrap, root)
 
@@ -74,7 +71,7 @@ def measure(figures: Figures, cluster: ClusterUnderTest, spark: Any, root: Path)
     cut = range(CUT_PARTITIONS)
     write(bootstrap, KEPT_ROWS, cut, "all")
     behind.kill()
-    eventually(lambda: in_sync() == 1, "one replica is in sync", wait_s=PATIENCE_S)
+    wait_left_in_sync(bootstrap, TOPIC, 1)
     write(bootstrap, STALE_ROWS // CUT_PARTITIONS, cut, "1")
     batch(spark, bootstrap, root)
     table = DeltaTable(root / TOPIC)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.clusters import IMPATIENT, SIDES, ClusterUnderTest, Side
+from benchmarks.clusters import IMPATIENT, PATIENCE_S, SIDES, ClusterUnderTest, Side
 from benchmarks.harness import Figures, scratch
-from benchmarks.replication_probe import create_replicated, in_sync_count
+from benchmarks.replication_probe import create_replicated, wait_left_in_sync
 from fenceline.client.cluster import Purpose
 from fenceline.client.connection import open_connection
 from fenceline.client.consumer import Consumer
@@ -25,7 +24,6 @@ from fenceline.client.errors import LogTruncationError
 from fenceline.client.fetch_wire import PartitionFetch, fetch_once
 from fenceline.client.producer import Producer
 from fenceline.ids import TopicPartition
-from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 
 KEPT_RECORDS: Final = 1_000
@@ -33,7 +31,6 @@ CUT_RECORDS: Final = 10_000
 NEW_RECORDS: Final = 1_000
 RECORD_BYTES: Final = 100
 FETCHES: Final = 50
-PATIENCE_S: Final = 120.0
 ALONE: Final = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
 EVIDENCE_MS: Final = {"told": 0, "told with loss receipts": 500}
 """`truncation.evidence.timeout.ms`: the cluster's ledger is read before the error is raised, where that is not 0."""
@@ -68,8 +65,7 @@ def _cut(figures: Figures, cluster: ClusterUnderTest, topic: str, what: str, evi
     create_replicated(controller.bootstrap, topic, first=ahead.node_id, brokers=both, config=ALONE)
     _write(controller.bootstrap, tp, KEPT_RECORDS, "all")
     behind.kill()
-    alone = partial(lambda server, at: in_sync_count(server, at) == 1, controller.bootstrap, topic)
-    eventually(alone, "one replica is in sync", wait_s=PATIENCE_S)
+    wait_left_in_sync(controller.bootstrap, topic, 1)
     _write(controller.bootstrap, tp, CUT_RECORDS, "1")
     settings = {"auto.offset.reset": "none", "truncation.evidence.timeout.ms": evidence_ms}
     with Consumer(controller.bootstrap, **settings) as consumer:

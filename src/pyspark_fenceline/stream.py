@@ -128,18 +128,23 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if end is None and is_idle:
             # `processAllAvailable` waits for idle looks, so the first are short.
             wait_ms = min(_FIRST_IDLE_WAIT_MS << min(0 if is_paced else self._idle_looks, 10), IDLE_WAIT_MS)
-            if not self._can_await(held):
-                time.sleep(min(wait_ms, BLIND_WAIT_MS) / 1000)
-            elif self._await_news(held, wait_ms):
-                end = self._retrying(lambda: self._next(held, limit))
-                if end is None:
-                    time.sleep(min(wait_ms, BLIND_WAIT_MS) / 1000)
+            end = self._wait(held, limit, wait_ms)
         self._answered_at_s = time.monotonic()
         if end is None:
             self._idle_looks, self._idle_at, self._idle_held = self._idle_looks + 1, start, held
             return start
         self._idle_looks, self._idle_at = 0, None
         return end.encode()
+
+    def _wait(self, held: SourceOffset | Unresolved, limit: ReadLimit, wait_ms: int) -> SourceOffset | None:
+        """Wait a while for something to do, at the brokers if they can: the end of the batch that came of it."""
+        if self._can_await(held):
+            if not self._await_news(held, wait_ms):
+                return None
+            if (end := self._retrying(lambda: self._next(held, limit))) is not None:
+                return end
+        time.sleep(min(wait_ms, BLIND_WAIT_MS) / 1000)
+        return None
 
     def _can_await(self, held: SourceOffset | Unresolved) -> TypeGuard[SourceOffset]:
         """Whether there is something that brokers could wait for."""

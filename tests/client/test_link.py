@@ -12,7 +12,7 @@ from fenceline.client.errors import BrokersUnreachable, ConnectionLost
 from fenceline.client.link import Link
 from fenceline.errors import PeerError
 from fenceline.wire.apis import ApiKey
-from tests.client.scripted_cluster import SILENT, ScriptedCluster
+from tests.client.scripted_cluster import REFUSE, SILENT, ScriptedCluster
 
 FOR_EVER = {"socket.connection.setup.timeout.ms": 3_600_000, "request.timeout.ms": 3_600_000}
 SHORT_MS = 300
@@ -41,6 +41,13 @@ def test_a_call_ends_when_its_time_is_over_and_not_when_the_way_is_given_up(clus
     cluster.node_rule = lambda node, _: SILENT
     with Admin(cluster.bootstrap, **FOR_EVER) as admin, pytest.raises(BrokersUnreachable, match="in that time"):
         admin.metadata(timeout_ms=SHORT_MS)
+
+
+def test_a_call_that_no_broker_takes_tells_what_they_did(cluster: ScriptedCluster) -> None:
+    """As at a listener that speaks TLS, for a client that does not (`test_secure_listeners.py`)."""
+    cluster.node_rule = lambda *_: REFUSE
+    with Admin(cluster.bootstrap) as admin, pytest.raises(BrokersUnreachable, match="closed it"):
+        admin.metadata(timeout_ms=2_000)
 
 
 def test_who_gives_up_waiting_leaves_the_connection_to_the_next() -> None:

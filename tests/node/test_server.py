@@ -32,15 +32,17 @@ def test_backlog_of_the_listeners(overrides: dict[str, str], expected: int) -> N
         server = broker._make_server()
         await server.bind("PLAINTEXT", "127.0.0.1", 0)
         (listening,) = server._servers[0].sockets
-        found = []
-        for open_it in (server.let_wait, server.start_serving):
-            if (opening := open_it()) is not None:
-                await opening
+
+        def length() -> int:
             told = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
-            found.append(int(struct.unpack_from("=8x6I", told)[5]))
+            return int(struct.unpack_from("=8x6I", told)[5])
+
+        server.let_wait()
+        waiting = length()
+        await server.start_serving()
+        serving = length()
         await server.close()
-        before, after = found
-        return before, after
+        return waiting, serving
 
     with alone(**overrides) as broker:
         assert asyncio.run(story(broker)) == (expected, expected)
