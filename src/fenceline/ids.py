@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from random import Random
+from random import SystemRandom
 from typing import Final, NamedTuple, NewType
 from uuid import UUID
+
+from fenceline.rng import Rng
 
 NodeId = NewType("NodeId", int)
 LeaderEpoch = NewType("LeaderEpoch", int)
@@ -29,8 +31,18 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-def random_id(rng: Random) -> UUID:
-    return UUID(int=rng.getrandbits(128), version=4)
+_SYSTEM: Final = SystemRandom()
+# The six bits that base64url writes as a dash.
+_DASH: Final = 62
+
+
+def random_id(rng: Rng = _SYSTEM) -> UUID:
+    """For whatever operators name in commands: never one whose text starts with a dash, which tools would take for an
+    option."""
+    while True:
+        made = UUID(int=rng.getrandbits(128), version=4)
+        if made.bytes[0] >> 2 != _DASH:
+            return made
 
 
 def encode_uuid(value: UUID) -> str:

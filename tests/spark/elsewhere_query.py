@@ -36,9 +36,21 @@ def places(rows: Any) -> list[list[int]]:
 
 
 def ended(writer: Any, folder: str, name: str) -> Any:
-    """The query, with a checkpoint of that name, when it has run what there is."""
-    query = writer.option("checkpointLocation", f"{folder}/{name}-state").trigger(availableNow=True).start()
-    query.awaitTermination()
+    """The query, with a checkpoint of that name, when it has run what there is.
+
+    Spark gives the Python worker of a stream ten seconds to start, and has no setting for that; on a busy machine the
+    one of Spark Connect has needed more. Nothing is planned or read by then, so the query is just started again.
+    """
+    writer = writer.option("checkpointLocation", f"{folder}/{name}-state").trigger(availableNow=True)
+    for is_last in (False, False, False, True):
+        try:
+            query = writer.start()
+            query.awaitTermination()
+        except Exception as error:
+            if is_last or "Python worker failed to connect back" not in str(error):
+                raise
+        else:
+            break
     return query
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Annotated
-from uuid import uuid4
 
 import typer
 
 from fenceline.cli.output import AsJson, done, examples, readable_errors
 from fenceline.errors import OperatorError
-from fenceline.ids import encode_uuid
+from fenceline.ids import encode_uuid, random_id
 
 FORMAT_EXAMPLES = examples(
     ("fenceline format --config node.properties --standalone", "the first controller; the id of the cluster is said"),
@@ -57,7 +56,7 @@ def format_directory_command(
         )
         formatted = format_directory(
             node.log_dirs,
-            cluster_id=cluster_id or encode_uuid(uuid4()),
+            cluster_id=cluster_id or encode_uuid(random_id()),
             node_id=node.node_id,
             metadata_log_dir=node.metadata_log_dir,
             voter_endpoint=endpoint,

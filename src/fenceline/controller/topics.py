@@ -34,7 +34,7 @@ from fenceline.controller.requests import (
 from fenceline.controller.state import MAX_RECORDS, ControllerState, Decision
 from fenceline.controller.topic_names import name_fault
 from fenceline.errors import ErrorCode, PeerError
-from fenceline.ids import METADATA_TOPIC, ZERO_UUID
+from fenceline.ids import METADATA_TOPIC, ZERO_UUID, random_id
 from fenceline.metadata.features import MV_DIRECTORIES
 from fenceline.metadata.image import ConfigResourceType, TopicImage
 from fenceline.metadata.records import (
@@ -83,7 +83,7 @@ def _create_topic(state: ControllerState, topic: NewTopic, records: list[Metadat
     replicas, isrs = _assignments(state, topic, rng)
     if len(records) + 1 + len(configs) + len(replicas) > MAX_RECORDS:
         raise PeerError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
-    topic_id = _new_topic_id(rng)
+    topic_id = random_id(rng)
     records.append(TopicRecord(name, topic_id))
     records.extend(ConfigRecord(ConfigResourceType.TOPIC, name, key, value) for key, value in configs.items())
     records.extend(
@@ -203,14 +203,6 @@ def _partition_record(
         if state.image.metadata_version >= MV_DIRECTORIES
         else (),
     )
-
-
-def _new_topic_id(rng: Rng) -> UUID:
-    """A random id; never one whose text starts with a dash, as tools would take it for an option."""
-    while True:
-        topic_id = UUID(int=rng.getrandbits(128), version=4)
-        if topic_id.bytes[0] >> 2 != 62:
-            return topic_id
 
 
 def delete_topics(state: ControllerState, request: DeleteTopics) -> Decision:

@@ -23,7 +23,6 @@ from fenceline.groups.consumer_embedded import (
     without_epochs,
     write_assignment,
 )
-from fenceline.groups.consumer_membership import new_member_id
 from fenceline.groups.consumer_model import ClassicMember, ConsumerGroup, ConsumerMember, MemberState
 from fenceline.groups.messages import (
     NO_MEMBER_ID,
@@ -72,7 +71,7 @@ class ClassicMembers:
         membership = groups.membership
         group = groups.groups[request.group_id]
         is_unknown = request.member_id == NO_MEMBER_ID
-        member_id = new_member_id(groups) if is_unknown else request.member_id
+        member_id = groups.shard.new_consumer_id() if is_unknown else request.member_id
         membership.refuse_when_full(group, member_id)
         names = (name for name, _ in request.protocols)
         if (

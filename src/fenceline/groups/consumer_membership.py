@@ -21,7 +21,6 @@ what to use. Each step may add records to the one change that is written at the 
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -67,7 +66,7 @@ class ConsumerMembership:
         is_joining = request.member_epoch == JOINING_EPOCH
         change = groups.migration.group_for_heartbeat(request.group_id, is_joining)
         self.refuse_when_full(change.group, request.member_id)
-        member_id = request.member_id or new_member_id(groups)
+        member_id = request.member_id or groups.shard.new_consumer_id()
         if request.instance_id is None:
             member = self._dynamic(change.group, member_id, request, is_joining)
         else:
@@ -218,15 +217,6 @@ def gone(group_id: str, member_id: str) -> list[records.ConsumerMeaning]:
         records.TargetStored(group_id, member_id, None),
         records.MemberStored(group_id, member_id, None),
     ]
-
-
-def new_member_id(groups: ConsumerGroups) -> str:
-    """For a client that did not make one: in the form of Kafka's ids, which never begin with a dash."""
-    while True:
-        raw = groups.shard.random_bits(128).to_bytes(16)
-        text = urlsafe_b64encode(raw).rstrip(b"=").decode()
-        if not text.startswith("-"):
-            return text
 
 
 def _since_always(held: Held) -> Held:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Final
-from uuid import UUID
 
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.groups.clock import Now
@@ -34,6 +33,7 @@ from fenceline.groups.settings import GroupSettings
 from fenceline.groups.states import GroupState
 from fenceline.groups.timers import TimerKey, TimerKind, Timers
 from fenceline.groups.writes import Writes
+from fenceline.ids import encode_uuid, random_id
 from fenceline.rng import Rng
 
 if TYPE_CHECKING:
@@ -88,15 +88,16 @@ class Shard:
     def is_armed(self, kind: TimerKind, group_id: str, member_id: str = "") -> bool:
         return self._timers.deadline_ms(TimerKey(self.partition, kind, group_id, member_id)) is not None
 
-    def random_bits(self, count: int) -> int:
-        return self._rng.getrandbits(count)
+    def new_consumer_id(self) -> str:
+        """Of a member of a consumer group that did not make its own: in the form of Kafka's ids."""
+        return encode_uuid(random_id(self._rng))
 
     def has_group(self, group_id: str) -> bool:
         """Of any kind."""
         return group_id in self.groups or group_id in self.consumers.groups or group_id in self.foreign_groups
 
     def new_member_id(self, prefix: str) -> str:
-        return f"{prefix}-{UUID(int=self._rng.getrandbits(128), version=4)}"
+        return f"{prefix}-{random_id(self._rng)}"
 
     def epoch_end(self, slot: OffsetSlot, leader_epoch: int) -> int:
         """Where the log of the slot's partition has this epoch end now; -1 where that is not known here."""

@@ -13,11 +13,12 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from fenceline.config.listeners import SECURITY_PROTOCOLS, Listener
 from fenceline.controller.requests import RegisterController
 from fenceline.errors import PeerError
+from fenceline.ids import random_id
 from fenceline.metadata.features import Levels
 from fenceline.metadata.image import Endpoint
 from fenceline.node.logs import Logger
@@ -50,7 +51,7 @@ class ControllerRegistration:
         self._node_id = node_id
         self._request = RegisterController(
             node_id,
-            incarnation_id or uuid4(),
+            incarnation_id or random_id(),
             tuple(
                 Endpoint(each.name, each.host, each.port, SECURITY_PROTOCOLS[each.security_protocol])
                 for each in endpoints

@@ -15,11 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from fenceline.config.properties import format_properties
 from fenceline.errors import OperatorError
-from fenceline.ids import decode_uuid, encode_uuid
+from fenceline.ids import decode_uuid, encode_uuid, random_id
 from fenceline.log.disk import Disk, OsDisk, read_file, replace_file
 from fenceline.log.file_names import BOOTSTRAP_FILE
 from fenceline.log.meta_properties import META_FILE
@@ -85,7 +85,7 @@ def format_directory(
     wanted = [path for path in paths if not _is_formatted(disk, path, cluster_id, node_id, ignore_formatted)]
     try:
         for path in wanted:
-            directory_id = own_id if path == metadata_path and own_id is not None else _random_id()
+            directory_id = own_id if path == metadata_path and own_id is not None else random_id()
             first = voters
             if voter_endpoint is not None and not voters:
                 first = (Voter(node_id, directory_id, (voter_endpoint,), _KRAFT_LEVELS),)
@@ -155,7 +155,7 @@ def _format_if_new(config: NodeConfig, disk: Disk, unusable: Collection[str]) ->
         )
     return format_directory(
         paths,
-        cluster_id=encode_uuid(_random_id()),
+        cluster_id=encode_uuid(random_id()),
         node_id=config.node_id,
         metadata_log_dir=metadata_path,
         voter_endpoint=controller_endpoint(config),
@@ -343,14 +343,6 @@ def _format_one(
         "directory.id": encode_uuid(directory_id),
     }
     replace_file(disk, f"{path}/{META_FILE}", format_properties(meta).encode())
-
-
-def _random_id() -> UUID:
-    """Random, never one whose text starts with a dash, which tools would take for an option."""
-    while True:
-        made = uuid4()
-        if not encode_uuid(made).startswith("-"):
-            return made
 
 
 def _make(disk: Disk, path: str) -> None:

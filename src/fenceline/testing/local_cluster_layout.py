@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from fenceline.config.properties import format_properties
 from fenceline.errors import OperatorError
-from fenceline.ids import decode_uuid, encode_uuid
+from fenceline.ids import decode_uuid, encode_uuid, random_id
 from fenceline.testing.local_cluster_cuts import MAX_NODES, outbound_address
 from fenceline.testing.local_cluster_ports import HOST, check_ports, free_ports, is_free
 
@@ -228,11 +228,11 @@ def _new(root: Path, *, nodes: int, controllers: int, port: int) -> ClusterLayou
                 roles=(_BROKER,) * is_broker + (_CONTROLLER,) * is_controller,
                 port=first + index if is_broker else None,
                 controller_port=first_controller + (index - nodes if controllers else index) if is_controller else None,
-                directory_id=_random_id(),
+                directory_id=random_id(),
                 root=root / f"node-{index + 1}",
             )
         )
-    return ClusterLayout(root, encode_uuid(_random_id()), tuple(places))
+    return ClusterLayout(root, encode_uuid(random_id()), tuple(places))
 
 
 def _continued(
@@ -375,11 +375,3 @@ def _initial_controllers(layout: ClusterLayout) -> str:
         for node in layout.nodes
         if node.is_controller
     )
-
-
-def _random_id() -> UUID:
-    """Random, never one whose text starts with a dash, which tools would take for an option."""
-    while True:
-        made = uuid4()
-        if not encode_uuid(made).startswith("-"):
-            return made

@@ -16,10 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 from fenceline.config.properties import format_properties
-from fenceline.ids import encode_uuid
+from fenceline.ids import encode_uuid, random_id
 from fenceline.node.format import format_directory, parse_initial_controllers
 from fenceline.node.peer_connection import open_peer
 from fenceline.testing import reaper
@@ -48,7 +47,7 @@ class MixedNode:
         self.roles = tuple(roles)
         self.is_kafka = is_kafka
         self.port, self.controller_port = free_port(), free_port()
-        self.directory_id = encode_uuid(uuid4())
+        self.directory_id = encode_uuid(random_id())
         self.root = cluster.root / f"node-{node_id}"
         self.log_dir = self.root / "data"
         self.log_dirs = (self.log_dir, *(self.root / f"data-{number}" for number in range(2, cluster.directories + 1)))
