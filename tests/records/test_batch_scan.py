@@ -58,15 +58,25 @@ def test_rows_are_what_the_headers_say(twin: Any, codec: Codec) -> None:
         [
             header.position + 1_000_000, header.base_offset, header.last_offset, header.size_bytes, header.leader_epoch,
             header.crc, header.attributes, header.base_timestamp, header.max_timestamp, header.producer_id,
-            header.producer_epoch, header.base_sequence, header.record_count,
+            header.producer_epoch, header.base_sequence, header.record_count, highest,
         ]
-        for header in iter_headers(content)
+        for header, highest in zip(iter_headers(content), (1000, 1004, 1004), strict=True)
     ]  # fmt: skip
     assert [list(row) for row in zip(*columns, strict=True)] == wanted
     assert totals == {
         "records": 8, "gaps": 1, "missing_offsets": 10, "first_gap_row": 0, "holes": 0, "control_batches": 0,
     }  # fmt: skip
     assert count == 3
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 4096 - 68, 4096 - 67, 5000])
+def test_the_checksum_of_short_batches_and_of_long_ones(twin: Any, size: int) -> None:
+    content = bytearray(build_batch([(1, None, bytes(range(256)) * 20, ())])[: -5120 + size])
+    content[8:12] = (len(content) - 12).to_bytes(4, "big")
+    for wrong, found in ((0, 1), (1, 0)):
+        content[17:21] = (compute_crc(content, 0, len(content)) ^ wrong).to_bytes(4, "big")
+        assert scan(twin, bytes(content))[0] == found
 
 
 @pytest.mark.parametrize("twin", TWINS)
@@ -116,4 +126,4 @@ def test_twins_agree_on_damaged_bytes(damage: list[tuple[int, int]], crc: bool, 
 def test_the_compiled_twin_reads_nothing_outside_of_the_buffer() -> None:
     assert NATIVE is not None
     with pytest.raises(ValueError, match="of 10 bytes"):
-        NATIVE.scan_plain(bytes(10), 0, 100, 0, array("q", bytes(8 * 13)), array("q", bytes(48)), 0, 0, True)
+        NATIVE.scan_plain(bytes(10), 0, 100, 0, array("q", bytes(8 * len(COLUMNS))), array("q", bytes(48)), 0, 0, True)

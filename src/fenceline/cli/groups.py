@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fenceline.cli.group_epochs import with_epochs
-from fenceline.cli.group_marks import epoch_ends, marks_of, rewinds_of
-from fenceline.cli.group_reset import new_offsets, partitions_of, target_of
 from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, done, examples, print_json, show
-from fenceline.client.admin import Admin
-from fenceline.client.admin_groups import GroupDescription, GroupListing
 from fenceline.errors import ErrorCode, OperatorError, PeerError
-from fenceline.groups.rewinds import Rewind
 from fenceline.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from fenceline.client.admin import Admin
+    from fenceline.client.admin_groups import GroupDescription, GroupListing
+    from fenceline.groups.rewinds import Rewind
 
 groups = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
 
@@ -31,6 +30,8 @@ def list_groups(
     as_json: AsJson = False,
 ) -> None:
     """All groups with their states."""
+    from fenceline.cli.group_marks import rewinds_of
+
     with admin_of(bootstrap) as admin:
         listed = sorted(_with_states(admin, admin.list_groups(states=state or ()), state or ()))
         rows: list[dict[str, Any]] = [
@@ -83,6 +84,8 @@ def describe(
     Marks: rewound (the position went back because the log was truncated), truncated (it is in records that are not in
     the log any more), expired (it is below the log's start), beyond (it is past the log's end).
     """
+    from fenceline.cli.group_marks import rewinds_of
+
     if not group and not all_groups:
         raise typer.BadParameter("name a group, or give --all")
     with admin_of(bootstrap) as admin:
@@ -132,6 +135,8 @@ def _positions(
     admin: Admin, group: str, description: GroupDescription, rewinds: dict[TopicPartition, Rewind]
 ) -> list[dict[str, Any]]:
     """One row for each partition that the group has an offset for, or that a member has."""
+    from fenceline.cli.group_marks import epoch_ends, marks_of
+
     committed = admin.list_group_offsets(group)
     owners = {tp: member.member_id for member in description.members for tp in member.assignment}
     wanted = sorted(committed.keys() | owners.keys())
@@ -211,6 +216,9 @@ def reset(
     as_json: AsJson = False,
 ) -> None:
     """Move a group without members to other offsets. Shows what would be done, unless --execute is given."""
+    from fenceline.cli.group_epochs import with_epochs
+    from fenceline.cli.group_reset import new_offsets, partitions_of, target_of
+
     with admin_of(bootstrap) as admin:
         target = target_of(
             earliest=to_earliest,
@@ -269,6 +277,8 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Delete groups without members, with their offsets; or only their offsets of some topics."""
+    from fenceline.cli.group_reset import partitions_of
+
     with admin_of(bootstrap) as admin:
         if topic:
             partitions = partitions_of(admin, topic)

@@ -1,4 +1,7 @@
-"""How commands print: a table for people, one JSON document for programs. Owns no facts."""
+"""How commands print: a table for people, one JSON document for programs. Owns no facts.
+
+Every command imports this, and `app.py` every command: what only some of them need is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fenceline.client.admin import Admin
-from fenceline.client.metadata import TopicMetadata
 from fenceline.errors import ErrorCode, FencelineError, OperatorError, PeerError
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from fenceline.client.admin import Admin
+    from fenceline.client.metadata import TopicMetadata
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 TIMEOUT_MS = 10_000
@@ -76,6 +80,8 @@ def admin_of(bootstrap: str, controllers: str | None = None) -> Iterator[Admin]:
 
 def plain_admin(bootstrap: str, controllers: str | None = None) -> Admin:
     """An admin client of brokers or else of controllers."""
+    from fenceline.client.admin import Admin
+
     where = {"bootstrap.controllers": controllers} if controllers else {"bootstrap.servers": bootstrap}
     return Admin({**where, "default.api.timeout.ms": TIMEOUT_MS})
 

@@ -20,13 +20,13 @@ from fenceline.cli.output import (
     readable_errors,
     show,
 )
-from fenceline.client.admin import Admin
-from fenceline.client.offsets import OffsetAndEpoch
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
 
 if TYPE_CHECKING:
+    from fenceline.client.admin import Admin
     from fenceline.client.errors import LogTruncationError
+    from fenceline.client.offsets import OffsetAndEpoch
 
 
 def produce(

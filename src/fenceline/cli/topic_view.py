@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from fenceline.client.admin_replicas import ReplicaStates
-
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from fenceline.client.admin_replicas import ReplicaStates
 
 _WELL: Final = "in sync"
 _STYLES: Final = {

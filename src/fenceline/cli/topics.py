@@ -8,7 +8,6 @@ import typer
 
 from fenceline.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, admin_of, done, existing_topic, pairs, show
 from fenceline.cli.topic_view import json_row, summary, table_row
-from fenceline.client.admin import NewTopic
 from fenceline.ids import encode_uuid
 
 topics = typer.Typer(no_args_is_help=True, help="List, describe, create, grow and delete topics.")
@@ -53,6 +52,8 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a topic."""
+    from fenceline.client.admin import NewTopic
+
     with admin_of(bootstrap) as admin:
         wanted = NewTopic(name, partitions, replication_factor, pairs(config or [], "--config"))
         made = admin.create_topics([wanted])

@@ -14,63 +14,13 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
 
 from fenceline._big_endian cimport be_int32, be_int64, be_uint32, put_int32, put_int64
+from fenceline._crc32c cimport fl_crc32c, fl_crc_begin
 from fenceline.records._record cimport (
     BAD_OFFSET, FINE, LENGTH_DIFFERS, MIN_RECORD_BYTES, NO_MEMORY, Rec, _parse, _put, _size_of, _varint, _varlong,
     _zigzag
 )
 
 from fenceline.records.errors import corrupt
-
-cdef extern from *:
-    """
-    #include <stdint.h>
-    #include <string.h>
-    #if defined(__x86_64__) && defined(__GNUC__)
-    #include <nmmintrin.h>
-    #define FL_HAS_CRC_INSTRUCTION __builtin_cpu_supports("sse4.2")
-    __attribute__((target("sse4.2")))
-    static uint32_t fl_crc_instruction(uint32_t crc, const uint8_t *p, size_t n) {
-        uint64_t wide = crc, word;
-        for (; n >= 8; p += 8, n -= 8) {
-            memcpy(&word, p, 8);
-            wide = _mm_crc32_u64(wide, word);
-        }
-        for (; n; p++, n--) wide = _mm_crc32_u8((uint32_t)wide, *p);
-        return (uint32_t)wide;
-    }
-    #else
-    #define FL_HAS_CRC_INSTRUCTION 0
-    static uint32_t fl_crc_instruction(uint32_t crc, const uint8_t *p, size_t n) { return crc; }
-    #endif
-    static uint32_t fl_crc_table[8][256];
-    static int fl_crc_by_instruction = 0;
-    static void fl_crc_begin(void) {
-        uint32_t i, k, crc;
-        for (i = 0; i < 256; i++) {
-            for (crc = i, k = 0; k < 8; k++) crc = crc & 1 ? (crc >> 1) ^ 0x82F63B78u : crc >> 1;
-            fl_crc_table[0][i] = crc;
-        }
-        for (i = 0; i < 256; i++)
-            for (k = 1; k < 8; k++)
-                fl_crc_table[k][i] = fl_crc_table[0][fl_crc_table[k - 1][i] & 255] ^ (fl_crc_table[k - 1][i] >> 8);
-        fl_crc_by_instruction = FL_HAS_CRC_INSTRUCTION ? 1 : 0;
-    }
-    static uint32_t fl_crc32c(const uint8_t *p, size_t n, int by_instruction) {
-        uint32_t crc = 0xFFFFFFFFu;
-        if (by_instruction) return ~fl_crc_instruction(crc, p, n);
-        for (; n >= 8; p += 8, n -= 8) {
-            crc ^= (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-            crc = fl_crc_table[7][crc & 255] ^ fl_crc_table[6][crc >> 8 & 255] ^ fl_crc_table[5][crc >> 16 & 255]
-                ^ fl_crc_table[4][crc >> 24] ^ fl_crc_table[3][p[4]] ^ fl_crc_table[2][p[5]]
-                ^ fl_crc_table[1][p[6]] ^ fl_crc_table[0][p[7]];
-        }
-        for (; n; p++, n--) crc = fl_crc_table[0][(crc ^ *p) & 255] ^ (crc >> 8);
-        return ~crc;
-    }
-    """
-    void fl_crc_begin() noexcept nogil
-    uint32_t fl_crc32c(const uint8_t* p, size_t n, int by_instruction) noexcept nogil
-    int fl_crc_by_instruction
 
 ABI = 1
 IS_NATIVE = True
@@ -275,7 +225,7 @@ cdef inline int _check(const uint8_t* p, Py_ssize_t size) noexcept nogil:
     cdef int32_t count = be_int32(p + 57)
     if be_int32(p + 23) < 0 or be_int64(p) < 0 or count < 0:
         return BAD_BATCH
-    if fl_crc32c(p + 21, size - 21, fl_crc_by_instruction) != be_uint32(p + 17):
+    if fl_crc32c(p + 21, size - 21) != be_uint32(p + 17):
         return BAD_CRC
     return FINE if count <= (size - OVERHEAD) // MIN_RECORD_BYTES else BAD_BATCH
 
@@ -383,7 +333,7 @@ cdef void _finish(
     put_int64(to + 27, base_timestamp)
     put_int64(to + 35, max_timestamp)
     put_int32(to + 57, count)
-    put_int32(to + 17, <int32_t>fl_crc32c(to + 21, size - 21, fl_crc_by_instruction))
+    put_int32(to + 17, <int32_t>fl_crc32c(to + 21, size - 21))
 
 
 cdef bint _is_in(const int64_t* values, Py_ssize_t count, int64_t value) noexcept nogil:

@@ -85,11 +85,12 @@ class IndexCheck:
         positions, entries = rows.column("position"), self._index.positions
         bases = rows.column("base_offset")
         end = rows.end_position
+        row = 0
         while self._index_at < len(entries) and entries[self._index_at] < end:
             at = self._index_at
             self._index_at += 1
             position, offset = entries[at], self._base_offset + self._index.offsets[at]
-            row = bisect_left(positions, position)
+            row = bisect_left(positions, position, row)
             if row == rows.count or positions[row] != position:
                 self._wrong_index(at, offset, f"leads to byte {position} of the log, where no batch begins")
             elif bases[row] > offset:
@@ -98,19 +99,18 @@ class IndexCheck:
                 )
 
     def _see_times(self, rows: Rows) -> None:
-        lasts, stamps = rows.column("last_offset"), rows.column("max_timestamp")
+        lasts, highest = rows.column("last_offset"), rows.column("highest_timestamp")
         entries = self._times
-        seen = 0
+        before, row = self._max_timestamp, 0
         while self._time_at < len(entries):
             offset = self._base_offset + entries.offsets[self._time_at]
             if offset > lasts[rows.count - 1]:
                 break
-            row = bisect_left(lasts, offset)
-            self._max_timestamp = max(self._max_timestamp, max(stamps[seen:row], default=-1))
-            seen = row
-            self._check_time(self._time_at, offset, max(self._max_timestamp, stamps[row]))
+            row = bisect_left(lasts, offset, row)
+            self._max_timestamp = max(before, highest[row - 1]) if row else before
+            self._check_time(self._time_at, offset, max(before, highest[row]))
             self._time_at += 1
-        self._max_timestamp = max(self._max_timestamp, max(stamps[seen:], default=-1))
+        self._max_timestamp = max(before, highest[-1])
 
     def _check_time(self, at: int, offset: int, highest: int) -> None:
         stamp = self._times.timestamps[at]

@@ -3,18 +3,30 @@
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.memoryview cimport PyMemoryView_FromMemory
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from fenceline._big_endian cimport be_int16, be_int32, be_int64, be_uint32
+from fenceline._crc32c cimport fl_crc32c, fl_crc_begin, fl_crc_by_instruction
 
 from fenceline.records.crc import crc32c
 
-ABI = 1
+ABI = 2
+
+fl_crc_begin()
 
 cdef Py_ssize_t BATCH_OVERHEAD = 61
-cdef int COLUMN_COUNT = 13
+cdef int COLUMN_COUNT = 14
 cdef int TOTAL_COUNT = 6
 cdef int64_t HIGHEST_OFFSET = 9223372036854775806
+# Of shorter batches the call of the package's function takes longer than the checksum.
+cdef int64_t SHORT_BYTES = 4096
+
+
+cdef inline bint _is_right(const uint8_t* p, int64_t size, uint32_t crc):
+    """Whether that is the checksum of a batch."""
+    if size <= SHORT_BYTES and fl_crc_by_instruction:
+        return fl_crc32c(p + 21, size - 21) == crc
+    return <uint32_t>crc32c(PyMemoryView_FromMemory(<char*>p + 21, size - 21, PyBUF_READ)) == crc
 
 
 def scan_plain(
@@ -48,7 +60,7 @@ cdef _scan(
     int64_t* totals, int64_t next_offset, int32_t leader_epoch, bint check_crc
 ):
     cdef const uint8_t* p
-    cdef int64_t count = 0, size, base
+    cdef int64_t count = 0, size, base, highest = INT64_MIN
     cdef int32_t epoch, delta, records
     cdef int16_t attributes
     cdef uint32_t crc
@@ -71,10 +83,8 @@ cdef _scan(
             break
         if (attributes & 7) == 0 and records > (size - BATCH_OVERHEAD) // 7:
             break
-        if check_crc:
-            covered = PyMemoryView_FromMemory(<char*>p + 21, size - 21, PyBUF_READ)
-            if <uint32_t>crc32c(covered) != crc:
-                break
+        if check_crc and not _is_right(p, size, crc):
+            break
         row = rows + count
         row[0] = position
         row[capacity] = base
@@ -89,6 +99,8 @@ cdef _scan(
         row[10 * capacity] = be_int16(p + 51)
         row[11 * capacity] = be_int32(p + 53)
         row[12 * capacity] = records
+        highest = max(highest, row[8 * capacity])
+        row[13 * capacity] = highest
         if base > next_offset:
             if totals[1] == 0:
                 totals[3] = count

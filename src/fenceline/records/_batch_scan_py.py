@@ -17,7 +17,7 @@ from fenceline.records.crc import crc32c
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-ABI: Final = 1
+ABI: Final = 2
 """Raised with every change of this interface, so that a stale build of the other twin is noticed."""
 
 COLUMNS: Final = (
@@ -34,14 +34,16 @@ COLUMNS: Final = (
     "producer_epoch",
     "base_sequence",
     "record_count",
+    "highest_timestamp",
 )
-"""Of a batch; all are int64."""
+"""Of a batch; all are int64. `highest_timestamp` is the highest of its own and of those before it in the same scan."""
 TOTALS: Final = ("records", "gaps", "missing_offsets", "first_gap_row", "holes", "control_batches")
 """Of a scan. A gap lies between two batches, a hole within one that has fewer records than offsets. `first_gap_row`
 is -1 when there is no gap."""
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _HIGHEST_OFFSET: Final = (1 << 63) - 2
+_LOWEST_TIMESTAMP: Final = -(1 << 63)
 _LAST_CODEC: Final = 4
 _CONTROL: Final = 0x20
 _MIN_RECORD_BYTES: Final = 7
@@ -66,6 +68,7 @@ def scan_plain(
     totals[:] = array("q", (0, 0, 0, -1, 0, 0))
     capacity = len(rows) // len(COLUMNS)
     count = 0
+    highest = _LOWEST_TIMESTAMP
     with memoryview(content) as view:
         while count < capacity and end - start >= BATCH_OVERHEAD:
             (
@@ -84,11 +87,12 @@ def scan_plain(
                 break
             if check_crc and crc32c(view[start + CRC_COVERS_FROM : start + size]) != crc:
                 break
+            highest = max(highest, max_timestamp)
             rows[count::capacity] = array(
                 "q",
                 (
                     position, base, base + delta, size, epoch, crc, attributes, base_timestamp, max_timestamp,
-                    producer_id, producer_epoch, base_sequence, records,
+                    producer_id, producer_epoch, base_sequence, records, highest,
                 ),
             )  # fmt: skip
             if base > next_offset:
