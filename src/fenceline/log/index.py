@@ -11,7 +11,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from itertools import pairwise
+from operator import le, lt
 from typing import Final, NamedTuple
 
 OFFSET_ENTRY_BYTES: Final = 8
@@ -164,7 +164,7 @@ class TimeIndex:
         if _LITTLE:
             index.timestamps.byteswap()
             index.offsets.byteswap()
-        ordered = all(a <= b for a, b in pairwise(index.offsets))
+        ordered = all(map(le, index.offsets, index.offsets[1:]))
         return index if ordered and _rises(index.timestamps) else None
 
 
@@ -200,4 +200,4 @@ def _without_zero_entries(content: bytes, entry_bytes: int) -> bytes:
 
 
 def _rises(values: array[int]) -> bool:
-    return all(a < b for a, b in pairwise(values))
+    return all(map(lt, values, values[1:]))

@@ -82,16 +82,14 @@ class IndexCheck:
         self._markers.add((producer_id, offset))
 
     def _see_positions(self, rows: Rows) -> None:
-        positions, entries = rows.column("position"), self._index.positions
-        bases = rows.column("base_offset")
-        end = rows.end_position
+        positions, bases, count = rows.column("position"), rows.column("base_offset"), rows.count
+        entries, offsets = self._index.positions, self._index.offsets
+        first, self._index_at = self._index_at, bisect_left(entries, rows.end_position, self._index_at)
         row = 0
-        while self._index_at < len(entries) and entries[self._index_at] < end:
-            at = self._index_at
-            self._index_at += 1
-            position, offset = entries[at], self._base_offset + self._index.offsets[at]
+        for at in range(first, self._index_at):
+            position, offset = entries[at], self._base_offset + offsets[at]
             row = bisect_left(positions, position, row)
-            if row == rows.count or positions[row] != position:
+            if row == count or positions[row] != position:
                 self._wrong_index(at, offset, f"leads to byte {position} of the log, where no batch begins")
             elif bases[row] > offset:
                 self._wrong_index(
