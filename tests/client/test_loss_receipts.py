@@ -12,6 +12,7 @@ import pytest
 from fenceline.client.consumer import Consumer
 from fenceline.client.errors import LogTruncationError
 from fenceline.client.loss_receipts import LossReceipt, parse_receipt
+from fenceline.errors import ErrorCode
 from fenceline.ids import LOSSES_TOPIC, encode_uuid
 from fenceline.losses.receipt import Cause, LossClass, Receipt, encode, identified
 from fenceline.records.build import build_batch
@@ -181,6 +182,17 @@ def test_the_error_does_not_wait_for_a_ledger_that_does_not_answer(cluster: Scri
         cluster.node_rule = None
         consumer.seek(tp, error.divergent_offset, error.divergent_epoch)
         assert read(consumer, 4) == new
+
+
+def test_a_ledger_without_a_leader_is_looked_at_often(cluster: ScriptedCluster) -> None:
+    """A cluster makes it at its first loss; the pauses of retries would take all the time."""
+    times = {"truncation.evidence.timeout.ms": 5_000, "retry.backoff.ms": 400, "retry.backoff.max.ms": 1_000}
+    consumer, _, _ = _cut_under(cluster, **times)
+    _publish(cluster, encode(_receipt()))
+    cluster.faults[ApiKey.LIST_OFFSETS] = [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 12
+    with consumer:
+        assert len(told(consumer).evidence) == 1
+    assert cluster.faults[ApiKey.LIST_OFFSETS] == []
 
 
 def test_no_look_up_is_made_where_none_is_wanted(cluster: ScriptedCluster) -> None:

@@ -230,10 +230,10 @@ class Cluster:
         return TimedOut(f"gave up after {deadline.timeout_ms:.0f} ms; the last trouble was: {trouble}")
 
     async def pause(self, deadline: Deadline) -> None:
-        """Wait before another attempt (`retry.backoff.*`), not beyond the deadline."""
+        """Wait before another attempt (`retry.backoff.*`), not beyond the deadline nor longer than it allows."""
         deadline.attempt += 1
         pause = backoff_ms(deadline.attempt, self.config["retry.backoff.ms"], self.config["retry.backoff.max.ms"])
-        await asyncio.sleep(min(pause, deadline.left_ms) / 1000)
+        await asyncio.sleep(min(pause, deadline.longest_pause_ms, deadline.left_ms) / 1000)
 
     # -- metadata
 

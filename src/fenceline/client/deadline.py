@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 
 
@@ -12,10 +13,14 @@ def backoff_ms(attempt: int, base_ms: int, max_ms: int) -> float:
 
 
 class Deadline:
-    """When a call's time is over. `trouble` keeps the last reason for a retry, for the final TimedOut."""
+    """When a call's time is over. `trouble` keeps the last reason for a retry, for the final TimedOut.
 
-    def __init__(self, timeout_ms: float) -> None:
+    `longest_pause_ms`: between attempts, for a call whose time is short beside `retry.backoff.*`.
+    """
+
+    def __init__(self, timeout_ms: float, *, longest_pause_ms: float = math.inf) -> None:
         self.timeout_ms = timeout_ms
+        self.longest_pause_ms = longest_pause_ms
         self._loop = asyncio.get_running_loop()
         self._end_s = self._loop.time() + timeout_ms / 1000
         self.trouble: BaseException | None = None

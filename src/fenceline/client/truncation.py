@@ -31,6 +31,8 @@ from fenceline.ids import TopicPartition
 
 _log = logging.getLogger("fenceline.client")
 _KEPT: Final = 1000
+_PAUSE_MS: Final = 50
+"""Between looks at a ledger that has no leader yet: at a cluster's first loss it is being made."""
 
 Choice = str | int | tuple[int, int] | None
 Decide = Callable[[LogTruncationError], Choice | Awaitable[Choice]]
@@ -109,7 +111,8 @@ class Truncations:
             return [()] * len(errors)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await find_receipts(self._cluster, self._config, errors, deadline=Deadline(timeout_ms))
+                deadline = Deadline(timeout_ms, longest_pause_ms=_PAUSE_MS)
+                return await find_receipts(self._cluster, self._config, errors, deadline=deadline)
         except (PeerError, OperatorError, TimeoutError) as trouble:
             _log.info("no loss receipts could be read: %s", trouble)
             return [()] * len(errors)
