@@ -8,7 +8,9 @@ crash:
 2. the table is made when it is missing (empty; a replay finds it), or given new columns (a replay finds them),
 3. files without stale rows are written beside those that have some (not in the table yet; a replay writes others),
 4. one log entry takes the old files out, and adds these, the batch's files and the transaction id together, or nothing,
-5. Spark notes the batch as committed; when that is lost, the replay sees 4 and adds nothing.
+5. Spark notes the batch as committed; when that is lost, the replay sees 4 and adds nothing. Where the table is
+   compared with the log, it adds what 4 did not: the log may have been cut when the batch was read first, and be
+   again what it was when the batch was planned (decision 016).
 
 delta-rs takes an older transaction version without a word, so the comparison is made here; a second driver of the
 same query that is between comparison and commit fails in delta-rs, because the table's log moved under the same
@@ -36,6 +38,7 @@ from pyspark_fenceline.delta_index import LOG_COLUMNS, PARTITION, TOPIC, missing
 from pyspark_fenceline.delta_options import AppTransaction, DeltaOptions
 from pyspark_fenceline.delta_schema import delta_schema, fit, new_columns, new_shape
 from pyspark_fenceline.delta_state import KEY
+from pyspark_fenceline.delta_table_files import table_files
 from pyspark_fenceline.log_matching import LogView
 from pyspark_fenceline.patience import with_retries
 
@@ -102,7 +105,8 @@ def commit_files(
     opened: DeltaTable | None = None,
     query_id: str | None = None,
 ) -> bool:
-    """Add `files` in one transaction. False when `transaction` was committed before; its new files are removed then.
+    """Add `files` in one transaction. False when `transaction` was committed before; its new files are removed then,
+    but for rows that are missing from a table that is compared with the log.
 
     `overwrite` replaces all rows. With `evidence` the table's stale rows are taken out in the same transaction, and
     rows that it has are not added again. `opened`: the table as it was a moment ago, to be tried first. `query_id`: of
@@ -118,7 +122,9 @@ def commit_files(
     for attempt in range(attempts):
         table = (opened if attempt == 0 else None) or open_table(options) or _create(options, schema)
         shape = fit(table, schema, options.partition_by, options.path, may_grow=options.merge_schema)
-        if transaction is not None and _is_done(table, transaction):
+        newest = -1 if transaction is None else _newest_batch(table, transaction.app_id)
+        is_replay = transaction is not None and newest == transaction.version
+        if transaction is not None and newest >= transaction.version and not (is_replay and is_exact):
             _log.warning(
                 "batch %d of %s is in the table already; nothing is added", transaction.version, transaction.app_id
             )
@@ -128,6 +134,10 @@ def commit_files(
             return False
         if not files and not overwrite and not is_exact:
             return True
+        if is_replay and attempt > 0:
+            # An own attempt may have landed and still have reported a failure: these stay.
+            landed = {os.path.basename(file.path) for file in table_files(table)}
+            files = [file for file in files if os.path.basename(file.path) not in landed]
         for file in files:
             if tuple(file.partition_values) != shape.partition_by:
                 raise OperatorError(
@@ -147,7 +157,7 @@ def commit_files(
             if is_exact:
                 time.sleep(random.random() * min(_LONGEST_PAUSE_S, 0.01 * 2**attempt))
             continue
-        return True
+        return not is_replay
     raise OperatorError(
         f"The Delta table at {options.path} is written by others all the time: {attempts} commits failed",
         "Check that no second run of this query is active.",
@@ -244,9 +254,10 @@ def _grow(options: DeltaOptions, table: DeltaTable, schema: StructType) -> Delta
     return grown
 
 
-def _is_done(table: DeltaTable, transaction: AppTransaction) -> bool:
-    latest = table.transaction_version(transaction.app_id)
-    return latest is not None and latest >= transaction.version
+def _newest_batch(table: DeltaTable, app_id: str) -> int:
+    """That the table has of this application; -1 for none."""
+    newest = table.transaction_version(app_id)
+    return -1 if newest is None else newest
 
 
 def _create(options: DeltaOptions, schema: StructType) -> DeltaTable:
