@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
 
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
@@ -454,51 +453,6 @@ def test_a_table_that_was_opened_before_another_commit_is_opened_again(
         opened=opened,
     )
     assert table_rows(options) == records(cluster, 0, 8)
-
-
-def test_a_replay_adds_what_the_log_did_not_hold_when_the_batch_was_read_first(
-    cluster: FakeCluster, options: DeltaOptions
-) -> None:
-    """Two unclean elections, one before the batch is read, one before its replay: the log is again what it was when
-    the batch was planned, and nobody reads these offsets once more."""
-    log = cluster.log("t")
-    log.append(10)
-    planned = list(log.epochs)
-    write(options, 0, records(cluster, 0, 4))
-    log.elect(2, keep=6)
-    assert write(options, 1, records(cluster, 4, 6))
-    log.epochs = planned
-    log.elect(3)
-    assert not write(options, 1, records(cluster, 4, 10))
-    assert table_rows(options) == log_rows(cluster)
-    table = open_table(options)
-    assert table is not None
-    version = table.version()
-    assert not write(options, 1, records(cluster, 4, 10))
-    again = open_table(options)
-    assert again is not None
-    assert again.version() == version
-    assert files_on_disk(options) == {Path(file.path).name for file in table_files(again)}
-
-
-def test_a_replay_whose_own_commit_landed_unheard_keeps_its_files(
-    cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = cluster.log("t")
-    log.append(10)
-    write(options, 0, [])
-    real = delta_commit.commit_entry
-    failures = [CommitFailedError("landed all the same")]
-
-    def landed_unheard(*positional: Any, **named: Any) -> None:
-        real(*positional, **named)
-        if failures:
-            raise failures.pop()
-
-    monkeypatch.setattr(delta_commit, "commit_entry", landed_unheard)
-    assert not write(options, 0, records(cluster, 0, 10))
-    assert table_rows(options) == log_rows(cluster)
-    assert not failures
 
 
 def test_new_columns_are_added_when_asked_for(cluster: FakeCluster, tmp_path: Path) -> None:

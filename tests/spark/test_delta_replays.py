@@ -1,0 +1,72 @@
+"""A batch that Spark runs again may read more than the first time: the number in the table is not its content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake.exceptions import CommitFailedError
+
+from pyspark_fenceline import delta_commit
+from pyspark_fenceline.delta_commit import open_table
+from pyspark_fenceline.delta_options import DeltaOptions, delta_options
+from pyspark_fenceline.delta_table_files import table_files
+from tests.spark.fakes import FakeCluster, in_place_of_brokers
+from tests.spark.test_delta_exact import files_on_disk, log_rows, records, table_rows, write
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    return in_place_of_brokers(monkeypatch, t=2)
+
+
+@pytest.fixture(params=[None, ""], ids=["by partition", "flat"])
+def options(tmp_path: Path, request: pytest.FixtureRequest) -> DeltaOptions:
+    given = {"path": str(tmp_path / "table"), "kafka.bootstrap.servers": "fake"}
+    return delta_options(given if request.param is None else {**given, "partitionBy": request.param})
+
+
+def test_a_replay_adds_what_the_log_did_not_hold_when_the_batch_was_read_first(
+    cluster: FakeCluster, options: DeltaOptions
+) -> None:
+    """Two unclean elections, one before the batch is read, one before its replay: the log is again what it was when
+    the batch was planned, and nobody reads these offsets once more."""
+    log = cluster.log("t")
+    log.append(10)
+    planned = list(log.epochs)
+    write(options, 0, records(cluster, 0, 4))
+    log.elect(2, keep=6)
+    assert write(options, 1, records(cluster, 4, 6))
+    log.epochs = planned
+    log.elect(3)
+    assert not write(options, 1, records(cluster, 4, 10))
+    assert table_rows(options) == log_rows(cluster)
+    table = open_table(options)
+    assert table is not None
+    version = table.version()
+    assert not write(options, 1, records(cluster, 4, 10))
+    again = open_table(options)
+    assert again is not None
+    assert again.version() == version
+    assert files_on_disk(options) == {Path(file.path).name for file in table_files(again)}
+
+
+def test_a_replay_whose_own_commit_landed_unheard_keeps_its_files(
+    cluster: FakeCluster, options: DeltaOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = cluster.log("t")
+    log.append(10)
+    write(options, 0, [])
+    real = delta_commit.commit_entry
+    failures = [CommitFailedError("landed all the same")]
+
+    def landed_unheard(*positional: Any, **named: Any) -> None:
+        real(*positional, **named)
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(delta_commit, "commit_entry", landed_unheard)
+    assert not write(options, 0, records(cluster, 0, 10))
+    assert table_rows(options) == log_rows(cluster)
+    assert not failures
