@@ -105,11 +105,12 @@ def _shown(session: Session, pairs: Iterable[tuple[bytes | None, bytes | None]])
 
 
 def _in_one_order(shown: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Members that go together: Kafka's order is that of a hash table, ours that of their ids, which chance gives."""
+    """Members that go together, and the targets of one assignment: Kafka's order is that of a hash table, ours that of
+    their ids, which chance gives."""
     ordered: list[tuple[str, Any]] = []
-    for (_, goes), some in groupby(shown, key=lambda each: (each[0], each[1]["value"] is None)):
+    for (kind, goes), some in groupby(shown, key=lambda each: (each[0], each[1]["value"] is None)):
         together = list(some)
-        if goes:
+        if goes or kind == consumer.TargetStored.__name__:
             together.sort(key=lambda each: each[1].get("member_id", ""))
         ordered += together
     return ordered
