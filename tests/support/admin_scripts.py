@@ -173,7 +173,7 @@ def _is_ours(row: Any) -> bool:
     if not isinstance(row, dict):
         return True
     name = row.get("resource_name", row.get("name"))
-    named = "is_internal" in row or row.get("resource_type") in (TOPIC, CLIENT_METRICS, GROUP)
+    named = "partitions" in row or row.get("resource_type") in (TOPIC, CLIENT_METRICS, GROUP)
     return not named or str(name).startswith("adm")
 
 
