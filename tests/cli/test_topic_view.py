@@ -110,13 +110,17 @@ def test_a_broker_is_killed() -> None:
         assert [row["high_watermark"] for row in found] == [0, 0, 0]
         assert all(row["log_end_offsets"] == {"1": 0, "2": 0, "3": 0} for row in found)
         cluster.kill(3)
-        eventually(
-            lambda: {row["state"] for row in rows(cluster)} == {"under-replicated"}, "the broker's replicas are missed"
-        )
-        assert all(row["lag"].get("3", 0) is None for row in rows(cluster))
-        shown = run(cluster, "topics", "describe", "t")
-        assert "of 3 partitions 3 under-replicated" in shown
-        assert "3: ?" in shown
+
+        # Sessions are short: on a busy machine one that lives may be missed for a moment, between any two looks.
+        def is_missed() -> bool:
+            return all(row["state"] == "under-replicated" and row["lag"].get("3", 0) is None for row in rows(cluster))
+
+        def is_told() -> bool:
+            shown = run(cluster, "topics", "describe", "t")
+            return "of 3 partitions 3 under-replicated" in shown and "3: ?" in shown
+
+        eventually(is_missed, "the broker's replicas are missed")
+        eventually(is_told, "the table says so")
 
 
 def test_a_command_that_waited_for_a_leader_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:

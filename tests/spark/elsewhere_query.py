@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from fenceline.demo.pipeline import LATE_WORKER
 from tests.spark.sessions import CONNECT, session
 
 CUT: Final = "cut"
@@ -47,7 +48,7 @@ def ended(writer: Any, folder: str, name: str) -> Any:
             query = writer.start()
             query.awaitTermination()
         except Exception as error:
-            if is_last or "Python worker failed to connect back" not in str(error):
+            if is_last or LATE_WORKER not in str(error):
                 raise
         else:
             break

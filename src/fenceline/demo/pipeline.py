@@ -7,7 +7,7 @@ jars are given; what ends it is told and ends nothing else.
 
 A query keeps its own checkpoint, so it can be stopped and started again anywhere. What Java prints goes to a file: a
 query that is stopped on purpose has tasks that are killed, and Spark logs those as errors. What ends the stream is
-raised by `check`.
+raised by `keep_running`, but for a worker that was late: the stream is started again then.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ _OTHER_SPARKS: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_REMOTE", "PYSPARK
 """Variables that would lead to another Spark, or another set-up, than the one that is installed with the package."""
 _FRESH: Final = {"kafka.metadata.max.age.ms": "1000"}
 """For both sources: a new leader is known within a second, and not only when the old one stays silent for long."""
+
+LATE_WORKER: Final = "Python worker failed to connect back"
+"""In Spark's error when a query's Python worker was not up within ten seconds, as on a machine that is busy. Spark has
+no setting for them."""
+_MOST_RESTARTS: Final = 5
 
 _CONNECTOR_ROWS: Final = "partition int, offset long, value binary"
 
@@ -84,6 +89,7 @@ class Pipeline:
         self._session: SparkSession | None = None
         self._stream: StreamingQuery | None = None
         self._connector: StreamingQuery | None = None
+        self._restarts = 0
 
     def __enter__(self) -> Pipeline:
         from pyspark import SparkConf, SparkContext, java_gateway
@@ -186,8 +192,11 @@ class Pipeline:
             .load()
         )
 
-    def check(self) -> None:
-        """Raises `OperatorError` with what ended the stream, if it has ended."""
+    def keep_running(self) -> bool:
+        """Start the queries again when the stream has ended because a worker was late; whether that was so.
+
+        Raises `OperatorError` with whatever else ended it, and when workers are late again and again.
+        """
         assert self._java is not None, "used outside of the context"
         if self._java.poll() is not None:
             raise OperatorError(
@@ -195,11 +204,17 @@ class Pipeline:
                 f"What it printed is in {self.log_file}",
             )
         failure = self._stream.exception() if self._stream is not None else None
-        if failure is not None:
-            raise OperatorError(
-                f"The raw stream has ended: {str(failure).splitlines()[0]}",
-                f"Spark's log has the whole story: {self.log_file}",
-            ) from failure
+        if failure is None:
+            return False
+        if LATE_WORKER in str(failure) and self._restarts < _MOST_RESTARTS:
+            self._restarts += 1
+            self.stop()
+            self.start()
+            return True
+        raise OperatorError(
+            f"The raw stream has ended: {str(failure).splitlines()[0]}",
+            f"Spark's log has the whole story: {self.log_file}",
+        ) from failure
 
     def stop(self) -> None:
         """Stop the queries; what they have not committed is read again after the next start."""
