@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from fenceline.log.disk import Disk
 from fenceline.metadata.image import EMPTY_IMAGE
 from fenceline.node import snapshot_files
@@ -28,6 +30,8 @@ from .snapshot_directory import (
     image_after,
     snapshot_of,
 )
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def _reopened(disk: SimDisk) -> MetadataLog:

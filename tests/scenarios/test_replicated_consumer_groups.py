@@ -46,29 +46,37 @@ class Successors:
         self._killed = killed
         self._asked = port_of(cluster, 1 + killed % 3)
 
+    def port(self) -> int:
+        """Where it is now."""
+
+        def another() -> int | None:
+            found = coordinator_of(self._asked, self._group)
+            return found if found != self._killed else None
+
+        return port_of(self._cluster, eventually(another, "another one coordinates", wait_s=120))
+
     def tell(self, ask: Callable[[RawConnection], _T]) -> _T:
         """The answer to this, the first that is not one of a coordinator that loads or that is none any more: on a busy
         machine it may move again, as sessions are short."""
 
         def answer() -> tuple[_T] | None:
-            node = coordinator_of(self._asked, self._group)
-            if node in (None, self._killed):
-                return None
-            with RawConnection(port_of(self._cluster, node)) as connection:
+            with RawConnection(self.port()) as connection:
                 found = ask(connection)
             return None if isinstance(found, ErrorCode) and found in NOT_NOW else (found,)
 
-        return eventually(answer, "another one coordinates", wait_s=120)[0]
+        return eventually(answer, "it has loaded", wait_s=120)[0]
 
 
 @contextmanager
 def killed_coordinator(cluster: LocalCluster, group: str) -> Iterator[Successors]:
-    """It is killed, and started again at the end."""
+    """It is killed, and another one takes its place; it is started again at the end."""
     eventually(lambda: all_in_sync(cluster.bootstrap, CONSUMER_OFFSETS_TOPIC), "all are in sync", wait_s=120)
     killed = eventually(lambda: coordinator_of(port_of(cluster, 1), group), "there is a coordinator")
     cluster.kill(killed)
     try:
-        yield Successors(cluster, group, killed)
+        successors = Successors(cluster, group, killed)
+        successors.port()
+        yield successors
     finally:
         cluster.restart(killed)
 
