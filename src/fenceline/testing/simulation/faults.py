@@ -13,6 +13,7 @@ from typing import Final
 
 from fenceline.testing.sim_disk import Call
 from fenceline.testing.simulation.brokers_node import DATA_PORT, QUORUM_PORT
+from fenceline.testing.simulation.operations import Fault
 from fenceline.testing.simulation.world import Process, World
 
 _SLOW: Final = 100.0
@@ -85,8 +86,9 @@ class Faults:
         if not process.is_up and process.must_run and not self._is_under(process, "down"):
             self._spell(process, "down", self._options.down_s * self._rng.uniform(0.2, 2), process.start)
 
-    def _count(self, kind: str) -> None:
-        self.struck[kind] = self.struck.get(kind, 0) + 1
+    def _count(self, kind: Fault) -> None:
+        self.struck[kind.value] = self.struck.get(kind.value, 0) + 1
+        self._world.coverage.fault(kind)
 
     def _spell(self, process: Process, kind: str, lasts_s: float, end: Callable[[], None]) -> None:
         """Something that lasts. `end` runs once."""
@@ -115,19 +117,19 @@ class Faults:
         process = self._someone()
         if process is not None:
             power_lost = self._rng.random() < self._options.power_chance
-            self._count("power loss" if power_lost else "kill")
+            self._count(Fault.POWER_LOSS if power_lost else Fault.KILL)
             process.kill(power_lost=power_lost)
 
     def _stop(self) -> None:
         process = self._someone()
         if process is not None:
-            self._count("stop")
+            self._count(Fault.STOP)
             process.request_stop()
 
     def _pause(self) -> None:
         process = self._someone()
         if process is not None and not self._is_under(process, "pause"):
-            self._count("pause")
+            self._count(Fault.PAUSE)
             process.pause()
             self._spell(process, "pause", self._options.paused_s * self._rng.uniform(0.1, 2), process.resume)
 
@@ -136,7 +138,7 @@ class Faults:
         world, rng = self._world, self._rng
         nodes = sorted(world.processes)
         one_way = rng.random() < self._options.one_way_chance
-        self._count("one-way partition" if one_way else "partition")
+        self._count(Fault.ONE_WAY_PARTITION if one_way else Fault.PARTITION)
         if one_way:
             source = rng.choice(nodes)
             cut = [(source, other) for other in nodes if other != source and rng.random() < 0.7]
@@ -159,13 +161,13 @@ class Faults:
     def _drop(self) -> None:
         process = self._someone()
         if process is not None:
-            self._count("dropped connections")
+            self._count(Fault.DROPPED_CONNECTIONS)
             self._world.network.drop_connections(process.node_id)
 
     def _slow_disk(self) -> None:
         process = self._someone()
         if process is not None and not self._is_under(process, "slow disk"):
-            self._count("slow disk")
+            self._count(Fault.SLOW_DISK)
             process.tell("disk is slow")
             process.slowness = _SLOW
 
@@ -178,7 +180,7 @@ class Faults:
         """Room for a few bytes more, or for none."""
         process = self._someone()
         if process is not None and not self._is_under(process, "full disk"):
-            self._count("full disk")
+            self._count(Fault.FULL_DISK)
             room = self._rng.choice((0, 0, 10, 200, 3000))
             process.tell(f"disk has room for {room} bytes")
             process.excuse("full disk")
@@ -194,7 +196,7 @@ class Faults:
         """One kind of call fails for a while, perhaps only on one kind of file."""
         process = self._someone()
         if process is not None and not self._is_under(process, "failing disk"):
-            self._count("failing disk")
+            self._count(Fault.FAILING_DISK)
             call = self._rng.choice(_FAILING)
             suffix = self._rng.choice(("", ".log", ".part", ".checkpoint", "quorum-state.tmp"))
             name = self._rng.choice(("EIO", "EMFILE")) if call == "open" else "EIO"
@@ -215,7 +217,7 @@ class Faults:
         """Reads of one machine give wrong bits now and then, also to the next lives."""
         process = self._someone()
         if process is not None and not self._is_under(process, "wrong bits"):
-            self._count("wrong bits")
+            self._count(Fault.WRONG_BITS)
             process.excuse("wrong bits")
             process.flip_chance = process.files.flip_chance = self._rng.choice((0.01, 0.3))
 
@@ -229,7 +231,7 @@ class Faults:
     def _jump(self) -> None:
         process = self._rng.choice(list(self._world.processes.values()))
         by_ms = self._rng.choice((-1, 1)) * self._rng.choice((10, 1000, 86_400_000))
-        self._count("clock jump")
+        self._count(Fault.CLOCK_JUMP)
         process.tell(f"wall clock jumps by {by_ms} ms")
         process.clock.jump(by_ms)
 
@@ -241,7 +243,7 @@ class Faults:
         sources = [rng.choice(nodes)] if rng.random() < 0.7 else nodes
         destinations = [rng.choice(nodes)] if rng.random() < 0.6 else nodes
         ports = rng.choice(((DATA_PORT,), (DATA_PORT,), (QUORUM_PORT,), (DATA_PORT, QUORUM_PORT)))
-        self._count("lag")
+        self._count(Fault.LAG)
         self._hears_late(sources, destinations, ports, rng.uniform(0.05, 1.3), rng.uniform(0.3, 2.5))
 
     def _return(self) -> None:
@@ -253,7 +255,7 @@ class Faults:
         process = self._returning
         if not process.is_up or process.is_paused:
             return
-        self._count("quick return")
+        self._count(Fault.QUICK_RETURN)
         others = [node for node in nodes if node != process.node_id]
         lasts_s = rng.uniform(0.3, 1.2)
         self._hears_late(others, [process.node_id], (DATA_PORT,), rng.uniform(0.2, 0.9), lasts_s)
@@ -270,7 +272,7 @@ class Faults:
         behind, alone = (world.processes[node] for node in rng.sample(nodes, 2))
         if any(self._is_under(each, "stranded") for each in world.processes.values()) or not behind.is_up:
             return
-        self._count("stranded")
+        self._count(Fault.STRANDED)
         behind.kill(power_lost=False)
         if not self._is_under(behind, "down"):
             self._spell(behind, "down", rng.uniform(0.2, 0.8), behind.start)

@@ -21,6 +21,7 @@ from fenceline.testing.simulation.clock import NodeClock
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.loop import SimLoop
 from fenceline.testing.simulation.network import Handler, Network, Taker, Weather
+from fenceline.testing.simulation.operations import Fault, NoRecorder, Recorder
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.scheduler import RUNNING, Scheduler, SimulationError
 from fenceline.testing.simulation.trace import Trace
@@ -161,7 +162,7 @@ class Process:
             base_s=self.clock.base_s,
             owner=self,
         )
-        disk = self._life_disk = LifeDisk(self.disk, self.rng, tell=self.tell, die=lambda: self.kill(power_lost=True))
+        disk = self._life_disk = LifeDisk(self.disk, self.rng, tell=self.tell, die=self._torn)
         disk.flip_chance = self.flip_chance
         self.excuses = {"wrong bits"} if self.flip_chance else set()
         self.excuses |= world.standing_excuses(self)
@@ -201,6 +202,10 @@ class Process:
             return
         self.tell("loses power" if power_lost else "is killed")
         self._ended(power_lost=power_lost)
+
+    def _torn(self) -> None:
+        self.world.coverage.fault(Fault.TORN_WRITE)
+        self.kill(power_lost=True)
 
     def _ended(self, *, power_lost: bool) -> None:
         loop, disk = self.loop, self._life_disk
@@ -261,6 +266,7 @@ class World:
         )
         self.processes: dict[int, Process] = {}
         self.faults_strike = True
+        self.coverage: Recorder = NoRecorder()
         self.buried: list[SimLoop] = []
         self.on_end: list[Callable[[Process], None]] = []
         self.standing_excuses: Callable[[Process], set[str]] = lambda process: set()
