@@ -68,6 +68,10 @@ class GroupCoordinator:
     def active_partitions(self) -> frozenset[int]:
         return frozenset(self._active)
 
+    @property
+    def loading_partitions(self) -> frozenset[int]:
+        return frozenset(self._loading)
+
     def begin_load(self, partition: int, epoch: int, now: Now) -> tuple[Shard | None, list[Duty]]:
         """This broker leads the partition from `epoch` on. Returns the shard to replay into; None for an old epoch."""
         for known in (self._active.get(partition), self._loading.get(partition)):

@@ -182,6 +182,11 @@ class ControllerDriver:
         """None before the node runs."""
         return self._snapshots
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether more is committed than the image has."""
+        return self._loader.is_behind
+
     def wall_time_ms(self, monotonic_ms: int) -> int:
         """The time of day at a moment of the monotonic clock."""
         return self._clock.now_ms() - (self._clock.monotonic_ms() - monotonic_ms)

@@ -130,6 +130,14 @@ class LeaderLink:
         here = [state.phase for state in list(self.fetcher.states.values())]
         return here + [phase for far in self._far for phase in far.phases()]
 
+    def phase_of(self, key: tuple[bytes, int]) -> Phase | None:
+        """Of the partition with this topic id and index; None where it is not followed here."""
+        for link in (self, *self._far):
+            state = link.fetcher.states.get(key)
+            if state is not None:
+                return state.phase
+        return None
+
     def interrupt(self) -> None:
         """Do not wait for the answer that is out: there is something new to ask for."""
         self._news.set()

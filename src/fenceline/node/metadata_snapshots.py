@@ -112,6 +112,11 @@ class Snapshots:
         self.failed_count = 0
         """Snapshots that could not be written (G32)."""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether one is being written."""
+        return self._running is not None
+
     def replayed(self, log_record_count: int, current: Callable[[], MetadataImage], quorum: Quorum) -> None:
         """The node has started and had to read this many records from the log. `current` gives the committed image."""
         self._quorum = quorum

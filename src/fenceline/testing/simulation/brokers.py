@@ -15,6 +15,8 @@ from fenceline.testing.simulation.brokers_admin import Admin
 from fenceline.testing.simulation.brokers_clients import Client, Consumer, Producer
 from fenceline.testing.simulation.brokers_node import SimBroker, config_of, format_node
 from fenceline.testing.simulation.checks import Invariants
+from fenceline.testing.simulation.coverage import State
+from fenceline.testing.simulation.coverage_states import DOWN, states_of
 from fenceline.testing.simulation.data_checks import DataChecks
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.profiles import draw
@@ -36,6 +38,8 @@ class Story:
         self.checks = DataChecks()
         self._controllers = tuple(range(1, world.options.controllers + 1))
         self._configs: dict[int, NodeConfig] = {}
+        self._brokers: dict[int, SimBroker] = {}
+        """By node, its newest life."""
         self._clients: list[Client] = []
         self._cut_crashes = world.rng("crashes in cuts")
 
@@ -52,6 +56,7 @@ class Story:
         world, options = self._world, self._world.options
         world.scheduler.watcher = self._look
         world.on_end.append(self.checks.ended)
+        world.coverage.sample = self._sample
         if options.crash_s and options.power_chance:
             self.checks.on_cut = self._crash_in_cut
         for node_id in _NODES:
@@ -70,11 +75,20 @@ class Story:
         if self._world.faults_strike and self._cut_crashes.random() < 0.3:
             process.files.crash_after(self._cut_crashes.randrange(_CALLS_OF_A_CUT))
 
+    def _sample(self, node_id: int | None, topic: str | None) -> set[State]:
+        nodes = self._world.processes
+        found: set[State] = set()
+        for each in nodes.values() if node_id is None else (nodes[node_id],):
+            broker = self._brokers.get(each.node_id)
+            found |= states_of(broker, topic) if each.is_up and broker is not None else {DOWN}
+        return found
+
     def _look(self, process: Process) -> None:
         self.checks.look(process)
 
     async def _body(self, process: Process) -> None:
         broker = SimBroker(process, self._configs[process.node_id], self._sockets)
+        self._brokers[process.node_id] = broker
         self.checks.begins(process, broker)
         await broker.live()
 
@@ -100,4 +114,5 @@ class Story:
         self.checks.forget()
         self._sockets.forget()
         self._clients.clear()
+        self._brokers.clear()
         return seen

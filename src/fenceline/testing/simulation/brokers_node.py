@@ -120,6 +120,11 @@ class SimBroker(Broker):
         """Whether its image can be asked for, and its partitions."""
         return "controller" in self._started
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether its logs are recovered and its coordinators load."""
+        return "maintenance" in self._started
+
     async def live(self) -> None:
         """From start to stop, as `fenceline start`. Raises what ends a node."""
         stopping = self.process.stopping

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from fenceline.testing.simulation import brokers, controller_of_one, controllers, quorum_cluster
 from fenceline.testing.simulation.checks import Invariants
+from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.faults import Faults
 from fenceline.testing.simulation.options import Options, draw_faults
 from fenceline.testing.simulation.scheduler import SimulationError
@@ -82,6 +83,8 @@ class Outcome:
     cpu_s: float = 0.0
     struck: dict[str, int] = field(default_factory=dict)
     last_lines: list[str] = field(default_factory=list)
+    triples: dict[Triple, int] = field(default_factory=dict)
+    """How often each was met (`coverage`)."""
 
     def report(self) -> str:
         """For a person: what broke, and how to see it again."""
@@ -147,6 +150,7 @@ def _played(seed: int, story: str, overrides: Mapping[str, str], sink: Callable[
         with LogSink(world):
             world.close()
     outcome.digest = world.trace.digest
+    outcome.triples = world.coverage.counts
     outcome.events = world.trace.count
     outcome.steps = world.scheduler.steps
     outcome.virtual_s = world.scheduler.now_s

@@ -18,6 +18,7 @@ from fenceline.metadata.image import MetadataImage
 from fenceline.node import logs
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.clock import NodeClock
+from fenceline.testing.simulation.coverage import Coverage
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.loop import SimLoop
 from fenceline.testing.simulation.network import Handler, Network, Taker, Weather
@@ -264,6 +265,7 @@ class World:
                 duplicate_chance=options.duplicate_chance,
             ),
         )
+        self.coverage = Coverage(lambda: self.scheduler.now_s)
         self.processes: dict[int, Process] = {}
         self.faults_strike = True
         self.coverage: Recorder = NoRecorder()
@@ -305,6 +307,7 @@ class World:
         for loop in [*self.buried, self.loop]:
             loop.bury()
         self.buried.clear()
+        self.coverage.forget()
         self.scheduler.forget()
         self.network.forget_all()
         self.processes.clear()

@@ -1,0 +1,122 @@
+"""What a simulated story has met: triples of a room's state, an operation and a fault, counted.
+
+Owns when an operation, a fault and a state count as simultaneous. Only observes: draws nothing, traces nothing, changes
+no object of the story, so that a seed has the same hash with and without it. What the states of a node are is
+`coverage_states`' work; which operations and faults there are is the story's.
+
+How it works: an operation is in progress from when it is reported until `WINDOW_S` later, a fault is active from when it
+strikes until `WINDOW_S` after it ended. `operation`, `fault` and `state` combine what they report with what is in
+progress and active at that moment. The states are those of the node that the fault strikes (of all nodes where it
+strikes the network or the whole cluster) and, of its logs, those of the topic that the operation names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, TypeVar
+
+_Key = TypeVar("_Key")
+
+WINDOW_S: Final = 0.5
+"""Virtual seconds."""
+
+ROOMS: Final = ("log", "replica", "quorum", "controller", "groups", "losses", "metadata")
+
+
+class State(NamedTuple):
+    """A label of `STATES` for what a room of some node is at."""
+
+    room: str
+    label: str
+
+
+class Triple(NamedTuple):
+    """One corner: the room was in this state while the operation was in progress and the fault active."""
+
+    room: str
+    state: str
+    operation: str
+    fault: str
+
+    def __str__(self) -> str:
+        return f"{self.room} {self.state}, {self.operation}, {self.fault}"
+
+    @classmethod
+    def parse(cls, text: str) -> Triple:
+        """The inverse of `str`. Raises ValueError for anything else."""
+        place, operation, fault = text.split(", ")
+        room, state = place.split(" ")
+        return cls(room, state, operation, fault)
+
+
+Sampler = Callable[[int | None, str | None], Iterable[State]]
+"""The states of a node (None: of all), of the logs of one topic (None: of all)."""
+
+
+def _nothing(node_id: int | None, topic: str | None) -> Iterable[State]:
+    return ()
+
+
+class Coverage:
+    """Of one story. `sample` is given once the story has nodes; without it nothing is counted."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        """`now_s`: the story's virtual clock, in seconds."""
+        self._now_s = now_s
+        self.sample: Sampler = _nothing
+        self.counts: dict[Triple, int] = {}
+        self._operations: dict[tuple[str, str | None], float] = {}
+        """By name and topic: in progress until this moment."""
+        self._faults: dict[tuple[str, int | None], float] = {}
+        """By name and node: active until this moment."""
+
+    def forget(self) -> None:
+        """The story has ended: keep the counts only."""
+        self.sample = _nothing
+
+    def operation(self, name: str, topic: str | None = None) -> None:
+        """A client or operator sends this request now. `topic`: the one that it names, None for the whole cluster."""
+        if self.sample is _nothing:
+            return
+        now_s = self._now_s()
+        self._operations[name, topic] = now_s + WINDOW_S
+        for fault, node_id in _alive(self._faults, now_s):
+            self._count(self.sample(node_id, topic), name, fault)
+
+    def fault(self, name: str, node_id: int | None = None, lasts_s: float = 0.0) -> None:
+        """This fault strikes now, and ends after `lasts_s` by itself. To be called before the fault takes effect.
+        `node_id`: the node that it strikes, None where it strikes the network or the whole cluster."""
+        if self.sample is _nothing:
+            return
+        now_s = self._now_s()
+        key, until_s = (name, node_id), now_s + lasts_s + WINDOW_S
+        self._faults[key] = max(until_s, self._faults.get(key, 0.0))
+        for operation, topic in _alive(self._operations, now_s):
+            self._count(self.sample(node_id, topic), operation, name)
+
+    def state(self, node_id: int, state: State, topic: str | None = None) -> None:
+        """A node enters a state that may be over before the next operation. `topic`: the log's, None for the node."""
+        if self.sample is _nothing:
+            return
+        now_s = self._now_s()
+        faults = [name for name, struck in _alive(self._faults, now_s) if struck is None or struck == node_id]
+        if not faults:
+            return
+        for operation, named in _alive(self._operations, now_s):
+            if topic is None or named is None or named == topic:
+                for fault in faults:
+                    self._count((state,), operation, fault)
+
+    def _count(self, states: Iterable[State], operation: str, fault: str) -> None:
+        counts = self.counts
+        for room, label in states:
+            triple = Triple(room, label, operation, fault)
+            counts[triple] = counts.get(triple, 0) + 1
+
+
+def _alive(until_s: dict[_Key, float], now_s: float) -> list[_Key]:
+    """What has not ended yet; what has is forgotten."""
+    ended = [key for key, end_s in until_s.items() if end_s < now_s]
+    for key in ended:
+        del until_s[key]
+    return list(until_s)

@@ -1,0 +1,146 @@
+"""The states of a simulated broker's rooms, as labels for `coverage`.
+
+Owns the list of labels and how each is read off a running node. Only reads. A room can be in several states at once: a
+log is rebased and dirty; of several logs each has its own.
+
+| room | labels |
+|---|---|
+| log | `empty` (no record), `clean` and `dirty` (all, not all of it is known to be on the disk), `rebased` (its start is not 0), `rolled` (several segments), `cutting`, `compacting`, `moving` (between directories) |
+| replica | `leader`, `alone` (a leader that is the only member of the in-sync set), `expanding` and `shrinking` (its proposal is on its way), `recovering` (after an unclean election), `follower` (in sync), `joining` (a follower out of sync), `looking` (asks for an end, an epoch), `waiting` (backs off), `offline`, `down` (its process) |
+| quorum | the role: `leader`, `follower`, `candidate`, `prospective`, `unattached`, `resigned`; `observer` outside the voter set |
+| controller | `active`, `loading` (leads, has not applied its log), `deciding` (active, records on their way), `standby` |
+| groups | `loading`, `idle` (coordinates no group), `coordinating` |
+| losses | `none`, `undelivered` (receipts that the ledger lacks) |
+| metadata | `starting` (the node does not serve yet), `current`, `behind` (committed records not applied), `snapshotting`, `fenced` (its image says so) |
+"""  # noqa: E501 - a table
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from fenceline.quorum.roles import Leader
+from fenceline.replica.follower import Phase
+from fenceline.testing.simulation.coverage import State
+
+if TYPE_CHECKING:
+    from fenceline.node.replica import Replica
+    from fenceline.testing.simulation.brokers_node import SimBroker
+
+STATES: Final[Mapping[str, tuple[str, ...]]] = {
+    "log": ("empty", "clean", "dirty", "rebased", "rolled", "cutting", "compacting", "moving"),
+    "replica": (
+        "leader",
+        "alone",
+        "expanding",
+        "shrinking",
+        "recovering",
+        "follower",
+        "joining",
+        "looking",
+        "waiting",
+        "offline",
+        "down",
+    ),
+    "quorum": ("leader", "follower", "candidate", "prospective", "unattached", "resigned", "observer"),
+    "controller": ("active", "loading", "deciding", "standby"),
+    "groups": ("loading", "idle", "coordinating"),
+    "losses": ("none", "undelivered"),
+    "metadata": ("starting", "current", "behind", "snapshotting", "fenced"),
+}
+"""By room, all that a sample can give."""
+
+DOWN: Final = State("replica", "down")
+_PHASES: Final[Mapping[Phase | None, State]] = {
+    Phase.LOOKING: State("replica", "looking"),
+    Phase.WAITING: State("replica", "waiting"),
+}
+
+
+def states_of(broker: SimBroker, topic: str | None) -> set[State]:
+    """Of all rooms of a node that runs; of its replicas and logs only those of `topic`, if one is named."""
+    found: set[State] = set()
+    add = found.add
+    if not broker.has_metadata:
+        add(State("metadata", "starting"))
+        return found
+    controller = broker.controller
+    found.update(_of_quorum(broker))
+    if not broker.has_joined:
+        add(State("metadata", "starting"))
+        return found
+    image = controller.image
+    me = image.brokers.get(broker.node_id)
+    if me is None or me.fenced:
+        add(State("metadata", "fenced"))
+    add(State("metadata", "behind" if controller.is_behind else "current"))
+    if controller.snapshots is not None and controller.snapshots.is_running:
+        add(State("metadata", "snapshotting"))
+    coordinator = broker.groups.coordinator
+    if coordinator.loading_partitions:
+        add(State("groups", "loading"))
+    add(State("groups", "coordinating" if coordinator.active_partitions else "idle"))
+    add(State("losses", "undelivered" if broker.losses.undelivered else "none"))
+    for replica in broker.partitions:
+        if topic is None or replica.topic_partition.topic == topic:
+            found.update(_of_log(broker, replica))
+            found.update(_of_replica(broker, replica))
+    for where in broker.partitions.offline:
+        if topic is None or where.topic == topic:
+            add(State("replica", "offline"))
+    return found
+
+
+def _of_quorum(broker: SimBroker) -> Iterator[State]:
+    controller = broker.controller
+    held = controller.quorum.role
+    role = type(held).__name__.lower()
+    if not broker.config.is_controller:
+        yield State("quorum", "observer")
+        return
+    yield State("quorum", role)
+    if not isinstance(held, Leader):
+        yield State("controller", "standby")
+    elif not controller.is_active:
+        yield State("controller", "loading")
+    else:
+        yield State("controller", "deciding" if controller.active.waiting_count else "active")
+
+
+def _of_log(broker: SimBroker, replica: Replica) -> Iterator[State]:
+    log = replica.log
+    if replica.is_being_cut:
+        yield State("log", "cutting")  # a thread has the log, whatever else it is
+        return
+    start, end = log.log_start_offset, log.log_end_offset
+    if start == end:
+        yield State("log", "empty")
+    yield State("log", "clean" if log.recovery_point >= end else "dirty")
+    if start > 0:
+        yield State("log", "rebased")
+    if len(log.segments) > 1:
+        yield State("log", "rolled")
+    if replica.cleaning is not None:
+        yield State("log", "compacting")
+    if replica.topic_partition in broker.moves.under_way:
+        yield State("log", "moving")
+
+
+def _of_replica(broker: SimBroker, replica: Replica) -> Iterator[State]:
+    leader = replica.leader
+    if leader is not None:
+        if leader.is_recovering:
+            yield State("replica", "recovering")
+        yield State("replica", "alone" if len(leader.isr) == 1 and not leader.is_only_replica else "leader")
+        proposal = leader.proposal
+        if proposal is not None and proposal.growth:
+            yield State("replica", "expanding" if proposal.growth > 0 else "shrinking")
+        return
+    partition = broker.image.topics_by_id.get(replica.topic_id)
+    index = replica.topic_partition.partition
+    if partition is not None and index < len(partition.partitions):
+        is_in_sync = broker.node_id in partition.partitions[index].isr
+        yield State("replica", "follower" if is_in_sync else "joining")
+    phase = broker.replication.fetchers.phase_of(replica)
+    if phase in _PHASES:
+        yield _PHASES[phase]
