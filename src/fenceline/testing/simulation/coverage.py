@@ -4,8 +4,8 @@ Owns when an operation, a fault and a state count as simultaneous. Only observes
 no object of the story, so that a seed has the same hash with and without it. What the states of a node are is
 `coverage_states`' work; which operations and faults there are is the story's.
 
-How it works: an operation is in progress from when it is reported until `WINDOW_S` later, a fault is active from when it
-strikes until `WINDOW_S` after it ended. `operation`, `fault` and `state` combine what they report with what is in
+How it works: an operation is in progress from when it is reported until `WINDOW_S` later, a fault is active from when
+it strikes until `WINDOW_S` after it ended. `operation`, `fault` and `state` combine what they report with what is in
 progress and active at that moment. The states are those of the node that the fault strikes (of all nodes where it
 strikes the network or the whole cluster) and, of its logs, those of the topic that the operation names.
 """

@@ -86,9 +86,10 @@ class Faults:
         if not process.is_up and process.must_run and not self._is_under(process, "down"):
             self._spell(process, "down", self._options.down_s * self._rng.uniform(0.2, 2), process.start)
 
-    def _count(self, kind: Fault) -> None:
+    def _count(self, kind: Fault, process: Process | None = None, lasts_s: float = 0.0) -> None:
+        """It strikes this process, or the network. To be called before it takes effect."""
         self.struck[kind.value] = self.struck.get(kind.value, 0) + 1
-        self._world.coverage.fault(kind)
+        self._world.coverage.fault(kind, process.node_id if process is not None else None, lasts_s)
 
     def _spell(self, process: Process, kind: str, lasts_s: float, end: Callable[[], None]) -> None:
         """Something that lasts. `end` runs once."""
@@ -117,28 +118,28 @@ class Faults:
         process = self._someone()
         if process is not None:
             power_lost = self._rng.random() < self._options.power_chance
-            self._count(Fault.POWER_LOSS if power_lost else Fault.KILL)
+            self._count(Fault.POWER_LOSS if power_lost else Fault.KILL, process)
             process.kill(power_lost=power_lost)
 
     def _stop(self) -> None:
         process = self._someone()
         if process is not None:
-            self._count(Fault.STOP)
+            self._count(Fault.STOP, process)
             process.request_stop()
 
     def _pause(self) -> None:
         process = self._someone()
         if process is not None and not self._is_under(process, "pause"):
-            self._count(Fault.PAUSE)
+            lasts_s = self._options.paused_s * self._rng.uniform(0.1, 2)
+            self._count(Fault.PAUSE, process, lasts_s)
             process.pause()
-            self._spell(process, "pause", self._options.paused_s * self._rng.uniform(0.1, 2), process.resume)
+            self._spell(process, "pause", lasts_s, process.resume)
 
     def _partition(self) -> None:
         """Cut the nodes in two groups, or single links one way, for a while."""
         world, rng = self._world, self._rng
         nodes = sorted(world.processes)
         one_way = rng.random() < self._options.one_way_chance
-        self._count(Fault.ONE_WAY_PARTITION if one_way else Fault.PARTITION)
         if one_way:
             source = rng.choice(nodes)
             cut = [(source, other) for other in nodes if other != source and rng.random() < 0.7]
@@ -147,6 +148,8 @@ class Faults:
         else:
             side = {node for node in nodes if rng.random() < 0.5}
             cut = [(a, b) for a in nodes for b in nodes if (a in side) != (b in side)]
+        lasts_s = self._options.partition_s * rng.uniform(0.1, 1.5)
+        self._count(Fault.ONE_WAY_PARTITION if one_way else Fault.PARTITION, lasts_s=lasts_s)
         world.tell(f"cuts {cut}")
         for source, destination in cut:
             world.network.cut(source, destination)
@@ -156,18 +159,18 @@ class Faults:
             for source, destination in cut:
                 world.network.heal(source, destination)
 
-        world.loop.call_later(self._options.partition_s * rng.uniform(0.1, 1.5), end)
+        world.loop.call_later(lasts_s, end)
 
     def _drop(self) -> None:
         process = self._someone()
         if process is not None:
-            self._count(Fault.DROPPED_CONNECTIONS)
+            self._count(Fault.DROPPED_CONNECTIONS, process)
             self._world.network.drop_connections(process.node_id)
 
     def _slow_disk(self) -> None:
         process = self._someone()
         if process is not None and not self._is_under(process, "slow disk"):
-            self._count(Fault.SLOW_DISK)
+            self._count(Fault.SLOW_DISK, process, self._options.spell_s)
             process.tell("disk is slow")
             process.slowness = _SLOW
 
@@ -180,7 +183,7 @@ class Faults:
         """Room for a few bytes more, or for none."""
         process = self._someone()
         if process is not None and not self._is_under(process, "full disk"):
-            self._count(Fault.FULL_DISK)
+            self._count(Fault.FULL_DISK, process, self._options.spell_s)
             room = self._rng.choice((0, 0, 10, 200, 3000))
             process.tell(f"disk has room for {room} bytes")
             process.excuse("full disk")
@@ -196,7 +199,7 @@ class Faults:
         """One kind of call fails for a while, perhaps only on one kind of file."""
         process = self._someone()
         if process is not None and not self._is_under(process, "failing disk"):
-            self._count(Fault.FAILING_DISK)
+            self._count(Fault.FAILING_DISK, process, self._options.spell_s)
             call = self._rng.choice(_FAILING)
             suffix = self._rng.choice(("", ".log", ".part", ".checkpoint", "quorum-state.tmp"))
             name = self._rng.choice(("EIO", "EMFILE")) if call == "open" else "EIO"
@@ -217,7 +220,7 @@ class Faults:
         """Reads of one machine give wrong bits now and then, also to the next lives."""
         process = self._someone()
         if process is not None and not self._is_under(process, "wrong bits"):
-            self._count(Fault.WRONG_BITS)
+            self._count(Fault.WRONG_BITS, process, self._options.spell_s)
             process.excuse("wrong bits")
             process.flip_chance = process.files.flip_chance = self._rng.choice((0.01, 0.3))
 
@@ -231,7 +234,7 @@ class Faults:
     def _jump(self) -> None:
         process = self._rng.choice(list(self._world.processes.values()))
         by_ms = self._rng.choice((-1, 1)) * self._rng.choice((10, 1000, 86_400_000))
-        self._count(Fault.CLOCK_JUMP)
+        self._count(Fault.CLOCK_JUMP, process)
         process.tell(f"wall clock jumps by {by_ms} ms")
         process.clock.jump(by_ms)
 
@@ -243,8 +246,9 @@ class Faults:
         sources = [rng.choice(nodes)] if rng.random() < 0.7 else nodes
         destinations = [rng.choice(nodes)] if rng.random() < 0.6 else nodes
         ports = rng.choice(((DATA_PORT,), (DATA_PORT,), (QUORUM_PORT,), (DATA_PORT, QUORUM_PORT)))
-        self._count(Fault.LAG)
-        self._hears_late(sources, destinations, ports, rng.uniform(0.05, 1.3), rng.uniform(0.3, 2.5))
+        by_s, lasts_s = rng.uniform(0.05, 1.3), rng.uniform(0.3, 2.5)
+        self._count(Fault.LAG, lasts_s=lasts_s)
+        self._hears_late(sources, destinations, ports, by_s, lasts_s)
 
     def _return(self) -> None:
         """A machine loses power and is back at once; what others tell the controllers, and it of the data, is late."""
@@ -255,7 +259,7 @@ class Faults:
         process = self._returning
         if not process.is_up or process.is_paused:
             return
-        self._count(Fault.QUICK_RETURN)
+        self._count(Fault.QUICK_RETURN, process)
         others = [node for node in nodes if node != process.node_id]
         lasts_s = rng.uniform(0.3, 1.2)
         self._hears_late(others, [process.node_id], (DATA_PORT,), rng.uniform(0.2, 0.9), lasts_s)
@@ -272,7 +276,7 @@ class Faults:
         behind, alone = (world.processes[node] for node in rng.sample(nodes, 2))
         if any(self._is_under(each, "stranded") for each in world.processes.values()) or not behind.is_up:
             return
-        self._count(Fault.STRANDED)
+        self._count(Fault.STRANDED, alone)
         behind.kill(power_lost=False)
         if not self._is_under(behind, "down"):
             self._spell(behind, "down", rng.uniform(0.2, 0.8), behind.start)

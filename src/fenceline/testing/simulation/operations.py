@@ -1,4 +1,4 @@
-"""The names of everything that strikes or uses a simulated cluster: operations, faults, and who counts them.
+"""The names of everything that strikes or uses a simulated cluster: operations and faults.
 
 Owns two lists: what clients, operators and brokers do (`Operation`), and what goes wrong (`Fault`). Simulated clusters,
 the chaos of real processes and the table of coverage speak of the same thing by the same name. Never does anything.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 
 class Operation(StrEnum):
@@ -118,25 +118,3 @@ FAULTS: Final[Mapping[Fault, str]] = {
     Fault.CLOCK_JUMP: "a wall clock steps forwards or backwards",
 }
 """What each of them means."""
-
-
-class Recorder(Protocol):
-    """Who counts what a seed meets."""
-
-    def operation(self, name: Operation) -> None:
-        """It took effect now."""
-        ...
-
-    def fault(self, name: Fault) -> None:
-        """It strikes now."""
-        ...
-
-
-class NoRecorder:
-    """Counts nothing: a `Recorder`."""
-
-    def operation(self, name: Operation) -> None:
-        """See the class."""
-
-    def fault(self, name: Fault) -> None:
-        """See the class."""

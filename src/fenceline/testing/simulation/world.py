@@ -22,7 +22,7 @@ from fenceline.testing.simulation.coverage import Coverage
 from fenceline.testing.simulation.disk import LifeDisk
 from fenceline.testing.simulation.loop import SimLoop
 from fenceline.testing.simulation.network import Handler, Network, Taker, Weather
-from fenceline.testing.simulation.operations import Fault, NoRecorder, Recorder
+from fenceline.testing.simulation.operations import Fault
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.scheduler import RUNNING, Scheduler, SimulationError
 from fenceline.testing.simulation.trace import Trace
@@ -205,7 +205,7 @@ class Process:
         self._ended(power_lost=power_lost)
 
     def _torn(self) -> None:
-        self.world.coverage.fault(Fault.TORN_WRITE)
+        self.world.coverage.fault(Fault.TORN_WRITE, self.node_id)
         self.kill(power_lost=True)
 
     def _ended(self, *, power_lost: bool) -> None:
@@ -268,7 +268,6 @@ class World:
         self.coverage = Coverage(lambda: self.scheduler.now_s)
         self.processes: dict[int, Process] = {}
         self.faults_strike = True
-        self.coverage: Recorder = NoRecorder()
         self.buried: list[SimLoop] = []
         self.on_end: list[Callable[[Process], None]] = []
         self.standing_excuses: Callable[[Process], set[str]] = lambda process: set()
