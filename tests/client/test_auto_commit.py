@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from fenceline.client import auto_commit
-from fenceline.client.auto_commit import AutoCommit, Offsets
+from fenceline.client.admin_groups import Membership
+from fenceline.client.auto_commit import AutoCommit
 from fenceline.client.config import ClientConfig
+from fenceline.client.consumer_offsets import MadeCommit
 from fenceline.client.offsets import CommittedOffset
 from fenceline.errors import OperatorError
 from fenceline.ids import TopicPartition
@@ -26,19 +28,26 @@ class Caller:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fault: Exception | None = None, **settings: Any) -> None:
         self.now_s = 1000.0
         self.position = 0
-        self.sent: list[tuple[Offsets, float | None]] = []
+        self.membership = Membership(3, "m")
+        self.sent: list[tuple[MadeCommit, float | None]] = []
+        self.waiting: asyncio.Event | None = None
         self._fault = fault
         monkeypatch.setattr(auto_commit.time, "monotonic", lambda: self.now_s)
         config = ClientConfig.parse("consumer", "h", {**TEN_S, **settings})
-        self.subject = AutoCommit(config, lambda: {TP: CommittedOffset(self.position)}, self._commit)
+        self.subject = AutoCommit(config, self._make, self._send)
 
-    async def _commit(self, offsets: Offsets, timeout_ms: float | None) -> None:
-        self.sent.append((offsets, timeout_ms))
+    def _make(self) -> MadeCommit:
+        return MadeCommit({TP: CommittedOffset(self.position)}, self.membership)
+
+    async def _send(self, made: MadeCommit, timeout_ms: float | None) -> None:
+        if self.waiting is not None:
+            await self.waiting.wait()
+        self.sent.append((made, timeout_ms))
         if self._fault is not None:
             raise self._fault
 
     def offsets(self) -> list[int]:
-        return [offsets[TP].offset for offsets, _ in self.sent]
+        return [made.offsets[TP].offset for made, _ in self.sent]
 
 
 def run(work: Callable[[], None], caller: Caller) -> None:
@@ -63,6 +72,43 @@ def test_a_commit_covers_what_was_handed_out_before_the_poll_that_sends_it(monke
 
     run(polls, caller)
     assert caller.offsets() == [5]
+
+
+def test_a_commit_is_its_generations_though_the_task_runs_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = Caller(monkeypatch)
+
+    def polls() -> None:
+        caller.subject.when_due()
+        caller.position = 5
+        caller.now_s += 10
+        caller.subject.when_due()
+        caller.membership, caller.position = Membership(4, "m"), 8
+
+    run(polls, caller)
+    assert [(made.offsets[TP].offset, made.made_by) for made, _ in caller.sent] == [(5, Membership(3, "m"))]
+
+
+@pytest.mark.parametrize("newer", ["the next one", "the last one"])
+def test_a_commit_that_still_waits_is_given_up_for_a_newer_one(monkeypatch: pytest.MonkeyPatch, newer: str) -> None:
+    """Its retry would take the committed offset back."""
+    caller = Caller(monkeypatch)
+
+    async def steps() -> None:
+        caller.waiting = asyncio.Event()
+        caller.subject.start_interval()
+        for _ in range(2 if newer == "the next one" else 1):
+            caller.position += 5
+            caller.now_s += 10
+            caller.subject.when_due()
+            await asyncio.sleep(0)
+        caller.waiting.set()
+        if newer == "the last one":
+            caller.position = 10
+            await caller.subject.before_giving_up()
+        await asyncio.gather(*caller.subject._under_way, return_exceptions=True)
+
+    asyncio.run(steps())
+    assert caller.offsets() == [10]
 
 
 def test_an_assignment_starts_the_interval_anew(monkeypatch: pytest.MonkeyPatch) -> None:

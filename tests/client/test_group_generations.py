@@ -1,13 +1,18 @@
-"""Which refusals end a membership: those of the present generation, not those of one that was left behind."""
+"""Which refusals end a membership: those of the present generation, not those of one that was left behind; and to which
+generation a commit belongs: to that in which it was made, however late it is tried again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
+from fenceline.client import consumer_offsets as offsets_module
 from fenceline.client import group as group_module
+from fenceline.client.admin_groups import Membership
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.consumer import AsyncConsumer
@@ -15,10 +20,13 @@ from fenceline.client.deadline import Deadline
 from fenceline.client.errors import CommitFailedError, broker_error
 from fenceline.client.group import Group
 from fenceline.client.offsets import CommittedOffset
-from fenceline.errors import ErrorCode
+from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 
-SETTINGS = {"group.id": "g", "heartbeat.interval.ms": 1}
+SETTINGS = {"group.id": "g", "heartbeat.interval.ms": 1, "retry.backoff.ms": 1, "retry.backoff.max.ms": 1}
+TP = TopicPartition("t", 0)
+Sent = list[tuple[int, int, str]]
+"""Offset, generation and member id of each attempt to commit."""
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, call: str, code: ErrorCode, meanwhile: int) -> tuple[int, bool]:
@@ -40,7 +48,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, call: str, code: ErrorCode, meanwhi
             monkeypatch.setattr(group_module, "commit" if call == "commit" else "ask_coordinator", refuse)
             if call == "commit":
                 with pytest.raises(CommitFailedError, match="the commit of generation 3 was refused"):
-                    await subject.commit({TopicPartition("t", 0): CommittedOffset(1)}, Deadline(1000))
+                    await subject.commit({TP: CommittedOffset(1)}, Deadline(1000))
             else:
                 subject._start_heartbeats()
                 await answered.wait()
@@ -63,3 +71,218 @@ def test_the_present_generation_is_lost(monkeypatch: pytest.MonkeyPatch, call: s
 
 def test_an_unknown_member_is_lost_whatever_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused(monkeypatch, "commit", ErrorCode.UNKNOWN_MEMBER_ID, meanwhile=4) == (-1, True)
+
+
+class Coordinator:
+    """Answers commits as `script` says, None for success; the last answer stays. Any other partition is refused."""
+
+    def __init__(self, *script: ErrorCode | None) -> None:
+        self.script = list(script)
+        self.sent: Sent = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What happens to the membership while the first attempt waits for its answer."""
+
+    async def commit(
+        self,
+        cluster: Cluster,
+        group_id: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        deadline: Deadline,
+        *,
+        membership: Membership | None = None,
+        **_: Any,
+    ) -> None:
+        member = membership or Membership()
+        self.sent.append((offsets[TP].offset, member.generation_id, member.member_id))
+        await asyncio.sleep(0)
+        if len(self.sent) == 1:
+            self.meanwhile()
+        code = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if code is not None:
+            raise broker_error(code, "a test")
+
+
+def committing(
+    monkeypatch: pytest.MonkeyPatch,
+    coordinator: Coordinator,
+    story: Callable[[AsyncConsumer, Group], Any],
+    **config: Any,
+) -> None:
+    """Run a story of a consumer that is the member "m" in generation 3 and holds one partition, read up to offset 5."""
+
+    async def run() -> None:
+        async with AsyncConsumer("127.0.0.1:1", **{**SETTINGS, "enable.auto.commit": False, **config}) as consumer:
+            group = consumer._group
+            assert group is not None
+            monkeypatch.setattr(consumer.cluster, "request_refresh", lambda: None)
+            consumer.positions.assign([TP])
+            consumer.positions.seek(TP, 5)
+            consumer._subscribed, group.assignment, group._needs_join = True, (TP,), False
+            group.generation_id, group.member_id = 3, "m"
+            try:
+                await story(consumer, group)
+            finally:
+                consumer._subscribed = False
+                consumer.positions.assign([])
+
+    monkeypatch.setattr(group_module, "commit", coordinator.commit)
+    monkeypatch.setattr(offsets_module, "commit_outside", coordinator.commit)
+    asyncio.run(run())
+
+
+LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+@pytest.mark.parametrize("now", [(4, "m"), (4, "another"), (3, "another"), (-1, "m"), (-1, "")])
+def test_a_commit_is_not_tried_again_as_another_membership(
+    monkeypatch: pytest.MonkeyPatch, now: tuple[int, str]
+) -> None:
+    """A coordinator that loads answers after the rebalance: by then another member may have committed."""
+    coordinator = Coordinator(LOADING, None)
+
+    async def story(consumer: AsyncConsumer, group: Group) -> None:
+        def rebalance() -> None:
+            group.generation_id, group.member_id = now
+
+        coordinator.meanwhile = rebalance
+        with pytest.raises(CommitFailedError, match="generation 3 came too late"):
+            await consumer.commit()
+        assert (group.generation_id, group.member_id, group._was_lost) == (*now, False)
+
+    committing(monkeypatch, coordinator, story)
+    assert coordinator.sent == [(5, 3, "m")]
+
+
+def test_a_background_commit_is_not_tried_again_as_another_membership(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = Coordinator(LOADING, None)
+
+    async def story(consumer: AsyncConsumer, group: Group) -> None:
+        def rebalance() -> None:
+            group.generation_id = 4
+
+        consumer._auto_commit.when_due()
+        await asyncio.sleep(0.01)
+        consumer._auto_commit.when_due()
+        rebalance()  # the task has not begun yet
+        (task,) = consumer._auto_commit._under_way
+        await task
+
+    committing(monkeypatch, coordinator, story, **{"enable.auto.commit": True, "auto.commit.interval.ms": 1})
+    assert coordinator.sent == []
+
+
+def test_within_its_generation_a_commit_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = Coordinator(LOADING, ErrorCode.NOT_COORDINATOR, None)
+
+    async def story(consumer: AsyncConsumer, group: Group) -> None:
+        await consumer.commit()
+
+    committing(monkeypatch, coordinator, story)
+    assert coordinator.sent == [(5, 3, "m")] * 3
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID])
+def test_a_refusal_of_a_former_member_id_says_nothing_about_the_present_one(
+    monkeypatch: pytest.MonkeyPatch, code: ErrorCode
+) -> None:
+    coordinator = Coordinator(code)
+
+    async def story(consumer: AsyncConsumer, group: Group) -> None:
+        def rejoin() -> None:
+            group.generation_id, group.member_id = 4, "another"
+
+        coordinator.meanwhile = rejoin
+        with pytest.raises(CommitFailedError) as caught:
+            await consumer.commit()
+        assert caught.value.code is code
+        assert (group.generation_id, group.member_id, group._was_lost, group._fatal) == (4, "another", False, None)
+
+    committing(monkeypatch, coordinator, story)
+
+
+def test_a_rebalance_that_is_over_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = Coordinator(ErrorCode.REBALANCE_IN_PROGRESS)
+
+    async def story(consumer: AsyncConsumer, group: Group) -> None:
+        def rebalance() -> None:
+            group.generation_id = 4
+
+        coordinator.meanwhile = rebalance
+        with pytest.raises(CommitFailedError):
+            await consumer.commit()
+        assert not group._needs_join
+
+    committing(monkeypatch, coordinator, story)
+
+
+def test_a_static_member_whose_instance_id_was_taken_over_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it to join again, the two would take the id from each other for ever."""
+
+    async def story(consumer: AsyncConsumer, group: Group) -> None:
+        with pytest.raises(CommitFailedError, match="generation 3 was refused"):
+            await consumer.commit()
+        for _ in range(2):
+            with pytest.raises(PeerError) as caught:
+                await consumer.poll()
+            assert caught.value.code is ErrorCode.FENCED_INSTANCE_ID
+        assert consumer.assignment() == []
+
+    committing(monkeypatch, Coordinator(ErrorCode.FENCED_INSTANCE_ID), story, **{"group.instance.id": "i"})
+
+
+@pytest.mark.parametrize("as_member", [(-1, ""), (-1, "m")])
+def test_who_is_no_member_does_not_commit_from_outside(
+    monkeypatch: pytest.MonkeyPatch, as_member: tuple[int, str]
+) -> None:
+    """A coordinator takes commits without a generation while its group is empty, whatever was committed since."""
+    coordinator = Coordinator(None)
+
+    async def story(consumer: AsyncConsumer, group: Group) -> None:
+        group.generation_id, group.member_id = as_member
+        with pytest.raises(CommitFailedError, match="is no member of it"):
+            await consumer.commit()
+
+    committing(monkeypatch, coordinator, story)
+    assert coordinator.sent == []
+
+
+def test_a_partition_that_was_given_up_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = Coordinator(None)
+
+    async def story(consumer: AsyncConsumer, group: Group) -> None:
+        consumer.positions.assign([])
+        with pytest.raises(CommitFailedError, match="t-0 is not assigned to this member"):
+            await consumer.commit({TP: 7})
+
+    committing(monkeypatch, coordinator, story)
+    assert coordinator.sent == []
+
+
+def test_a_commit_that_waits_when_the_consumer_unsubscribes_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = Coordinator(LOADING, None)
+
+    async def story(consumer: AsyncConsumer, group: Group) -> None:
+        def unsubscribe() -> None:
+            consumer._subscribed = False
+            group._reset_identity()
+
+        coordinator.meanwhile = unsubscribe
+        first = asyncio.ensure_future(consumer.commit())
+        second = asyncio.ensure_future(consumer.commit())
+        for commit in (first, second):
+            with pytest.raises(CommitFailedError):
+                await commit
+
+    committing(monkeypatch, coordinator, story)
+    assert coordinator.sent == [(5, 3, "m")]
+
+
+def test_commits_of_one_consumer_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The retry of an earlier one would take the committed offset back."""
+    coordinator = Coordinator(LOADING, LOADING, None)
+
+    async def story(consumer: AsyncConsumer, group: Group) -> None:
+        await asyncio.gather(consumer.commit({TP: 5}), consumer.commit({TP: 9}))
+
+    committing(monkeypatch, coordinator, story)
+    assert [offset for offset, _, _ in coordinator.sent] == [5, 5, 5, 9]

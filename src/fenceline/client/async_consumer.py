@@ -49,6 +49,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
     """
 
     def __init__(self, bootstrap: str | Sequence[str] | Mapping[str, Any] | None = None, **config: Any) -> None:
+        super().__init__()
         self.config = ClientConfig.parse("consumer", bootstrap, config)
         self.cluster = Cluster(self.config)
         self.positions = Positions()
@@ -63,9 +64,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
         self._handout = Handout(self._fetcher, self.positions)
         self._starts = Starts(self.cluster, self.positions, self.config, self._fetcher.changed)
         self._truncations = Truncations(self.cluster, self.positions, self.config)
-        self._auto_commit = AutoCommit(
-            self.config, self.commitable, lambda offsets, timeout_ms: self.commit(offsets, timeout_ms=timeout_ms)
-        )
+        self._auto_commit = AutoCommit(self.config, lambda: self._made(self.commitable()), self._send_commit)
         self._is_closed = False
         self.cluster.on_update.append(self._metadata_changed)
 

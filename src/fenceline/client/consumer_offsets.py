@@ -5,14 +5,17 @@ Owns the consumer's side of committed offsets (with their leader epochs, `epochs
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
+from fenceline.client.admin_groups import Membership, fetch_committed
 from fenceline.client.admin_groups import commit as commit_outside
-from fenceline.client.admin_groups import fetch_committed
 from fenceline.client.cluster import Cluster
 from fenceline.client.config import ClientConfig
 from fenceline.client.deadline import Deadline
+from fenceline.client.errors import CommitFailedError, TimedOut
 from fenceline.client.group import Group
 from fenceline.client.offsets import (
     EARLIEST,
@@ -24,8 +27,18 @@ from fenceline.client.offsets import (
     list_offsets,
 )
 from fenceline.client.positions import Positions
-from fenceline.errors import OperatorError
+from fenceline.errors import ErrorCode, OperatorError
 from fenceline.ids import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class MadeCommit:
+    """Offsets, and the membership under which their records were handed out: no other one may commit them. None: made
+    outside of a group's membership.
+    """
+
+    offsets: Mapping[TopicPartition, CommittedOffset]
+    made_by: Membership | None = None
 
 
 class ConsumerOffsets(ABC):
@@ -34,6 +47,11 @@ class ConsumerOffsets(ABC):
     config: ClientConfig
     cluster: Cluster
     positions: Positions
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Lock()
+        """Commits are sent in the order in which they were made: the retry of an earlier one never overwrites a later
+        one."""
 
     @property
     @abstractmethod
@@ -56,9 +74,10 @@ class ConsumerOffsets(ABC):
     ) -> None:
         """Commit positions (None: of all that was handed out), with their leader epochs (E61).
 
-        Raises CommitFailedError when the group has moved on.
+        A commit belongs to the group's generation in which this was called. Raises CommitFailedError when the group has
+        moved on before it succeeded, and for a partition that a subscribed consumer does not hold.
         """
-        group_id = self._require_group()
+        self._require_group()
         if offsets is None:
             values = self.commitable()
         else:
@@ -66,13 +85,45 @@ class ConsumerOffsets(ABC):
                 TopicPartition(*tp): CommittedOffset(value) if isinstance(value, int) else CommittedOffset(*value)
                 for tp, value in offsets.items()
             }
-        if not values:
+        await self._send_commit(self._made(values), timeout_ms)
+
+    def _made(self, values: Mapping[TopicPartition, CommittedOffset]) -> MadeCommit:
+        return MadeCommit(values, None if (member := self._member) is None else member.membership)
+
+    async def _send_commit(self, made: MadeCommit, timeout_ms: float | None) -> None:
+        """Raises CommitFailedError as `commit` does."""
+        if not made.offsets:
             return
+        group_id = self._require_group()
         deadline = self._deadline(timeout_ms)
-        if (member := self._member) is not None:
-            await member.commit(values, deadline)
-        else:
-            await self.cluster.retrying(deadline, lambda: commit_outside(self.cluster, group_id, values, deadline))
+        try:
+            async with asyncio.timeout(deadline.left_ms / 1000):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise TimedOut(
+                f"group {group_id}: an earlier commit still waits for its answer after {deadline.timeout_ms:.0f} ms"
+            ) from None
+        try:
+            if made.made_by is None:
+                await self.cluster.retrying(
+                    deadline, lambda: commit_outside(self.cluster, group_id, made.offsets, deadline)
+                )
+                return
+            if (member := self._member) is None:
+                raise CommitFailedError(
+                    ErrorCode.UNKNOWN_MEMBER_ID,
+                    f"group {group_id}: the consumer left the group before its commit was answered. Records since the "
+                    "last commit may be read again by others.",
+                )
+            if foreign := sorted(tp for tp in made.offsets if tp not in self.positions):
+                raise CommitFailedError(
+                    ErrorCode.ILLEGAL_GENERATION,
+                    f"group {group_id}: {', '.join(map(str, foreign))} is not assigned to this member, so that another "
+                    "one may have committed it since. Commit before partitions are revoked (on_revoked).",
+                )
+            await member.commit(made.offsets, deadline, made_by=made.made_by)
+        finally:
+            self._turns.release()
 
     def commitable(self) -> dict[TopicPartition, CommittedOffset]:
         """Positions up to which records were handed out."""

@@ -141,37 +141,56 @@ class Group:
             else:
                 await self._take_assignment(assignment)
 
-    async def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
-        """Commit as this member, retrying what is worth it. Raises CommitFailedError when the group moved on."""
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        deadline: Deadline,
+        *,
+        made_by: Membership | None = None,
+    ) -> None:
+        """Commit as the membership that made the offsets (None: the present one), retrying what is worth it.
+
+        Raises CommitFailedError when the group moved on, also between two attempts: what was given up in a rebalance is
+        the new owner's to commit.
+        """
         if not offsets:
             return
+        made = self.membership if made_by is None else made_by
 
         async def attempt() -> None:
-            asked = self.generation_id
+            if made.generation_id < 0:
+                raise self._commit_failed(ErrorCode.UNKNOWN_MEMBER_ID, "this consumer is no member of it")
+            if made != self.membership:
+                what = f"the commit of generation {made.generation_id} came too late for it"
+                raise self._commit_failed(ErrorCode.ILLEGAL_GENERATION, what)
             try:
-                await commit(
-                    self._cluster,
-                    self.group_id,
-                    offsets,
-                    deadline,
-                    membership=self.membership,
-                    purpose=Purpose.GROUP,
-                )
+                await commit(self._cluster, self.group_id, offsets, deadline, membership=made, purpose=Purpose.GROUP)
             except PeerError as error:
                 if error.code in _LOST or error.code is ErrorCode.REBALANCE_IN_PROGRESS:
-                    if error.code is ErrorCode.REBALANCE_IN_PROGRESS:
-                        self._needs_join = True
-                    else:
-                        self._lose(error.code, asked)
-                    raise CommitFailedError(
-                        error.code,
-                        f"group {self.group_id} is rebalancing, the commit of generation {asked} was "
-                        "refused: records since the last commit may be read again by others. Poll more often, or raise "
-                        "max.poll.interval.ms.",
-                    ) from error
+                    self._take_refused_commit(error, made)
+                    what = f"the commit of generation {made.generation_id} was refused"
+                    raise self._commit_failed(error.code, what) from error
                 raise
 
         await self._cluster.retrying(deadline, attempt)
+
+    def _take_refused_commit(self, error: PeerError, made: Membership) -> None:
+        """What the refusal says about the present membership: nothing, where another one made the commit."""
+        if made.member_id != self.member_id:
+            return
+        if error.code is ErrorCode.FENCED_INSTANCE_ID:
+            self._fatal, self._was_lost = error, True
+        elif error.code is not ErrorCode.REBALANCE_IN_PROGRESS:
+            self._lose(error.code, made.generation_id)
+        elif made == self.membership:
+            self._needs_join = True
+
+    def _commit_failed(self, code: ErrorCode, what: str) -> CommitFailedError:
+        return CommitFailedError(
+            code,
+            f"group {self.group_id} is rebalancing, {what}: records since the last commit may be read again by others. "
+            "Poll more often, or raise max.poll.interval.ms.",
+        )
 
     async def leave(self, deadline: Deadline, reason: str) -> None:
         """Tell the coordinator, so that the others need not wait for the session to time out. Static members stay."""
