@@ -71,8 +71,9 @@ class Machine:
         self.crashes.begins()
         return self
 
-    def opens(self, log: list[StoredBatch], *receipts: Receipt) -> None:
-        self.crashes.opened(KEY, log, {each.id: each for each in receipts}, "n1 t0-0")
+    def opens(self, log: list[StoredBatch], *receipts: Receipt, start: int = 0, is_compacted: bool = False) -> None:
+        told = {each.id: each for each in receipts}
+        self.crashes.opened(KEY, log, told, start, is_compacted=is_compacted, where="n1 t0-0")
 
 
 def killed() -> Machine:
@@ -129,3 +130,12 @@ def test_a_directory_that_was_moved_away_is_nobodys_loss() -> None:
     machine.disk.rename(DIRECTORY, "/data/t0-0.x-delete")
     machine.disk.mkdir(DIRECTORY)
     machine.opens([])
+
+
+def test_what_was_deleted_on_purpose_is_no_loss() -> None:
+    killed().opens(LOG[2:], start=LOG[2].base_offset)
+    killed().opens([LOG[0], LOG[2]], is_compacted=True)
+    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is gone, no receipt says so"):
+        killed().opens(LOG[:2], start=2)
+    with pytest.raises(InvariantBroken, match="batch at 4 of epoch 3 is gone, no receipt says so"):
+        killed().opens(LOG[:2], is_compacted=True)

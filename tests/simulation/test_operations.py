@@ -2,8 +2,32 @@
 
 from __future__ import annotations
 
+import pytest
+
+from fenceline.testing.simulation.coverage import Coverage
 from fenceline.testing.simulation.operations import FAULTS, OPERATIONS, Fault, Operation
-from fenceline.testing.simulation.stage import play
+from fenceline.testing.simulation.stage import options_of, play
+
+from .test_brokers_story import NO_FAULTS
+
+PROFILES = {"operated", "incarnations"}
+BEGUN = {
+    Operation.PRODUCE,
+    Operation.FETCH,
+    Operation.LIST_OFFSETS,
+    Operation.END_OF_EPOCH,
+    Operation.CREATE_TOPIC,
+    Operation.DELETE_TOPIC,
+    Operation.RECREATE_TOPIC,
+    Operation.DELETE_RECORDS,
+    Operation.ADD_PARTITIONS,
+    Operation.REASSIGN,
+    Operation.REASSIGN_BACK,
+    Operation.CANCEL_REASSIGNMENT,
+    Operation.ALTER_CONFIG,
+    Operation.PREFERRED_ELECTION,
+    Operation.UNCLEAN_ELECTION,
+}
 
 
 def test_each_name_has_one_line_of_meaning() -> None:
@@ -18,3 +42,16 @@ def test_faults_are_counted_by_their_names() -> None:
     outcome = play(15, "brokers")
     assert outcome.struck
     assert set(outcome.struck) <= {str(each) for each in Fault}
+
+
+def test_each_profile_is_drawn() -> None:
+    assert {options_of(seed, "operations").profile for seed in range(100)} == PROFILES
+
+
+def test_an_operator_uses_every_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: set[str] = set()
+    monkeypatch.setattr(Coverage, "operation", lambda self, name, topic=None: begun.add(name))
+    wanted = {"operations": "", "operate_s": "0.05", "safety_s": "10", "unclean": "1"}
+    outcome = play(1, "operations", overrides=NO_FAULTS | wanted)
+    assert outcome.failure is None, outcome.report()
+    assert begun == BEGUN

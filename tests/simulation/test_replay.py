@@ -27,6 +27,10 @@ def _digests_in_a_new_process(hash_seed: str) -> list[str]:
     """Of the whole trace of each story, in a process where sets and maps have another order."""
     code = "from fenceline.testing.simulation.stage import STORIES, play\n"
     code += f"for story in sorted(STORIES): print(play({SEED}, story).digest)"
+    return _printed_by_a_new_process(code, hash_seed)
+
+
+def _printed_by_a_new_process(code: str, hash_seed: str) -> list[str]:
     return subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
@@ -47,6 +51,16 @@ def test_the_same_seed_in_two_processes() -> None:
     assert _digests_in_a_new_process("1") == digests
     assert _digests_in_a_new_process("4711") == digests
     assert [play(SEED, story).digest for story in sorted(STORIES)] == digests
+
+
+def test_two_topics_in_two_processes() -> None:
+    """Topics are found by their names' hashes, which are others in each process."""
+    code = "from fenceline.testing.simulation.stage import play\n"
+    code += "print(play(7, 'brokers').digest, play(6, 'operations').digest)"
+    assert options_of(7, "brokers").topics == options_of(6, "operations").topics == 2
+    digests = [play(7, "brokers").digest, play(6, "operations").digest]
+    for hash_seed in ("1", "3"):
+        assert _printed_by_a_new_process(code, hash_seed) == digests
 
 
 @pytest.mark.parametrize("story", sorted(STORIES))

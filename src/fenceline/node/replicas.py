@@ -198,7 +198,7 @@ class Replicas:
 
     def take_roles(self) -> None:
         """At start: begin to follow whatever is led elsewhere, and to recover what has to be."""
-        for topic in self._image().topics_by_name.values():
+        for topic in self._image().topics_by_id.values():
             self._take_roles_of(topic)
 
     def _take_roles_of(self, topic: TopicImage) -> None:

@@ -14,12 +14,13 @@ from fenceline.config.node import NodeConfig
 from fenceline.testing.simulation.brokers_admin import Admin
 from fenceline.testing.simulation.brokers_clients import Client, Consumer, Producer
 from fenceline.testing.simulation.brokers_node import SimBroker, config_of, format_node
+from fenceline.testing.simulation.brokers_operator import Operator
 from fenceline.testing.simulation.checks import Invariants
 from fenceline.testing.simulation.coverage import State
 from fenceline.testing.simulation.coverage_states import DOWN, states_of
 from fenceline.testing.simulation.data_checks import DataChecks
 from fenceline.testing.simulation.options import Options
-from fenceline.testing.simulation.profiles import draw
+from fenceline.testing.simulation.profiles import draw, draw_operations
 from fenceline.testing.simulation.sockets import Sockets
 from fenceline.testing.simulation.world import Process, World
 
@@ -35,7 +36,7 @@ class Story:
     def __init__(self, world: World, invariants: Invariants) -> None:
         self._world = world
         self._sockets = Sockets(world)
-        self.checks = DataChecks()
+        self.checks = DataChecks(marks_records=world.options.operate_s > 0)
         self._controllers = tuple(range(1, world.options.controllers + 1))
         self._configs: dict[int, NodeConfig] = {}
         self._brokers: dict[int, SimBroker] = {}
@@ -64,11 +65,14 @@ class Story:
             format_node(world.add(node_id, self._body).disk, node_id, self._controllers, elr=options.elr)
         for process in world.processes.values():
             process.start()
-        kinds: list[type[Client]] = [Admin, Producer, Consumer, Producer, Consumer]
-        for number, kind in enumerate(kinds):
+        for number, kind in enumerate(self.clients()):
             client = kind(world, self._sockets, self.checks, number, _NODES)
             self._clients.append(client)
             world.loop.create_task(client.live())
+
+    def clients(self) -> list[type[Client]]:
+        """The first of them makes the topics."""
+        return [Admin, Producer, Consumer, Producer, Consumer]
 
     def _crash_in_cut(self, process: Process) -> None:
         """Cuts are short, and seldom: some of them meet a loss of power at one of their calls of the disk."""
@@ -116,3 +120,18 @@ class Story:
         self._clients.clear()
         self._brokers.clear()
         return seen
+
+
+class OperatedStory(Story):
+    """The same cluster under an operator who uses every API: a `stage.Story`."""
+
+    name = "operations"
+
+    @staticmethod
+    def settle(rng: Random, drawn: Options) -> Options:
+        """See `profiles`."""
+        return draw_operations(rng, drawn)
+
+    def clients(self) -> list[type[Client]]:
+        """See `Story`."""
+        return [Operator, Producer, Consumer, Producer, Consumer]

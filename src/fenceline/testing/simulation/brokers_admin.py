@@ -19,15 +19,15 @@ class Admin(Client):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._options = self.world.options
-        self._topics = [f"t{number}" for number in range(self._options.topics)]
+        self.options = self.world.options
+        self.topics = [f"t{number}" for number in range(self.options.topics)]
 
     async def one(self) -> None:
-        options = self._options
+        options = self.options
         await self.learn()
-        missing = [each for each in self._topics if each not in {place.topic for place in self.places}]
+        missing = [each for each in self.topics if each not in {place.topic for place in self.places}]
         for topic in missing:
-            await self._create(topic)
+            await self.create(topic)
         periods_s = [each for each in (options.churn_s, options.swap_s) if each > 0]
         if not periods_s or not self.world.faults_strike:
             if not missing:
@@ -36,22 +36,23 @@ class Admin(Client):
             return
         period_s = self.rng.choice(periods_s)
         await asyncio.sleep(self.rng.expovariate(1 / period_s))
-        topic, index = self.rng.choice(self._topics), self.rng.randrange(options.partitions)
+        topic, index = self.rng.choice(self.topics), self.rng.randrange(options.partitions)
         if period_s == options.swap_s:
             await self._swap(topic, index)
         else:
             await self._change(topic, index)
         self.served()
 
-    async def _ask(self, key: ApiKey, version: int, fields: dict[str, Any]) -> Any:
+    async def ask(self, key: ApiKey, version: int, fields: dict[str, Any]) -> Any:
         return await self.wire.call(self.rng.choice(self.nodes), key, version, fields)
 
-    async def _create(self, topic: str) -> None:
-        options, rng = self._options, self.rng
+    async def create(self, topic: str) -> None:
+        options, rng = self.options, self.rng
         unclean = "true" if options.unclean and (options.strand_s or rng.random() < 0.5) else "false"
         configs = {
             "min.insync.replicas": str(options.min_isr or rng.choice((1, 2, 2))),
             "unclean.leader.election.enable": unclean,
+            **self.more_configs(topic),
         }
         count, replication_factor = options.partitions, options.replicas or rng.choice((3, 3, 2))
         assignments: list[dict[str, Any]] = []
@@ -68,24 +69,28 @@ class Admin(Client):
             "assignments": assignments,
             "configs": [{"name": name, "value": value} for name, value in configs.items()],
         }
-        answer = await self._ask(ApiKey.CREATE_TOPICS, 7, {"topics": [wanted], "timeout": 3000, "validate_only": False})
+        answer = await self.ask(ApiKey.CREATE_TOPICS, 7, {"topics": [wanted], "timeout": 3000, "validate_only": False})
         self.tell(f"creates {topic} {configs}: {answer.topics[0].error_code}")
+
+    def more_configs(self, topic: str) -> dict[str, str]:
+        """Of a topic that is about to be created."""
+        return {}
 
     async def _swap(self, topic: str, index: int) -> None:
         """Another of its replicas leads, if it is in sync: their order changes, and the first is elected. Often the one
         that led before leads again at once."""
-        rng, count = self.rng, self._options.replicas or 3
+        rng, count = self.rng, self.options.replicas or 3
         before = [place.leader for place in self.places if (place.topic, place.index) == (topic, index)]
         order = rng.sample(self.nodes, count)
-        await self._reassign(topic, index, order)
-        await self._elect(topic, index, unclean=False)
+        await self.reassign(topic, index, order)
+        await self.elect(topic, index, unclean=False)
         if before and before[0] in order and rng.random() < 0.5:
             await asyncio.sleep(rng.uniform(0, 0.3))
-            await self._reassign(topic, index, sorted(order, key=lambda node: node != before[0]))
-            await self._elect(topic, index, unclean=False)
+            await self.reassign(topic, index, sorted(order, key=lambda node: node != before[0]))
+            await self.elect(topic, index, unclean=False)
 
     async def _change(self, topic: str, index: int) -> None:
-        options, rng = self._options, self.rng
+        options, rng = self.options, self.rng
         kinds = ["reassign", "reassign", "cancel", "preferred", "preferred"]
         if options.unclean:
             kinds += ["unclean", "config"]
@@ -93,42 +98,48 @@ class Admin(Client):
             kinds.append("delete")
         kind = rng.choice(kinds)
         if kind == "reassign":
-            await self._reassign(topic, index, rng.sample(self.nodes, options.replicas or rng.choice((2, 3, 3))))
+            await self.reassign(topic, index, rng.sample(self.nodes, options.replicas or rng.choice((2, 3, 3))))
         elif kind == "cancel":
-            await self._reassign(topic, index, None)
+            await self.reassign(topic, index, None)
         elif kind in ("preferred", "unclean"):
-            await self._elect(topic, index, unclean=kind == "unclean")
+            await self.elect(topic, index, unclean=kind == "unclean")
         elif kind == "config":
-            await self._allow_unclean(topic, rng.choice(("true", "false")))
+            await self.allow_unclean(topic, rng.choice(("true", "false")))
         else:
-            await self._delete(topic)
+            await self.delete(topic)
 
-    async def _reassign(self, topic: str, index: int, replicas: list[int] | None) -> None:
+    async def reassign(self, topic: str, index: int, replicas: list[int] | None) -> None:
         """`replicas` None: cancel a reassignment that is under way."""
         partition = {"partition_index": index, "replicas": replicas}
         fields = {"timeout": 3000, "topics": [{"name": topic, "partitions": [partition]}]}
-        answer = await self._ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, fields)
+        answer = await self.ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, fields)
         self.tell(f"reassigns {topic}-{index} to {replicas}: {answer.error_code}")
 
-    async def _elect(self, topic: str, index: int, *, unclean: bool) -> None:
+    async def elect(self, topic: str, index: int, *, unclean: bool) -> None:
         fields = {
             "election_type": int(unclean),
             "topic_partitions": [{"topic": topic, "partitions": [index]}],
             "timeout": 3000,
         }
-        answer = await self._ask(ApiKey.ELECT_LEADERS, 2, fields)
+        answer = await self.ask(ApiKey.ELECT_LEADERS, 2, fields)
         self.tell(f"{'unclean' if unclean else 'preferred'} election of {topic}-{index}: {answer.error_code}")
 
-    async def _allow_unclean(self, topic: str, value: str) -> None:
-        config = {"name": "unclean.leader.election.enable", "config_operation": 0, "value": value}
+    async def allow_unclean(self, topic: str, value: str) -> None:
+        await self.alter_config(topic, "unclean.leader.election.enable", value)
+
+    async def alter_config(self, topic: str, name: str, value: str) -> None:
+        config = {"name": name, "config_operation": 0, "value": value}
         resource = {"resource_type": 2, "resource_name": topic, "configs": [config]}
         fields = {"resources": [resource], "validate_only": False}
-        answer = await self._ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, fields)
-        self.tell(f"unclean elections of {topic} {value}: {answer.responses[0].error_code}")
+        answer = await self.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, fields)
+        self.tell(f"sets {name}={value} of {topic}: {answer.responses[0].error_code}")
 
-    async def _delete(self, topic: str) -> None:
-        fields = {"topics": [{"name": topic, "topic_id": None}], "timeout": 3000}
-        answer = await self._ask(ApiKey.DELETE_TOPICS, 6, fields)
-        self.tell(f"deletes {topic}: {answer.responses[0].error_code}")
+    async def delete(self, topic: str) -> None:
+        await self.delete_only(topic)
         await asyncio.sleep(self.rng.random() * 0.3)
-        await self._create(topic)
+        await self.create(topic)
+
+    async def delete_only(self, topic: str) -> None:
+        fields = {"topics": [{"name": topic, "topic_id": None}], "timeout": 3000}
+        answer = await self.ask(ApiKey.DELETE_TOPICS, 6, fields)
+        self.tell(f"deletes {topic}: {answer.responses[0].error_code}")

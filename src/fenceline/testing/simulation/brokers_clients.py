@@ -19,6 +19,7 @@ from fenceline.testing.simulation.brokers_wire import EARLIEST, LATEST, Place, W
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.clock import WALL_START_MS
 from fenceline.testing.simulation.data_history import Place as BatchPlace
+from fenceline.testing.simulation.operations import Operation
 from fenceline.testing.simulation.sockets import Sockets
 from fenceline.wire.errors import MalformedRequest
 
@@ -107,6 +108,10 @@ class Client(ABC):
         self.done += 1
         self._misses = 0
 
+    def begins(self, operation: Operation, place: Place) -> None:
+        """A request of this partition is sent."""
+        self.world.coverage.operation(operation, place.topic)
+
     def history(self, place: Place) -> History | None:
         """None: the topic is gone."""
         return self.checks.histories.get(place.key)
@@ -130,6 +135,8 @@ class Producer(Client):
         self._producer = (-1, -1)
         self._sequences: dict[tuple[bytes, int], int] = {}
         self._written = 0
+        options = self.world.options
+        self._names_topic, self._has_keys = options.operate_s > 0, options.compaction
 
     async def one(self) -> None:
         if not self.places:
@@ -155,7 +162,11 @@ class Producer(Client):
         rows = []
         for _ in range(count):
             self._written += 1
-            rows.append((self._now_ms(), None, f"{self.who}/{self._written}".encode().ljust(40, b"."), ()))
+            value = f"{self.who}/{self._written}".encode().ljust(40, b".")
+            if self._names_topic:
+                value += place.topic_id.hex.encode()
+            key_bytes = f"k{self.rng.randrange(4)}".encode() if self._has_keys else None
+            rows.append((self._now_ms(), key_bytes, value, ()))
         sequence = self._sequences.get(key, 0) if self._is_idempotent else -1
         producer_id, producer_epoch = self._producer
         while True:
@@ -197,6 +208,7 @@ class Producer(Client):
 
     async def _try(self, place: Place, batch: bytes, producer_id: int, sequence: int) -> int:
         """The error code; -1 where there was no answer."""
+        self.begins(Operation.PRODUCE, place)
         try:
             result = await self.wire.produce(place, self._acks, batch, _PRODUCE_TIMEOUT_MS)
         except _TROUBLE as error:
@@ -216,7 +228,7 @@ class Producer(Client):
     def _lost_its_sequence(self, place: Place, code: ErrorCode) -> None:
         """Only what an unclean election has cost may be missed."""
         history = self.history(place)
-        if history is not None and history.last_unclean < 0:
+        if history is not None and history.last_unclean < 0 and not history.log_start:
             raise InvariantBroken(f"{self.who}: {history.name} answers {code.name}, nothing was lost")
 
 
@@ -265,6 +277,7 @@ class Consumer(Client):
 
     async def _ask_end(self, place: Place) -> int:
         """KIP-207."""
+        self.begins(Operation.LIST_OFFSETS, place)
         history = self.history(place)
         least = history.least_end(place.epoch) if history is not None else 0
         code, offset, epoch = await self.wire.list_offset(place, LATEST)
@@ -292,6 +305,7 @@ class Consumer(Client):
     async def _validate(self, place: Place, position: _Position) -> int:
         """E46-E49, with G6: an older epoch is a truncation, too."""
         assert position.last is not None, "it has read something"
+        self.begins(Operation.END_OF_EPOCH, place)
         code, epoch, end = await self.wire.end_of_epoch(place, position.last.epoch)
         if code:
             return code
@@ -305,12 +319,14 @@ class Consumer(Client):
     def _truncated(self, place: Place, offset: int) -> None:
         self.tell(f"{place.topic}-{place.index} notices a truncation to {offset}")
         self.noticed += 1
-        history = self.history(place)
-        if history is not None and history.last_unclean < 0 and place.key in self.checks.live_keys:
+        history, position = self.history(place), self._read[place.key]
+        was_deleted = history is not None and position.offset < history.log_start
+        if history is not None and history.last_unclean < 0 and place.key in self.checks.live_keys and not was_deleted:
             raise InvariantBroken(f"{self.who}: {history.name} was truncated to {offset}, no election was unclean")
         self._read[place.key] = _Position(offset)
 
     async def _fetch(self, place: Place, position: _Position) -> int:
+        self.begins(Operation.FETCH, place)
         fetched = await self.wire.fetch(
             place,
             position.offset,

@@ -35,9 +35,6 @@ _TIMES: Final[Mapping[str, str]] = {
     "replica.fetch.wait.max.ms": "400",
     "replica.fetch.backoff.ms": "300",
     "replica.socket.timeout.ms": "3000",
-    "log.flush.offset.checkpoint.interval.ms": "2000",
-    "log.flush.scheduler.interval.ms": "1000",
-    "log.retention.check.interval.ms": "2000",
 }
 """Shorter than Kafka's, so that a story of ten seconds has some of each."""
 
@@ -74,10 +71,27 @@ def config_of(options: Options, node_id: int, controllers: Iterable[int]) -> Nod
             "log.roll.ms": str(options.segment_ms),
             "metadata.log.max.record.bytes.between.snapshots": str(options.snapshot_bytes),
             "metadata.log.max.snapshot.interval.ms": str(options.snapshot_interval_ms),
+            "log.flush.offset.checkpoint.interval.ms": str(options.checkpoint_ms),
+            "replica.high.watermark.checkpoint.interval.ms": str(max(options.checkpoint_ms, 5000)),
+            "log.flush.scheduler.interval.ms": str(options.flush_ms),
+            "log.retention.check.interval.ms": str(options.tidy_ms),
             **_TIMES,
+            **(_tidy(options) if options.operate_s else {}),
         },
         {},
     )
+
+
+def _tidy(options: Options) -> dict[str, str]:
+    """Compaction, retention and the coordinators of groups, on the scale of a story."""
+    return {
+        "log.cleaner.backoff.ms": str(options.tidy_ms),
+        "log.cleaner.min.cleanable.ratio": "0.01",
+        "log.segment.delete.delay.ms": str(options.tidy_ms // 2),
+        "offsets.topic.num.partitions": "2",
+        "offsets.retention.minutes": str(2**31 - 1),
+        "group.initial.rebalance.delay.ms": "0",
+    }
 
 
 def format_node(disk: Disk, node_id: int, controllers: Iterable[int], *, elr: bool) -> None:

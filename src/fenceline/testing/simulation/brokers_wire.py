@@ -89,11 +89,12 @@ class Wire:
     # -- APIs ----------------------------------------------------------------------------------------------------------
 
     async def metadata(self, node_id: int) -> list[Place]:
+        """In the order of names: brokers answer in that of a hash table."""
         fields = {"topics": None, "allow_auto_topic_creation": False}
         answer = await self.call(node_id, ApiKey.METADATA, 12, fields)
         return [
             Place(topic.name, topic.topic_id, each.partition_index, each.leader_id, each.leader_epoch)
-            for topic in answer.topics
+            for topic in sorted(answer.topics, key=lambda topic: str(topic.name))
             if not topic.error_code and not topic.is_internal and not topic.name.startswith("__")
             for each in topic.partitions
         ]

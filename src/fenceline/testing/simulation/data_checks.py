@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.ids import NO_LEADER
 from fenceline.losses.receipt import Receipt
-from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState, MetadataImage, PartitionImage
+from fenceline.metadata.image import (
+    EMPTY_IMAGE,
+    ConfigResourceType,
+    LeaderRecoveryState,
+    MetadataImage,
+    PartitionImage,
+)
 from fenceline.records.batch import read_header
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.data_crashes import Crashes, Key
-from fenceline.testing.simulation.data_history import History, Place, first_from
+from fenceline.testing.simulation.data_history import History, Place, decoded, first_from
 from fenceline.testing.simulation.log_reader import StoredBatches
 from fenceline.testing.simulation.partition_checks import check_change, shown
 from fenceline.testing.simulation.receipt_checks import is_of, papers, receipts_are_exact
@@ -49,6 +55,7 @@ class _Copy:
         "receipts",
         "replica",
         "since",
+        "start",
         "was_cut",
     )
 
@@ -60,6 +67,7 @@ class _Copy:
         self.is_new = True
         self.was_cut = False
         self.end = replica.log.log_start_offset
+        self.start = -1
         self.high_watermark = -1
         self.epoch = -1
         self.leader: LeaderState | None = None
@@ -94,9 +102,15 @@ class _Node:
 class DataChecks:
     """See the module. `look` after each step of a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, marks_records: bool = False) -> None:
+        """`marks_records`: whether clients write the topic's id into each record."""
         self.changes = 0
         """Changes of a replica that were looked at."""
+        self._marks_records = marks_records
+        self._named: dict[str, list[History]] = {}
+        """By topic and partition: one history of each incarnation."""
+        self._deleting: dict[str, int] = {}
+        """By partition: offsets of requests to delete records that may still be on their way."""
         self.image: MetadataImage = EMPTY_IMAGE
         """The newest committed one that any node has."""
         self.histories: dict[Key, History] = {}
@@ -166,16 +180,44 @@ class DataChecks:
                 or copy.leader is not leader
                 or (leader is not None and copy.isr is not leader.isr)
                 or copy.was_cut
+                or copy.start != log.log_start_offset
             ):
                 self.changes += 1
                 self._look(node, key, copy)
+
+    # -- what clients ask for ------------------------------------------------------------------------------------------
+
+    def may_delete(self, topic: str, index: int, offset: int) -> None:
+        """A request is sent that may move the log start up to this offset, of whichever topic has this name where it
+        arrives."""
+        name = f"{topic}-{index}"
+        self._deleting[name] = max(offset, self._deleting.get(name, 0))
+        for history in self._named.get(name, ()):
+            history.deletable = max(history.deletable, offset)
+
+    def has_deleted(self, topic: str, index: int) -> None:
+        """All such requests of this partition were answered."""
+        self._deleting.pop(f"{topic}-{index}", None)
 
     # -- the controller's side -----------------------------------------------------------------------------------------
 
     def _newer(self, image: MetadataImage, process: Process) -> None:
         before, self.image = self.image, image
-        if image.topics_by_id is before.topics_by_id:
+        if image.topics_by_id is not before.topics_by_id:
+            self._newer_topics(image, process)
+        elif image.configs is before.configs:
             return
+        for topic in image.topics_by_id.values():
+            own = image.config(ConfigResourceType.TOPIC, topic.name)
+            policy = own.get("cleanup.policy", "delete")
+            retains_all = own.get("retention.ms", "-1") == "-1" == own.get("retention.bytes", "-1")
+            for index in range(len(topic.partitions)):
+                history = self.histories[topic.id.bytes, index]
+                history.has_retention |= "delete" in policy and not retains_all
+                if "compact" in policy:
+                    history.becomes_compacted()
+
+    def _newer_topics(self, image: MetadataImage, process: Process) -> None:
         known = self._partitions
         self._partitions = {}
         for topic in image.topics_by_id.values():
@@ -183,7 +225,10 @@ class DataChecks:
                 key = (topic.id.bytes, index)
                 self._partitions[key] = partition
                 if key not in self.histories:
-                    self.histories[key] = History(f"{topic.name}-{index}")
+                    mark = topic.id.hex.encode() if self._marks_records and not topic.name.startswith("__") else b""
+                    history = self.histories[key] = History(f"{topic.name}-{index}", mark)
+                    history.deletable = self._deleting.get(history.name, 0)
+                    self._named.setdefault(history.name, []).append(history)
                 old = known.get(key)
                 if old is not partition and old != partition:
                     process.tell(f"has {topic.name}-{index} as {shown(partition)}")
@@ -209,6 +254,15 @@ class DataChecks:
             raise InvariantBroken(
                 f"{where}: the high watermark fell from {copy.high_watermark} to {high_watermark} (G14b, E40)"
             )
+        if start != copy.start:
+            if start < copy.start and not was_cut:
+                raise InvariantBroken(f"{where}: the log start fell from {copy.start} to {start} (log start)")
+            begins_segment = not log.segments or log.segments[0].base_offset == start
+            history.starts_at(start, by_retention=begins_segment, where=where)
+            if not was_cut:
+                copy.log = first_from(copy.log, start)
+                copy.end = max(copy.end, start)
+            copy.start = start
         if was_cut:
             if leader is not None and leader is copy.leader:
                 raise InvariantBroken(f"{where}: a leader's log was cut from {copy.end} to {end}")
@@ -216,11 +270,12 @@ class DataChecks:
             copy.matched = min(copy.matched, end)
             copy.end = min(copy.end, end)
             kept = copy.batches(start, copy.end)
+            copy.end = max(copy.end, start)
             copy.last = Place(kept[-1].base_offset, kept[-1].epoch) if kept else None
             copy.was_cut = False
-            lost = copy.log[len(kept) :]
-            del copy.log[len(kept) :]
-            if not copy.is_new:
+            lost = [batch for batch in copy.log if not start <= batch.base_offset < copy.end or not kept]
+            copy.log = kept
+            if not copy.is_new and not history.is_compacted:
                 receipts_are_exact(node.process, copy.replica, copy.receipts, lost, where)
         committed = high_watermark != copy.high_watermark or (leader is not None and leader.isr is not copy.isr)
         # Who hears at once of a smaller in-sync set and of the next leader commits in between.
@@ -234,7 +289,9 @@ class DataChecks:
         if copy.is_new:
             copy.receipts = papers(node.process, replica)
             told = {name: each for name, each in node.receipts.items() if is_of(each, key)} | copy.receipts
-            self._crashes[node.process.node_id].opened(key, copy.log, told, where)
+            self._crashes[node.process.node_id].opened(
+                key, copy.log, told, start, is_compacted=history.is_compacted, where=where
+            )
         copy.is_new = False
         copy.end, copy.high_watermark, copy.leader, copy.epoch = end, high_watermark, leader, replica.leader_epoch
         copy.isr = leader.isr if leader is not None else copy.isr
@@ -253,7 +310,7 @@ class DataChecks:
         replica = copy.replica
         leader = None if replica.leader is not None or copy.is_new else self._leader_of(key, replica.leader_epoch)
         batches = copy.batches(copy.end, replica.log.log_end_offset)
-        if leader is not None:
+        if leader is not None and not history.is_compacted:
             theirs = leader.batches(copy.end, replica.log.log_end_offset)
             if [(each.base_offset, each.epoch) for each in batches] != [
                 (each.base_offset, each.epoch) for each in theirs
@@ -286,7 +343,7 @@ class DataChecks:
         assert leader is not None, "it leads"
         epoch = leader.leader_epoch
         if leader.is_recovering:
-            history.begin_anew(copy.batches(0, copy.end), epoch)
+            history.begin_anew(copy.batches(0, copy.end), copy.start, copy.end, epoch)
             copy.matched = min(copy.matched, history.end)
             for node in self._nodes.values():
                 other = node.copies.get(self._key_of(copy))
@@ -401,12 +458,24 @@ class DataChecks:
                 log, where = copy.replica.log, f"n{replica} {history.name}"
                 if log.log_end_offset != history.end:
                     raise InvariantBroken(f"{where}: ends at {log.log_end_offset}, committed is {history.end}")
-                for batch in copy.batches(log.log_start_offset, log.log_end_offset):
+                batches = copy.batches(log.log_start_offset, log.log_end_offset)
+                for batch in batches:
                     history.compare(batch, where)
+                if not history.is_compacted:
+                    there = [batch.base_offset for batch in batches]
+                    needed = [
+                        batch.base_offset for batch in history.batches if batch.base_offset >= log.log_start_offset
+                    ]
+                else:
+                    there = [record.offset for batch in batches for record in decoded(batch)]
+                    needed = sorted(history.survivors(log.log_start_offset).difference(there))
+                    there = []
+                if there != needed:
+                    raise InvariantBroken(f"{where}: has {there} of the committed {needed} (logs)")
             seen: set[tuple[int, int, int]] = set()
             for batch in history.batches:
                 header = history_header(batch)
-                if header[0] >= 0 and header in seen:
+                if header[0] >= 0 and header in seen and not history.log_start:
                     raise InvariantBroken(f"{history.name}: producer {header} was written twice")
                 seen.add(header)
 

@@ -71,13 +71,26 @@ class Crashes:
                 if ".log" in name and path not in named:
                     yield disk.peek(path) or b""
 
-    def opened(self, key: Key, log: list[StoredBatch], receipts: Mapping[str, Receipt], where: str) -> None:
-        """The log is in use again, with these receipts beside it. Raises InvariantBroken."""
+    def opened(
+        self,
+        key: Key,
+        log: list[StoredBatch],
+        receipts: Mapping[str, Receipt],
+        start: int,
+        *,
+        is_compacted: bool,
+        where: str,
+    ) -> None:
+        """The log is in use again and begins at `start`, with these receipts beside it; what is below was deleted.
+        Raises InvariantBroken."""
         before = self._before.pop(key, None)
         if before is None or self._disk.folder(before.directory) is not before.folder:
             return  # another replica: the old one was moved away
         there = set(log)
-        lost = [batch for batch in before.log if batch not in there]
+        lost = [batch for batch in before.log if batch not in there and batch.base_offset >= start]
+        if is_compacted:
+            end = log[-1].next_offset if log else start
+            lost = [batch for batch in lost if batch.base_offset >= end]
         new = [receipt for name, receipt in receipts.items() if name not in before.receipts]
         found = []
         lost_power = self._disk.power_losses > before.power_losses

@@ -3,6 +3,11 @@
 Owns the memory that checks of data need. A batch is known by its base offset and leader epoch (log matching): whoever
 has it has the same bytes, and the same batch before it. Where a leader was elected uncleanly, history goes on from that
 leader's log, and what it lacks was lost with reason.
+
+A history belongs to one topic id: what is written to a topic names the id, so that a batch of another incarnation of
+the same name is found wherever it appears. A log start moves with a cause only: a request that names the offset, or
+retention where the topic has some. Where a topic is compacted, records count in place of batches: one that is missing
+has a newer one with its key.
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fenceline.records.batch import read_header
+from fenceline.records.build import Record
+from fenceline.records.decode import decode_batch
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.world import StoredBatch
 
@@ -32,8 +39,22 @@ class Written(NamedTuple):
 class History:
     """Of one partition of one topic id."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, mark: bytes = b"") -> None:
+        """`mark`: what each record that clients write has in it; empty where they write no such thing."""
         self.name = name
+        self.mark = mark
+        self.is_compacted = False
+        """Whether it ever was: its records count, not its batches."""
+        self.has_retention = False
+        """Whether its config ever let old segments go."""
+        self.deletable = 0
+        """Requests to delete records named offsets up to this one."""
+        self.log_start = 0
+        """The highest that a replica had with a cause."""
+        self.lost_batches: list[StoredBatch] = []
+        """Committed ones that unclean elections cost."""
+        self._records: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
+        """Of a compacted topic: key and value by offset and leader epoch."""
         self.written: dict[Place, Written] = {}
         self.batches: list[StoredBatch] = []
         """Committed, from offset 0 on."""
@@ -60,6 +81,12 @@ class History:
     def wrote(self, batch: StoredBatch, before: Place | None, where: str) -> Place:
         """A log holds this batch behind that one. Raises InvariantBroken where another log knows it otherwise."""
         place = Place(batch.base_offset, batch.epoch)
+        if self.mark and self.mark not in batch.content and read_header(batch.content).record_count:
+            raise InvariantBroken(f"{where}: {told(place)} was written to another topic of this name (incarnation)")
+        if self.is_compacted:
+            self._take_records(batch, where)
+            self.written.setdefault(place, Written(batch.content, before))
+            return place
         known = self.written.setdefault(place, Written(batch.content, before))
         if known.content != batch.content:
             raise InvariantBroken(f"{where}: {told(place)} is not the batch that others have (log matching)")
@@ -72,6 +99,42 @@ class History:
             raise InvariantBroken(f"{where}: epochs fall from {told(before)} to {told(place)} (G11)")
         return place
 
+    # -- what goes on purpose ------------------------------------------------------------------------------------------
+
+    def becomes_compacted(self) -> None:
+        """From now on any of its records may go for a newer one with the same key."""
+        if not self.is_compacted:
+            self.is_compacted = True
+            for place, written in self.written.items():
+                self._take_records(StoredBatch(place.base_offset, 0, place.epoch, written.content), self.name)
+
+    def _take_records(self, batch: StoredBatch, where: str) -> None:
+        for record in decoded(batch):
+            content = (record.key, record.value)
+            if self._records.setdefault((record.offset, batch.epoch), content) != content:
+                raise InvariantBroken(
+                    f"{where}: the record at {record.offset} of epoch {batch.epoch} is not the one that others have"
+                    " (log matching)"
+                )
+
+    def starts_at(self, offset: int, *, by_retention: bool, where: str) -> None:
+        """A log begins there. `by_retention`: where a segment begins. Raises InvariantBroken where no request and no
+        retention is the cause."""
+        if offset > max(self.log_start, self.deletable) and not (self.has_retention and by_retention):
+            raise InvariantBroken(
+                f"{where}: the log starts at {offset}, records were deleted up to"
+                f" {max(self.log_start, self.deletable)} only (log start)"
+            )
+        self.log_start = max(self.log_start, offset)
+
+    def survivors(self, start: int) -> set[int]:
+        """Offsets from `start` on that compaction may not take: of each key the newest, unless it is a deletion."""
+        newest: dict[bytes | None, tuple[int, bool]] = {}
+        for batch in self.batches:
+            for record in decoded(batch):
+                newest[record.key] = (record.offset, record.value is None)
+        return {offset for offset, is_deletion in newest.values() if offset >= start and not is_deletion}
+
     # -- committed -----------------------------------------------------------------------------------------------------
 
     def batch_at(self, base_offset: int) -> StoredBatch | None:
@@ -83,7 +146,7 @@ class History:
         """A leader counts these as committed: they are those that are known, or the next ones."""
         for batch in batches:
             if batch.base_offset >= self.end:
-                if batch.base_offset != self.end:
+                if batch.base_offset != self.end and not self.is_compacted:
                     raise InvariantBroken(f"{where}: commits at {batch.base_offset}, {self.end} is known (StrongIsr)")
                 self.batches.append(batch)
                 self._bases.append(batch.base_offset)
@@ -92,6 +155,9 @@ class History:
 
     def compare(self, batch: StoredBatch, where: str) -> None:
         """A batch that lies below the committed end is the committed one."""
+        if self.is_compacted:
+            self._compare_records(batch, where)
+            return
         known = self.batch_at(batch.base_offset)
         if known != batch:
             what = (
@@ -102,20 +168,37 @@ class History:
                 f" {what} is committed"
             )
 
+    def _covering(self, offset: int) -> StoredBatch | None:
+        """The committed batch that this offset lies in."""
+        at = bisect_right(self._bases, offset) - 1
+        return self.batches[at] if at >= 0 and offset < self.batches[at].next_offset else None
+
+    def _compare_records(self, batch: StoredBatch, where: str) -> None:
+        self._take_records(batch, where)
+        for record in decoded(batch):
+            known = self._covering(record.offset)
+            if known is not None and known.epoch != batch.epoch:
+                raise InvariantBroken(
+                    f"{where}: the record at {record.offset} is of epoch {batch.epoch}, that of epoch {known.epoch} is"
+                    " committed"
+                )
+
     def committed_before(self, epoch: int) -> int:
         """The end of what leaders of older epochs called committed."""
         return max((end for led, end in self.ends.items() if led < epoch), default=0)
 
-    def begin_anew(self, log: Iterable[StoredBatch], epoch: int) -> None:
-        """An uncleanly elected leader has this log: what it lacks is lost."""
+    def begin_anew(self, log: Iterable[StoredBatch], start: int, end: int, epoch: int) -> None:
+        """An uncleanly elected leader has this log from `start` to `end`: what it lacks is lost."""
         mine = {Place(batch.base_offset, batch.epoch) for batch in log}
         kept = 0
         while kept < len(self.batches):
             batch = self.batches[kept]
-            if Place(batch.base_offset, batch.epoch) not in mine:
+            is_there = Place(batch.base_offset, batch.epoch) in mine or batch.base_offset < start
+            if not is_there and not (self.is_compacted and batch.next_offset <= end):
                 break
             kept += 1
         self.lost += len(self.batches) - kept
+        self.lost_batches += self.batches[kept:]
         del self.batches[kept:], self._bases[kept:]
         self.ends = {led: min(end, self.end) for led, end in self.ends.items()}
         self.last_unclean = max(self.last_unclean, epoch)
@@ -140,6 +223,9 @@ class History:
 
     def read(self, place: Place, content: bytes, before: Place | None, where: str) -> None:
         """A consumer that has read up to `before` (None: it begins here) was given this batch as the next one."""
+        if self.is_compacted:
+            self._compare_records(StoredBatch(place.base_offset, 0, place.epoch, content), where)
+            return
         written = self.written.get(place)
         if written is None or written.content != content:
             raise InvariantBroken(f"{where}: {told(place)} was read, no log has it like that")
@@ -163,6 +249,11 @@ class History:
 def _is_of(content: bytes, producer_id: int, sequence: int) -> bool:
     header = read_header(content)
     return header.producer_id == producer_id and header.base_sequence == sequence
+
+
+def decoded(batch: StoredBatch) -> list[Record]:
+    """Its records."""
+    return decode_batch(batch.content, read_header(batch.content))
 
 
 def told(place: Place) -> str:

@@ -3,8 +3,7 @@
 Owns two lists: what clients, operators and brokers do (`Operation`), and what goes wrong (`Fault`). Simulated clusters,
 the chaos of real processes and the table of coverage speak of the same thing by the same name. Never does anything.
 
-An operation is recorded when it took effect (the request was answered without an error, the segment was deleted), a
-fault when it strikes.
+An operation is recorded when it begins (the request is sent, the broker starts the work), a fault when it strikes.
 """
 
 from __future__ import annotations

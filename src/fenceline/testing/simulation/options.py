@@ -102,6 +102,28 @@ class Options:
     """Between spells in which some machines hear others late."""
     strand_s: float = 0.0
     """Between times when one node is down, and another that goes on without it is cut off then."""
+    operate_s: float = 0.0
+    """Between requests of the operator, who uses every API (`brokers_operator`)."""
+    operations: str = ""
+    """Names of the operator's operations, with commas between them; empty: all."""
+    compaction: bool = False
+    """Whether some topics are compacted."""
+    retention: bool = False
+    """Whether some topics delete old segments."""
+    segment_bytes: int = 0
+    """Of the logs; 0: as large as Kafka's."""
+    groups: int = 0
+    """Groups that commit offsets."""
+    log_dirs: int = 1
+    """Data directories of each node."""
+    lose_dir_s: float = 0.0
+    """Between losses of one of several data directories."""
+    checkpoint_ms: int = 2000
+    """Between checkpoints of offsets; never where it is longer than the story."""
+    flush_ms: int = 1000
+    """Between looks for segments that are to be flushed."""
+    tidy_ms: int = 2000
+    """Between looks for segments that are to be deleted or compacted."""
     return_s: float = 0.0
     """Between returns of one machine that lost power for a moment, while what is said of it is late."""
 

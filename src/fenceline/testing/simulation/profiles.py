@@ -12,6 +12,9 @@ from typing import Final
 
 from fenceline.testing.simulation.options import Options, sometimes
 
+NEVER_MS: Final = 2**31 - 1
+"""Longer than any story."""
+
 
 def draw(rng: Random, drawn: Options) -> Options:
     """What this story draws for itself. Reads give no wrong bits and no call fails: that is the disk's story."""
@@ -158,3 +161,54 @@ _PROFILES: Final[Mapping[str, Callable[[Random, Options], Options]]] = {
     "room": _room,
 }
 _CHOICE: Final = ("mixed",) * 10 + ("leaders",) * 4 + ("unclean",) * 2 + ("tails",) * 2 + ("returns", "room")
+
+
+# -- of the story `operations` -----------------------------------------------------------------------------------------
+
+
+def draw_operations(rng: Random, drawn: Options) -> Options:
+    """What the story `operations` draws: the mix of the other one, an operator, and intervals from none to never."""
+    mixed = replace(
+        draw(rng, drawn),
+        safety_s=6.0,
+        topics=rng.choice((1, 2)),
+        partitions=rng.choice((1, 1, 2)),
+        churn_s=0.0,
+        swap_s=0.0,
+        deletes=True,
+        operate_s=rng.choice((0.1, 0.3, 0.6)),
+        segment_bytes=rng.choice((0, 300, 1000)),
+        checkpoint_ms=rng.choice((20, 300, 2000, NEVER_MS)),
+        flush_ms=rng.choice((50, 1000, NEVER_MS)),
+        tidy_ms=rng.choice((50, 300, 2000)),
+    )
+    name = rng.choice(_OPERATED_CHOICE)
+    return _OPERATED[name](rng, replace(mixed, profile=name))
+
+
+def _operated(rng: Random, options: Options) -> Options:
+    """All operations, with whatever faults the mix has."""
+    return options
+
+
+def _incarnations(rng: Random, options: Options) -> Options:
+    """Topics go and come anew, logs begin later, and processes end in between."""
+    return replace(
+        options,
+        topics=1,
+        unclean=False,
+        strand_s=0.0,
+        operate_s=rng.choice((0.2, 0.4)),
+        operations="recreate topic,delete records,delete records",
+        crash_s=round(rng.uniform(0.4, 1.5), 3),
+        power_chance=rng.choice((0.0, 0.5, 1.0)),
+        down_s=rng.choice((0.05, 0.3)),
+        think_ms=rng.choice((10.0, 30.0)),
+    )
+
+
+_OPERATED: Final[Mapping[str, Callable[[Random, Options], Options]]] = {
+    "operated": _operated,
+    "incarnations": _incarnations,
+}
+_OPERATED_CHOICE: Final = ("operated",) * 2 + ("incarnations",)

@@ -50,6 +50,7 @@ class Story(Protocol):
 Maker = Callable[[World, Invariants], Story]
 STORIES: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
     "brokers": (brokers.Story, brokers.Story.base_options),
+    "operations": (brokers.OperatedStory, brokers.OperatedStory.base_options),
     "controller": (controller_of_one.Story, controller_of_one.Story.base_options),
     "controllers": (controllers.Story, controllers.Story.base_options),
     "quorum": (quorum_cluster.Story, quorum_cluster.Story.base_options),

@@ -1,0 +1,167 @@
+"""The operator of a simulated cluster: asks for everything that an API allows, one request at a time.
+
+Owns the requests, and what the checks must know of them before they are sent: offsets up to which records may go. Each
+operation is a method under its name in `_OPERATIONS`; which ones a seed uses is `Options.operations`. What is refused
+is not asked again: the next operation is another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from fenceline.testing.simulation.brokers_admin import Admin
+from fenceline.testing.simulation.brokers_wire import Place
+from fenceline.testing.simulation.operations import Operation
+from fenceline.wire.apis import ApiKey
+
+_TIMEOUT_MS: Final = 2000
+_MOST_PARTITIONS: Final = 4
+_HIGH_WATERMARK: Final = -1
+
+
+class Operator(Admin):
+    """See the module."""
+
+    name = "operator"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        wanted = {each.strip() for each in self.options.operations.split(",") if each.strip()}
+        self._wanted = [each for each in _OPERATIONS if not wanted or each.value in wanted]
+        self._made: set[str] = set()
+        self._left: dict[tuple[str, int], list[int]] = {}
+        """By partition: the replicas that it had before it was moved away."""
+
+    async def one(self) -> None:
+        await self.learn()
+        missing = [each for each in self.topics if each not in {place.topic for place in self.places}]
+        for topic in missing:
+            await self._make(topic)
+        if not self.world.faults_strike:
+            if not missing:
+                self.served()
+            await asyncio.sleep(0.2)
+            return
+        await asyncio.sleep(self.rng.expovariate(1 / self.options.operate_s))
+        if self.places and self._wanted:
+            place = self.rng.choice(self.places)
+            await _OPERATIONS[self.rng.choice(self._wanted)](self, place)
+        self.served()
+
+    def begin(self, operation: Operation, topic: str | None = None) -> None:
+        self.world.coverage.operation(operation, topic)
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+
+    async def _make(self, topic: str) -> None:
+        self.begin(Operation.RECREATE_TOPIC if topic in self._made else Operation.CREATE_TOPIC, topic)
+        self._made.add(topic)
+        await self.create(topic)
+
+    def more_configs(self, topic: str) -> dict[str, str]:
+        """Segments of a few batches; some topics are compacted, some delete by size, time, or both."""
+        options, rng = self.options, self.rng
+        configs = {}
+        if options.segment_bytes:
+            configs["internal.segment.bytes"] = str(options.segment_bytes)
+        policies = ["delete"] + ["compact", "compact,delete"] * options.compaction
+        policy = rng.choice(policies)
+        configs["cleanup.policy"] = policy
+        if options.retention and "delete" in policy and rng.random() < 0.7:
+            configs |= rng.choice(({"retention.bytes": "1500"}, {"retention.ms": "1500"}, {"retention.bytes": "0"}))
+        if rng.random() < 0.2:
+            configs["flush.messages"] = "1"
+        return configs
+
+    async def _recreate(self, place: Place) -> None:
+        topic = place.topic
+        self.begin(Operation.DELETE_TOPIC, topic)
+        await self.delete_only(topic)
+        await asyncio.sleep(self.rng.choice((0.0, self.rng.random() * 0.3)))
+        await self._make(topic)
+
+    async def _add_partitions(self, place: Place) -> None:
+        count = sum(each.topic == place.topic for each in self.places)
+        if count >= _MOST_PARTITIONS:
+            return
+        self.begin(Operation.ADD_PARTITIONS, place.topic)
+        wanted = {"name": place.topic, "count": count + 1, "assignments": None}
+        fields = {"topics": [wanted], "timeout": _TIMEOUT_MS, "validate_only": False}
+        answer = await self.ask(ApiKey.CREATE_PARTITIONS, 3, fields)
+        self.tell(f"makes {place.topic} have {count + 1} partitions: {answer.results[0].error_code}")
+
+    async def _delete_records(self, place: Place) -> None:
+        """Up to the high watermark, or to any offset below it: batches are cut in two."""
+        history = self.history(place)
+        if place.leader < 0 or history is None:
+            return
+        offset = self.rng.randint(0, history.end) if self.rng.random() < 0.6 else _HIGH_WATERMARK
+        self.begin(Operation.DELETE_RECORDS, place.topic)
+        self.checks.may_delete(place.topic, place.index, 1 << 62 if offset == _HIGH_WATERMARK else offset)
+        partition = {"partition_index": place.index, "offset": offset}
+        fields = {"topics": [{"name": place.topic, "partitions": [partition]}], "timeout": _TIMEOUT_MS}
+        answer = (await self.wire.call(place.leader, ApiKey.DELETE_RECORDS, 2, fields)).topics[0].partitions[0]
+        self.checks.has_deleted(place.topic, place.index)
+        self.tell(f"deletes records of {place.topic}-{place.index} before {offset}: {answer.error_code}")
+
+    async def _alter_config(self, place: Place) -> None:
+        options, rng = self.options, self.rng
+        choices = [("min.insync.replicas", "1"), ("min.insync.replicas", "2"), ("flush.messages", "1")]
+        choices += [("max.message.bytes", rng.choice(("2000", "1048588"))), ("file.delete.delay.ms", "0")]
+        if options.segment_bytes:
+            choices.append(("internal.segment.bytes", str(rng.choice((300, 1000, options.segment_bytes)))))
+        if options.unclean:
+            choices += [("unclean.leader.election.enable", each) for each in ("true", "false")]
+        if options.retention:
+            choices += [("retention.bytes", each) for each in ("0", "1000", "-1")]
+            choices += [("retention.ms", each) for each in ("500", "-1")]
+        if options.compaction:
+            choices += [("cleanup.policy", each) for each in ("compact", "delete", "compact,delete")]
+            choices += [("delete.retention.ms", "0"), ("min.compaction.lag.ms", rng.choice(("0", "500")))]
+        name, value = rng.choice(choices)
+        self.begin(Operation.ALTER_CONFIG, place.topic)
+        await self.alter_config(place.topic, name, value)
+
+    # -- places and leaders --------------------------------------------------------------------------------------------
+
+    async def _reassign_away(self, place: Place) -> None:
+        """To other replicas, and later back to those that it had: what a broker keeps of it must not count then."""
+        rng, key = self.rng, (place.topic, place.index)
+        before = self._left.pop(key, None)
+        if before is not None:
+            self.begin(Operation.REASSIGN_BACK, place.topic)
+            await self.reassign(place.topic, place.index, before)
+            return
+        self.begin(Operation.REASSIGN, place.topic)
+        partition = self.checks.live_keys.get(place.key)
+        if partition is not None:
+            self._left[key] = list(partition.replicas)
+        count = self.options.replicas or rng.choice((1, 2, 2, 3))
+        await self.reassign(place.topic, place.index, rng.sample(self.nodes, count))
+
+    async def _cancel(self, place: Place) -> None:
+        self.begin(Operation.CANCEL_REASSIGNMENT, place.topic)
+        await self.reassign(place.topic, place.index, None)
+
+    async def _elect_preferred(self, place: Place) -> None:
+        self.begin(Operation.PREFERRED_ELECTION, place.topic)
+        await self.elect(place.topic, place.index, unclean=False)
+
+    async def _elect_uncleanly(self, place: Place) -> None:
+        if self.options.unclean:
+            self.begin(Operation.UNCLEAN_ELECTION, place.topic)
+            await self.elect(place.topic, place.index, unclean=True)
+
+
+_OPERATIONS: Final[Mapping[Operation, Callable[[Operator, Place], Awaitable[None]]]] = {
+    Operation.RECREATE_TOPIC: Operator._recreate,
+    Operation.ADD_PARTITIONS: Operator._add_partitions,
+    Operation.DELETE_RECORDS: Operator._delete_records,
+    Operation.ALTER_CONFIG: Operator._alter_config,
+    Operation.REASSIGN: Operator._reassign_away,
+    Operation.CANCEL_REASSIGNMENT: Operator._cancel,
+    Operation.PREFERRED_ELECTION: Operator._elect_preferred,
+    Operation.UNCLEAN_ELECTION: Operator._elect_uncleanly,
+}

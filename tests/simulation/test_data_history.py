@@ -1,0 +1,83 @@
+"""What a partition's history makes of log starts, of batches of another incarnation, and of compacted logs."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.records.batch import assign_in_place, read_header
+from fenceline.records.build import build_batch
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.data_history import History, Place
+from fenceline.testing.simulation.world import StoredBatch
+
+MARK = b"4c0736b0"
+
+
+def stored(base_offset: int, *rows: tuple[bytes | None, bytes | None], epoch: int = 0) -> StoredBatch:
+    batch = bytearray(build_batch([(1000, key, value, ()) for key, value in rows]))
+    assign_in_place(memoryview(batch), 0, base_offset, epoch)
+    return StoredBatch(base_offset, read_header(batch).next_offset, epoch, bytes(batch))
+
+
+def test_a_log_start_needs_a_request() -> None:
+    history = History("t0-0")
+    history.starts_at(0, by_retention=True, where="n1")
+    with pytest.raises(InvariantBroken, match="log start"):
+        history.starts_at(5, by_retention=True, where="n1")
+    history.deletable = 7
+    history.starts_at(5, by_retention=False, where="n1")
+    history.starts_at(7, by_retention=False, where="n2")
+    with pytest.raises(InvariantBroken, match="up to 7 only"):
+        history.starts_at(8, by_retention=False, where="n1")
+
+
+def test_retention_moves_the_log_start_to_a_segment() -> None:
+    history = History("t0-0")
+    history.has_retention = True
+    history.starts_at(5, by_retention=True, where="n1")
+    history.starts_at(5, by_retention=False, where="n2")
+    with pytest.raises(InvariantBroken, match="log start"):
+        history.starts_at(6, by_retention=False, where="n1")
+
+
+def test_a_batch_of_another_incarnation() -> None:
+    history = History("t0-0", MARK)
+    history.wrote(stored(0, (None, b"value " + MARK)), None, "n1")
+    with pytest.raises(InvariantBroken, match="incarnation"):
+        history.wrote(stored(1, (None, b"value 82e53860")), Place(0, 0), "n1")
+
+
+def test_an_unclean_leader_whose_log_starts_later_keeps_what_was_deleted() -> None:
+    history = History("t0-0")
+    batches = [stored(offset, (None, b"x")) for offset in range(4)]
+    history.commit(batches, "n1")
+    history.begin_anew(batches[2:3], 2, 3, 1)
+    assert history.batches == batches[:3]
+    assert history.lost_batches == batches[3:]
+
+
+class TestCompacted:
+    def history(self) -> History:
+        history = History("t0-0")
+        batches = [stored(0, (b"a", b"1"), (b"b", b"1")), stored(2, (b"a", b"2")), stored(3, (b"b", None))]
+        for batch in batches:
+            history.wrote(batch, None, "n1")
+        history.commit(batches, "n1")
+        history.becomes_compacted()
+        return history
+
+    def test_what_may_not_go(self) -> None:
+        assert self.history().survivors(0) == {2}
+        assert self.history().survivors(3) == set()
+
+    def test_a_batch_with_fewer_records(self) -> None:
+        history = self.history()
+        history.compare(stored(1, (b"b", b"1")), "n1")
+        history.wrote(stored(1, (b"b", b"1")), None, "n2")
+        history.read(Place(1, 0), stored(1, (b"b", b"1")).content, None, "consumer")
+
+    def test_a_record_that_is_another_one(self) -> None:
+        with pytest.raises(InvariantBroken, match="log matching"):
+            self.history().compare(stored(1, (b"b", b"9")), "n1")
+        with pytest.raises(InvariantBroken, match="of epoch 0 is committed"):
+            self.history().compare(stored(1, (b"b", b"1"), epoch=1), "n1")
