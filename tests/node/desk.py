@@ -119,6 +119,9 @@ class _Roles:
     def leads(self, replica: Replica) -> None:
         self._replication.leads(replica)
 
+    def leads_on(self, replica: Replica) -> None:
+        self._replication.leads_on(replica)
+
     def follows(self, replica: Replica, leader_id: int) -> None:
         self._replication._stop_recovery(replica)
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
 from fenceline.metadata.image import Endpoint
 from fenceline.node.absent_brokers import AbsentBrokers
 from fenceline.node.clock import SystemClock
+from fenceline.node.peer_connection import LARGEST_ANSWER_BYTES
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
 from fenceline.wire import entities
@@ -78,7 +79,11 @@ class SocketLeader:
 
 @contextlib.asynccontextmanager
 async def following(
-    leader: SocketLeader, *, answer_timeout_ms: int = NEVER_MS, absent: AbsentBrokers | None = None
+    leader: SocketLeader,
+    *,
+    answer_timeout_ms: int = NEVER_MS,
+    absent: AbsentBrokers | None = None,
+    largest_answer: Callable[[], int] = lambda: LARGEST_ANSWER_BYTES,
 ) -> AsyncIterator[ReplicaFetchers]:
     """The fetchers of broker 1, for which `leader` is broker `LEADER`, while it serves."""
     await leader.serve()
@@ -88,7 +93,13 @@ async def following(
         replication_endpoint=lambda node_id: Endpoint("PLAINTEXT", "127.0.0.1", leader.port, 0),
     )
     fetchers = ReplicaFetchers(
-        host, SystemClock(), lambda: None, LIMITS, answer_timeout_ms=answer_timeout_ms, absent=absent
+        host,
+        SystemClock(),
+        lambda: None,
+        LIMITS,
+        answer_timeout_ms=answer_timeout_ms,
+        absent=absent,
+        largest_answer=largest_answer,
     )
     try:
         yield fetchers

@@ -159,6 +159,23 @@ def test_a_leader_that_closes_its_connection_has_left_until_it_takes_another() -
     asyncio.run(story())
 
 
+def test_a_leader_that_ends_each_connection_unanswered_is_there() -> None:
+    """It took each of them."""
+
+    async def story() -> None:
+        leader = LeavingLeader()
+        async with followed(leader) as (_, told):
+            for _ in range(3):
+                leader.leave()
+                await leader.fetched()
+            assert told.all == ["came", "left", "came", "came", "came"]
+            leader.refuse()
+            leader.leave()
+            await until(lambda: told.now().left == {LEADER})
+
+    asyncio.run(story())
+
+
 def test_a_closed_connection_is_seen_before_it_is_heard() -> None:
     """Nothing runs between the end of the transport and the look."""
 

@@ -193,6 +193,20 @@ def test_a_disk_that_refuses_records_is_told_and_the_others_go_on() -> None:
     told(story)
 
 
+def test_an_error_of_ours_in_one_partition_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(stage: Stage) -> None:
+        def broken(*_: Any, **__: Any) -> None:
+            raise AssertionError("an invariant of the log")
+
+        monkeypatch.setattr(stage.replicas[0], "log", SimpleNamespace(append_as_follower=broken))
+        records = bytes(batch(base_offset=5, leader_epoch=5))
+        await stage.answer(fetched(0, records=records), fetched(1, records=records))
+        assert stage.replicas[1].log.log_end_offset == 6
+        assert (stage.state(0).phase, stage.state(1).phase) == (Phase.WAITING, Phase.FETCHING)
+
+    told(story)
+
+
 # -- truncating --------------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ E31-E39`; controller.md C47.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import ErrorCode, PeerError
-from tests.node.desk import Desk, told, turns
+from tests.node.desk import RECOVERING, Desk, told, turns
 
 LAG_MS = 30_000
 
@@ -339,5 +340,84 @@ def test_who_is_eligible(broker: dict[str, Any], joins: bool) -> None:
         desk.append(1)
         desk.follower_fetched(2, 1)
         assert desk.replica().high_watermark == (0 if joins else 1)
+
+    told(story)
+
+
+# -- recovered leaders -------------------------------------------------------------------------------------------------
+
+
+def _of_the_current_epoch(desk: Desk) -> Callable[[Any], Any]:
+    """As a controller answers that knows the partition as `desk` has been told of it."""
+
+    def answer(change: Any) -> AlteredPartition:
+        leader = desk.replica().leader
+        assert leader is not None
+        if change.partition_epoch < leader.partition_epoch:
+            return AlteredPartition(change.index, ErrorCode.INVALID_UPDATE_VERSION)
+        return _taken(change)
+
+    return _answering(answer)
+
+
+@pytest.mark.parametrize("changes", [1, 3])
+def test_recovered_is_proposed_again_when_the_partition_changed_meanwhile(changes: int) -> None:
+    """V37-V39, E39: a reassignment within the epoch bumps the partition epoch while RECOVERED is out, and the
+    controller refuses what was made from the state before.
+    """
+
+    async def story(desk: Desk) -> None:
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await _asked(desk, 1)
+        for number in range(changes):
+            desk.tell(replicas=(1, 2, 3, 4 + number), adding=(4 + number,))
+        assert desk.replica().is_recovering
+        (out,) = desk.controller._out
+        out.set_result(_of_the_current_epoch(desk)(desk.controller.asked[0]))
+        desk.controller.answer = _of_the_current_epoch(desk)
+        while desk.replica().is_recovering:
+            await turns(1)
+        assert len(desk.controller.asked) == 2
+        assert desk.fetched().error_code == ErrorCode.NONE
+
+    told(story)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA])
+def test_recovered_that_was_refused_is_proposed_again_by_the_next_look(code: ErrorCode) -> None:
+    async def story(desk: Desk) -> None:
+        desk.controller.answer = _answering(_refused(code), _taken)
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await _asked(desk, 1)
+        while _pending(desk):
+            await turns(1)
+        assert desk.replica().is_recovering
+        desk.replication.let_go_of_laggards()
+        while desk.replica().is_recovering:
+            await turns(1)
+
+    told(story)
+
+
+def test_recovered_is_not_proposed_before_recovery_is_done() -> None:
+    """Another change of the partition comes while the log is made durable."""
+
+    async def story(desk: Desk) -> None:
+        flushed = asyncio.Event()
+        flush_up_to = desk.flush_up_to
+
+        async def slow(*arguments: Any) -> Any:
+            await flushed.wait()
+            return await flush_up_to(*arguments)
+
+        desk.flush_up_to = slow  # type: ignore[method-assign]
+        desk.lead(4, leader_recovery_state=RECOVERING)
+        await turns()
+        desk.tell(replicas=(1, 2, 3, 4), adding=(4,))
+        desk.replication.let_go_of_laggards()
+        await turns()
+        assert desk.controller.asked == []
+        flushed.set()
+        await _asked(desk, 1)
 
     told(story)

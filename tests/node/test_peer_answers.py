@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
-from fenceline.node.peer_connection import ConnectionLost, PeerConnection
+from fenceline.node.peer_connection import LARGEST_ANSWER_BYTES, AnswerTooLarge, ConnectionLost, PeerConnection
 from fenceline.wire.apis import ApiKey
 
 FETCH, VERSION = ApiKey.FETCH, 12
@@ -34,8 +35,11 @@ class Wire:
         pass
 
 
-def connected(*, lends_answers: bool = False) -> tuple[PeerConnection, Wire]:
-    connection, wire = PeerConnection("there:1", "here", lends_answers=lends_answers), Wire()
+def connected(
+    *, lends_answers: bool = False, largest_answer: Callable[[], int] = lambda: LARGEST_ANSWER_BYTES
+) -> tuple[PeerConnection, Wire]:
+    connection = PeerConnection("there:1", "here", lends_answers=lends_answers, largest_answer=largest_answer)
+    wire = Wire()
     connection.connection_made(wire)  # type: ignore[arg-type]
     return connection, wire
 
@@ -106,7 +110,8 @@ def test_large_answers_that_are_lent_share_memory_and_a_small_one_gives_it_back(
     "content",
     [
         (3).to_bytes(4, "big"),
-        (200 << 20).to_bytes(4, "big"),
+        (-1).to_bytes(4, "big", signed=True),
+        (200 << 20).to_bytes(4, "big") + b"\0\0\0\7",
         b"HTTP/1.1 400 Bad Request",
         frame(7, b"of another request"),
         frame(7, b"of another request, large" * 9_000),
@@ -142,5 +147,77 @@ def test_a_reason_for_closing_is_told_to_who_waits() -> None:
         connection.close("too slow")
         with pytest.raises(ConnectionLost, match="too slow"):
             answer.result()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("size", [(100 << 20) + 1, 2**31 - 1])
+@pytest.mark.parametrize("lends_answers", [False, True])
+@pytest.mark.parametrize("most", [1, 40_000, 1 << 30])
+def test_an_answer_that_is_too_large_ends_the_connection_with_its_first_bytes(
+    size: int, lends_answers: bool, most: int
+) -> None:
+    """Not one byte more than these is kept, and the peer has not left: this node closed the connection."""
+
+    async def story() -> None:
+        connection, wire = connected(lends_answers=lends_answers)
+        answer = connection.post(FETCH, VERSION, b"")
+        begun = b"which partition is it?" + bytes(4 << 20)
+        content = size.to_bytes(4, "big") + frame(0, begun)[4:]
+        receive(connection, content[:9], min(most, 3))
+        receive(connection, content[9 : 4 + (4 << 20)], max(most, 1_000))
+        with pytest.raises(AnswerTooLarge, match=f"{size} bytes, more than the {100 << 20}") as caught:
+            answer.result()
+        assert (caught.value.size_bytes, caught.value.largest_bytes) == (size, 100 << 20)
+        assert bytes(caught.value.begun) == begun[: (4 << 20) - 5]
+        assert wire.is_aborted
+        assert not connection.was_left
+
+    asyncio.run(story())
+
+
+def test_what_an_answer_may_have_is_asked_anew_where_one_is_larger() -> None:
+    """A topic may allow larger batches since the connection was opened."""
+
+    async def story() -> None:
+        largest = [1_000]
+        asked = []
+
+        def largest_answer() -> int:
+            asked.append(largest[0])
+            return largest[0]
+
+        connection, _ = connected(largest_answer=largest_answer)
+        for number in range(3):
+            answer = connection.post(FETCH, VERSION, b"")
+            receive(connection, frame(number, bytes(900)), 1 << 30)
+            assert len(answer.result()) == 900
+        assert asked == [1_000]
+        largest[0] = 300_000
+        answer = connection.post(FETCH, VERSION, b"")
+        receive(connection, frame(3, bytes(200_000)), 1 << 30)
+        assert len(answer.result()) == 200_000
+        answer = connection.post(FETCH, VERSION, b"")
+        receive(connection, frame(4, bytes(300_000)), 1 << 30)
+        with pytest.raises(AnswerTooLarge):
+            answer.result()
+        assert asked == [1_000, 300_000, 300_000]
+
+    asyncio.run(story())
+
+
+def test_who_ended_a_connection_is_known() -> None:
+    async def story() -> None:
+        ours, _ = connected()
+        ours.close()
+        ours.connection_lost(None)
+        assert not ours.was_left
+        theirs, wire = connected()
+        assert not theirs.was_left
+        wire.is_aborted = True  # the transport closes itself at the end of what the peer sends
+        assert theirs.was_left
+        theirs.close("it is gone")
+        theirs.connection_lost(None)
+        assert theirs.was_left
 
     asyncio.run(story())

@@ -389,5 +389,20 @@ class TestRecovering:
         assert state.is_recovering
         assert state.propose_recovered() is not None
 
+    def test_recovered_is_proposed_again_after_another_change_within_the_epoch(self) -> None:
+        state = leader({1}, is_recovering=True)
+        assert state.propose_recovered_again() is None, "recovery is not done"
+        first = state.propose_recovered()
+        assert state.propose_recovered_again() is None, "the first proposal is out"
+        told(state, {1}, recovering=True)
+        again = state.propose_recovered_again()
+        assert first is not None
+        assert again is not None
+        assert again.partition_epoch > first.partition_epoch
+        state.on_refused(again, ErrorCode.INELIGIBLE_REPLICA)
+        assert state.propose_recovered_again() is not None, "a refusal that reverts leaves nothing proposed"
+        told(state, {1})
+        assert state.propose_recovered_again() is None, "the controller knows"
+
     def test_recovered_leader_has_nothing_to_tell(self) -> None:
         assert leader({1}).propose_recovered() is None

@@ -233,6 +233,26 @@ def test_large_records_are_not_copied() -> None:
         assert parsed.obj is body
 
 
+@pytest.mark.parametrize("version", [13, 17, 18])
+@pytest.mark.parametrize("large", range(5))
+def test_the_partition_that_makes_an_answer_large_is_seen_in_its_first_bytes(version: int, large: int) -> None:
+    """However many bytes are there: none is named wrongly."""
+    rows = [
+        FetchedPartition(
+            None, bytes([7 + index // 2]) * 16, index, records=bytes(100_000 if index == large else 60 * (index % 3))
+        )
+        for index in range(5)
+    ]
+    whole = memoryview(b"".join(bytes(part) for part in encode_response(version, FetchResponse(rows, session_id=3))))
+    assert whole.nbytes > 100_000
+    culprit = (bytes([7 + large // 2]) * 16, large)
+    assert fetch_response.largest_of_begun(version, whole) == culprit
+    seen = {fetch_response.largest_of_begun(version, whole[:end]) for end in range(1_000, 100_000, 5_003)}
+    assert seen == {culprit}
+    for end in range(1_000):
+        fetch_response.largest_of_begun(version, whole[:end])
+
+
 def test_fields_that_a_version_lacks_are_left_out() -> None:
     wanted = FetchPartition("t", bytes(16), 1, 2, 3, 4, 5, 6, b"d" * 16, 7)
     request = FetchRequest("c", 1, 2, 3, 4, 5, 0, 6, 7, [wanted], [("t", bytes(16), [1])], "r")

@@ -20,7 +20,15 @@ from fenceline.errors import ErrorCode, PeerError
 from fenceline.node.channel_requests import MAPPINGS
 from fenceline.node.handlers.envelope import FORWARDED
 from fenceline.node.logs import Logger
-from fenceline.node.peer_connection import ConnectionLost, Dial, NoSuchVersion, PeerConnection, dial, open_peer
+from fenceline.node.peer_connection import (
+    LARGEST_ANSWER_BYTES,
+    ConnectionLost,
+    Dial,
+    NoSuchVersion,
+    PeerConnection,
+    dial,
+    open_peer,
+)
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.entities import read_response, write_request
 from fenceline.wire.errors import MalformedRequest
@@ -60,8 +68,17 @@ class _Route(NamedTuple):
 class ControllerChannel:
     """See the module. All methods belong to the loop."""
 
-    def __init__(self, controller: ControllerDriver, *, node_id: int, connect: Dial = dial) -> None:
+    def __init__(
+        self,
+        controller: ControllerDriver,
+        *,
+        node_id: int,
+        connect: Dial = dial,
+        largest_answer_bytes: int = LARGEST_ANSWER_BYTES,
+    ) -> None:
+        """`largest_answer_bytes`: the answer to a request grows with it, so this follows `socket.request.max.bytes`."""
         self._controller = controller
+        self._largest_answer_bytes = largest_answer_bytes
         self._client_id = f"broker-{node_id}"
         self._connect = connect
         self._connections: dict[str, tuple[_Route, PeerConnection]] = {}
@@ -250,7 +267,13 @@ class ControllerChannel:
                 known[1].close()
             if self._is_closed:
                 raise ConnectionLost("this node stops")
-            opened = await open_peer(route.host, route.port, client_id=self._client_id, connect=self._connect)
+            opened = await open_peer(
+                route.host,
+                route.port,
+                client_id=self._client_id,
+                connect=self._connect,
+                largest_answer=lambda: self._largest_answer_bytes,
+            )
             self._connections[route.purpose] = (route, opened)
             return opened
 

@@ -33,7 +33,7 @@ from fenceline.replica.follower import (
 from fenceline.wire.apis import ApiKey
 
 if TYPE_CHECKING:
-    from fenceline.node.peer_connection import PeerConnection
+    from fenceline.node.peer_connection import AnswerTooLarge, PeerConnection
     from fenceline.node.replica import Replica
     from fenceline.node.replica_fetchers import ReplicaFetchers
     from fenceline.replica.fetcher import Fetcher, Key
@@ -89,6 +89,16 @@ class Duties:
         replica = self._link.replica_of(state)
         if replica is None:
             return
+        try:
+            self._do(replica, state, duty, questions)
+        except StorageError as error:
+            self._refused(replica, state, error)
+        except Exception:
+            # Our bug; the leader's other partitions must not stand still because of it.
+            log.exception("replication of a partition failed", partition=str(replica.topic_partition))
+            self._fetcher.failed(state, self._clock.monotonic_ms())
+
+    def _do(self, replica: Replica, state: FollowerState, duty: Duty, questions: list[Question]) -> None:
         match duty:
             case Append():
                 self._append(replica, duty, questions)
@@ -144,9 +154,29 @@ class Duties:
                 loop = asyncio.get_running_loop()
                 self._writing_behind = loop.run_in_executor(self._fetchers.executor(), work)
 
+    def answer_too_large(self, state: FollowerState, error: AnswerTooLarge) -> None:
+        """The leader has a batch for a partition that this broker does not take. Logged as in `_not_taken`."""
+        replica = self._link.replica_of(state)
+        if replica is None:
+            return
+        if _is_power_of_two(state.failures + 1):
+            log.warning(
+                "batch too large to be replicated",
+                partition=str(replica.topic_partition),
+                leader=self._leader_id,
+                offset=state.log.log_end_offset,
+                answer_bytes=error.size_bytes,
+                largest_bytes=error.largest_bytes,
+                times=state.failures + 1,
+                advice="Raise socket.request.max.bytes of this broker to that of the leader, at least by "
+                f"{error.size_bytes - error.largest_bytes}, and start it again. Until then this replica is not in "
+                "sync; the leader's other partitions are replicated.",
+            )
+        self._fetcher.answer_too_large(state, self._clock.monotonic_ms())
+
     def _not_taken(self, replica: Replica, state: FollowerState, reason: str) -> None:
-        """The leader sent what can not be. Told the 1st, 2nd, 4th, 8th time and so on."""
-        if not state.failures & (state.failures + 1):
+        """The leader sent what can not be. Logged the 1st, 2nd, 4th, 8th time and so on."""
+        if _is_power_of_two(state.failures + 1):
             log.error(
                 "records of the leader not taken",
                 partition=str(replica.topic_partition),
@@ -286,3 +316,7 @@ class Duties:
                     refused = bool(partition.error_code)
                     return None if refused else (int(partition.leader_epoch), int(partition.end_offset))
         return None
+
+
+def _is_power_of_two(number: int) -> bool:
+    return not number & (number - 1)

@@ -11,6 +11,9 @@ wait for the megabytes that it fetches together with what is in sync. So it move
 the answer that shows it, and back with the one that brings everything that is committed. There are two of these, so
 that the leader sends over one while what came over the other is written.
 
+An answer that is larger than this node takes is one partition's trouble: that partition backs off for long, with a
+warning that names the setting, and the others are fetched at once over a new connection.
+
 Rules: `epochs.md E23-E29`; `gaps.md G3`.
 """
 
@@ -21,12 +24,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from fenceline.node.leader_duties import Duties
 from fenceline.node.logs import Logger
-from fenceline.node.peer_connection import ConnectionLost, NoSuchVersion, PeerConnection, open_peer
+from fenceline.node.peer_connection import AnswerTooLarge, ConnectionLost, NoSuchVersion, PeerConnection, open_peer
 from fenceline.replica.fetcher import Fetcher
 from fenceline.replica.follower import BeginAnew, CutTo, FollowerState, Phase, Question
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.errors import MalformedRequest
-from fenceline.wire.fetch import encode_request, parse_response
+from fenceline.wire.fetch import encode_request, largest_of_begun, parse_response
 
 if TYPE_CHECKING:
     from fenceline.log.errors import StorageError
@@ -85,6 +88,8 @@ class LeaderLink:
         self._awaited: asyncio.Future[memoryview] | None = None
         self._overdue_s = 0.0
         """When the answer that is out has taken too long, by the loop's clock."""
+        self._received_bytes = 0
+        """Of the large answer that is out, when the watchdog looked last."""
         self._watchdog: asyncio.TimerHandle | None = None
         self._arrivals: asyncio.TimerHandle | None = None
         """When what came from far behind has waited for long enough."""
@@ -93,6 +98,9 @@ class LeaderLink:
         self._is_unreachable = False
         self._was_left = False
         """It closed the connection while its answer was awaited."""
+        self._left_lately = False
+        """It ended a connection, and has answered no fetch since. Where it ends the next one, too, it is there all the
+        same, since it took that."""
         self._refusals = 0
         """Answers in a row that were an error as a whole."""
         self._task = asyncio.ensure_future(self._run())
@@ -227,6 +235,7 @@ class LeaderLink:
                 failures += 1
                 if self._was_left or isinstance(error, ConnectionRefusedError):
                     self._fetchers.absent.left(self._leader_id)
+                self._left_lately = self._left_lately or self._was_left
                 self._was_left = False
                 self._tell_unreachable(error)
                 await self._pause(min(20 << min(failures, 10), self._fetchers.limits.backoff_ms))
@@ -256,11 +265,21 @@ class LeaderLink:
         if self._news.is_set():
             self._lost()
             return
-        body = await self._answer(connection.post(ApiKey.FETCH, version, encode_request(version, request)))
+        try:
+            body = await self._answer(connection.post(ApiKey.FETCH, version, encode_request(version, request)))
+        except AnswerTooLarge as error:
+            self._lost()
+            culprit = largest_of_begun(version, error.begun)
+            state = None if culprit is None else self.fetcher.states.get(culprit)
+            if state is None:
+                raise
+            self.duties.answer_too_large(state, error)
+            return
         if body is None:
             self._lost()
             return
         response = parse_response(version, body)
+        self._left_lately = False
         self._refusals = self._refusals + 1 if response.error_code else 0
         if self._refusals > 1:
             # A session that was forgotten is opened anew at once; what is refused again waits.
@@ -286,6 +305,7 @@ class LeaderLink:
     async def _answer(self, answer: asyncio.Future[memoryview]) -> memoryview | None:
         """None: something new is to be asked for, and the answer is not awaited any more."""
         self._overdue_s = asyncio.get_running_loop().time() + self._fetchers.answer_timeout_s
+        self._received_bytes = 0
         if self._watchdog is None:
             self._watch()
         self._awaited = answer
@@ -307,15 +327,20 @@ class LeaderLink:
             far.look()
 
     def _closed_by_leader(self, connection: PeerConnection | None) -> bool:
-        """And not because its answer took too long."""
-        is_closed = connection is not None and not connection.is_open
-        return is_closed and asyncio.get_running_loop().time() < self._overdue_s
+        """And neither by this node, nor after it was idle for long."""
+        was_left = connection is not None and connection.was_left and not self._left_lately
+        return was_left and asyncio.get_running_loop().time() < self._overdue_s
 
     def _watch(self) -> None:
-        """One timer for all answers, which looks again when the one that is out would be overdue."""
+        """One timer for all answers, which looks again when the one that is out would be overdue. An answer that still
+        comes in is not."""
         loop = asyncio.get_running_loop()
         self._watchdog = None
         awaited = self._awaited
+        received = self._connection.received_bytes if self._connection is not None else 0
+        if awaited is not None and received > self._received_bytes and loop.time() >= self._overdue_s:
+            self._received_bytes = received
+            self._overdue_s = loop.time() + self._fetchers.answer_timeout_s
         if loop.time() < self._overdue_s:
             self._watchdog = loop.call_at(self._overdue_s, self._watch)
         elif awaited is not None and self._connection is not None:
@@ -344,6 +369,7 @@ class LeaderLink:
             connect=self._fetchers.connect,
             # Every duty of an answer is done before the next request, and cuts in threads need none of its bytes.
             lends_answers=True,
+            largest_answer=self._fetchers.largest_answer,
         )
         self._fetchers.absent.came(self._leader_id)
         return connection

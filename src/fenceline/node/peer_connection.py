@@ -5,6 +5,8 @@ asked. The one thing that opens sockets is `Dial`, which a simulation replaces.
 
 Answers larger than the first buffer are received where they stay: into memory of their own size, or, for who has one
 request out at a time and is done with an answer before it asks again, into memory that is used again (`lends_answers`).
+An answer that is larger than this node takes ends the connection once its first bytes are there: they say of what it is
+(`AnswerTooLarge`). So memory is bounded by the configuration (`largest_answer`), whatever a peer claims.
 """
 
 from __future__ import annotations
@@ -26,18 +28,35 @@ Dial = Callable[[Callable[[], asyncio.BaseProtocol], str, int], Awaitable[tuple[
 """(protocol factory, host, port) -> (transport, protocol), as `loop.create_connection`. Raises OSError;
 ConnectionRefusedError where nobody listens."""
 
-_MAX_ANSWER_BYTES: Final = 100 << 20
+LARGEST_ANSWER_BYTES: Final = 100 << 20
+"""Where no configuration says more: what `socket.request.max.bytes` is by default."""
 _API_VERSIONS: Final = (4, 3)
 """Version 3 hides features that begin at level 0, as kraft.version does."""
 _CONNECT_S: Final = 5.0
 _BUFFER_BYTES: Final = 64 << 10
 _SIZE_PREFIX_BYTES: Final = 4
+_CORRELATION_ID_BYTES: Final = 4
+_BEGUN_BYTES: Final = 4 << 20
+"""What is received of an answer that is too large: the rows of tens of thousands of partitions."""
 _LENT_BYTES_AT_REST: Final = 1 << 20
 """What is lent is given back to the system when it is larger, and a small answer shows that it is not needed now."""
 
 
 class ConnectionLost(ConnectionError):
     """No answer will come on this connection; whether the request was handled is not known."""
+
+
+class AnswerTooLarge(ConnectionLost):
+    """The peer's answer is larger than this node takes, so this node closed the connection.
+
+    begun: the first bytes of its body.
+    """
+
+    def __init__(self, peer: str, size_bytes: int, largest_bytes: int, begun: memoryview) -> None:
+        super().__init__(f"{peer} answers with {size_bytes} bytes, more than the {largest_bytes} that this node takes")
+        self.size_bytes = size_bytes
+        self.largest_bytes = largest_bytes
+        self.begun = begun
 
 
 class NoSuchVersion(Exception):
@@ -71,10 +90,18 @@ class PeerConnection(asyncio.BufferedProtocol):
     """See the module. Open it with `open_peer`.
 
     lends_answers: an answer's body belongs to the connection and holds until the next request is posted, so there may
-    be one request at a time only.
+    be one request at a time only. largest_answer: how many bytes an answer may have; asked only where one is larger
+    than what it said before.
     """
 
-    def __init__(self, peer: str, client_id: str, *, lends_answers: bool = False) -> None:
+    def __init__(
+        self,
+        peer: str,
+        client_id: str,
+        *,
+        lends_answers: bool = False,
+        largest_answer: Callable[[], int] = lambda: LARGEST_ANSWER_BYTES,
+    ) -> None:
         self.peer = peer
         self.versions: Mapping[int, tuple[int, int]] = {}
         """What the peer speaks, by api key."""
@@ -82,6 +109,11 @@ class PeerConnection(asyncio.BufferedProtocol):
         """Its whole answer to ApiVersions."""
         self._client_id = client_id
         self._lends_answers = lends_answers
+        self._largest_answer = largest_answer
+        self._largest_bytes = 0
+        """What `largest_answer` said last."""
+        self._too_large_bytes = 0
+        """The size of an answer that is too large, of which the first bytes come in."""
         self._transport: asyncio.Transport | None = None
         self._view = memoryview(bytearray(_BUFFER_BYTES))
         self._start = 0
@@ -93,10 +125,21 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._pending: deque[_Pending] = deque()
         self._next_correlation_id = 0
         self._why_lost = f"the connection to {peer} broke"
+        self._is_closed_here = False
 
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def was_left(self) -> bool:
+        """Whether it is the peer, or the way to it, that ended the connection, and not this node."""
+        return not self.is_open and not self._is_closed_here
+
+    @property
+    def received_bytes(self) -> int:
+        """Of a large answer that is not whole yet."""
+        return self._large_end if self._large is not None else 0
 
     @property
     def is_busy(self) -> bool:
@@ -105,6 +148,8 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def close(self, reason: str = "") -> None:
         """What is waited for fails with ConnectionLost(`reason`)."""
+        # Where the peer was first, `is_open` is False already: that it left stays true.
+        self._is_closed_here = self._is_closed_here or self.is_open
         if self._transport is not None:
             self._why_lost = reason or self._why_lost
             self._transport.abort()
@@ -167,18 +212,29 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._large_end += nbytes
         if self._large_end == len(large):
             self._large = None
-            self._answered(large)
+            if self._too_large_bytes:
+                self._refuse(large)
+            else:
+                self._answered(large)
 
     def _take_answers(self) -> None:
         """Of the first buffer, which afterwards has room for more."""
         view, position, end = self._view, self._start, self._end
         while end - position >= _SIZE_PREFIX_BYTES:
             size = int.from_bytes(view[position : position + _SIZE_PREFIX_BYTES], "big", signed=True)
-            if not 4 <= size <= _MAX_ANSWER_BYTES or not self._pending:
-                self._why_lost = f"{self.peer} answers with what is nothing of Kafka's protocol"
-                self.close()
+            if size < _CORRELATION_ID_BYTES or not self._pending:
+                self._close_for_nonsense()
                 return
             first, behind = position + _SIZE_PREFIX_BYTES, position + _SIZE_PREFIX_BYTES + size
+            if size > self._largest_bytes and not self._is_taken(size):
+                if end - first < _CORRELATION_ID_BYTES:
+                    break
+                correlation_id = int.from_bytes(view[first : first + _CORRELATION_ID_BYTES], "big", signed=True)
+                if correlation_id != self._pending[0].correlation_id:
+                    self._close_for_nonsense()
+                    return
+                self._begin_too_large(view[first:end], size)
+                return
             if behind > end:
                 if size > _BUFFER_BYTES - _SIZE_PREFIX_BYTES:
                     self._begin_large(view[first:end], size)
@@ -195,6 +251,34 @@ class PeerConnection(asyncio.BufferedProtocol):
         elif position:
             view[: end - position] = view[position:end]
             self._start, self._end = 0, end - position
+
+    def _is_taken(self, size: int) -> bool:
+        self._largest_bytes = max(self._largest_bytes, self._largest_answer())
+        return size <= self._largest_bytes
+
+    def _close_for_nonsense(self) -> None:
+        self.close(f"{self.peer} answers with what is nothing of Kafka's protocol")
+
+    def _begin_too_large(self, begun: memoryview, size: int) -> None:
+        self._too_large_bytes = size
+        enough = min(size, _BEGUN_BYTES)
+        if len(begun) >= enough:
+            self._refuse(begun)
+        else:
+            self._begin_large(begun, enough)
+
+    def _refuse(self, begun: memoryview) -> None:
+        """The oldest request fails with AnswerTooLarge, and the connection ends."""
+        pending = self._pending.popleft()
+        try:
+            _, start = parse_response_header(pending.api_key, pending.version, begun)
+        except MalformedRequest:
+            start = len(begun)
+        if not pending.answer.done():
+            body = memoryview(bytes(begun[start:]))
+            pending.answer.set_exception(AnswerTooLarge(self.peer, self._too_large_bytes, self._largest_bytes, body))
+            pending.answer.exception()  # seen: who was cancelled meanwhile does not wait for it any more
+        self.close(f"{self.peer} answered with more than this node takes")
 
     def _begin_large(self, begun: memoryview, size: int) -> None:
         if not self._lends_answers:
@@ -231,14 +315,20 @@ class PeerConnection(asyncio.BufferedProtocol):
 
 
 async def open_peer(
-    host: str, port: int, *, client_id: str, connect: Dial = dial, lends_answers: bool = False
+    host: str,
+    port: int,
+    *,
+    client_id: str,
+    connect: Dial = dial,
+    lends_answers: bool = False,
+    largest_answer: Callable[[], int] = lambda: LARGEST_ANSWER_BYTES,
 ) -> PeerConnection:
     """Connect and learn what the peer speaks.
 
     Raises ConnectionRefusedError where nobody listens, else ConnectionError.
     """
     peer = f"{host}:{port}"
-    connection = PeerConnection(peer, client_id, lends_answers=lends_answers)
+    connection = PeerConnection(peer, client_id, lends_answers=lends_answers, largest_answer=largest_answer)
     try:
         async with asyncio.timeout(_CONNECT_S):
             await connect(lambda: connection, host, port)

@@ -85,10 +85,15 @@ class QuorumNode:
         controller.open(self.listener.voter_endpoint if self.listener is not None else None)
         if config.can_reach_others:
             from fenceline.node.controller_channel import ControllerChannel
-            from fenceline.node.peer_connection import dial_from
+            from fenceline.node.peer_connection import LARGEST_ANSWER_BYTES, dial_from
 
             own_address = config.get_str("fenceline.outbound.address") or ""
-            self.channel = ControllerChannel(controller, node_id=config.node_id, connect=dial_from(own_address))
+            self.channel = ControllerChannel(
+                controller,
+                node_id=config.node_id,
+                connect=dial_from(own_address),
+                largest_answer_bytes=max(LARGEST_ANSWER_BYTES, config.get_int("socket.request.max.bytes")),
+            )
             controller.channel = self.channel
         await controller.run()
         if self.listener is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fenceline.node.absent_brokers import AbsentBrokers
 from fenceline.node.clock import Clock
 from fenceline.node.leader_link import Host, LeaderLink
-from fenceline.node.peer_connection import Dial, dial
+from fenceline.node.peer_connection import LARGEST_ANSWER_BYTES, Dial, dial
 from fenceline.replica.fetcher import FetchLimits
 from fenceline.replica.follower import Phase
 from fenceline.replica.throttle import ReplicationQuota
@@ -38,8 +38,12 @@ class ReplicaFetchers:
         connect: Dial = dial,
         quota: ReplicationQuota | None = None,
         absent: AbsentBrokers | None = None,
+        largest_answer: Callable[[], int] = lambda: LARGEST_ANSWER_BYTES,
     ) -> None:
-        """`quota`: of what may be fetched of partitions that are throttled. `absent` is told who left and came."""
+        """`quota`: of what may be fetched of partitions that are throttled. `absent` notes who left and came.
+        `largest_answer`: how many bytes a leader's answer may have.
+        """
+        self.largest_answer = largest_answer
         self.quota = quota or ReplicationQuota()
         self.absent = absent or AbsentBrokers(clock, session_ms=0)
         self.host = host

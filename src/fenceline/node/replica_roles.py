@@ -26,6 +26,9 @@ class Roles(Protocol):
     def leads(self, replica: Replica) -> None:
         """In a new leader epoch."""
 
+    def leads_on(self, replica: Replica) -> None:
+        """In the same leader epoch; something else of the partition changed."""
+
     def follows(self, replica: Replica, leader_id: int) -> None:
         """In a new leader epoch."""
 
@@ -77,6 +80,7 @@ class ReplicaRoles:
             ):
                 replica.commit()
             replica.wake()
+            self._roles.leads_on(replica)
             return
         self._roles.left(replica)
         replica.log.assign_epoch(partition.leader_epoch)

@@ -42,6 +42,8 @@ _START_S: Final = 10.0
 """How long a node that starts waits for its own recoveries before it takes requests."""
 _LOOK_S: Final = 0.02
 _MOST_TOLD: Final = 20
+_ROWS_BYTES: Final = 16 << 20
+"""Of an answer, beside the records: some hundred thousand partitions."""
 
 
 class Replication:
@@ -71,6 +73,7 @@ class Replication:
             connect=self.connect,
             quota=self.throttles.follower,
             absent=self.absent,
+            largest_answer=self._largest_answer,
         )
         self.isr_changes = IsrChanges(
             broker.node_id, lambda: broker.broker_epoch, broker.controller.submit, self._altered
@@ -112,6 +115,17 @@ class Replication:
     def replication_endpoint(self, node_id: int) -> Endpoint | None:
         broker = self._broker.image.brokers.get(node_id)
         return broker.endpoint(self._listener) if broker is not None else None
+
+    def _largest_answer(self) -> int:
+        """Bytes of a leader's answer: what a fetch asks for, or the largest batch that is allowed anywhere (KIP-74: the
+        first batch comes whole). A request brought it, or it grew up to its topic's limit when it was compressed anew.
+        """
+        config = self._broker.config
+        largest_batch = max(
+            config.get_int("socket.request.max.bytes"),
+            max((replica.config.max_message_bytes for replica in self._broker.partitions), default=0),
+        )
+        return config.get_int("replica.fetch.response.max.bytes") + largest_batch + _ROWS_BYTES
 
     def absent_now(self) -> Absent:
         """What clients are told of brokers that are not there."""
@@ -155,6 +169,9 @@ class Replication:
         if replica.is_recovering:
             self._recoveries[replica] = asyncio.ensure_future(self._recover(replica))
 
+    def leads_on(self, replica: Replica) -> None:
+        self._propose_recovered_again(replica)
+
     def follows(self, replica: Replica, leader_id: int) -> None:
         self._stop_recovery(replica)
         self.fetchers.follow(replica, leader_id, replica.leader_epoch)
@@ -195,6 +212,8 @@ class Replication:
             leader = replica.leader
             if leader is not None and len(leader.replicas) < replica.config.min_insync_replicas:
                 too_few[replica.topic_partition.topic] = replica.config.min_insync_replicas, len(leader.replicas)
+            if leader is not None and leader.is_recovering:
+                self._propose_recovered_again(replica)
             if leader is None or leader.is_only_replica:
                 continue
             if leader.advance(replica.config.min_insync_replicas, now_ms):
@@ -242,6 +261,7 @@ class Replication:
         ):
             replica.commit()
         replica.wake()
+        self._propose_recovered_again(replica)
 
     # -- recovery of an uncleanly elected leader -----------------------------------------------------------------------
 
@@ -276,6 +296,14 @@ class Replication:
             if proposal is not None:
                 self.isr_changes.ask(replica, proposal)
             return
+
+    def _propose_recovered_again(self, replica: Replica) -> None:
+        """The controller must learn of it within the epoch, whatever else changes: nothing is served before (V37)."""
+        leader = replica.leader
+        if leader is not None:
+            proposal = leader.propose_recovered_again()
+            if proposal is not None:
+                self.isr_changes.ask(replica, proposal)
 
     def _abort_open_transactions(self, replica: Replica, leader: LeaderState) -> int:
         now_ms = self._broker.clock.now_ms()

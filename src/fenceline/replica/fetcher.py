@@ -25,6 +25,8 @@ Key: TypeAlias = tuple[bytes, int]
 """Topic id, partition index."""
 
 FIRST_BACKOFF_MS: Final = 20
+_FIRST_TOO_LARGE_BACKOFF_MS: Final = 1_000
+_LONGEST_TOO_LARGE_BACKOFF_MS: Final = 60_000
 _LAST_SESSION_EPOCH: Final = 2**31 - 1
 
 
@@ -206,8 +208,16 @@ class Fetcher:
 
     def failed(self, state: FollowerState, now_ms: int) -> None:
         """It could not be done, or the leader refused: back off, for longer each time."""
-        pause_ms = min(FIRST_BACKOFF_MS << min(state.failures, 16), self._limits.backoff_ms)
-        state.wait_until(now_ms + pause_ms)
+        self._back_off(state, FIRST_BACKOFF_MS, self._limits.backoff_ms, now_ms)
+
+    def answer_too_large(self, state: FollowerState, now_ms: int) -> None:
+        """It has a batch that this broker does not take: back off for long, since the answer to every fetch with it is
+        thrown away. It is asked for again all the same: the leader may delete the batch, or an operator allow it.
+        """
+        self._back_off(state, _FIRST_TOO_LARGE_BACKOFF_MS, _LONGEST_TOO_LARGE_BACKOFF_MS, now_ms)
+
+    def _back_off(self, state: FollowerState, first_ms: int, longest_ms: int, now_ms: int) -> None:
+        state.wait_until(now_ms + min(first_ms << min(state.failures, 16), longest_ms))
         self._note(state)
 
     def hold_back(self, state: FollowerState, pause_ms: int, now_ms: int) -> None:

@@ -111,6 +111,8 @@ class LeaderState:
     _let_go: frozenset[int] = frozenset()
     """Out of the in-sync set, and not heard of since. Its directory may have failed though its broker lives (KIP-858):
     nobody waits for it. Kafka does, for `replica.lag.time.max.ms`."""
+    _has_recovered: bool = False
+    """The own part of recovery is done: what is left is that the controller knows (V38)."""
     log_end_offset: int = field(init=False)
     is_only_replica: bool = field(init=False)
     """What is in the own log is committed: there is nobody to wait for, now or soon."""
@@ -279,8 +281,15 @@ class LeaderState:
         return progress is None or not progress.is_caught_up(self.log_end_offset, now_ms, self.rules.max_lag_ms)
 
     def propose_recovered(self) -> IsrProposal | None:
-        """Tell the controller that recovery is done, with the in-sync set as it is (V38); None where it knows."""
-        if self.proposal is not None or not self.is_recovering:
+        """Recovery is done: tell the controller, with the unchanged in-sync set (V38). None where it knows."""
+        self._has_recovered = True
+        return self.propose_recovered_again()
+
+    def propose_recovered_again(self) -> IsrProposal | None:
+        """The same, where the proposal before was dropped: by another change of the partition within the epoch, or
+        refused (E39). None where the controller knows, recovery is not done, or a proposal is under way.
+        """
+        if self.proposal is not None or not self.is_recovering or not self._has_recovered:
             return None
         return self._propose(self.isr, maximal_isr=self.isr)
 

@@ -41,6 +41,8 @@ from fenceline.wire.primitives import Buffer, skip_tagged_field, skip_tagged_fie
 
 _parse_plain: Final[Callable[[memoryview], FetchResponse | None] | None] = getattr(plain_fetch, "parse_response", None)
 _I32: Final = struct.Struct(">i")
+_HEAD: Final = struct.Struct(">hi")
+"""Error code and session id."""
 _FETCHED_4: Final = struct.Struct(">ihqq")
 _FETCHED_5: Final = struct.Struct(">ihqqq")
 _FETCHED_12_PLAIN: Final = struct.Struct(">ihqqqBi")
@@ -56,7 +58,7 @@ def encode_response(version: int, response: FetchResponse) -> list[Buffer]:
     buffers: list[Buffer] = []
     out = bytearray(_I32.pack(response.throttle_ms))
     if version >= FIRST_WITH_SESSIONS:
-        out += struct.pack(">hi", response.error_code, response.session_id)
+        out += _HEAD.pack(response.error_code, response.session_id)
     put = partial(_put_flexible_fetched if flexible else _put_legacy_fetched, buffers, version)
     out = put_by_topic(out, response.partitions, flexible, by_id, put)
     if flexible:
@@ -135,8 +137,8 @@ def _parse_response(version: int, body: memoryview) -> FetchResponse:
     (throttle_ms,) = _I32.unpack_from(body)
     position = 4
     if version >= FIRST_WITH_SESSIONS:
-        error_code, session_id = struct.unpack_from(">hi", body, position)
-        position += 6
+        error_code, session_id = _HEAD.unpack_from(body, position)
+        position += _HEAD.size
     partitions, position = take_by_topic(
         body, position, end, flexible, by_id, _FETCHED_4.size, partial(_take_fetched, version)
     )
@@ -144,6 +146,33 @@ def _parse_response(version: int, body: memoryview) -> FetchResponse:
     if flexible and body[position]:
         endpoints = take_endpoints_tag(body, position, end, version >= FIRST_WITH_ENDPOINTS)
     return FetchResponse(partitions, throttle_ms, error_code, session_id, endpoints)
+
+
+def largest_of_begun(version: int, begun: memoryview) -> tuple[bytes, int] | None:
+    """(topic id, index) of the partition that makes an answer large, of which the first bytes, `begun`, are there.
+
+    That is the one whose records end behind them, else the one with the most. From version 13 on. None: it is not to be
+    seen there.
+    """
+    assert version >= FIRST_WITH_TOPIC_IDS, "asked for by id"
+    end, most, found = len(begun), 0, None
+    try:
+        topics, position = take_uvarint(begun, _I32.size + _HEAD.size)
+        for _ in range(topics - 1):
+            topic_id = bytes(begun[position : position + 16])
+            count, position = take_uvarint(begun, position + 16)
+            for _ in range(count - 1):
+                (index,) = _I32.unpack_from(begun, position)
+                try:
+                    fetched, position = _take_fetched(version, begun, position, end, None, topic_id)
+                except MalformedRequest:
+                    return topic_id, index
+                if fetched.records is not None and len(fetched.records) > most:
+                    most, found = len(fetched.records), (topic_id, index)
+            position = skip_tagged_fields(begun, position, end)
+    except (*READ_ERRORS, MalformedRequest):
+        return None
+    return found
 
 
 def _take_fetched(

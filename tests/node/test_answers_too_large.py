@@ -1,0 +1,123 @@
+"""A leader's answer that is larger than a follower takes is one partition's trouble, and says which setting to raise.
+
+KIP-74: the first batch of an answer comes whole, whatever was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fenceline.ids import TopicPartition
+from fenceline.node.absent_brokers import NOBODY, AbsentBrokers
+from fenceline.node.clock import SystemClock
+from fenceline.node.replica_fetchers import ReplicaFetchers
+from fenceline.replica.fetch_session import FetchSessions
+from fenceline.replica.follower import Phase
+from fenceline.wire.fetch import FetchedPartition, FetchResponse, encode_response, parse_request
+from tests.node.desk import Desk, told
+from tests.node.socket_leader import LEADER, NEVER_MS, WAIT_S, SocketLeader, following
+
+TOPIC_ID = UUID(int=7)
+LARGE_BYTES = 3 << 20
+LARGEST_BYTES = 1 << 20
+
+
+class LeaderOfLargeBatches(SocketLeader):
+    """Has one batch in each partition, of the given sizes; the large ones come first in its answers."""
+
+    def __init__(self, sizes: dict[int, int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.sessions = FetchSessions(max_sessions=10)
+
+    def heard(self, number: int, header: Any, frame: memoryview, writer: asyncio.StreamWriter) -> None:
+        request = parse_request(header.api_version, frame[header.body_position :])
+        session = self.sessions.begin(request, uses_topic_ids=True, now_ms=0, fresh_id=number, is_outdated=False)
+        asked = sorted((each.asked for each in session.to_read()), key=lambda each: -self.sizes[each.index])
+        answer: list[FetchedPartition] = []
+        size = 0
+        for each in asked:
+            row = FetchedPartition(None, TOPIC_ID.bytes, each.index, 0, 1, 1, 0, records=b"")
+            if each.fetch_offset == 0 and (not size or size + self.sizes[each.index] <= request.max_bytes):
+                row = row._replace(records=bytes(self.sizes[each.index]))
+                size += self.sizes[each.index]
+            answer.append(row)
+        parts = encode_response(header.api_version, FetchResponse(answer, session_id=session.session_id))
+        body = header.correlation_id.to_bytes(4, "big") + b"\0" + b"".join(bytes(part) for part in parts)
+        # Where it has no records it waits for some.
+        loop = asyncio.get_running_loop()
+        loop.call_later(0 if size else 0.02, writer.write, len(body).to_bytes(4, "big") + body)
+
+
+def replica(index: int) -> Any:
+    """Its log takes everything that is offered as one record."""
+    log = SimpleNamespace(log_start_offset=0, log_end_offset=0, latest_epoch=-1, latest_epoch_start=-1)
+
+    def append(records: memoryview, **_: Any) -> Any:
+        log.log_end_offset += 1
+        return SimpleNamespace(base_offset=log.log_end_offset - 1, size_bytes=len(records))
+
+    log.append_as_follower = append
+    return SimpleNamespace(
+        topic_id_bytes=TOPIC_ID.bytes,
+        topic_partition=TopicPartition("rain", index),
+        log=log,
+        is_being_cut=False,
+        learn=lambda *_: None,
+    )
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def _phase(fetchers: ReplicaFetchers, index: int) -> Phase:
+    return fetchers._links[LEADER].fetcher.states[TOPIC_ID.bytes, index].phase
+
+
+@pytest.mark.parametrize("large", [[0], [0, 2]])
+def test_the_leaders_other_partitions_are_replicated(large: list[int], capfd: pytest.CaptureFixture[str]) -> None:
+    async def story() -> None:
+        leader = LeaderOfLargeBatches({index: LARGE_BYTES if index in large else 1_000 for index in range(4)})
+        absent = AbsentBrokers(SystemClock(), session_ms=NEVER_MS)
+        replicas = [replica(index) for index in range(4)]
+        small = [each for each in replicas if each.topic_partition.partition not in large]
+        largest = [LARGEST_BYTES]
+        async with following(leader, absent=absent, largest_answer=lambda: largest[0]) as fetchers:
+            for each in replicas:
+                fetchers.follow(each, LEADER, 3)
+            await _until(lambda: all(each.log.log_end_offset == 1 for each in small))
+            assert [_phase(fetchers, index) for index in large] == [Phase.WAITING] * len(large)
+            assert all(replicas[index].log.log_end_offset == 0 for index in large)
+            fetchers.look_at_leaders()
+            assert absent.now() is NOBODY, "this node closed the connection, the leader is there"
+            largest[0] = LARGE_BYTES + 1_000
+            await _until(lambda: all(each.log.log_end_offset == 1 for each in replicas))
+
+    asyncio.run(story())
+    logged = capfd.readouterr()
+    lines = [line for line in (logged.out + logged.err).splitlines() if "batch too large to be replicated" in line]
+    for index in large:
+        assert any(f"rain-{index}" in line and "Raise socket.request.max.bytes" in line for line in lines)
+    assert not any(f"rain-{index}" in line for index in {0, 1, 2, 3} - {*large} for line in lines)
+
+
+def test_what_may_come_follows_from_what_was_allowed() -> None:
+    """A request brings a batch; where it is compressed anew, it may grow up to its topic's limit."""
+
+    async def story(desk: Desk) -> None:
+        rest = (3 << 20) + (16 << 20)
+        assert desk.replication._largest_answer() == rest + (200 << 20)
+        desk.topic_settings = {"max.message.bytes": str(300 << 20)}
+        desk.lead(1)
+        assert desk.replication._largest_answer() == rest + (300 << 20)
+
+    settings = {"socket.request.max.bytes": str(200 << 20), "replica.fetch.response.max.bytes": str(3 << 20)}
+    told(story, settings=settings | {"queued.max.request.bytes": str(400 << 20)})
