@@ -67,6 +67,7 @@ def start(desk: Desk) -> LogDirs:
     desk.fetching.reads.replicas = desk.partitions
     desk.producing.replicas = desk.partitions
     for log_dir in opened:
+        log_dir.begin()
         found = desk.partitions.places.settle(log_dir)
         if not log_dir.clean:
             desk.partitions.recover(found)

@@ -81,12 +81,14 @@ def test_two_nodes_on_one_directory(log_dir: LogDir) -> None:
         LogDir.open(log_dir.path, OsDisk())
 
 
-def test_the_clean_mark_is_taken_at_once_and_given_at_the_end(log_dir: LogDir) -> None:
+def test_the_clean_mark_is_taken_before_logs_change_and_given_at_the_end(log_dir: LogDir) -> None:
     append(partition(log_dir))
     log_dir.broker_epoch = 12
     mark = Path(log_dir.path) / ".kafka_cleanshutdown"
     again = reopened(log_dir, clean=True)
     assert (again.clean, again.previous_broker_epoch) == (True, 12)
+    assert mark.exists()
+    again.begin()
     assert not mark.exists()
     third = reopened(again, clean=False)
     assert not third.clean
@@ -96,6 +98,56 @@ def test_the_clean_mark_is_taken_at_once_and_given_at_the_end(log_dir: LogDir) -
     partition(fourth)
     fourth.close()
     assert json.loads(mark.read_text()) == {"version": 0, "brokerEpoch": -1}
+
+
+@pytest.mark.parametrize("mark", [None, b"", b'{"version":0,"brokerEpoch":12}', b"nonsense"])
+@pytest.mark.parametrize("end", ["closed cleanly", "closed uncleanly", "given back", "killed"])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_life_before_the_first_log_leaves_the_mark_unchanged(
+    log_dir: LogDir, mark: bytes | None, end: str, damaged: bool
+) -> None:
+    """Whatever it found, and however it ends: no log was opened, and no broker registered."""
+    append(partition(log_dir), 3)
+    log_dir.close()
+    path = Path(log_dir.path) / ".kafka_cleanshutdown"
+    path.unlink()
+    if mark is not None:
+        path.write_bytes(mark)
+    checkpoint = Path(log_dir.path) / "recovery-point-offset-checkpoint"
+    if damaged:
+        checkpoint.write_text("nonsense")
+    before = {each.name: each.read_bytes() for each in Path(log_dir.path).iterdir() if each.is_file()}
+    again = LogDir.open(log_dir.path, OsDisk())
+    assert again.clean is (mark is not None and not damaged)
+    match end:
+        case "given back":
+            again.give_back()
+        case "killed":
+            again._unlock()  # as the system does
+        case _:
+            again.close(clean=end == "closed cleanly")
+    after = {each.name: each.read_bytes() for each in Path(log_dir.path).iterdir() if each.is_file()}
+    assert after == before
+
+
+def test_a_broker_that_registered_and_opened_no_log_leaves_its_epoch(log_dir: LogDir) -> None:
+    """The controller knows this epoch: with the one before, the next start would count as unclean."""
+    append(partition(log_dir))
+    log_dir.broker_epoch = 12
+    again = reopened(log_dir, clean=True)
+    again.broker_epoch = 13
+    last = reopened(again, clean=True)
+    assert (last.clean, last.previous_broker_epoch) == (True, 13)
+    last.close(clean=False)
+
+
+def test_a_log_that_is_opened_first_takes_the_mark(log_dir: LogDir) -> None:
+    """Also where `begin` was not called."""
+    append(partition(log_dir))
+    again = reopened(log_dir, clean=True)
+    append(partition(again))
+    assert not (Path(log_dir.path) / ".kafka_cleanshutdown").exists()
+    again.close(clean=False)
 
 
 def test_checkpoints_come_back(log_dir: LogDir) -> None:

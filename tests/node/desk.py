@@ -174,6 +174,8 @@ class Desk:
         self.topic_id = self.image.topics_by_name[TOPIC].id
         self.replication = Replication(self)  # type: ignore[arg-type]
         opened = [LogDir.open(path, self.disk, node_id=ME) for path in paths]
+        for each in opened:
+            each.begin()  # as `recover_logs` does
         if directories == 1:
             opened[0].directory_id = DIRECTORY  # where the image says that all replicas are
         self.log_dirs = LogDirs(opened, metadata=opened[0])

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer
 
+from fenceline.client.admin import Admin
+from fenceline.client.async_admin import NewTopic
+from fenceline.client.producer import Producer
+from fenceline.testing.mixed_cluster import COMBINED, MixedCluster
 from fenceline.testing.node import EmbeddedNode
+from fenceline.testing.waiting import eventually
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.frame import encode_request_frame
 from tests.scenarios.faults import connection_to, create, fetch_body, values
@@ -100,3 +105,34 @@ def test_either_signal_stops_cleanly(tmp_path: Path, number: signal.Signals) -> 
         assert node.wait(wait_s=60) == 0
         assert (node.log_dir / ".kafka_cleanshutdown").exists()
         assert node.errors == ""
+
+
+def test_a_start_without_a_quorum_leaves_the_clean_mark_of_the_last_stop(tmp_path: Path) -> None:
+    """However it ends: it has registered with no controller and opened no log, so the next start is a clean one, and
+    the partition that this node alone has is not elected uncleanly."""
+    with MixedCluster(tmp_path / "cluster", [COMBINED] * 3) as cluster:
+        cluster.wait_ready()
+        cluster.wait_complete()
+        node, *others = cluster.nodes
+        with Admin([each.bootstrap for each in cluster.nodes]) as admin:
+            admin.create_topics([NewTopic("alone", assignments={0: [node.node_id]})])
+        with Producer(node.bootstrap) as producer:
+            producer.send("alone", b"one").result()
+        assert node.stop() == 0
+        mark = Path(node.log_dirs[0]) / ".kafka_cleanshutdown"
+        left = mark.read_bytes()
+        assert b"-1" not in left
+        for each in others:
+            each.kill()
+        for end in (node.stop, node.kill):
+            node.start()
+            eventually(node.listens, "its controller runs")
+            end()
+            assert mark.read_bytes() == left
+        for each in cluster.nodes:
+            each.start()
+        cluster.wait_ready()
+        cluster.wait_complete()
+        with Producer(node.bootstrap) as producer:
+            assert producer.send("alone", b"two").result().offset == 1
+        assert not any("unclean election" in each.output for each in cluster.nodes)

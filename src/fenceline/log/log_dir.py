@@ -5,8 +5,9 @@ opens partitions when they are first asked for. Never writes `meta.properties` (
 partitions ought to be here.
 
 One damaged partition is that partition's trouble alone: `partition` raises `CorruptLog` for it and serves the others.
-The clean mark counts for the whole session: it is removed at once, and written again only when every partition that was
-here has been opened or was clean from before.
+The clean mark counts for the whole session: it is removed before the first log is opened (`begin`), and written again
+only when every partition that was here has been opened or was clean from before. Until `begin` nothing here changes, so
+that a life that ends before it leaves the mark of the last one, however it ends.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class LogDir:
         self.fresh_id: Callable[[], UUID] = uuid4
         """For names of what is put away."""
         self._lock = -1
+        self._has_begun = False
         self.offsets = LogDirOffsets(disk, path)
         self._last_high_watermarks: dict[str, int] = {}
         """Of what was set aside since the start, by path."""
@@ -161,8 +163,6 @@ class LogDir:
                 self.previous_broker_epoch = int(json.loads(mark)["brokerEpoch"])
             except (ValueError, KeyError, TypeError):
                 self.previous_broker_epoch = -1  # Kafka before 3.7 left an empty file
-            self.disk.unlink(f"{self.path}/{CLEAN_FILE}")
-            self.disk.fsync_dir(self.path)
         self.damaged = self.offsets.read()
         self.clean = self.clean and RECOVERY_POINTS not in self.damaged
         if self.clean:
@@ -173,6 +173,16 @@ class LogDir:
                 for where, end in self.offsets.recovery_points.items()
                 if end > self.offsets.log_starts.get(where, 0) and where.topic != METADATA_TOPIC and where not in held
             }
+
+    def begin(self) -> None:
+        """Logs may change from now on: a stop is unclean until `close` says otherwise. Raises OSError."""
+        if self._has_begun:
+            return
+        path = f"{self.path}/{CLEAN_FILE}"
+        if self.disk.stat(path) is not None:
+            self.disk.unlink(path)
+            self.disk.fsync_dir(self.path)
+        self._has_begun = True
 
     # -- partitions ---------------------------------------------------------------------------------------------
 
@@ -231,6 +241,10 @@ class LogDir:
         files: OpenFiles,
     ) -> PartitionLog:
         """Open what lies in a directory of this one, by what is known here of its partition. Raises CorruptLog."""
+        try:
+            self.begin()
+        except OSError as error:
+            raise StorageError.of(f"removing the clean mark of {self.path}", error) from error
         return PartitionLog.open(
             self.disk,
             directory,
@@ -368,10 +382,11 @@ class LogDir:
         return self.offsets.checkpoint_work([*self.open_logs.items(), *self.future_logs.items()])
 
     def give_back(self) -> None:
-        """Instead of `close`, before anything was opened: the directory is as it was found. Raises OSError."""
+        """Instead of `close`, before `begin`: the directory is as it was found, but for the epoch of a broker that
+        registered meanwhile. Raises OSError."""
         try:
-            if self.clean:
-                self._mark_clean(self.previous_broker_epoch)
+            if self.clean and self.broker_epoch >= 0:
+                self._mark_clean(self.broker_epoch)
         finally:
             self._unlock()
 
@@ -386,6 +401,9 @@ class LogDir:
 
     def close(self, clean: bool = True) -> None:
         """Flush and close everything; a clean close leaves the mark. For a thread. Raises StorageError afterwards."""
+        if not self._has_begun:
+            self._close_unchanged(clean)
+            return
         failure: StorageError | None = None
         logs = [*self.open_logs.values(), *self.future_logs.values()]
         dirty = [log for log in logs if saving.is_dirty(log)]
@@ -409,6 +427,12 @@ class LogDir:
             self._unlock()
         if failure is not None:
             raise failure
+
+    def _close_unchanged(self, clean: bool) -> None:
+        try:
+            self.give_back() if clean else self._unlock()
+        except OSError as error:
+            raise StorageError.of(f"closing {self.path}", error) from error
 
     def _all_opened(self) -> bool:
         """Whether every partition here was opened, and so checked; the metadata log is checked by its owner."""

@@ -28,7 +28,10 @@ THREADS: Final = "num.recovery.threads.per.data.dir"
 
 async def recover_logs(broker: Broker) -> list[tuple[LogDir, ExistingPartition]]:
     """Copies of replicas that were on their way to a directory. Raises OperatorError when a partition lies in two
-    directories and parts there."""
+    directories and parts there. The first to change a data directory: before, the last life's clean mark holds."""
+    for log_dir in broker.log_dirs:
+        with _suspecting(broker, log_dir):
+            log_dir.begin()
     unclean = [log_dir for log_dir in broker.log_dirs if not log_dir.clean]
     # On a node that is alone nothing is deleted while it is down, and a clean stop left nothing to check.
     is_known = broker.log_dirs.is_single and not unclean and not broker.config.can_reach_others
