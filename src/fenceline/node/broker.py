@@ -74,6 +74,7 @@ from fenceline.node.replication import Replication
 from fenceline.node.replication_metrics import ReplicationCollector
 from fenceline.node.server import RawHandler, Server
 from fenceline.node.storage_trouble import StorageTrouble
+from fenceline.node.transactions_elsewhere import TransactionsElsewhere
 from fenceline.wire.apis import ApiKey
 from fenceline.wire.produce import NodeEndpoint
 
@@ -265,6 +266,13 @@ class Broker:
         self.loss_delivery = LossDelivery(self, self.losses)
         self.loss_expiry = LossExpiry(self, self.losses)
         self.replication = Replication(self)
+        self.transactions_elsewhere = TransactionsElsewhere(
+            self.node_id,
+            lambda: self.controller.image,
+            self.replication.replication_endpoint,
+            self.clock,
+            self.replication.connect,
+        )
         self.directory_failures = DirectoryFailures(self)
         self._assignments = DirectoryAssignments(self.node_id, lambda: self.broker_epoch, self.controller.submit)
         self.partitions = Replicas(

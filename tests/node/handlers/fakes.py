@@ -72,6 +72,20 @@ def image_of(
     )
 
 
+class FakeElsewhere:
+    """What `TransactionsElsewhere` knows, by the test's word."""
+
+    def __init__(self, exists: bool) -> None:
+        self.exists = exists
+        self.told: list[str] = []
+
+    async def may_exist(self) -> bool:
+        return self.exists
+
+    def refused(self, client_id: str | None, peer: str, transactional_id: str) -> None:
+        self.told.append(transactional_id)
+
+
 class FakeController:
     """Answers what it is told to, and remembers what it was asked."""
 
@@ -95,6 +109,7 @@ class FakeBroker:
     created: list[Sequence[str]] = field(default_factory=list)
     controller: FakeController = field(default_factory=FakeController)
     absent: Absent = NOBODY
+    transactions_elsewhere: FakeElsewhere = field(default_factory=lambda: FakeElsewhere(True))
 
     def __post_init__(self) -> None:
         self.config = NodeConfig.load(None, self.settings, {})

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from fenceline.errors import ErrorCode
 from fenceline.groups.partitioning import partition_for
 from fenceline.ids import NO_LEADER, TRANSACTION_STATE_TOPIC
 from fenceline.node.handlers.find_coordinator import TRANSACTION_KEY_TYPE, find_coordinator
+from fenceline.node.handlers.producers import init_producer_id
+from fenceline.node.transactions_elsewhere import REFUSAL
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import read_request, read_response, write_request, write_response
 
-from .fakes import FakeBroker, ask, broker_image, image_of, partition, topic_image
+from .fakes import FakeBroker, FakeElsewhere, ask, broker_image, context, image_of, partition, topic_image
 
 
 def coordinator_of(key: str, *leaders: int) -> Any:
@@ -41,3 +46,47 @@ def test_nobody_coordinates_transactions_of_a_partition_without_a_leader_that_ca
     for leaders in ((), (NO_LEADER,), (1,), (3,)):
         found = coordinator_of("orders", *leaders)
         assert (found.error_code, found.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
+
+
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [
+        (1, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+        (2, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+        (3, ErrorCode.UNSUPPORTED_VERSION),
+        (6, ErrorCode.UNSUPPORTED_VERSION),
+    ],
+)
+@pytest.mark.parametrize("leaders", [(), (1,), (2,)])
+def test_where_no_broker_coordinates_transactions_the_answer_is_fatal_and_has_words(
+    version: int, code: ErrorCode, leaders: tuple[int, ...]
+) -> None:
+    """Also where another Fenceline broker leads what Kafka's brokers left behind."""
+    topics = [topic_image(TRANSACTION_STATE_TOPIC, *(partition((each,)) for each in leaders))] if leaders else []
+    broker = FakeBroker(image_of(topics, (broker_image(1), broker_image(2))))
+    broker.transactions_elsewhere = FakeElsewhere(False)
+    fields: dict[str, Any] = {"key": "orders"} if version < 4 else {"coordinator_keys": ["orders"]}
+    fields["key_type"] = TRANSACTION_KEY_TYPE
+    request = read_request(ApiKey.FIND_COORDINATOR, version, write_request(ApiKey.FIND_COORDINATOR, version, fields))
+    answer: Any = asyncio.run(find_coordinator(context(broker, version), request))  # type: ignore[arg-type]
+    answer = read_response(ApiKey.FIND_COORDINATOR, version, write_response(ApiKey.FIND_COORDINATOR, version, answer))
+    found = answer if version < 4 else answer.coordinators[0]
+    assert found.error_code is code
+    assert found.error_message == REFUSAL
+    assert broker.transactions_elsewhere.told == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "transactional_id", "code"),
+    [
+        (True, "", ErrorCode.INVALID_REQUEST),
+        (True, "orders", ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (False, "orders", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+    ],
+)
+def test_no_producer_id_for_a_transactional_id(elsewhere: bool, transactional_id: str, code: ErrorCode) -> None:
+    broker = FakeBroker(image_of())
+    broker.transactions_elsewhere = FakeElsewhere(elsewhere)
+    fields = {"transactional_id": transactional_id, "transaction_timeout_ms": 1_000}
+    answer = asyncio.run(ask(init_producer_id, broker, ApiKey.INIT_PRODUCER_ID, 4, **fields))
+    assert (answer.error_code, answer.producer_id) == (code, -1)

@@ -1,7 +1,10 @@
 """FindCoordinator v0-6: which node coordinates a group, or the transactions of an id.
 
 Owns the answer per key; which partition of `__consumer_offsets` a group belongs to is the coordinator's own rule. This
-node coordinates no transactions, but brokers of Kafka in its cluster do: whoever asks here is sent to them.
+node coordinates no transactions, but brokers of Kafka in its cluster do: a client that asks here is sent to them. Where
+there is none, the answer is an error that each client takes for fatal, with words, so that none waits for its time-out:
+librdkafka and aiokafka (up to version 2) stop at 53 alone, Java's client and kafka-python (from 3 on) at any error that
+is not retriable, and these two print 53 as a missing permission.
 Rules: `since_4_0.md K5`.
 """
 
@@ -15,10 +18,12 @@ from fenceline.groups.partitioning import partition_for
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC, NO_LEADER, TRANSACTION_STATE_TOPIC
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.handlers.registry import Answer, Api, RequestContext
+from fenceline.node.transactions_elsewhere import REFUSAL
 from fenceline.wire.apis import ApiKey
 
 GROUP_KEY_TYPE: Final = 0
 TRANSACTION_KEY_TYPE: Final = 1
+_LAST_OF_LIBRDKAFKA: Final = 2
 
 
 class _Found(NamedTuple):
@@ -35,7 +40,8 @@ async def find_coordinator(context: RequestContext, request: Any) -> Answer:
     keys: Sequence[str] = (request.key,) if context.api_version < 4 else request.coordinator_keys
     if key_type == GROUP_KEY_TYPE and keys and CONSUMER_OFFSETS_TOPIC not in context.broker.image.topics_by_name:
         await context.broker.offsets_topic.create()
-    found = [_find(context, key_type, key) for key in keys]
+    refuses = key_type == TRANSACTION_KEY_TYPE and not await context.broker.transactions_elsewhere.may_exist()
+    found = [_refused(context, key) if refuses else _find(context, key_type, key) for key in keys]
     if context.api_version < 4:
         one = found[0]
         return {
@@ -60,13 +66,20 @@ async def find_coordinator(context: RequestContext, request: Any) -> Answer:
     }
 
 
+def _refused(context: RequestContext, transactional_id: str) -> _Found:
+    context.broker.transactions_elsewhere.refused(context.client_id, context.peer, transactional_id)
+    stops_at_53 = context.api_version <= _LAST_OF_LIBRDKAFKA
+    code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if stops_at_53 else ErrorCode.UNSUPPORTED_VERSION
+    return _Found(code, REFUSAL)
+
+
 def _find(context: RequestContext, key_type: int, key: str) -> _Found:
     image: MetadataImage = context.broker.image
     if key_type == TRANSACTION_KEY_TYPE:
         topic = image.topics_by_name.get(TRANSACTION_STATE_TOPIC)
         leader = topic.partitions[partition_for(key, len(topic.partitions))].leader if topic is not None else NO_LEADER
         if leader in (NO_LEADER, context.broker.node_id):
-            return _Found(ErrorCode.COORDINATOR_NOT_AVAILABLE, "This node does not coordinate transactions.")
+            return _Found(ErrorCode.COORDINATOR_NOT_AVAILABLE, "This broker does not coordinate transactions.")
     elif key_type == GROUP_KEY_TYPE:
         topic = image.topics_by_name.get(CONSUMER_OFFSETS_TOPIC)
         if topic is None:

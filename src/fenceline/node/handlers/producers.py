@@ -1,7 +1,8 @@
 """InitProducerId v0-5 for idempotent producers and DescribeProducers v0.
 
 Producer ids come in blocks of 1000 from the controller (`controller.md C41`); a block that was cut off by a restart is
-never handed out again. A transactional id is refused, because this node has no transaction coordinator.
+never handed out again. A transactional id is refused, because this node has no transaction coordinator: for good (53,
+which every client takes for fatal) where no broker of the cluster has one.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ProducerIds:
 
 async def init_producer_id(context: RequestContext, request: Any) -> dict[str, Any]:
     if request.transactional_id is not None:
-        code = ErrorCode.INVALID_REQUEST if request.transactional_id == "" else ErrorCode.COORDINATOR_NOT_AVAILABLE
+        code = await _refusal(context, request.transactional_id)
         return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
     has_id, has_epoch = (getattr(request, name, -1) != -1 for name in ("producer_id", "producer_epoch"))
     if has_id != has_epoch:
@@ -54,6 +55,16 @@ async def init_producer_id(context: RequestContext, request: Any) -> dict[str, A
     except PeerError as error:
         return {"error_code": error.code, "producer_id": -1, "producer_epoch": -1}
     return {"error_code": ErrorCode.NONE, "producer_id": producer_id, "producer_epoch": 0}
+
+
+async def _refusal(context: RequestContext, transactional_id: str) -> ErrorCode:
+    if transactional_id == "":
+        return ErrorCode.INVALID_REQUEST
+    elsewhere = context.broker.transactions_elsewhere
+    if await elsewhere.may_exist():
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    elsewhere.refused(context.client_id, context.peer, transactional_id)
+    return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 def describe_producers(context: RequestContext, request: Any) -> dict[str, Any]:
