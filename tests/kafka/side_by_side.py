@@ -32,6 +32,7 @@ _OF_OURS: Final = (
     "fenceline.",
     "leader.imbalance.per.broker.percentage=",
     "metadata.snapshot.min.changed_records.ratio=",
+    "metadata.start.offset.lag.time.max.ms=",
 )
 """How lines about settings begin that Kafka does not have."""
 

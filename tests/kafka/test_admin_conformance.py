@@ -23,7 +23,7 @@ def told(request: pytest.FixtureRequest, apache_kafka: ApacheKafka) -> tuple[str
         return request.param, run_script(connection, SCRIPTS[request.param])
 
 
-OF_THE_KIPS = {"metadata.snapshot.min.changed_records.ratio"}
+OF_THE_KIPS = {"metadata.snapshot.min.changed_records.ratio", "metadata.start.offset.lag.time.max.ms"}
 """Keys that a proposal names (KIP-630) and Kafka never had."""
 OF_OLDER_KAFKA = {"leader.imbalance.per.broker.percentage"}
 """Kafka 4 took it out and gives every leader back; here it counts where it is set."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from uuid import UUID
 
+from fenceline.metadata.changes import Delta
 from fenceline.metadata.delta import MetadataDelta
 from fenceline.metadata.image import EMPTY_IMAGE, MetadataImage
 from fenceline.metadata.node_records import RegisterBrokerRecord
@@ -58,6 +59,8 @@ class History:
         self.committed_offset = -1
         """Of the last record that is durable."""
         self.number = 0
+        self.delta = Delta()
+        """What the last batch changed."""
 
     def begin(self) -> None:
         """The first batch of the epoch."""
@@ -70,12 +73,17 @@ class History:
         for _ in range(batches):
             records = records_of(self.number)
             self.number += 1
-            now_ms = 1000 + self.log.end_offset
-            self.log.append(record_batch(records, 30, now_ms), EPOCH, now_ms)
-            delta = MetadataDelta(self.image)
-            for record in records:
-                delta.replay(record)
-            self._flushed(delta.build(self.log.end_offset - 1, EPOCH)[0])
+            self.commit(records)
+
+    def commit(self, records: Sequence[MetadataRecord]) -> None:
+        """One more committed batch."""
+        now_ms = 1000 + self.log.end_offset
+        self.log.append(record_batch(records, 30, now_ms), EPOCH, now_ms)
+        delta = MetadataDelta(self.image)
+        for record in records:
+            delta.replay(record)
+        image, self.delta = delta.build(self.log.end_offset - 1, EPOCH)
+        self._flushed(image)
 
     def _flushed(self, image: MetadataImage) -> None:
         self.log.flush()

@@ -16,8 +16,9 @@ import pytest
 
 from fenceline.config.broker import ALL_CONFIGS
 from fenceline.config.node import NodeConfig
+from fenceline.metadata.changes import difference
 from fenceline.metadata.features import METADATA_VERSION
-from fenceline.metadata.records import FeatureLevelRecord, decode_record
+from fenceline.metadata.records import ConfigRecord, FeatureLevelRecord, decode_record
 from fenceline.metadata.snapshot import image_of
 from fenceline.node import snapshot_files
 from fenceline.node.metadata_batches import record_batch
@@ -188,6 +189,7 @@ class Quorum:
     """What a snapshot asks of the quorum."""
 
     slowest_fetch_offset: int | None = None
+    leader_log_start_offset: int | None = None
 
     def voters_before(self, end_offset: int) -> Any:
         assert end_offset > 0
@@ -211,12 +213,16 @@ class Node:
 
     async def grow(self, batches: int = 1) -> None:
         for _ in range(batches):
-            before = self.history.log.size_bytes
-            self.history.grow()
-            size = self.history.log.size_bytes - before
-            self.snapshots.committed(size, self.history.image, Quorum())  # type: ignore[arg-type]
-            for _ in range(10):
-                await asyncio.sleep(0)
+            await self.commit(self.history.grow)
+
+    async def commit(self, step: Callable[[], None]) -> None:
+        """A step of the history, as the node hears of it."""
+        before = self.history.log.size_bytes
+        step()
+        size = self.history.log.size_bytes - before
+        self.snapshots.follow(self.history.image, self.history.delta)
+        self.snapshots.committed(size, self.history.image, Quorum())  # type: ignore[arg-type]
+        await _turns()
 
 
 _BYTES = "metadata.log.max.record.bytes.between.snapshots"
@@ -267,25 +273,127 @@ def test_after_so_much_time_when_something_is_committed(history: History) -> Non
     assert asyncio.run(story(10_000)) == 1
 
 
-def test_only_when_enough_has_changed(history: History) -> None:
-    """§ When to Snapshot, changed ratio; G23: an optional setting here, and never part of Kafka."""
+_RATIO = "metadata.snapshot.min.changed_records.ratio"
+
+
+def _counting(history: History, ratio: str = "0.5") -> Node:
+    """Bytes are always enough, time is never: the ratio decides."""
+    node = Node(history, {_RATIO: ratio, _BYTES: "1", _INTERVAL: "0"})
+    node.snapshots.count_changes(history.image)
+    return node
+
+
+def _settings(name: str, count: int, value: str) -> list[ConfigRecord]:
+    return [ConfigRecord(2, name, f"key-{number}", value) for number in range(count)]
+
+
+def test_only_when_enough_of_the_last_snapshot_was_deleted_or_modified(disk: SimDisk) -> None:
+    """§ When to Snapshot, changed ratio; G23: records that are new since do not count, whatever their bytes."""
 
     async def story() -> None:
-        node = Node(history, {"metadata.snapshot.min.changed_records.ratio": "0.5", _BYTES: "1", _INTERVAL: "0"})
-        ends: list[int] = []
-        for _ in range(30):
-            await node.grow()
-            ends = [each.end_offset for each in history.log.snapshots]
-        gaps = [later - earlier for earlier, later in pairwise(ends)]
-        assert gaps == sorted(gaps)
-        for earlier, later in pairwise(history.log.snapshots):
-            held = snapshot_files.verify_snapshot(history.disk, history.log.path_of(earlier), earlier).record_count
-            assert later.end_offset - earlier.end_offset >= 0.5 * held
-        assert len(ends) < 12
+        history = History(disk)
+        history.begin()
+        node = _counting(history)
+        await node.commit(lambda: history.commit([FeatureLevelRecord(METADATA_VERSION, 30), *_settings("a", 9, "1")]))
+        assert node.snapshots.generated_count == 1, "the first one needs no change: 10 records"
+        await node.commit(lambda: history.commit(_settings("b", 100, "1")))
+        assert node.snapshots.generated_count == 1, "a hundred new records change none of the ten"
+        await node.commit(lambda: history.commit(_settings("a", 4, "2")))
+        await node.commit(lambda: history.commit(_settings("a", 4, "3")))
+        assert node.snapshots.generated_count == 1, "4 of 10, however often each was modified"
+        await node.commit(lambda: history.commit([ConfigRecord(2, "a", "key-8", None)]))
+        assert node.snapshots.generated_count == 2, "and 1 deleted: 5 of 10"
+        newest = history.log.newest_snapshot
+        assert snapshot_files.verify_snapshot(disk, history.log.path_of(newest), newest).record_count > 100
+        await node.commit(lambda: history.commit(_settings("a", 8, "4")))
+        assert node.snapshots.generated_count == 2, "8 of 109"
         await node.snapshots.finish()
 
     _run(story())
-    assert ALL_CONFIGS["metadata.snapshot.min.changed_records.ratio"].default == "0"
+    assert ALL_CONFIGS[_RATIO].default == "0", "not set: as Kafka"
+
+
+def test_what_was_added_counts_when_it_is_modified_or_deleted(disk: SimDisk) -> None:
+    """§ When to Snapshot, changed ratio: the KIP names this case."""
+
+    async def story() -> None:
+        history = History(disk)
+        history.begin()
+        node = _counting(history)
+        await node.commit(lambda: history.commit([FeatureLevelRecord(METADATA_VERSION, 30), *_settings("a", 3, "1")]))
+        await node.commit(lambda: history.commit(_settings("b", 2, "1")))
+        assert node.snapshots.generated_count == 1
+        await node.commit(lambda: history.commit([ConfigRecord(2, "b", "key-0", "2")]))
+        assert node.snapshots.generated_count == 1
+        await node.commit(lambda: history.commit([ConfigRecord(2, "b", "key-1", None)]))
+        assert node.snapshots.generated_count == 2, "2 of 4"
+        await node.snapshots.finish()
+
+    _run(story())
+
+
+def test_a_restart_forgets_no_change(disk: SimDisk) -> None:
+    """§ When to Snapshot, changed ratio: what differs between the snapshot on the disk and the image is looked up."""
+
+    async def story() -> None:
+        history = History(disk)
+        history.begin()
+        history.commit([FeatureLevelRecord(METADATA_VERSION, 30), *_settings("a", 9, "1")])
+        history.snapshot()
+        history.commit(_settings("a", 4, "2"))
+        node = _counting(history)
+        await _turns()
+        await node.commit(lambda: history.commit(_settings("b", 100, "1")))
+        assert node.snapshots.generated_count == 0
+        await node.commit(lambda: history.commit([ConfigRecord(2, "a", "key-5", "2")]))
+        assert node.snapshots.generated_count == 1
+        await node.snapshots.finish()
+
+    _run(story())
+
+
+def test_a_snapshot_of_the_leader_begins_the_count_anew(disk: SimDisk) -> None:
+    """§ When to Snapshot, changed ratio; N14."""
+
+    async def story() -> None:
+        history = History(disk)
+        history.begin()
+        history.commit([FeatureLevelRecord(METADATA_VERSION, 30), *_settings("a", 9, "1")])
+        history.snapshot()
+        node = _counting(history)
+        await _turns()
+        before = history.image
+        history.commit(_settings("a", 9, "2"))
+        node.snapshots.loaded(history.image)
+        node.snapshots.follow(history.image, difference(before, history.image))
+        await node.commit(lambda: history.commit(_settings("a", 4, "3")))
+        assert node.snapshots.generated_count == 0, "4 of 10: the nine are in the snapshot that was loaded"
+        await node.commit(lambda: history.commit(_settings("a", 5, "4")))
+        assert node.snapshots.generated_count == 1
+        await node.snapshots.finish()
+
+    _run(story())
+
+
+def test_a_snapshot_that_could_not_be_written_takes_no_change_away(disk: SimDisk) -> None:
+    """§ When to Snapshot, changed ratio; G32."""
+
+    async def story() -> None:
+        history = History(disk)
+        history.begin()
+        history.commit([FeatureLevelRecord(METADATA_VERSION, 30), *_settings("a", 9, "1")])
+        history.snapshot()
+        node = _counting(history)
+        await _turns()
+        disk.fail("write", ".part")
+        await node.commit(lambda: history.commit(_settings("a", 5, "2")))
+        assert (node.snapshots.generated_count, node.snapshots.failed_count) == (0, 1)
+        disk.heal()
+        await node.commit(lambda: history.commit(_settings("b", 1, "1")))
+        assert node.snapshots.generated_count == 1
+        await node.snapshots.finish()
+
+    _run(story())
 
 
 def test_one_at_a_time_of_an_image_that_does_not_change(history: History) -> None:
@@ -406,33 +514,93 @@ def test_the_oldest_go_while_they_are_too_old(disk: SimDisk) -> None:
     assert log.snapshots == snapshots[2:]
 
 
+_LAG = "metadata.start.offset.lag.time.max.ms"
+
+
+def _cleaning(disk: SimDisk, quorum: Quorum, lag_ms: str) -> Node:
+    """Of three snapshots, all of them too old to stay."""
+    history = with_snapshots(disk, 3)
+    node = Node(history, {"metadata.max.retention.ms": "1000", _LAG: lag_ms, _INTERVAL: "0"})
+    node.clock.ms = 10_000_000
+    node.snapshots.replayed(0, lambda: history.image, quorum)  # type: ignore[arg-type]
+    return node
+
+
+async def _cleaned(node: Node) -> list[SnapshotId]:
+    node.snapshots._clean()
+    await _turns()
+    return list(node.history.log.snapshots)
+
+
 def test_a_leader_keeps_what_a_live_replica_still_fetches(disk: SimDisk) -> None:
-    """G30: for ten minutes at most, and until there are twice as many bytes; the KIP's rule, which Kafka has not (N13,
-    N22: what a leader's answers say of its log's start is not followed)."""
+    """§ When to Increase the Log Begin Offset 2a; G30: all live replicas have what lies before the new start."""
 
     async def story() -> None:
-        history = with_snapshots(disk, 3)
         quorum = Quorum()
-        node = Node(history, {"metadata.max.retention.ms": "1000", "metadata.log.max.snapshot.interval.ms": "1"})
-        node.clock.ms = 10_000_000
-        node.snapshots.replayed(0, lambda: history.image, quorum)  # type: ignore[arg-type]
-        oldest, second, newest = history.log.snapshots
+        node = _cleaning(disk, quorum, "604800000")
+        oldest, second, newest = node.history.log.snapshots
         quorum.slowest_fetch_offset = second.end_offset - 1
-        node.snapshots._clean()
-        await _turns()
-        assert history.log.snapshots == [oldest, second, newest]
+        assert await _cleaned(node) == [oldest, second, newest]
         quorum.slowest_fetch_offset = second.end_offset
-        node.snapshots._clean()
-        await _turns()
-        assert history.log.snapshots == [second, newest], "it has passed one"
-        node.clock.ms += 600_001
-        node.snapshots._clean()
-        await _turns()
-        assert history.log.snapshots == [second, newest], "it began to lag behind the next one just now"
-        node.clock.ms += 600_001
-        node.snapshots._clean()
-        await _turns()
-        assert history.log.snapshots == [newest]
+        assert await _cleaned(node) == [second, newest], "it has passed one"
+        quorum.slowest_fetch_offset = None
+        assert await _cleaned(node) == [newest], "nobody is live"
+        await node.snapshots.finish()
+
+    _run(story())
+    assert ALL_CONFIGS[_LAG].default == "604800000"
+
+
+def test_a_leader_waits_until_the_new_start_is_so_old(disk: SimDisk) -> None:
+    """§ When to Increase the Log Begin Offset 2b: metadata.start.offset.lag.time.max.ms, by the time in the header of
+    the snapshot where the log is to start; so a restart or another leader begins no new wait."""
+
+    async def story() -> None:
+        quorum = Quorum()
+        node = _cleaning(disk, quorum, "5000000")
+        oldest, second, newest = node.history.log.snapshots
+        quorum.slowest_fetch_offset = 0
+        times = node.history.log.snapshot_timestamps([second, newest])
+        node.clock.ms = times[second] + 5_000_000
+        assert await _cleaned(node) == [oldest, second, newest]
+        node.clock.ms += 1
+        assert await _cleaned(node) == [second, newest]
+        node.clock.ms = times[newest] + 5_000_001
+        assert await _cleaned(node) == [newest]
+        await node.snapshots.finish()
+
+    _run(story())
+
+
+def test_no_wait_where_none_is_wanted(disk: SimDisk) -> None:
+    """§ When to Increase the Log Begin Offset 2b: 0 ms is Kafka's behaviour (N22)."""
+
+    async def story() -> None:
+        quorum = Quorum()
+        quorum.slowest_fetch_offset = 0
+        node = _cleaning(disk, quorum, "0")
+        assert len(await _cleaned(node)) == 1
+        await node.snapshots.finish()
+
+    _run(story())
+
+
+def test_a_follower_goes_no_further_than_its_leader_and_its_own_newest_snapshot(disk: SimDisk) -> None:
+    """§ When to Increase the Log Begin Offset, followers: at most the leader's, and only at a snapshot of one's own
+    (N19); G30: also at most so long, and up to twice the bytes."""
+
+    async def story() -> None:
+        quorum = Quorum()
+        node = _cleaning(disk, quorum, "604800000")
+        oldest, second, newest = node.history.log.snapshots
+        quorum.leader_log_start_offset = oldest.end_offset
+        assert await _cleaned(node) == [oldest, second, newest]
+        quorum.leader_log_start_offset = newest.end_offset - 1
+        assert await _cleaned(node) == [second, newest]
+        assert node.history.log.start_offset == second.end_offset, "a snapshot that is here, below the leader's start"
+        quorum.leader_log_start_offset = newest.end_offset + 1000
+        assert await _cleaned(node) == [newest]
+        assert node.history.log.start_offset == newest.end_offset
         await node.snapshots.finish()
 
     _run(story())
@@ -444,10 +612,14 @@ def test_twice_the_bytes_are_not_kept_for_anybody(disk: SimDisk) -> None:
     log = history.log
     sizes = log.snapshot_sizes(log.snapshots)
     everything = log.size_bytes + sum(sizes.values())
-    wanted = log.snapshots[0].end_offset
-    assert log.forget_oldest(sizes, everything // 2 + 1, 0, wanted_offset=wanted) == []
+    wanted: Any = {
+        "wanted_offset": log.snapshots[0].end_offset,
+        "timestamps": dict.fromkeys(log.snapshots, 0),
+        "max_lag_ms": 1000,
+    }
+    assert log.forget_oldest(sizes, everything // 2 + 1, 0, **wanted) == []
     assert len(log.snapshots) == 3
-    log.forget_oldest(sizes, everything // 2 - 1, 0, wanted_offset=wanted)
+    log.forget_oldest(sizes, everything // 2 - 1, 0, **wanted)
     assert len(log.snapshots) < 3
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from fenceline.config.node import NodeConfig
 from fenceline.errors import ErrorCode
 from fenceline.ids import METADATA_TOPIC
-from fenceline.node import snapshot_files
+from fenceline.node import quorum_wire, snapshot_files
+from fenceline.node.controller_opening import quorum_settings
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum.duties import (
@@ -39,6 +41,7 @@ from fenceline.quorum.messages import (
 from fenceline.testing.node import EmbeddedNode
 from fenceline.testing.sim_disk import SimDisk
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.entities import read_request, write_request
 from tests.quorum.machine import Machine
 from tests.support.raw import RawConnection
 
@@ -48,8 +51,11 @@ THEIRS = SnapshotId(40, 3)
 SIZE = 1000
 
 
-def _leader(snapshot_end: int = 2) -> tuple[Machine, SnapshotId]:
-    machine = Machine(history=(1, 1, 1), election=ElectionState(1))
+TOPIC_RESOURCE = 2
+
+
+def _leader(snapshot_end: int = 2, **settings: Any) -> tuple[Machine, SnapshotId]:
+    machine = Machine(history=(1, 1, 1), election=ElectionState(1), **settings)
     machine.to_leader()
     snapshot = machine.log.write_snapshot(snapshot_end)
     assert snapshot is not None
@@ -181,6 +187,33 @@ def test_an_answer_names_size_position_and_id_and_bounds_the_piece() -> None:
         assert 1 <= piece.max_bytes <= asked
         assert (piece.answer.size, piece.answer.position, piece.answer.snapshot_id) == (size, size - 1, snapshot)
     assert piece.max_bytes < 1 << 31
+
+
+@pytest.mark.parametrize(("asked", "given"), [(99, 99), (100, 100), (1 << 31, 100)])
+def test_no_answer_has_more_bytes_than_the_request_and_the_configuration_allow(asked: int, given: int) -> None:
+    """§ FetchSnapshot, request handling 3; G28: the smaller of MaxBytes and replica.fetch.response.max.bytes."""
+    machine, snapshot = _leader(snapshot_response_max_bytes=100)
+    machine.ask(_ask(snapshot, max_bytes=asked))
+    (piece,) = machine.found(ServePiece)
+    assert piece.max_bytes == given
+
+
+@pytest.mark.parametrize(("configured", "bound"), [("5000", 5000), ("10485760", 10485760), ("0", 1024)])
+def test_the_bound_is_the_one_of_replica_fetches(configured: str, bound: int) -> None:
+    """§ FetchSnapshot, request handling 3: a bound of nothing would never end."""
+    config = NodeConfig.load(None, {"replica.fetch.response.max.bytes": configured}, {})
+    assert quorum_settings(config, "c", ()).snapshot_response_max_bytes == bound
+
+
+@pytest.mark.parametrize("names", [[], [METADATA_TOPIC, METADATA_TOPIC], [METADATA_TOPIC, "other"]])
+def test_a_request_names_one_partition(names: list[str]) -> None:
+    """§ FetchSnapshot, request handling 3, several partitions share the bytes: the quorum has one partition, so there
+    are no others to share with; any other shape is refused (G27)."""
+    topics = [{"name": name, "partitions": [{"partition": 0}]} for name in names]
+    entity = read_request(ApiKey.FETCH_SNAPSHOT, 1, write_request(ApiKey.FETCH_SNAPSHOT, 1, {"topics": topics}))
+    with pytest.raises(quorum_wire.WrongShape) as refused:
+        quorum_wire.read_request(ApiKey.FETCH_SNAPSHOT, 1, entity)
+    assert refused.value.answer == {"error_code": ErrorCode.INVALID_REQUEST, "topics": ()}
 
 
 # -- § FetchSnapshot, the follower ------------------------------------------------------------------------------------
@@ -353,6 +386,33 @@ def test_only_from_the_same_node(disk: SimDisk) -> None:
     assert [name for name in disk.listdir(DIRECTORY) if name.endswith(".part")] == [
         snapshot_files.download_name(THEIRS, 3)
     ]
+
+
+# -- § Public Interfaces, configuration of the topic -------------------------------------------------------------------
+
+
+def test_the_policy_of_the_metadata_topic_is_snapshot() -> None:
+    """§ Public Interfaces, Topic configuration 1: it can be read."""
+    with EmbeddedNode() as node, RawConnection(node.port) as server:
+        row = {"resource_type": TOPIC_RESOURCE, "resource_name": METADATA_TOPIC, "configuration_keys": None}
+        (found,) = server.call(ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [row]}).results
+        assert found.error_code == 0
+        assert [(each.name, each.value, each.read_only) for each in found.configs] == [
+            ("cleanup.policy", "snapshot", True)
+        ]
+
+
+@pytest.mark.parametrize("key", [ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.ALTER_CONFIGS])
+def test_it_can_not_be_changed(key: ApiKey) -> None:
+    """§ Public Interfaces, Topic configuration 1: updates are not allowed, neither of this key nor of others."""
+    with EmbeddedNode() as node, RawConnection(node.port) as server:
+        for name in ("cleanup.policy", "retention.ms"):
+            rows = [{"name": name, "value": "compact", "config_operation": 0}]
+            changed = {"resource_type": TOPIC_RESOURCE, "resource_name": METADATA_TOPIC, "configs": rows}
+            asked = {"resources": [changed], "validate_only": False}
+            (answer,) = server.call(key, 1, asked).responses
+            assert answer.error_code == ErrorCode.POLICY_VIOLATION
+            assert "only be read" in answer.error_message
 
 
 # -- § DeleteRecords --------------------------------------------------------------------------------------------------

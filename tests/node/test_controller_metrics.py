@@ -19,6 +19,7 @@ from fenceline.metadata.image import EMPTY_IMAGE, LeaderRecoveryState
 from fenceline.node.broker import Broker
 from fenceline.node.controller_metrics import ClusterCounts, Durations
 from fenceline.node.controller_node import ControllerNode
+from fenceline.quorum.log_view import SnapshotId
 from tests.controller.helpers import Cluster
 from tests.controller.world import ACTIONS, World
 
@@ -119,6 +120,10 @@ def test_a_node_of_both_roles_shows_both(tmp_path: Path) -> None:
             )
             assert figures["fenceline_metadata_snapshot_bytes"] > 0
             assert figures["fenceline_metadata_snapshot_age_seconds"] >= 0
+            lag = figures["fenceline_metadata_snapshot_lag_records"]
+            assert lag == figures["fenceline_metadata_high_watermark"] > 0
+            assert figures["fenceline_metadata_snapshot_generation_seconds_count"] == 0
+            assert figures["fenceline_metadata_snapshot_load_seconds_count"] == 1, "the one of the start"
             page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
             documented = set(re.findall(r"`(fenceline_\w+)", page))
             kinds = re.compile(r"_(created|bucket|sum|count)$")
@@ -127,6 +132,41 @@ def test_a_node_of_both_roles_shows_both(tmp_path: Path) -> None:
             asked = {"fenceline_requests_total", "fenceline_controller_requests_total"}
             asked |= {"fenceline_follower_lag_records", "fenceline_follower_lag_seconds"}
             assert shown | asked == documented
+        finally:
+            await node.stop()
+
+    run(story)
+
+
+def test_latency_and_lag_of_snapshots(tmp_path: Path) -> None:
+    """KIP-630 "Metrics": GenSnapshotLatencyMs, LoadSnapshotLatencyMs, SnapshotSizeBytes and SnapshotLag."""
+
+    async def story() -> None:
+        overrides = {
+            "log.dirs": str(tmp_path / "data"),
+            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "fenceline.metrics.port": "0",
+            "metadata.log.max.record.bytes.between.snapshots": "1",
+        }
+        node = Broker(NodeConfig.load(None, overrides, {}))
+        try:
+            await node.start()
+            snapshots, log = node.controller.snapshots, node.controller.log
+            assert node.metrics_endpoint is not None
+            assert snapshots is not None
+            await node.controller.submit(CreateTopics((NewTopic("t", 3, 1),)))
+            await eventually(lambda: log.newest_snapshot.end_offset > 0)
+            figures = await scrape(node.metrics_endpoint.port)
+            generated = figures["fenceline_metadata_snapshots_total"]
+            assert figures["fenceline_metadata_snapshot_generation_seconds_count"] == generated > 0
+            assert figures["fenceline_metadata_snapshot_bytes"] > 0
+            lag = figures["fenceline_metadata_high_watermark"] - figures["fenceline_metadata_snapshot_end_offset"]
+            assert figures["fenceline_metadata_snapshot_lag_records"] == lag
+
+            loads = snapshots.loads.count
+            image = node.controller.image
+            node.controller.loaded(SnapshotId(image.offset + 1, image.epoch), image)
+            await eventually(lambda: snapshots.loads.count == loads + 1)
         finally:
             await node.stop()
 

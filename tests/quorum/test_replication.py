@@ -485,3 +485,15 @@ def test_what_live_replicas_still_fetch() -> None:
     assert machine.quorum.slowest_fetch_offset == 3, "the others are silent"
     machine.do(machine.quorum.resign(machine.now_ms))
     assert machine.quorum.slowest_fetch_offset is None
+
+
+def test_a_follower_knows_where_its_leaders_log_begins() -> None:
+    """KIP-630, G30: as the last answer of this leader said; nothing of the leader before."""
+    machine = _follower(history=(1, 1, 1))
+    assert machine.quorum.leader_log_start_offset is None
+    machine.fetched(log_start_offset=2)
+    assert machine.quorum.leader_log_start_offset == 2
+    machine.fetched(log_start_offset=-1)
+    assert machine.quorum.leader_log_start_offset == 2, "an answer that does not say"
+    machine.do(machine.quorum.tick(machine.now_ms + 60_000))
+    assert machine.quorum.leader_log_start_offset is None, "it looks for another leader"

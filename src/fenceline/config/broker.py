@@ -121,10 +121,19 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
             "metadata.snapshot.min.changed_records.ratio",
             ConfigType.DOUBLE,
             "0",
-            "New metadata records, over the records of the last snapshot, below which bytes alone write no snapshot;"
-            " 0 is no such limit. KIP-630 names this key, Kafka never had it.",
+            "Part of the newest snapshot's records that must have been deleted or modified before bytes alone write"
+            " another one; 0 is no such limit. KIP-630 names this key, with a default of 0.5; Kafka never had it.",
             Importance.LOW,
             Range(0, 1),
+        ),
+        ConfigKey(
+            "metadata.start.offset.lag.time.max.ms",
+            ConfigType.LONG,
+            "604800000",
+            "Longest time that a leader keeps the metadata log for live replicas that lack a part of it, and that a"
+            " follower keeps what its leader keeps; 0 waits for none. KIP-630 names this key, Kafka never had it.",
+            Importance.LOW,
+            Range(0),
         ),
         ConfigKey(
             VALIDATE_COMPRESSED,
@@ -135,7 +144,8 @@ OWN_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
         ),
     )
 )
-"""Keys that Kafka does not have and only warns of. Their names start with `fenceline.`, but for one of KIP-630."""
+"""Keys that Kafka 4.3.1 does not have and only warns of. Their names start with `fenceline.`, except two of KIP-630 and
+one that Kafka had until 4.0."""
 
 ALL_CONFIGS: Final[Mapping[str, ConfigKey]] = MappingProxyType({**BROKER_CONFIGS, **OWN_CONFIGS})
 

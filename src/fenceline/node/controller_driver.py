@@ -309,6 +309,11 @@ class ControllerDriver:
             self._executor,
             log_begins=opened.view.forget_voters_before,
         )
+        if opened.log.snapshot_load_s is not None:
+            self._snapshots.loads.observe(opened.log.snapshot_load_s)
+        if self._snapshots.counts_changes:
+            self._snapshots.count_changes(self._loader.image)
+            self._loader.subscribe(self._snapshots.follow)
         self._snapshots.replayed(opened.replayed.log_record_count, lambda: self._loader.image, self.quorum)
         self._driver.started()
 
@@ -367,9 +372,15 @@ class ControllerDriver:
             self._loader.committed(offset)
 
     def loaded(self, snapshot_id: SnapshotId, image: MetadataImage) -> None:
-        self._loader.load(image, snapshot_id.end_offset)
-        if self._snapshots is not None:
-            self._snapshots.loaded(snapshot_id)
+        snapshots = self._snapshots
+        began_s = self._driver.load_began_s
+        self._loader.load(
+            image,
+            snapshot_id.end_offset,
+            lambda: None if snapshots is None else snapshots.loads.observe(asyncio.get_running_loop().time() - began_s),
+        )
+        if snapshots is not None:
+            snapshots.loaded(image)
 
     def leads(self, epoch: int, start_offset: int) -> None:
         self._term = (epoch, start_offset)

@@ -8,7 +8,7 @@ Elections are counted where an image changes, on every controller alike: a leade
 from outside of ISR and eligible replicas, which may have lost records (`recovery.md V15`; also where the partition was
 RECOVERING before, which Kafka does not count).
 
-Rules: recovery.md V15; since_4_0.md K17, K27; snapshots.md N54.
+Rules: recovery.md V15; since_4_0.md K17, K27; snapshots.md N54 (KIP-630 "Metrics").
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fenceline.metadata.image import MetadataImage, PartitionImage
     from fenceline.node.controller_driver import ControllerDriver
     from fenceline.node.metrics import NodeMetrics
+    from fenceline.quorum.log_view import SnapshotId
 
 _BOUNDS_S: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
@@ -136,11 +137,12 @@ class MetadataCollector:
     def collect(self) -> Iterator[Any]:
         controller = self._controller
         image, quorum, log = controller.image, controller.quorum, controller.log
+        newest, high_watermark = log.newest_snapshot, controller.high_watermark
         yield from gauges(
             ("fenceline_topics", "Topics", len(image.topics_by_id)),
             ("fenceline_partitions", "Partitions of all topics", controller.partition_count),
             ("fenceline_metadata_offset", "Last metadata offset applied", image.offset),
-            ("fenceline_metadata_high_watermark", "End of what is committed", controller.high_watermark),
+            ("fenceline_metadata_high_watermark", "End of what is committed", high_watermark),
             ("fenceline_metadata_log_start_offset", "Where the metadata log begins", log.start_offset),
             ("fenceline_metadata_log_end_offset", "Where the metadata log ends", log.end_offset),
             ("fenceline_quorum_epoch", "Epoch of the quorum", quorum.epoch),
@@ -150,8 +152,22 @@ class MetadataCollector:
         name = type(quorum.role).__name__.lower()
         role = "observer" if name == "follower" and not quorum.is_voter else name
         yield gauge_by("role", "fenceline_quorum_role", "What this node is in the quorum", {role: 1})
-        yield from self._newest_snapshot()
+        yield from self._newest_snapshot(newest)
         snapshots = controller.snapshots
+        yield from gauges(
+            (
+                "fenceline_metadata_snapshot_lag_records",
+                "Offsets from the end of the newest snapshot to the high watermark",
+                max(0, high_watermark - newest.end_offset),
+            ),
+        )
+        if snapshots is not None:
+            yield snapshots.generated.family(
+                "fenceline_metadata_snapshot_generation_seconds", "From the decision to write a snapshot to its file"
+            )
+            yield snapshots.loads.family(
+                "fenceline_metadata_snapshot_load_seconds", "From the file of a snapshot until its image is in force"
+            )
         yield from counters(
             ("fenceline_metadata_snapshots", "Snapshots written", snapshots.generated_count if snapshots else 0),
             (
@@ -161,12 +177,10 @@ class MetadataCollector:
             ),
         )
 
-    def _newest_snapshot(self) -> Iterator[Any]:
+    def _newest_snapshot(self, newest: SnapshotId) -> Iterator[Any]:
         """Nothing where there is none, or where it goes while one looks."""
-        log = self._controller.log
-        newest = log.newest_snapshot
         try:
-            file = os.stat(log.path_of(newest))
+            file = os.stat(self._controller.log.path_of(newest))
         except OSError:
             return
         yield from gauges(

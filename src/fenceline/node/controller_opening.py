@@ -31,6 +31,8 @@ from fenceline.quorum.settings import Address, QuorumSettings
 from fenceline.rng import Rng
 
 _KRAFT_LEVELS: Final = KRaftVersionFeature(0, 1)
+_LEAST_PIECE_BYTES: Final = 1024
+"""Of a snapshot, so that one arrives whatever `replica.fetch.response.max.bytes` says."""
 _STATIC_TOPIC_CONFIGS: Final = ("min.insync.replicas", "unclean.leader.election.enable")
 """Settings of brokers that the controller looks at when it elects leaders."""
 
@@ -71,6 +73,7 @@ def quorum_settings(config: NodeConfig, cluster_id: str, static_voters: tuple[Vo
         retry_backoff_ms=number("controller.quorum.retry.backoff.ms"),
         fetch_max_bytes=number("controller.quorum.fetch.max.bytes"),
         fetch_snapshot_max_bytes=number("controller.quorum.fetch.snapshot.max.bytes"),
+        snapshot_response_max_bytes=max(_LEAST_PIECE_BYTES, number("replica.fetch.response.max.bytes")),
         auto_join=config.get_bool("controller.quorum.auto.join.enable"),
         flushes="controller" in config.process_roles,
         listener=config.controller_listener_names[0] if config.controller_listener_names else "",

@@ -91,8 +91,9 @@ class MetadataLoader:
         self._committed_offset = max(self._committed_offset, self.applied_offset)
         self._publish(image, delta)
 
-    def load(self, image: MetadataImage, end_offset: int) -> None:
-        """A snapshot has replaced the log: what is not in it is gone (N41)."""
+    def load(self, image: MetadataImage, end_offset: int, in_force: Callable[[], None] = lambda: None) -> None:
+        """A snapshot has replaced the log: what is not in it is gone (N41). `in_force` hears that every listener has
+        the image."""
         self._generation += 1
         self._transactions.drop()
         before, generation = self.image, self._generation
@@ -109,6 +110,7 @@ class MetadataLoader:
             except BaseException as error:
                 self._failed(error)
                 return
+            in_force()
             self.applied(0)
             self._go_on()
 

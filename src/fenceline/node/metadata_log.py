@@ -18,6 +18,7 @@ Rules: formats.md F3-F5; raft.md Q11, Q12; snapshots.md N1-N10, N15, N16, N18-N2
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -41,6 +42,7 @@ from fenceline.quorum.log_view import NOTHING, LogEnd, SnapshotId
 from fenceline.wire.errors import MalformedRequest
 
 if TYPE_CHECKING:
+    from fenceline.metadata.image import MetadataImage
     from fenceline.records.batch import BatchHeader
 
 METADATA_PARTITION: Final = TopicPartition(METADATA_TOPIC, 0)
@@ -137,6 +139,8 @@ class MetadataLog:
         self.promised = promised_end.read(disk, directory)
         """What was acknowledged before the log had to begin anew, or was cut at a hole, and is not here again, else
         `NOTHING` (G24)."""
+        self.snapshot_load_s: float | None = None
+        """How long reading the newest snapshot took when the node started; None where there was none."""
         self.snapshots = snapshots
         """Ids on the disk, oldest first; (0, 0) among them where the directory was formatted with voters."""
 
@@ -379,6 +383,12 @@ class MetadataLog:
         replay.take_log(self._log_batches(replay.snapshot.end_offset))
         return replay.finish(self._log.log_end_offset - 1, self.end.epoch)
 
+    def image_of(self, snapshot: SnapshotId) -> MetadataImage:
+        """What a snapshot file holds, for a thread. Raises OSError, OperatorError (SnapshotDamaged among them)."""
+        replay, path = Replay(), self.path_of(snapshot)
+        replay.take_snapshot(snapshot_files.read_snapshot(self._disk, path, snapshot), snapshot, path)
+        return replay.finish(snapshot.end_offset - 1, snapshot.epoch).image
+
     def replay_committed(self) -> Replayed:
         """As `replay`, but the image is the newest snapshot's: where others vote, the leader says what of the log
         behind it is committed. Who votes counts at once (Q40)."""
@@ -394,6 +404,7 @@ class MetadataLog:
                 return replay
             newest = self.newest_snapshot
             path = self.path_of(newest)
+            began_s = time.perf_counter()
             try:
                 replay.take_snapshot(snapshot_files.read_snapshot(self._disk, path, newest), newest, path)
             except SnapshotDamaged as error:
@@ -401,6 +412,7 @@ class MetadataLog:
             except (PeerError, MalformedRequest) as error:
                 self._set_aside(newest, SnapshotDamaged(path, str(error)))
             else:
+                self.snapshot_load_s = time.perf_counter() - began_s
                 return replay
 
     def _log_batches(self, offset: int) -> Iterator[tuple[memoryview, BatchHeader]]:
@@ -452,10 +464,12 @@ class MetadataLog:
         timestamps: Mapping[SnapshotId, int] | None = None,
         max_age_ms: int = -1,
         wanted_offset: int | None = None,
+        max_lag_ms: int = 0,
     ) -> list[Callable[[], None]]:
         """N18-N20: while there are two, the oldest snapshot goes and the log starts at the next one: as long as log and
         snapshots have more than `max_bytes`, then as long as it is older than `max_age_ms`. Below 0 is no limit. What
-        somebody still fetches, from `wanted_offset` on, stays until there are twice as many bytes (G30).
+        others still need, from `wanted_offset` on, stays until the place where the log would start is older than
+        `max_lag_ms`, or there are twice as many bytes (KIP-630, G30).
 
         `sizes` in bytes, `timestamps` as `snapshot_timestamps` gives them. Files are marked at once (N21); gives back
         what deletes them, for a thread; these raise OSError. Raises StorageError.
@@ -463,7 +477,11 @@ class MetadataLog:
         deletions: list[Callable[[], None]] = []
 
         def is_wanted() -> bool:
-            return wanted_offset is not None and wanted_offset < self.snapshots[1].end_offset
+            following = self.snapshots[1]
+            if wanted_offset is None or wanted_offset >= following.end_offset:
+                return False
+            written_ms = (timestamps or {}).get(following)
+            return written_ms is not None and now_ms - written_ms <= max_lag_ms
 
         def is_too_large() -> bool:
             size_bytes = self._log.size_bytes + sum(sizes.get(each, 0) for each in self.snapshots)

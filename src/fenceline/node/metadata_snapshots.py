@@ -5,13 +5,16 @@ is set, and one of its own: after a start that had to replay many records, one i
 next start is quick. One snapshot at a time, in a thread, from an immutable image; a failed one is told to the operator
 and tried again at the next limit.
 
+With `metadata.snapshot.min.changed_records.ratio` set, bytes alone write no snapshot: this part of the records of the
+newest one must have been deleted or modified as well (`metadata.changed_records`). Time still writes one. Kafka has no
+such key (N13).
+
 Old snapshots go once a minute and after each new one: while log and snapshots outgrow `metadata.max.retention.bytes`,
 or the oldest is older than `metadata.max.retention.ms`. The newest always stays. Files are deleted a minute after they
 got their other name, so that whoever reads one reads it to its end. A leader keeps what a live replica is still
-fetching, for ten minutes at most, and until there are twice as many bytes as there should be.
-
-Of KIP-630 `metadata.snapshot.min.changed_records.ratio` is known and off, `metadata.start.offset.lag.time.max.ms` is
-those ten minutes; Kafka has neither (N13).
+fetching, and a follower what its leader keeps, until the next snapshot is `metadata.start.offset.lag.time.max.ms` old
+or there are twice as many bytes as there should be (KIP-630 "When to Increase the LogStartOffset"; Kafka has neither
+the key nor the rule, N13, N22).
 
 Rules: snapshots.md N11, N12, N14-N16, N18-N20 (the newest stays: N19), N21, N22; gaps.md G23, G30, G32. That nodes'
 snapshots of one id hold the same (G33) is looked at in simulations, by checksums (`testing.simulation.checks`).
@@ -24,13 +27,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError
 from fenceline.log.errors import StorageError
+from fenceline.metadata.changed_records import ChangedRecords, RecordKey, changed_records, record_count
+from fenceline.metadata.changes import Delta, difference
 from fenceline.metadata.image import MetadataImage
 from fenceline.node.clock import Clock
+from fenceline.node.controller_metrics import Durations
 from fenceline.node.logs import Logger
 from fenceline.node.metadata_batches import SnapshotBatches
 from fenceline.quorum.log_view import SnapshotId
@@ -47,9 +54,10 @@ _QUIET_S: Final = 10.0
 """How long a node is left alone after its start."""
 _CLEANING_S: Final = 60.0
 """N18."""
-_LAG_MS: Final = 600_000
-"""How long a replica that lags keeps the leader from cleaning (G30)."""
 _RATIO: Final = "metadata.snapshot.min.changed_records.ratio"
+_LAG: Final = "metadata.start.offset.lag.time.max.ms"
+_NO_LIMIT: Final = 1 << 62
+"""Before it is known how many records the newest snapshot has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +97,15 @@ class Snapshots:
         self._changed_ratio = float(str(config.get(_RATIO)))
         self._retention_bytes = config.get_int("metadata.max.retention.bytes")
         self._retention_ms = config.get_int("metadata.max.retention.ms")
+        self._max_lag_ms = config.get_int(_LAG)
         self._delete_delay_s = config.get_int("internal.metadata.delete.delay.millis") / 1000
         self._bytes = 0
         self._since_ms = clock.monotonic_ms()
-        self._since_offset = log.newest_snapshot.end_offset
         self._record_count = 0
-        """Of the newest snapshot; 0 when it is not known."""
+        """Of the newest snapshot; 0 where there is none, or it is not known."""
+        self._changed: ChangedRecords | None = None
+        """Since the newest snapshot; None where no ratio is set."""
+        self._counting: asyncio.Future[tuple[int, set[RecordKey]]] | None = None
         self._running: asyncio.Future[_Written | None] | None = None
         self._looking: asyncio.Future[dict[SnapshotId, _File]] | None = None
         self._kept: dict[SnapshotId, _File | None] = {}
@@ -105,12 +116,51 @@ class Snapshots:
         self._cleaning: asyncio.TimerHandle | None = None
         self._is_finished = False
         self._quorum: Quorum | None = None
-        self._held_since_ms: int | None = None
-        """Since when a replica of this leader lags behind the place where the log would start next."""
         self.generated_count = 0
         """Snapshots that were written since the start."""
         self.failed_count = 0
         """Snapshots that could not be written (G32)."""
+        self.generated = Durations()
+        """From the decision to write one until it is frozen (KIP-630 GenSnapshotLatencyMs)."""
+        self.loads = Durations()
+        """From the file of one until its image is in force (KIP-630 LoadSnapshotLatencyMs)."""
+
+    @property
+    def counts_changes(self) -> bool:
+        """Whether `count_changes` and `follow` are to be called."""
+        return self._changed_ratio > 0
+
+    def count_changes(self, image: MetadataImage) -> None:
+        """From now on `follow` hears of every step that leads on from `image`. What differs between it and the newest
+        snapshot is looked up in a thread: until it is known, bytes alone are enough."""
+        changed = self._changed = ChangedRecords(image)
+        snapshot, wanted = self._log.newest_snapshot, self._log
+        if snapshot.end_offset == 0:
+            return
+        changed.begin(_NO_LIMIT)
+
+        def count() -> tuple[int, set[RecordKey]]:
+            before = wanted.image_of(snapshot)
+            return record_count(before), set(changed_records(before, image, difference(before, image)))
+
+        def counted(done: asyncio.Future[tuple[int, set[RecordKey]]]) -> None:
+            self._counting = None
+            if self._changed is not changed or changed.limit != _NO_LIMIT:
+                return  # another snapshot is the newest one by now
+            if done.exception() is not None:  # it is told when it is to be served or loaded
+                changed.begin(0)
+                return
+            records, keys = done.result()
+            changed.add(keys)
+            self._expect_changes_of(records)
+
+        self._counting = asyncio.get_running_loop().run_in_executor(self._executor, count)
+        self._counting.add_done_callback(counted)
+
+    def follow(self, image: MetadataImage, delta: Delta) -> None:
+        """A step of the committed image (a listener of `MetadataLoader`)."""
+        if self._changed is not None:
+            self._changed.follow(image, delta)
 
     @property
     def is_running(self) -> bool:
@@ -130,15 +180,17 @@ class Snapshots:
         metadata transaction (N14)."""
         self._bytes += size_bytes
         late = 0 < self._interval_ms <= self._clock.monotonic_ms() - self._since_ms
-        if late or (self._bytes >= self._limit_bytes and self._has_changed_enough(image)):
+        if late or (self._bytes >= self._limit_bytes and self._has_changed_enough()):
             self._begin(image, quorum)
 
-    def loaded(self, snapshot: SnapshotId) -> None:
+    def loaded(self, image: MetadataImage) -> None:
         """The image begins anew at a snapshot that came from another node: counting begins anew (N14)."""
         self._bytes = 0
         self._since_ms = self._clock.monotonic_ms()
-        self._since_offset = snapshot.end_offset
         self._record_count = 0
+        if self._changed is not None:
+            self._changed = ChangedRecords(image)
+            self._expect_changes_of(record_count(image))
 
     async def finish(self) -> None:
         """Begin no other, wait for the one that is being written and for what is being deleted."""
@@ -146,7 +198,7 @@ class Snapshots:
         for timer in (self._later, self._cleaning):
             if timer is not None:
                 timer.cancel()
-        for running in (self._running, self._looking):
+        for running in (self._running, self._looking, self._counting):
             if running is not None:
                 await asyncio.wait([running])
         marked, self._marked = self._marked, []
@@ -158,11 +210,16 @@ class Snapshots:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def _has_changed_enough(self, image: MetadataImage) -> bool:
-        """G23: records written since the newest snapshot, over the records in it."""
-        if not self._changed_ratio or not self._record_count:
-            return True
-        return image.offset + 1 - self._since_offset >= self._changed_ratio * self._record_count
+    def _has_changed_enough(self) -> bool:
+        """G23: records of the newest snapshot that were deleted or modified since, over the records in it."""
+        changed = self._changed
+        return changed is None or not self._record_count or changed.count >= changed.limit
+
+    def _expect_changes_of(self, records: int) -> None:
+        """The newest snapshot has so many records."""
+        self._record_count = records
+        if self._changed is not None:
+            self._changed.limit = ceil(self._changed_ratio * records)
 
     def _begin(self, image: MetadataImage, quorum: Quorum) -> None:
         snapshot = SnapshotId(image.offset + 1, image.epoch)
@@ -175,6 +232,10 @@ class Snapshots:
             return
         counted = self._bytes, self._since_ms
         self._bytes, self._since_ms = 0, self._clock.monotonic_ms()
+        changed = self._changed
+        keys = set() if changed is None else changed.begin(_NO_LIMIT)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         kraft_version, voters = quorum.voters_before(snapshot.end_offset)
         now_ms = self._clock.now_ms()
         unflushed = self._log.unflushed_before(snapshot.end_offset)
@@ -199,20 +260,30 @@ class Snapshots:
             self._running = None
             if (error := done.exception()) is not None:
                 self._failed(snapshot, error)
+                still_newest(keys)
                 return
             found = done.result()
             if found is None:  # N14, N15: not the end of a committed batch; a later image will be
                 self._bytes, self._since_ms = self._bytes + counted[0], counted[1]
+                still_newest(keys)
                 return
             if not self._log.snapshot_written(snapshot):  # the leader's has overtaken it
                 self._delete([partial(self._log.delete_snapshot, snapshot)])
+                still_newest(keys)
                 return
             self.generated_count += 1
-            self._record_count = found.record_count
-            self._since_offset = snapshot.end_offset
+            self.generated.observe(loop.time() - began_s)
+            if self._changed is changed:
+                self._expect_changes_of(found.record_count)
             self._clean()
 
-        self._running = asyncio.get_running_loop().run_in_executor(self._executor, write)
+        def still_newest(keys: set[RecordKey]) -> None:
+            """The snapshot before stays the newest one."""
+            if changed is not None and self._changed is changed:
+                changed.add(keys)
+                self._expect_changes_of(self._record_count)
+
+        self._running = loop.run_in_executor(self._executor, write)
         self._running.add_done_callback(written)
 
     def _failed(self, snapshot: SnapshotId, error: BaseException) -> None:
@@ -258,15 +329,12 @@ class Snapshots:
         self._looking.add_done_callback(looked)
 
     def _wanted_offset(self) -> int | None:
-        """G30: what a live replica of this leader fetches next, unless it has been waited for for too long."""
-        wanted = None if self._quorum is None else self._quorum.slowest_fetch_offset
-        if wanted is None or wanted >= self._log.snapshots[1].end_offset:
-            self._held_since_ms = None
-            return wanted
-        now_ms = self._clock.monotonic_ms()
-        if self._held_since_ms is None:
-            self._held_since_ms = now_ms
-        return wanted if now_ms - self._held_since_ms < _LAG_MS else None
+        """G30: what a live replica of this leader fetches next; of a follower, where its leader's log begins."""
+        quorum = self._quorum
+        if quorum is None:
+            return None
+        slowest = quorum.slowest_fetch_offset
+        return quorum.leader_log_start_offset if slowest is None else slowest
 
     def _forget_oldest(self, kept: Mapping[SnapshotId, _File]) -> None:
         try:
@@ -277,6 +345,7 @@ class Snapshots:
                 timestamps={each: file.timestamp_ms for each, file in kept.items() if file.timestamp_ms is not None},
                 max_age_ms=self._retention_ms,
                 wanted_offset=self._wanted_offset(),
+                max_lag_ms=self._max_lag_ms,
             )
         except StorageError as error:
             _tell_not_deleted(error.message)

@@ -126,6 +126,8 @@ class QuorumDriver:
         self._is_calling = False
         self._waits_for: asyncio.Future[Any] | None = None
         """The disk is at work on a duty; those behind it, and all calls, wait."""
+        self.load_began_s = 0.0
+        """Since when, in time of the loop, the file of the snapshot is read that is loaded now, or was last."""
         self._is_persisting = False
         self._lacks_room = False
         self._has_ended = False
@@ -342,6 +344,8 @@ class QuorumDriver:
                 self._download().perform(duty)
             case LoadSnapshot(snapshot_id):
                 known = self._download().found(snapshot_id)
+                now_s = asyncio.get_running_loop().time()
+                self.load_began_s = now_s if known is None else self._download().whole_at_s
                 load = self._work.alone(partial(self._work.load, snapshot_id, known))
                 self._wait_for(load, partial(self._loaded, snapshot_id))
             case Log():

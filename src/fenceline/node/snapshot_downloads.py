@@ -44,6 +44,8 @@ class SnapshotDownloads:
         self._current: tuple[SnapshotId, int] | None = None
         self._work: asyncio.Future[Any] | None = None
         self._found: tuple[SnapshotId, Replayed] | None = None
+        self.whole_at_s = 0.0
+        """When, in time of the loop, the last piece of the newest file had come."""
 
     def perform(self, duty: BeginDownload | WritePiece | VerifyAndFreeze | DropDownload) -> None:
         """Raises nothing: what goes wrong is told to the quorum."""
@@ -63,6 +65,7 @@ class SnapshotDownloads:
                 )
             case VerifyAndFreeze(_, size_bytes) if self._current is not None:
                 source = self._current[1]
+                self.whole_at_s = asyncio.get_running_loop().time()
 
                 def freeze() -> Replayed:
                     snapshot_files.finish_download(disk, directory, snapshot_id, source, size_bytes)

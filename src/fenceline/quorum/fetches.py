@@ -246,7 +246,7 @@ class Fetches:
             position=request.position,
             node_endpoints=core.leader_endpoints(),
         )
-        limit = min(request.max_bytes, core.settings.served_max_bytes)
+        limit = min(request.max_bytes, core.settings.snapshot_response_max_bytes)
         core.duties.append(ServePiece(token, request.snapshot_id, request.position, limit, answer))
 
 

@@ -8,7 +8,7 @@ Better than Kafka, on the same wire: a leader whose connection is lost and whose
 once, without waiting for the fetch timeout; the pre-vote keeps that harmless. A wrong answer is told and asked for
 again, never fatal; only a cut below the high watermark is (G36).
 
-Rules: raft.md Q15, Q22, Q28-Q30; snapshots.md N33; since_4_0.md K11, K12, K14; gaps.md G10, G11, G36.
+Rules: raft.md Q15, Q22, Q28-Q30; snapshots.md N22, N33; since_4_0.md K11, K12, K14; gaps.md G10, G11, G36.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Following:
         self._doubts_in_a_row = 0
         self._next_doubt_ms = 0
         self._leader_high_watermark = -1
+        self.leader_log_start_offset: int | None = None
+        """As the leader said last; None: not yet."""
         self._next_fetch_ms = 0
         self._has_asked = False
 
@@ -56,6 +58,7 @@ class Following:
         self._has_asked = False
         self._doubted = False
         self._leader_high_watermark = -1
+        self.leader_log_start_offset = None
         self._next_fetch_ms = self._core.now_ms
         if not same_leader:
             self._doubts_in_a_row = 0
@@ -157,6 +160,8 @@ class Following:
         if not isinstance(core.role, Follower) or not same:
             return
         self.heard_from_leader()
+        if response.log_start_offset >= 0:
+            self.leader_log_start_offset = response.log_start_offset
         if response.diverging_epoch is not None:
             self._cut_back(response.diverging_epoch)
         elif response.snapshot_id is not None:

@@ -29,7 +29,9 @@ class QuorumSettings:
     fetch_max_bytes: int = 1 << 20
     fetch_snapshot_max_bytes: int = 1 << 20
     served_max_bytes: int = 8 << 20
-    """Of one answer, whatever the asker allows (G28)."""
+    """Of one Fetch answer, whatever the asker allows (G28)."""
+    snapshot_response_max_bytes: int = 10 << 20
+    """Of one FetchSnapshot answer, whatever the asker allows (KIP-630, G28): `replica.fetch.response.max.bytes`."""
     auto_join: bool = False
     flushes: bool = True
     """Whether this node flushes what it fetched: every controller; a pure broker need not (Q28)."""

@@ -87,3 +87,9 @@ class Standing:
         if replicas is None:
             return None
         return replicas.slowest_offset(self._core.now_ms - self._core.settings.check_quorum_ms)
+
+    @property
+    def leader_log_start_offset(self) -> int | None:
+        """Where the log of the leader that this node follows begins, as its last answer said (KIP-630, G30). None where
+        it has not said so, or this node follows no leader."""
+        return self._following.leader_log_start_offset if isinstance(self._core.role, Follower) else None

@@ -3,7 +3,8 @@
 Owns what Kafka's broker checks before the controller sees a change: resources and keys named twice, null values,
 whether this broker can take a new value of its own keys. Log levels are `loggers`', descriptions `describe_configs`'s.
 
-Rules: controller.md C36, C37, since_4_0.md K26; KIP-339, KIP-412, KIP-1142.
+Rules: controller.md C36, C37, since_4_0.md K26; KIP-339, KIP-412, KIP-630 (the metadata topic is read-only),
+KIP-1142.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fenceline.controller.requests import (
     Outcome,
 )
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import METADATA_TOPIC
 from fenceline.metadata.image import ConfigResource, ConfigResourceType
 from fenceline.node.handlers.describe_configs import handle_describe_configs, resource_type_of
 from fenceline.node.handlers.loggers import alter_log_level, check_node_id
@@ -152,6 +154,12 @@ async def _submit(
 def _is_done_here(context: RequestContext, change: _Change, *, validate_only: bool, replaces: bool) -> bool:
     """Check a change; True when it needs no controller. Raises PeerError with the resource's error."""
     _check_shape(change)
+    if change.type is ConfigResourceType.TOPIC and change.name == METADATA_TOPIC:
+        raise PeerError(
+            ErrorCode.POLICY_VIOLATION,
+            f"The configuration of {METADATA_TOPIC} can only be read (KIP-630). Settings of its log and snapshots are"
+            " those of the nodes: metadata.log.* and metadata.max.*.",
+        )
     if context.is_forwarded and change.type in _FORWARDED:
         return False  # the broker that was asked has looked at it
     if change.type is ConfigResourceType.BROKER_LOGGER and not replaces:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from fenceline.config.broker import ALL_CONFIGS, DYNAMIC_ONLY_CONFIGS, broker_key, is_dynamic
-from fenceline.config.definitions import ConfigKey, InvalidConfig, render
+from fenceline.config.definitions import ConfigKey, ConfigType, InvalidConfig, render, table
 from fenceline.config.effective import (
     ConfigSource,
     Effective,
@@ -22,12 +22,25 @@ from fenceline.config.group import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS, GROUP_
 from fenceline.config.topic import TOPIC_CONFIGS
 from fenceline.controller.topic_names import name_fault
 from fenceline.errors import ErrorCode, PeerError
+from fenceline.ids import METADATA_TOPIC
 from fenceline.metadata.image import ConfigResourceType
 from fenceline.node.handlers.loggers import ROOT, log_level
 from fenceline.node.handlers.registry import RequestContext
 from fenceline.wire.entities import request_field
 
 _TYPE_UNKNOWN: Final = 0
+_METADATA_TOPIC_CONFIGS: Final[Mapping[str, ConfigKey]] = table(
+    (
+        ConfigKey(
+            "cleanup.policy",
+            ConfigType.LIST,
+            "snapshot",
+            "A snapshot of the state takes the place of the log before it: no record goes by its age or its key.",
+        ),
+    )
+)
+"""KIP-630 "Configuration": of `__cluster_metadata`; it can be read and not changed."""
+_METADATA_POLICY: Final = Effective("snapshot", ConfigSource.DEFAULT, ())
 _TYPES: Final = {int(each): each for each in ConfigResourceType if each is not ConfigResourceType.UNKNOWN}
 
 
@@ -85,6 +98,11 @@ def _topic(context: RequestContext, topic: str, chosen: _Chosen) -> list[dict[st
     fault = name_fault(topic)
     if fault is not None:
         raise PeerError(ErrorCode.INVALID_TOPIC_EXCEPTION, fault)
+    if topic == METADATA_TOPIC:
+        return [
+            _row(each, _METADATA_TOPIC_CONFIGS[each], _METADATA_POLICY, read_only=True)
+            for each in chosen(_METADATA_TOPIC_CONFIGS)
+        ]
     broker = context.broker
     if topic not in broker.image.topics_by_name:
         raise PeerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
