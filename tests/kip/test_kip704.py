@@ -15,12 +15,18 @@ import pytest
 from fenceline.controller.partition_requests import AlteredPartition
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.log.producer_state import Origin
+from fenceline.metadata.features import MINIMUM_METADATA_VERSION
 from fenceline.metadata.image import LeaderRecoveryState
 from fenceline.node import replication
+from fenceline.node.handlers import partition_life
 from fenceline.records.batch import iter_headers
 from fenceline.records.build import build_batch
+from fenceline.replica.fetcher import Fetcher, FetchLimits
+from fenceline.replica.follower import FollowerState
 from fenceline.wire.apis import ApiKey
+from fenceline.wire.fetch import FetchedPartition, FetchResponse
 from tests.node.desk import RECOVERING, TOPIC, Desk, state, told, turns
+from tests.replica.histories import MemoryLog
 
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
 FENCED, UNKNOWN = ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH
@@ -336,3 +342,37 @@ def test_the_end_that_is_told_is_that_of_the_log() -> None:
         assert (await desk.list_offset(-1)).offset == 5
 
     told(story)
+
+
+# -- § Compatibility -----------------------------------------------------------------------------------------------
+
+
+def test_a_replica_that_is_refused_backs_off_and_cuts_nothing() -> None:
+    """§ Clients, Fetch: replicas back off; V43: for `replica.fetch.backoff.ms` at most, since a recovery takes
+    milliseconds, and with the log unchanged whatever its epochs are."""
+    log = MemoryLog()
+    log.append([3] * 5)
+    limits = FetchLimits(max_wait_ms=500, min_bytes=1, max_bytes=10_000, partition_max_bytes=1_000, backoff_ms=1_000)
+    following = Fetcher(replica_id=2, broker_epoch=102, limits=limits)
+    state = FollowerState("topic", bytes(16), 0, 4, log)
+    following.follow(state)
+    now_ms, pauses = 0, []
+    for _ in range(8):
+        assert following.next_request(now_ms) is not None
+        refused = FetchedPartition(None, bytes(16), 0, error_code=NOT_LEADER)
+        assert list(following.on_answer(FetchResponse([refused], session_id=5), now_ms)) == []
+        assert following.next_request(now_ms) is None
+        ready_ms = following.next_ready_ms()
+        assert ready_ms is not None
+        pauses.append(ready_ms - now_ms)
+        now_ms = ready_ms
+    assert (pauses[0], max(pauses)) == (20, 1_000)
+    assert log.log_end_offset == 5
+
+
+def test_versions_without_the_state_or_without_topic_ids_are_not_served() -> None:
+    """§ Public Interfaces, AlterPartition versions 0 and 1: every broker of a metadata.version that can be finalized
+    has version 2 (3.3-IV3 is level 7), and Kafka 4 took 0 and 1 out."""
+    (api,) = (each for each in partition_life.CONTROLLER_APIS if each.key is ApiKey.ALTER_PARTITION)
+    assert (api.min_version, api.max_version) == (2, 3)
+    assert MINIMUM_METADATA_VERSION >= 7
