@@ -54,6 +54,8 @@ demo: setup java  ## flights through three brokers and Spark; records are lost, 
 
 SIMULATION := $(BIN)/python -m fenceline.testing.simulation all
 CLUSTERS := $(BIN)/python -m fenceline.testing.simulation brokers
+OPERATIONS := $(BIN)/python -m fenceline.testing.simulation operations
+CORPUS := tests/simulation/corpus.txt
 
 test: setup java  ## all tests (those against real Kafka need Maven)
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS) $(OLD_KAFKA_VERSION) $(OLD_JARS)
@@ -79,7 +81,8 @@ $(SPARK43)/.locked: requirements.lock requirements-spark43.lock | $(BIN)/uv
 
 SEEDS ?= 0..2000
 
-simulate: setup  ## 2,000 seeds of simulated quorums and controllers, 2,000 of clusters with data (SEEDS=A..B for others)
+simulate: setup  ## the corpus, 2,000 seeds of simulated quorums, of clusters, and of clusters with operators (SEEDS=A..B)
+	@$(OPERATIONS) --corpus $(CORPUS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(SIMULATION) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(CLUSTERS) --seeds $(SEEDS) --workers 2 --progress 100
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from fenceline.testing.simulation.coverage import ROOMS, WINDOW_S, Coverage, State, Triple
 from fenceline.testing.simulation.coverage_states import STATES
 
-_DIRTY = State("log", "dirty")
-
 
 class _Clock:
     now_s = 0.0
@@ -45,7 +43,7 @@ def test_a_fault_meets_the_operations_in_progress() -> None:
     assert sorted(map(str, coverage.counts)) == ["log 1-t0, produce, kill", "log None-t0, produce, partition"]
 
 
-def test_a_short_state_meets_what_is_active_on_its_node_and_in_progress_on_its_topic() -> None:
+def test_a_change_meets_what_is_active_on_its_node_and_in_progress_on_its_topic() -> None:
     clock = _Clock()
     coverage = _coverage(clock)
     for topic in ("t0", "t1", None):
@@ -53,17 +51,18 @@ def test_a_short_state_meets_what_is_active_on_its_node_and_in_progress_on_its_t
     for node_id in (1, 2, None):
         coverage.fault(f"at {node_id}", node_id)
     coverage.counts.clear()
-    coverage.state(1, _DIRTY, "t0")
+    coverage.changed(1, "t0")
     assert {(each.operation, each.fault) for each in coverage.counts} == {
         (f"of {topic}", f"at {node_id}") for topic in ("t0", None) for node_id in (1, None)
     }
+    assert {each.state for each in coverage.counts} == {"1-t0"}
 
 
 def test_nothing_is_counted_before_there_are_nodes_and_after_the_end() -> None:
     coverage = Coverage(_Clock())
     coverage.operation("produce")
     coverage.fault("kill", 1)
-    coverage.state(1, _DIRTY)
+    coverage.changed(1, "t0")
     assert not coverage.counts
 
 

@@ -81,3 +81,14 @@ class TestCompacted:
             self.history().compare(stored(1, (b"b", b"9")), "n1")
         with pytest.raises(InvariantBroken, match="of epoch 0 is committed"):
             self.history().compare(stored(1, (b"b", b"1"), epoch=1), "n1")
+
+
+def test_a_reader_crosses_deleted_records_and_no_truncation() -> None:
+    """The log was emptied up to 5 and goes on there: what lay before its first batch is known from other logs only."""
+    history, batch = History("t0-0"), stored(5, (None, b"value"), epoch=3)
+    history.wrote(batch, None, "n1")
+    history.commit([stored(0, *[(None, b"gone")] * 5), batch], "n1")
+    history.read(Place(5, 3), batch.content, Place(4, 1), "consumer1")
+    history.wrote(batch, Place(3, 2), "n2")
+    with pytest.raises(InvariantBroken, match="a truncation was not noticed"):
+        history.read(Place(5, 3), batch.content, Place(4, 1), "consumer1")

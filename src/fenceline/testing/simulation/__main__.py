@@ -1,5 +1,8 @@
 """Play seeds from the command line: `python -m fenceline.testing.simulation [STORY] --seed N | --seeds A..B`.
 
+With `--corpus FILE`, the games of that file are played first, and a table of what no game has reached ends the output.
+With `--search` as well, new ones are looked for from the first of `--seeds` on, until `--limit-s`, and written to it.
+
 Owns arguments and what is printed. The exit code is 1 when a seed failed, and 130 when Ctrl-C came before the last one.
 """
 
@@ -10,10 +13,15 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import closing
-from itertools import count
+from itertools import chain, count
+from pathlib import Path
 
-from fenceline.testing.simulation.stage import ALL, STORIES, play
-from fenceline.testing.simulation.workers import outcomes
+from fenceline.testing.simulation import coverage_table
+from fenceline.testing.simulation.corpus import load
+from fenceline.testing.simulation.coverage import Triple
+from fenceline.testing.simulation.search import Search
+from fenceline.testing.simulation.stage import ALL, STORIES, Outcome, play
+from fenceline.testing.simulation.workers import Game, played
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -27,6 +35,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="processes that play seeds")
     parser.add_argument("--limit-s", type=float, default=0, help="end after this many seconds, in order")
     parser.add_argument("--progress", type=int, default=0, metavar="N", help="print a line after each N seeds")
+    parser.add_argument("--corpus", type=Path, metavar="FILE", help="play the games of this file first")
+    parser.add_argument("--search", action="store_true", help="look for games that reach what the corpus does not")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     return parser.parse_args(argv)
 
@@ -40,9 +50,11 @@ def main(argv: list[str] | None = None) -> int:
     """See the module."""
     arguments = _arguments(argv)
     overrides = dict(each.split("=", 1) for each in arguments.option)
-    if arguments.seed is not None or arguments.seeds is None:
+    if arguments.search:
+        return _search(arguments)
+    if arguments.seed is not None or (arguments.seeds is None and arguments.corpus is None):
         return _one(arguments.seed or 0, arguments.story, overrides, trace=arguments.trace)
-    return _many(_range(arguments.seeds), arguments, overrides)
+    return _many(arguments, overrides)
 
 
 def _one(seed: int, story: str, overrides: dict[str, str], *, trace: bool) -> int:
@@ -59,39 +71,82 @@ def _one(seed: int, story: str, overrides: dict[str, str], *, trace: bool) -> in
     return outcome.failure is not None
 
 
-def _many(seeds: Iterable[int], arguments: argparse.Namespace, overrides: dict[str, str]) -> int:
-    began = time.monotonic()
-    played = failed = code = 0
-    cpu_s = virtual_s = 0.0
-    struck: dict[str, int] = {}
+class _Sums:
+    """Of the games that were played, with a line now and then."""
+
+    def __init__(self, progress: int, workers: int) -> None:
+        self._began = time.monotonic()
+        self._progress = progress
+        self._workers = workers
+        self.played = self.failed = 0
+        self._cpu_s = self._virtual_s = 0.0
+        self._struck: dict[str, int] = {}
+        self.reached: set[Triple] = set()
+
+    @property
+    def took_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def add(self, outcome: Outcome) -> None:
+        self.played += 1
+        self._cpu_s += outcome.cpu_s
+        self._virtual_s += outcome.virtual_s
+        self.reached.update(outcome.triples)
+        for kind, times in outcome.struck.items():
+            self._struck[kind] = self._struck.get(kind, 0) + times
+        if outcome.failure is not None:
+            self.failed += 1
+            print(outcome.report(), flush=True)
+        if self._progress and self.played % self._progress == 0:
+            print(f"{self.played} seeds, {self.failed} failed, {self.took_s:.0f} s", flush=True)
+
+    def tell(self) -> None:
+        faults = ", ".join(f"{kind} {times}" for kind, times in sorted(self._struck.items()))
+        took_s = max(self.took_s, 1e-9)
+        print(
+            f"{self.played} seeds, {self.failed} failed; {took_s:.0f} s, {self.played / took_s:.1f} seeds/s with"
+            f" {self._workers} worker(s), {self._cpu_s / max(self.played, 1):.3f} CPU s a seed; {self._virtual_s:.0f}"
+            f" virtual s in {self._cpu_s:.1f} CPU s ({self._virtual_s / max(self._cpu_s, 1e-9):.0f}x)"
+        )
+        print(f"faults: {faults}", flush=True)
+
+
+def _many(arguments: argparse.Namespace, overrides: dict[str, str]) -> int:
+    seeds = _range(arguments.seeds) if arguments.seeds is not None else range(0)
+    games: Iterable[Game] = (Game(arguments.story, seed, overrides) for seed in seeds)
+    if arguments.corpus is not None:
+        games = chain([entry.game for entry in load(arguments.corpus)], games)
+    sums, code = _Sums(arguments.progress, arguments.workers), 0
     try:
-        with closing(outcomes(seeds, arguments.story, overrides, arguments.workers)) as found:
+        with closing(played(games, arguments.workers)) as found:
             for outcome in found:
-                played += 1
-                cpu_s += outcome.cpu_s
-                virtual_s += outcome.virtual_s
-                for kind, times in outcome.struck.items():
-                    struck[kind] = struck.get(kind, 0) + times
-                if outcome.failure is not None:
-                    failed += 1
-                    print(outcome.report(), flush=True)
-                    if arguments.stop:
-                        break
-                if arguments.progress and played % arguments.progress == 0:
-                    print(f"{played} seeds, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
-                if 0 < arguments.limit_s < time.monotonic() - began:
+                sums.add(outcome)
+                if (outcome.failure is not None and arguments.stop) or 0 < arguments.limit_s < sums.took_s:
                     break
     except KeyboardInterrupt:
         code = 130 if isinstance(seeds, range) else 0
-    took_s = time.monotonic() - began
-    faults = ", ".join(f"{kind} {times}" for kind, times in sorted(struck.items()))
-    print(
-        f"{played} seeds, {failed} failed; {took_s:.0f} s, {played / took_s:.1f} seeds/s with {arguments.workers}"
-        f" worker(s), {cpu_s / max(played, 1):.3f} CPU s a seed; {virtual_s:.0f} virtual s in {cpu_s:.1f} CPU s"
-        f" ({virtual_s / max(cpu_s, 1e-9):.0f}x)\nfaults: {faults}",
-        flush=True,
-    )
-    return 1 if failed else code
+    if arguments.corpus is not None:
+        print(coverage_table.unreached(sums.reached))
+    sums.tell()
+    return 1 if sums.failed else code
+
+
+def _search(arguments: argparse.Namespace) -> int:
+    """The corpus is played anew, then games are looked for."""
+    if arguments.corpus is None:
+        raise SystemExit("--search writes what it finds to a corpus: name it with --corpus FILE")
+    base = int((arguments.seeds or "0").partition("..")[0])
+    sums, code = _Sums(arguments.progress, arguments.workers), 0
+    search = Search(arguments.corpus, base)
+    try:
+        search.replay(arguments.workers, sums.add)
+        search.run(arguments.workers, lambda: 0 < arguments.limit_s < sums.took_s, sums.add)
+    except KeyboardInterrupt:
+        code = 130
+    print(coverage_table.unreached(search.reached))
+    sums.tell()
+    print(f"{len(search.entries)} games in {arguments.corpus}")
+    return 1 if sums.failed else code
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from random import Random
 from typing import Final
 
 from fenceline.config.node import NodeConfig
+from fenceline.quorum.roles import Role
 from fenceline.testing.simulation.brokers_admin import Admin
 from fenceline.testing.simulation.brokers_clients import Client, Consumer, Producer
 from fenceline.testing.simulation.brokers_node import SimBroker, config_of, format_node
@@ -41,6 +42,8 @@ class Story:
         self._configs: dict[int, NodeConfig] = {}
         self._brokers: dict[int, SimBroker] = {}
         """By node, its newest life."""
+        self._roles: dict[int, Role] = {}
+        """By node, in the quorum, as it was seen last."""
         self._clients: list[Client] = []
         self._cut_crashes = world.rng("crashes in cuts")
 
@@ -58,6 +61,7 @@ class Story:
         world.scheduler.watcher = self._look
         world.on_end.append(self.checks.ended)
         world.coverage.sample = self._sample
+        self.checks.on_change = lambda process, topic: world.coverage.changed(process.node_id, topic)
         if options.crash_s and options.power_chance:
             self.checks.on_cut = self._crash_in_cut
         for node_id in _NODES:
@@ -89,6 +93,12 @@ class Story:
 
     def _look(self, process: Process) -> None:
         self.checks.look(process)
+        broker = self._brokers.get(process.node_id)
+        if broker is not None and broker.has_metadata:
+            role = broker.controller.quorum.role
+            if role is not self._roles.get(process.node_id):
+                self._roles[process.node_id] = role
+                self._world.coverage.changed(process.node_id)
 
     async def _body(self, process: Process) -> None:
         broker = SimBroker(process, self._configs[process.node_id], self._sockets)

@@ -1,7 +1,7 @@
 """The operator of a simulated cluster: asks for everything that an API allows, one request at a time.
 
 Owns the requests, and what the checks must know of them before they are sent: offsets up to which records may go. Each
-operation is a method under its name in `_OPERATIONS`; which ones a seed uses is `Options.operations`. What is refused
+operation is a method under its name in `OPERATIONS`; which ones a seed uses is `Options.operations`. What is refused
 is not asked again: the next operation is another one.
 """
 
@@ -29,7 +29,7 @@ class Operator(Admin):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         wanted = {each.strip() for each in self.options.operations.split(",") if each.strip()}
-        self._wanted = [each for each in _OPERATIONS if not wanted or each.value in wanted]
+        self._wanted = [each for each in OPERATIONS if not wanted or each.value in wanted]
         self._made: set[str] = set()
         self._left: dict[tuple[str, int], list[int]] = {}
         """By partition: the replicas that it had before it was moved away."""
@@ -47,7 +47,7 @@ class Operator(Admin):
         await asyncio.sleep(self.rng.expovariate(1 / self.options.operate_s))
         if self.places and self._wanted:
             place = self.rng.choice(self.places)
-            await _OPERATIONS[self.rng.choice(self._wanted)](self, place)
+            await OPERATIONS[self.rng.choice(self._wanted)](self, place)
         self.served()
 
     def begin(self, operation: Operation, topic: str | None = None) -> None:
@@ -155,7 +155,7 @@ class Operator(Admin):
             await self.elect(place.topic, place.index, unclean=True)
 
 
-_OPERATIONS: Final[Mapping[Operation, Callable[[Operator, Place], Awaitable[None]]]] = {
+OPERATIONS: Final[Mapping[Operation, Callable[[Operator, Place], Awaitable[None]]]] = {
     Operation.RECREATE_TOPIC: Operator._recreate,
     Operation.ADD_PARTITIONS: Operator._add_partitions,
     Operation.DELETE_RECORDS: Operator._delete_records,

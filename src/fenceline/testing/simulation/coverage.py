@@ -5,7 +5,7 @@ no object of the story, so that a seed has the same hash with and without it. Wh
 `coverage_states`' work; which operations and faults there are is the story's.
 
 How it works: an operation is in progress from when it is reported until `WINDOW_S` later, a fault is active from when
-it strikes until `WINDOW_S` after it ended. `operation`, `fault` and `state` combine what they report with what is in
+it strikes until `WINDOW_S` after it ended. `operation`, `fault` and `changed` combine what they report with what is in
 progress and active at that moment. The states are those of the node that the fault strikes (of all nodes where it
 strikes the network or the whole cluster) and, of its logs, those of the topic that the operation names.
 """
@@ -94,18 +94,20 @@ class Coverage:
         for operation, topic in _alive(self._operations, now_s):
             self._count(self.sample(node_id, topic), operation, name)
 
-    def state(self, node_id: int, state: State, topic: str | None = None) -> None:
-        """A node enters a state that may be over before the next operation. `topic`: the log's, None for the node."""
-        if self.sample is _nothing:
-            return
+    def changed(self, node_id: int, topic: str | None = None) -> None:
+        """A node's state has changed, perhaps for a moment only. `topic`: of one of its replicas, None for the node."""
         now_s = self._now_s()
-        faults = [name for name, struck in _alive(self._faults, now_s) if struck is None or struck == node_id]
+        faults = {name for name, struck in _alive(self._faults, now_s) if struck is None or struck == node_id}
         if not faults:
             return
-        for operation, named in _alive(self._operations, now_s):
-            if topic is None or named is None or named == topic:
+        operations = {
+            name for name, named in _alive(self._operations, now_s) if None in (topic, named) or named == topic
+        }
+        if operations:
+            states = self.sample(node_id, topic)
+            for operation in operations:
                 for fault in faults:
-                    self._count((state,), operation, fault)
+                    self._count(states, operation, fault)
 
     def _count(self, states: Iterable[State], operation: str, fault: str) -> None:
         counts = self.counts

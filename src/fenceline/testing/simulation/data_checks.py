@@ -117,6 +117,8 @@ class DataChecks:
         self._partitions: dict[Key, PartitionImage] = {}
         self._nodes: dict[int, _Node] = {}
         self._crashes: dict[int, Crashes] = {}
+        self.on_change: Callable[[Process, str], None] = lambda process, topic: None
+        """Hears of a replica of this topic whose state is another."""
         self.on_cut: Callable[[Process], None] = lambda process: None
         """Hears of a log that a thread is about to cut."""
 
@@ -171,6 +173,7 @@ class DataChecks:
             if replica.is_being_cut:
                 if not copy.was_cut:
                     copy.was_cut = True
+                    self.on_change(process, replica.topic_partition.topic)
                     self.on_cut(process)
                 continue
             log, leader = replica.log, replica.leader
@@ -183,6 +186,7 @@ class DataChecks:
                 or copy.start != log.log_start_offset
             ):
                 self.changes += 1
+                self.on_change(process, replica.topic_partition.topic)
                 self._look(node, key, copy)
 
     # -- what clients ask for ------------------------------------------------------------------------------------------

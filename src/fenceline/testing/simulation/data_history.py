@@ -95,6 +95,8 @@ class History:
                 f"{where}: {told(place)} stands behind {told(before)}, elsewhere behind {told(known.before)}"
                 " (log matching)"
             )
+        if known.before is None and before is not None:
+            self.written[place] = known._replace(before=before)
         if before is not None and before.epoch > batch.epoch:
             raise InvariantBroken(f"{where}: epochs fall from {told(before)} to {told(place)} (G11)")
         return place
@@ -229,10 +231,11 @@ class History:
         written = self.written.get(place)
         if written is None or written.content != content:
             raise InvariantBroken(f"{where}: {told(place)} was read, no log has it like that")
-        if before is not None and written.before != before:
+        # The first batch of a log that began later (DeleteRecords) has none before it that anybody wrote down.
+        if before is not None and written.before is not None and written.before != before:
             raise InvariantBroken(
                 f"{where}: {told(place)} was read after {told(before)}, in the log it stands behind"
-                f" {'nothing' if written.before is None else told(written.before)}: a truncation was not noticed"
+                f" {told(written.before)}: a truncation was not noticed"
             )
         known = self.batch_at(place.base_offset)
         if (known is None or known.epoch != place.epoch) and place.epoch >= self.last_unclean:

@@ -7,6 +7,7 @@ them end, and the subject must make progress within a bound of virtual time.
 from __future__ import annotations
 
 import gc
+import shlex
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -84,6 +85,8 @@ class Outcome:
     cpu_s: float = 0.0
     struck: dict[str, int] = field(default_factory=dict)
     last_lines: list[str] = field(default_factory=list)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    """Options that were set by hand."""
     triples: dict[Triple, int] = field(default_factory=dict)
     """How often each was met (`coverage`)."""
 
@@ -94,7 +97,8 @@ class Outcome:
             f"options: {self.options}",
             f"after {self.virtual_s:.3f} s, {self.events} events, {self.committed} committed batches; the last ones:",
             *(f"  {line}" for line in self.last_lines),
-            f"again: python -m fenceline.testing.simulation {self.story} --seed {self.seed} --trace",
+            f"again: python -m fenceline.testing.simulation {self.story} --seed {self.seed} --trace"
+            + "".join(f" --option {shlex.quote(f'{name}={value}')}" for name, value in self.overrides.items()),
         ]
         return "\n".join(lines)
 
@@ -132,7 +136,7 @@ def play(
 
 def _played(seed: int, story: str, overrides: Mapping[str, str], sink: Callable[[str], None] | None) -> Outcome:
     options = options_of(seed, story, overrides)
-    outcome = Outcome(seed, story, options)
+    outcome = Outcome(seed, story, options, overrides=overrides)
     world = World(seed, options, sink=sink)
     invariants = Invariants(world)
     told: Story | None = None

@@ -12,11 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
-from functools import partial
 from itertools import islice
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
-from typing import Final
+from typing import Final, NamedTuple
 
 from fenceline.testing.simulation.stage import Outcome, play
 
@@ -24,24 +23,40 @@ _AHEAD: Final = 32
 """Seeds for each worker that are given out before the first of them is told: a long one holds nobody up."""
 
 
+class Game(NamedTuple):
+    """What is to be played. `overrides` as `play` takes them."""
+
+    story: str
+    seed: int
+    overrides: Mapping[str, str]
+
+
 def outcomes(
     seeds: Iterable[int], story: str, overrides: Mapping[str, str], workers: int
 ) -> Generator[Outcome, None, None]:
     """Of each seed, in order. Who stops to ask ends the workers, once they have played what they are at."""
-    one = partial(play, story=story, overrides=dict(overrides))
+    return played((Game(story, seed, overrides) for seed in seeds), workers)
+
+
+def played(games: Iterable[Game], workers: int, *, ahead: int = _AHEAD) -> Generator[Outcome, None, None]:
+    """Of each game, in order, as `outcomes`. `ahead`: how many for each worker are taken before the first is told."""
     if workers <= 1:
-        yield from map(one, seeds)
+        yield from map(_play, games)
         return
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin)
     try:
-        waiting = iter(seeds)
-        given: deque[Future[Outcome]] = deque(pool.submit(one, seed) for seed in islice(waiting, _AHEAD * workers))
+        waiting = iter(games)
+        given: deque[Future[Outcome]] = deque(pool.submit(_play, game) for game in islice(waiting, ahead * workers))
         while given:
             outcome = given.popleft().result()
-            given.extend(pool.submit(one, seed) for seed in islice(waiting, 1))
+            given.extend(pool.submit(_play, game) for game in islice(waiting, 1))
             yield outcome
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _play(game: Game) -> Outcome:
+    return play(game.seed, game.story, overrides=dict(game.overrides))
 
 
 def _begin() -> None:

@@ -1,0 +1,92 @@
+"""All triples that there could be, those that cannot, and a table of those that no seed has reached.
+
+Owns the reasons: what cannot be met is listed in `REASONS`, by pattern, with why. Counts nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from fenceline.testing.simulation.coverage import Triple
+from fenceline.testing.simulation.coverage_states import STATES
+from fenceline.testing.simulation.operations import Fault, Operation
+
+
+class Reason(NamedTuple):
+    """Why the triples that match are never met. An empty set matches everything."""
+
+    room: str
+    states: frozenset[str]
+    operations: frozenset[str]
+    faults: frozenset[str]
+    why: str
+
+    def covers(self, triple: Triple) -> bool:
+        return (
+            self.room in ("", triple.room)
+            and (not self.states or triple.state in self.states)
+            and (not self.operations or triple.operation in self.operations)
+            and (not self.faults or triple.fault in self.faults)
+        )
+
+
+REASONS: Final[tuple[Reason, ...]] = ()
+
+
+def every() -> Iterator[Triple]:
+    """Of all rooms, operations and faults, also what cannot be."""
+    for room, labels in STATES.items():
+        for label in labels:
+            for operation in Operation:
+                for fault in Fault:
+                    yield Triple(room, label, operation.value, fault.value)
+
+
+def reason_of(triple: Triple) -> str:
+    """Why it is never met; empty where it can be."""
+    return next((reason.why for reason in REASONS if reason.covers(triple)), "")
+
+
+def wanted() -> set[Triple]:
+    """All that can be met."""
+    return {triple for triple in every() if not reason_of(triple)}
+
+
+def grouped(triples: Iterable[Triple]) -> Mapping[tuple[str, str], str]:
+    """By operation and fault, in the order of their lists: `log clean dirty; replica leader`."""
+    found: dict[tuple[str, str], dict[str, set[str]]] = {}
+    for room, state, operation, fault in triples:
+        found.setdefault((operation, fault), {}).setdefault(room, set()).add(state)
+    return {
+        (operation.value, fault.value): "; ".join(
+            " ".join([room, *(state for state in STATES[room] if state in rooms[room])])
+            for room in STATES
+            if room in rooms
+        )
+        for operation in Operation
+        for fault in Fault
+        if (rooms := found.get((operation.value, fault.value))) is not None
+    }
+
+
+def ungrouped(operation: str, fault: str, text: str) -> Iterator[Triple]:
+    """The triples of one row of `grouped`. Raises ValueError for anything else."""
+    for part in text.split("; "):
+        room, *states = part.split(" ")
+        if not states or not set(states) <= set(STATES.get(room, ())):
+            raise ValueError(f"{part!r} is not a room and its states")
+        yield from (Triple(room, state, operation, fault) for state in states)
+
+
+def unreached(reached: Collection[Triple]) -> str:
+    """The table that `make simulate` prints, with its sum in the last line."""
+    possible = wanted()
+    missing = possible.difference(reached)
+    lines = ["Triples of a state, an operation and a fault that no seed has reached:"] if missing else []
+    lines += [f"  {operation}, {fault}: {text}" for (operation, fault), text in grouped(missing).items()]
+    count, excused = len(possible), sum(1 for _ in every()) - len(possible)
+    lines.append(
+        f"{count - len(missing)} of {count} triples reached, {len(missing)} not; {excused} others cannot be met"
+    )
+    return "\n".join(lines)

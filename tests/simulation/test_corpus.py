@@ -1,0 +1,96 @@
+"""The corpus and the search: its file, what is kept, and the corpus of this repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fenceline.testing.simulation import coverage_table
+from fenceline.testing.simulation.corpus import Entry, load, save
+from fenceline.testing.simulation.coverage import Triple
+from fenceline.testing.simulation.operations import Fault, Operation
+from fenceline.testing.simulation.search import STRIKES, Search
+from fenceline.testing.simulation.stage import STORIES, options_of
+from fenceline.testing.simulation.workers import Game
+
+CORPUS = Path(__file__).parent / "corpus.txt"
+_GAME = Game("operations", 7, {"crash_s": "0.5", "operations": "delete records,reassign"})
+_MET = frozenset(
+    {
+        Triple("log", "dirty", "delete records", "kill"),
+        Triple("log", "rebased", "delete records", "kill"),
+        Triple("replica", "leader", "delete records", "kill"),
+        Triple("replica", "leader", "produce", "lag"),
+    }
+)
+
+
+def test_a_corpus_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path, entries = tmp_path / "corpus.txt", [Entry(_GAME, _MET), Entry(Game("operations", 8, {}), frozenset())]
+    save(path, entries)
+    assert load(path) == entries
+    assert "  delete records, kill: log dirty rebased; replica leader\n" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("  produce, kill: log dirty\n", "line 1: it belongs to no game"),
+        ("operations 1\n  produce, kill: log muddy\n", "line 2: 'log muddy' is not a room and its states"),
+        ("operations one\n", "line 1: invalid literal"),
+    ],
+)
+def test_a_damaged_corpus_is_refused(tmp_path: Path, text: str, wrong: str) -> None:
+    path = tmp_path / "corpus.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=wrong):
+        load(path)
+
+
+def test_a_corpus_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert load(tmp_path / "corpus.txt") == []
+
+
+def test_the_search_keeps_what_reaches_something_new(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.txt"
+    search = Search(path, 5)
+    search._take(_GAME, _MET)
+    search._take(Game("operations", 9, {}), _MET)
+    assert load(path) == [Entry(_GAME, _MET)]
+    assert search.reached == _MET
+
+
+def test_the_search_makes_the_same_games_again() -> None:
+    """And options that a story takes."""
+    games = [[search._next() for _ in range(30)] for search in (Search(Path("/none"), 5), Search(Path("/none"), 5))]
+    assert games[0] == games[1]
+    for game in games[0]:
+        options_of(game.seed, game.story, game.overrides)
+
+
+def test_each_fault_has_options_that_make_it_strike() -> None:
+    assert set(STRIKES) == set(Fault)
+
+
+def test_the_table_names_what_is_missing() -> None:
+    everything = coverage_table.wanted()
+    missing = next(iter(sorted(everything)))
+    table = coverage_table.unreached(everything - {missing})
+    assert f"  {missing.operation}, {missing.fault}: {missing.room} {missing.state}" in table
+    assert "1 not" in table.splitlines()[-1]
+    assert len(list(coverage_table.every())) == len(Operation) * len(Fault) * sum(
+        len(labels) for labels in coverage_table.STATES.values()
+    )
+
+
+def test_the_corpus_of_this_repository_can_be_played() -> None:
+    """Each entry is a game with options that its story knows, and reaches something first."""
+    reached: set[Triple] = set()
+    for entry in load(CORPUS):
+        assert entry.game.story in STORIES
+        options_of(entry.game.seed, entry.game.story, entry.game.overrides)
+        assert entry.first
+        assert not entry.first & reached
+        reached |= entry.first
+    assert reached <= coverage_table.wanted()
