@@ -34,13 +34,14 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 class Rule(NamedTuple):
     """How it is broken, a seed that notices and what notices it, and when that was last seen. `options` are those that
-    are not drawn. Another seed may do as well, and after a change of the code another one must."""
+    are not drawn. Another seed of the story may do as well, and after a change of the code another one must."""
 
     breach: Patch
     seed: int
     check: str
     seen: str
     options: Mapping[str, str]
+    story: str = "brokers"
 
 
 RULES: Final[dict[str, Rule]] = {}
@@ -48,9 +49,9 @@ NO_SEED: Final = -1
 """No seed is known yet: searched for by `make soak` only."""
 
 
-def breaks(seed: int, check: str, seen: str, **options: str) -> Callable[[Patch], Patch]:
+def breaks(seed: int, check: str, seen: str, *, story: str = "brokers", **options: str) -> Callable[[Patch], Patch]:
     def keep(patch: Patch) -> Patch:
-        RULES[patch.__name__.strip("_")] = Rule(patch, seed, check, seen, options)
+        RULES[patch.__name__.strip("_")] = Rule(patch, seed, check, seen, options, story)
         return patch
 
     return keep

@@ -14,9 +14,11 @@ from fenceline.errors import ErrorCode
 from fenceline.log import retention
 from fenceline.node import snapshot_files
 from fenceline.node.active_controller import ActiveController
+from fenceline.node.controller_driver import ControllerDriver
 from fenceline.node.metadata_batches import control_batch
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.metadata_replay import Replay
+from fenceline.node.metadata_snapshots import Snapshots
 from fenceline.node.snapshot_files import SnapshotDamaged
 from fenceline.quorum import fetches
 from fenceline.quorum.control_records import SnapshotFooter, decode_control
@@ -415,3 +417,53 @@ def _control_of(batch: Any) -> Any:
 @_breaks("quorum", 6, "log matching")
 def _voters_change_one_at_a_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(VoterChanges, "_gate", lambda self, cluster_id: (ErrorCode.NONE, None))
+
+
+# -- from Kafka's history (`kafka_history`) ----------------------------------------------------------------------------
+
+
+@_breaks("controllers", 0, "N50")
+def _kafka_14618_a_snapshot_is_named_by_its_end(patch: pytest.MonkeyPatch) -> None:
+    """By the offset behind its last record, not by that record's."""
+    begin = Snapshots._begin
+
+    def one_less(self: Snapshots, image: Any, quorum: Any) -> None:
+        begin(self, replace(image, offset=image.offset - 1), quorum)
+
+    patch.setattr(Snapshots, "_begin", one_less)
+
+
+@_breaks("quorum", 7, "Q52")
+def _kafka_16530_a_leader_outside_of_the_voters_does_not_count(patch: pytest.MonkeyPatch) -> None:
+    end = Replicas.majority_end
+
+    def counts_itself(self: Replicas, voters: Any, own_end: int) -> int:
+        if any(voter.voter_id == self._me for voter in voters.voters):
+            return end(self, voters, own_end)
+        ends = [own_end]
+        for voter in voters.voters:
+            replica = self.of_voter(voters, voter)
+            ends.append(-1 if replica is None or replica.end_offset is None else replica.end_offset)
+        return sorted(ends, reverse=True)[len(ends) // 2]
+
+    patch.setattr(Replicas, "majority_end", counts_itself)
+
+
+@_breaks("controllers", 91, "C1")
+def _kafka_15345_a_controller_has_applied_its_log(patch: pytest.MonkeyPatch) -> None:
+    """Before it decides anything."""
+    begin = ControllerDriver._begin_term
+
+    def at_once(self: ControllerDriver) -> None:
+        if self._term is not None and not self._active.is_active:
+            self._term = self._term[0], 0
+            busy, self._loader._is_busy = self._loader._is_busy, False
+            committed, self._loader._committed_offset = self._loader._committed_offset, 0
+            try:
+                begin(self)
+            finally:
+                self._loader._is_busy, self._loader._committed_offset = busy, committed
+            return
+        begin(self)
+
+    patch.setattr(ControllerDriver, "_begin_term", at_once)

@@ -19,17 +19,19 @@ import pytest
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.stage import Outcome, play
 
-from .broken_election_rules import NO_SEED, RULES
+from .broken_history_rules import NO_SEED, RULES
 
 SEEDS: Final = 1000
 _HERE: Final = Path(__file__).parent
-_MODULES: Final = (_HERE / "broken_data_rules.py", _HERE / "broken_election_rules.py")
+_MODULES: Final = tuple(_HERE / f"broken_{part}_rules.py" for part in ("data", "election", "history"))
 DOCUMENT: Final = _HERE.parents[1] / "docs" / "simulation.md"
 _HEAD: Final = "| Breach | Seed | Noticed by | Last reproduced |\n|---|---|---|---|\n"
 NO_VERDICT: Final = ("AttributeError", "TypeError", "NameError", "KeyError", "Failed")
 """The patch itself is broken, not the rule; or the test has lasted too long."""
 _STANDS_STILL: Final = ("rest", "a node ends")
 _CHECKS: Final = (
+    (r"in sync are .* replicas", "replicas"),
+    (r"its high watermark", "high watermark"),
     (r"\(([A-Za-z0-9, -]+|log matching)\)$", r"\1"),
     (r"not at rest|no progress", "rest"),
     (r"gave up without", "a node ends"),
@@ -54,7 +56,7 @@ def played(name: str, seed: int) -> Outcome:
     """A seed with the rule broken."""
     with pytest.MonkeyPatch.context() as patch:
         RULES[name].breach(patch)
-        return play(seed, "brokers", overrides=RULES[name].options)
+        return play(seed, RULES[name].story, overrides=RULES[name].options)
 
 
 def first_that_sees(name: str, seeds: Iterable[int]) -> tuple[int, str]:
@@ -66,7 +68,7 @@ def first_that_sees(name: str, seeds: Iterable[int]) -> tuple[int, str]:
         assert outcome.kind not in NO_VERDICT, outcome.report()
         if outcome.failure is None or not (counts_rest or outcome.kind == InvariantBroken.__name__):
             continue
-        if play(seed, "brokers", overrides=RULES[name].options).failure is None:
+        if play(seed, RULES[name].story, overrides=RULES[name].options).failure is None:
             return seed, outcome.failure
     return NO_SEED, ""
 
