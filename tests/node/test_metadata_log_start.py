@@ -1,0 +1,122 @@
+"""Where the metadata logs of several nodes begin, and how a snapshot gets to a node that is behind (KIP-630 "When to
+Increase the LogStartOffset", "Fetch Snapshot"; gaps.md G28, G30)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from fenceline.config.node import NodeConfig
+from fenceline.controller.requests import CreateTopics, NewTopic
+from fenceline.node.controller_node import ControllerNode
+from fenceline.node.quorum_serving import QuorumServing
+from fenceline.quorum.duties import ServePiece
+
+from .test_controller_nodes import Three, eventually, join, run
+
+DUE_AT_ONCE = {"metadata.log.max.record.bytes.between.snapshots": "1", "metadata.max.retention.ms": "1"}
+"""A snapshot after each batch, and every older one too old to stay."""
+
+
+async def _three(root: Path, *node_ids: int, **settings: str) -> Three:
+    cluster = Three(root)
+    cluster.configs = [NodeConfig.load(None, {**config.raw, **settings}, {}) for config in cluster.configs]
+    await cluster.start(*(node_ids or (1, 2, 3)))
+    return cluster
+
+
+async def _grow(leader: ControllerNode, name: str) -> None:
+    await leader.controller.submit(CreateTopics((NewTopic(name, 1, 1),)))
+
+
+def test_a_follower_begins_no_later_than_its_leader_and_comes_after_it(tmp_path: Path) -> None:
+    """Over the wire: LogStartOffset of the leader's Fetch answers."""
+
+    async def story() -> None:
+        cluster = await _three(tmp_path, **DUE_AT_ONCE)
+        try:
+            leader = await cluster.leader()
+            await join(leader)
+            followers = [node for node in cluster.running.values() if node is not leader]
+            for number in range(30):
+                await _grow(leader, f"t{number}")
+                starts = [node.controller.log.start_offset for node in followers]
+                assert max(starts) <= leader.controller.log.start_offset
+            goal = leader.controller.log.start_offset
+            assert goal > 0
+
+            number = 30
+            while min(node.controller.log.start_offset for node in followers) < goal:
+                await _grow(leader, f"t{number}")
+                number += 1
+                await asyncio.sleep(0.05)
+            assert leader.controller.is_active
+        finally:
+            await asyncio.gather(*(cluster.stop(node_id) for node_id in list(cluster.running)))
+
+    run(story)
+
+
+@pytest.mark.parametrize(("lag_ms", "waits"), [("604800000", True), ("0", False)])
+def test_a_leader_waits_for_a_live_replica_as_long_as_it_may(tmp_path: Path, lag_ms: str, waits: bool) -> None:
+    """One that fetches from 1 on holds the log's start where it is; 0 ms lets it go."""
+
+    async def story() -> None:
+        settings = {**DUE_AT_ONCE, "metadata.start.offset.lag.time.max.ms": lag_ms}
+        cluster = await _three(tmp_path, **settings)
+        try:
+            leader = await cluster.leader()
+            await join(leader)
+            quorum = type(leader.controller.quorum)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(quorum, "slowest_fetch_offset", property(lambda self: 1 if self.is_leader else None))
+                before = leader.controller.log.start_offset
+                for number in range(30):
+                    await _grow(leader, f"t{number}")
+                snapshots = leader.controller.snapshots
+                assert snapshots is not None
+                await eventually(lambda: snapshots.generated_count > 5 and snapshots._running is None)
+                if waits:
+                    assert leader.controller.log.start_offset == before
+                    assert len(leader.controller.log.snapshots) > 2
+                else:
+                    await eventually(lambda: leader.controller.log.start_offset > before)
+        finally:
+            await asyncio.gather(*(cluster.stop(node_id) for node_id in list(cluster.running)))
+
+    run(story)
+
+
+def test_a_snapshot_arrives_in_pieces_of_what_the_configuration_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`replica.fetch.response.max.bytes` of the leader, whatever the follower asks for."""
+    asked: list[int] = []
+    serve = QuorumServing.piece
+
+    def watched(serving: QuorumServing, duty: ServePiece) -> None:
+        asked.append(duty.max_bytes)
+        serve(serving, duty)
+
+    monkeypatch.setattr(QuorumServing, "piece", watched)
+
+    async def story() -> None:
+        cluster = await _three(tmp_path, 1, 2, **DUE_AT_ONCE, **{"replica.fetch.response.max.bytes": "2000"})
+        try:
+            leader = await cluster.leader()
+            await join(leader)
+            for number in range(40):
+                await _grow(leader, f"t{number}")
+            await eventually(lambda: leader.controller.log.start_offset > 0)
+            await cluster.start(3)
+            late = cluster.running[3]
+            await eventually(lambda: "t39" in late.controller.image.topics_by_name)
+            assert len(asked) > 1
+            assert set(asked) == {2000}
+            assert late.controller.log.start_offset > 0
+        finally:
+            await asyncio.gather(*(cluster.stop(node_id) for node_id in list(cluster.running)))
+
+    run(story)
