@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from fenceline.controller.requests import CreateTopics, NewTopic
+from fenceline.controller.requests import (
+    ConfigChange,
+    ConfigOperation,
+    CreateTopics,
+    DeleteTopics,
+    IncrementalAlterConfigs,
+    NewTopic,
+    TopicReference,
+)
+from fenceline.metadata.image import ConfigResource, ConfigResourceType
 from fenceline.node import metadata_snapshots
+from fenceline.node.controller_driver import ControllerDriver
 from fenceline.node.logs import Logger
 from fenceline.node.metadata_log import MetadataLog
 from fenceline.testing.sim_disk import SimDisk
@@ -37,6 +47,54 @@ def test_by_time_when_something_is_committed() -> None:
         await controller.submit(CreateTopics((NewTopic("t", 1, 1),)))
         await _turns()
         assert controller.log.snapshots[-1] == (controller.image.offset + 1, controller.epoch)
+
+    asyncio.run(story())
+
+
+def test_a_running_controller_counts_what_is_modified_or_deleted() -> None:
+    """KIP-630 changed ratio: new topics and settings do not count, settings that change do; G23."""
+    overrides = {
+        "metadata.log.max.record.bytes.between.snapshots": "1",
+        "metadata.log.max.snapshot.interval.ms": "0",
+        "metadata.snapshot.min.changed_records.ratio": "0.5",
+    }
+
+    async def create(controller: ControllerDriver, stem: str) -> None:
+        for number in range(20):
+            await controller.submit(CreateTopics((NewTopic(f"{stem}{number}", 1, 1),)))
+            await _turns()
+
+    async def alter(controller: ControllerDriver, number: int, value: str) -> None:
+        change = ConfigChange("retention.ms", ConfigOperation.SET, value)
+        resource = ConfigResource(ConfigResourceType.TOPIC, f"t{number}")
+        answer = await controller.submit(IncrementalAlterConfigs(((resource, (change,)),)))
+        assert answer.resources[0].outcome.code == 0
+        await _turns()
+
+    async def alter_all(controller: ControllerDriver, value: str) -> None:
+        for number in range(20):
+            await alter(controller, number, value)
+
+    async def story() -> None:
+        disk = _disk()
+        controller = await joined(disk, "/data", overrides=overrides)
+        small = controller.log.newest_snapshot
+        await create(controller, "t")
+        for number in range(20):
+            await alter(controller, number, "1")
+            if controller.log.newest_snapshot == small:
+                await alter(controller, number, "2")
+        newest = controller.log.newest_snapshot
+        assert newest != small
+        await create(controller, "u")
+        assert controller.log.newest_snapshot == newest, "40 new records, none of the others changed"
+        await alter_all(controller, "7")
+        assert controller.log.newest_snapshot == newest, "20 of more than 40"
+        for number in range(10):
+            await controller.submit(DeleteTopics((TopicReference(f"t{number}"),)))
+            await _turns()
+        assert controller.log.newest_snapshot != newest, "and 20 of deleted topics"
+        await controller.stop()
 
     asyncio.run(story())
 

@@ -132,7 +132,9 @@ class Snapshots:
 
     def count_changes(self, image: MetadataImage) -> None:
         """From now on `follow` hears of every step that leads on from `image`. What differs between it and the newest
-        snapshot is looked up in a thread: until it is known, bytes alone are enough."""
+        snapshot is looked up in a thread: until it is known, only time makes a snapshot due. Records that were added
+        after the snapshot and changed again before a restart are not known any more, and count when they change
+        next."""
         changed = self._changed = ChangedRecords(image)
         snapshot, wanted = self._log.newest_snapshot, self._log
         if snapshot.end_offset == 0:
@@ -213,7 +215,9 @@ class Snapshots:
     def _has_changed_enough(self) -> bool:
         """G23: records of the newest snapshot that were deleted or modified since, over the records in it."""
         changed = self._changed
-        return changed is None or not self._record_count or changed.count >= changed.limit
+        if changed is None:
+            return True
+        return self._counting is None and (not self._record_count or changed.count >= changed.limit)
 
     def _expect_changes_of(self, records: int) -> None:
         """The newest snapshot has so many records."""
