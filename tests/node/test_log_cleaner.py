@@ -252,6 +252,7 @@ def test_a_log_that_was_cut_after_it_was_judged_is_not_compacted() -> None:
         verdict = await cleaner._judge(replica, desk.clock.ms)
         assert isinstance(verdict, Due)
         replica.log.truncate_to(7)
+        await desk.checkpoint()
         for number in range(200):
             made = memoryview(build_batch([(desk.clock.ms, b"a", b"not committed %d" % number, ())]))
             replica.log.append_as_leader(made, leader_epoch=replica.leader_epoch, now_ms=desk.clock.ms)

@@ -194,7 +194,14 @@ def _torn_and_committed(desk: Desk) -> list[Stored]:
     """As the checkpoint says that the start finds."""
     before = _torn(desk)
     desk.log_dirs.first.offsets.high_watermarks[where()] = before[-1].next_offset
+    _name(desk, 0)
     return before
+
+
+def _name(desk: Desk, index: int) -> None:
+    """The checkpoints tell of the directory that is there."""
+    log_dir = desk.log_dirs.first
+    log_dir.offsets.incarnations[where(index)] = log_dir.identity_of(log_dir.partition_path(where(index))).text
 
 
 def _without_room_for_its_note(desk: Desk) -> LossKeeper:
@@ -293,6 +300,7 @@ def test_a_recovery_point_past_the_end_is_taken_back_before_it_is_served() -> No
     async def story(desk: Desk) -> None:
         before = _torn(desk)
         desk.log_dirs.first.offsets.recovery_points[where()] = before[-1].next_offset + 100
+        _name(desk, 0)
         desk.disk.fail("open", ".log", errno.EMFILE)
         keeper = _recovered(desk)
         desk.disk.heal()
@@ -314,6 +322,7 @@ def test_another_log_that_has_gone_back_does_not_change_how_a_loss_is_classed() 
         _torn_and_committed(desk)
         log_dir = desk.log_dirs.first
         log_dir.offsets.recovery_points[where(1)] = other.log_end_offset + 10
+        _name(desk, 1)
         await recover_logs(cast(Broker, desk))
         keeper = LossKeeper(cast(Broker, desk))
         keeper.take_up()

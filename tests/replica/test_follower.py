@@ -74,6 +74,44 @@ def test_log_without_records_fetches_again() -> None:
     assert state.phase is Phase.FETCHING
 
 
+@pytest.mark.parametrize("records", [0, 30])
+def test_a_log_that_starts_beyond_the_leaders_end_begins_at_the_leaders_start(records: int) -> None:
+    """Never at the leader's end, where it would lack everything before; once it led, the others would delete that."""
+    state = follower([3] * records, start=500)
+    state.on_out_of_range()
+    assert state.on_leader_end(100) == AskStart(state)
+    assert state.phase is Phase.LOOKING
+    assert state.on_leader_start(20) == BeginAnew(state, 20, Cause.LEADER_IS_SHORTER)
+    assert state.phase is Phase.CUTTING
+
+
+@pytest.mark.parametrize(("leader_epoch", "leader_end"), [(2, 100), (2, 500), (-1, 400), (1, 500)])
+def test_a_log_of_which_nothing_stays_begins_at_the_leaders_start(leader_epoch: int, leader_end: int) -> None:
+    """All of it parted from the leader's history below its own start, or there."""
+    state = follower([2] * 5, start=500)
+    assert state.on_divergence(leader_epoch, leader_end) == AskStart(state)
+    assert state.on_leader_start(300) == BeginAnew(state, 300, Cause.DIVERGENCE)
+
+
+def test_a_log_that_is_emptied_asks_again_after_an_error() -> None:
+    """Of the refusal nothing is remembered: the next answer is about the log as it is then."""
+    state = follower([2] * 5, start=500)
+    state.on_divergence(2, 100)
+    state.wait_until(10)
+    assert state.is_ready(10)
+    state.on_out_of_range()
+    state.on_leader_end(505)
+    assert state.on_leader_start(600) == BeginAnew(state, 600, Cause.LEADER_STARTS_LATER)
+
+
+def test_an_empty_log_forgets_an_epoch_that_wrote_nothing() -> None:
+    """E18: its end is its start, and stays."""
+    state = follower([], start=500)
+    state.log.epochs.assign(4, 500)  # type: ignore[attr-defined]
+    assert state.on_divergence(3, 500) == CutTo(state, 500, Cause.DIVERGENCE)
+    assert follower([2] * 5).on_divergence(-1, 0).__class__ is CutTo, "no log begins below offset 0"
+
+
 def test_backs_off_until_its_time() -> None:
     state = follower(HISTORY)
     state.wait_until(100)

@@ -25,7 +25,7 @@ from fenceline.log.index import TIME_ENTRY_BYTES as _TIME_ENTRY_BYTES
 from fenceline.records.batch import TimestampType
 from fenceline.records.crc import crc32c
 
-ABI = 5
+ABI = 6
 
 cdef int KEPT = 5
 cdef int64_t NEWEST_BYTES = _NEWEST_BYTES
@@ -180,6 +180,8 @@ cdef class LogTail:
         cdef Py_buffer view
         if not self.create_time or count == 0 or self.offline is not None:
             return NOT_PLAIN
+        if self.durable_recovery_point > self.log_end_offset:
+            return NOT_PLAIN
         segment = <SegmentTail>PyList_GET_ITEM(self.segments, count - 1)
         if segment.fd < 0 or segment.index is None or segment.time_index is None:
             return NOT_PLAIN
@@ -254,7 +256,7 @@ cdef class LogTail:
         cdef Py_ssize_t count = PyList_GET_SIZE(self.segments)
         cdef int32_t epoch
         cdef Py_buffer view
-        if count == 0 or self.offline is not None:
+        if count == 0 or self.offline is not None or self.durable_recovery_point > self.log_end_offset:
             return NOT_PLAIN
         segment = <SegmentTail>PyList_GET_ITEM(self.segments, count - 1)
         if segment.fd < 0 or segment.index is None or segment.time_index is None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fenceline.log.index import OffsetIndex, TimeIndex
     from fenceline.log.producer_state import ProducerStates
 
-ABI: Final = 5
+ABI: Final = 6
 """Changes with every change of `_tail.pyx` or `_tail.pxd`, so that a build of older sources is not used."""
 
 BATCHES_KEPT: Final = 5
@@ -166,6 +166,7 @@ class LogTail:
     __slots__ = (
         "_disk",
         "config",
+        "durable_recovery_point",
         "epochs",
         "log_end_offset",
         "log_start_offset",
@@ -185,6 +186,8 @@ class LogTail:
         self.log_start_offset = log_start_offset
         self.log_end_offset = log_start_offset
         self.size_bytes = 0
+        self.durable_recovery_point = 0
+        """The highest that the checkpoint on the disk may have of this log: nothing is appended below it."""
         self.segments: list[Any] = []
         self.offline: StorageError | None = None
         """Why nothing can be written any more; None while all is well."""
@@ -193,7 +196,8 @@ class LogTail:
         """Append one produced batch that is beyond doubt; its base offset, or NOT_PLAIN with nothing changed.
 
         Beyond doubt is the next batch of a known producer, or of none, that needs no change but its offset and epoch,
-        in a segment that is open and has room. Everything else is for `PartitionLog.append_as_leader`, as is every
+        in a segment that is open and has room. The durable recovery point is not beyond the log end
+        (`SegmentedLog._check_recovery_point`). Everything else is for `PartitionLog.append_as_leader`, as is every
         error but StorageError; this twin leaves all of it.
         """
         return NOT_PLAIN

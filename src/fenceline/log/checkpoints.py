@@ -1,17 +1,23 @@
 """Kafka's small text files: offset checkpoints of a log dir, the leader-epoch checkpoint, `partition.metadata`.
 
-Owns their syntax (`formats.md F2`, `F3`, `F5`, `epochs.md E16`). Never decides when to write. A file that can not be
-parsed is reported as `BadCheckpoint`: each caller knows a safe way on without it.
+Owns their syntax (`formats.md F2`, `F3`, `F5`, `epochs.md E16`), and that of what Fenceline adds: the line of
+`partition.metadata` with the directory's incarnation, and the checkpoint of incarnations. Never decides when to write.
+A file that can not be parsed is reported as `BadCheckpoint`: each caller knows a safe way on without it. A line whose
+offset cannot be right, or that contradicts another one, is left out and reported; the others count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition, decode_uuid, encode_uuid
 from fenceline.log.disk import Disk, read_file, replace_file
+
+MAX_OFFSET: Final = 2**63 - 1
+_INCARNATION: Final = "fenceline_incarnation"
 
 
 class BadCheckpoint(FencelineError):
@@ -37,24 +43,58 @@ def _text(rows: list[str]) -> bytes:
     return "\n".join(["0", str(len(rows)), *rows, ""]).encode()
 
 
-def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
+def read_offsets(disk: Disk, path: str, rejected: list[str] | None = None) -> dict[TopicPartition, int]:
     """Offsets by partition; none when there is no file, or one without a byte, which Kafka makes before it has
     something to say. Raises BadCheckpoint, OSError.
+
+    A partition whose offset is no offset, or that has two different ones, is left out; `rejected` gets a sentence.
     """
     content = read_file(disk, path)
     if not content:
         return {}
     found: dict[TopicPartition, int] = {}
+    wrong: dict[TopicPartition, str] = {}
     try:
-        for topic, partition, offset in _body(path, content.decode()):
-            found[TopicPartition(topic, int(partition))] = int(offset)
+        for topic, partition, text in _body(path, content.decode()):
+            where, offset = TopicPartition(topic, int(partition)), int(text)
+            if not 0 <= offset <= MAX_OFFSET:
+                wrong[where] = f"{where} has {offset}, which is no offset"
+            elif found.setdefault(where, offset) != offset:
+                wrong[where] = f"{where} is there twice, with {found[where]} and with {offset}"
     except ValueError:
         raise BadCheckpoint(f"{path}: a line is not `topic partition offset`") from None
+    for where, reason in wrong.items():
+        found.pop(where, None)
+        if rejected is not None:
+            rejected.append(f"{path}: {reason}")
     return found
 
 
 def write_offsets(disk: Disk, path: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Durable when it returns. Raises OSError."""
     rows = [f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(offsets.items())]
+    replace_file(disk, path, _text(rows))
+
+
+def read_incarnations(disk: Disk, path: str) -> dict[TopicPartition, str] | None:
+    """By partition, the identity of the directory that the offset checkpoints tell of; None when there is no file. A
+    partition that is there twice is left out. Raises BadCheckpoint, OSError."""
+    content = read_file(disk, path)
+    if content is None:
+        return None
+    found: dict[TopicPartition, str] = {}
+    try:
+        for topic, partition, identity in _body(path, content.decode()):
+            where = TopicPartition(topic, int(partition))
+            found[where] = identity if found.get(where, identity) == identity else ""
+    except ValueError:
+        raise BadCheckpoint(f"{path}: a line is not `topic partition incarnation`") from None
+    return {where: identity for where, identity in found.items() if identity}
+
+
+def write_incarnations(disk: Disk, path: str, incarnations: Mapping[TopicPartition, str]) -> None:
+    """Durable when it returns. Raises OSError."""
+    rows = [f"{tp.topic} {tp.partition} {identity}" for tp, identity in sorted(incarnations.items())]
     replace_file(disk, path, _text(rows))
 
 
@@ -73,19 +113,50 @@ def encode_epochs(entries: Iterable[tuple[int, int]]) -> bytes:
     return _text([f"{epoch} {start}" for epoch, start in entries])
 
 
-def read_partition_metadata(disk: Disk, path: str) -> UUID | None:
-    """The topic id of a partition directory; None when there is no file. Raises BadCheckpoint, OSError."""
+class DirectoryIdentity(NamedTuple):
+    """Whose records a partition's directory holds, by its `partition.metadata`."""
+
+    topic_id: UUID | None
+    """None when the file is missing."""
+    incarnation: UUID | None
+    """Of this very directory, which Fenceline made; None where Kafka made it, or a release before this line."""
+
+    @property
+    def text(self) -> str:
+        """As the checkpoint of incarnations names the directory; "" for one that nothing tells from another."""
+        known = self.incarnation or self.topic_id
+        return encode_uuid(known) if known is not None else ""
+
+
+NO_IDENTITY: Final = DirectoryIdentity(None, None)
+
+
+def read_identity(disk: Disk, path: str) -> DirectoryIdentity:
+    """Of a `partition.metadata`. Raises BadCheckpoint, OSError."""
     content = read_file(disk, path)
     if content is None:
-        return None
+        return NO_IDENTITY
     fields = dict(line.split(":", 1) for line in content.decode(errors="replace").splitlines() if ":" in line)
     try:
         if int(fields["version"]) != 0:
             raise BadCheckpoint(f"{path}: unknown version {fields['version'].strip()}")
-        return decode_uuid(fields["topic_id"].strip())
+        incarnation = fields.get(_INCARNATION)
+        return DirectoryIdentity(
+            decode_uuid(fields["topic_id"].strip()),
+            decode_uuid(incarnation.strip()) if incarnation is not None else None,
+        )
     except (KeyError, ValueError):
         raise BadCheckpoint(f"{path}: no version and topic_id") from None
 
 
-def encode_partition_metadata(topic_id: UUID) -> bytes:
-    return f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n".encode()
+def read_partition_metadata(disk: Disk, path: str) -> UUID | None:
+    """The topic id of a partition directory; None when there is no file. Raises BadCheckpoint, OSError."""
+    return read_identity(disk, path).topic_id
+
+
+def encode_partition_metadata(topic_id: UUID, incarnation: UUID | None = None) -> bytes:
+    """Kafka reads the first two lines."""
+    text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n"
+    if incarnation is not None:
+        text += f"{_INCARNATION}: {encode_uuid(incarnation)}\n"
+    return text.encode()

@@ -12,7 +12,9 @@ from typing import Final
 from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.ids import TopicPartition
 
-_PASSING: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
+_PASSING: Final = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
+)
 
 
 def passes(number: int | None) -> bool:

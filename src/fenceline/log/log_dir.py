@@ -21,7 +21,7 @@ from uuid import UUID, uuid4
 from fenceline.errors import OperatorError
 from fenceline.ids import METADATA_TOPIC, TopicPartition
 from fenceline.log import saving
-from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
+from fenceline.log.checkpoints import NO_IDENTITY, BadCheckpoint, DirectoryIdentity, read_identity
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file, replace_file
 from fenceline.log.errors import CorruptLog, StorageError
@@ -92,6 +92,10 @@ class LogDir:
         self.jitter_ms: Callable[[int], int] | None = None
         self.fresh_id: Callable[[], UUID] = uuid4
         """For names of what is put away."""
+        self.fresh_incarnation: Callable[[], UUID] = uuid4
+        """For directories that are made (`log_dir_offsets.py`)."""
+        self.orphans: list[TopicPartition] = []
+        """Partitions that the checkpoints knew after a crash, and that have no directory."""
         self._lock = -1
         self._has_begun = False
         self.offsets = LogDirOffsets(disk, path)
@@ -164,15 +168,23 @@ class LogDir:
             except (ValueError, KeyError, TypeError):
                 self.previous_broker_epoch = -1  # Kafka before 3.7 left an empty file
         self.damaged = self.offsets.read()
-        self.clean = self.clean and RECOVERY_POINTS not in self.damaged
+        self.clean = self.offsets.is_clean = self.clean and RECOVERY_POINTS not in self.damaged
+        held = {where: name for name in self.disk.listdir(self.path) if (where := partition_of(name)) is not None}
         if self.clean:
-            # After a crash the checkpoints may name what was deleted since they were written.
-            held = set(map(partition_of, self.disk.listdir(self.path)))
             self.missing = {
                 where: end
                 for where, end in self.offsets.recovery_points.items()
                 if end > self.offsets.log_starts.get(where, 0) and where.topic != METADATA_TOPIC and where not in held
             }
+        for where in sorted(self.offsets.partitions):
+            if where not in held and where not in self.missing:
+                # After a crash the checkpoints may name what was deleted since they were written.
+                self.offsets.forget(where)
+                if not self.clean and where.topic != METADATA_TOPIC:
+                    self.orphans.append(where)
+            elif self.clean and where in held and where not in self.offsets.incarnations:
+                # Kafka, or a release before, has stopped cleanly: so it stays known whose entries these are.
+                self.offsets.claim(where, self.identity_of(f"{self.path}/{held[where]}"))
 
     def begin(self) -> None:
         """Logs may change from now on: a stop is unclean until `close` says otherwise. Raises OSError."""
@@ -240,24 +252,33 @@ class LogDir:
         now_ms: int,
         files: OpenFiles,
     ) -> PartitionLog:
-        """Open what lies in a directory of this one, by what is known here of its partition. Raises CorruptLog."""
+        """Open what lies in a directory of this one, by what the checkpoints say of this very directory; a new one has
+        nothing there. Raises CorruptLog, OSError, StorageError."""
         try:
             self.begin()
         except OSError as error:
             raise StorageError.of(f"removing the clean mark of {self.path}", error) from error
-        return PartitionLog.open(
+        found = self.identity_of(directory) if self.disk.stat(directory) is not None else None
+        known = self.offsets.claim(topic_partition, found)
+        is_told = found is not None and found.topic_id is not None
+        log = PartitionLog.open(
             self.disk,
             directory,
             topic_partition=topic_partition,
             topic_id=topic_id,
+            incarnation=found.incarnation if found is not None and is_told else self.fresh_incarnation(),
             config=config,
-            recovery_point=self.offsets.recovery_points.get(topic_partition, 0),
-            clean=self.clean,
-            log_start_offset=self.offsets.log_starts.get(topic_partition, 0),
-            high_watermark=self.offsets.high_watermarks.get(topic_partition, 0),
+            recovery_point=known.recovery_point,
+            clean=self.clean and (known.is_proven or found is None),
+            log_start_offset=known.log_start_offset,
+            high_watermark=known.high_watermark,
             now_ms=now_ms,
             files=files,
         )
+        log.durable_recovery_point = known.recovery_point
+        if found is not None and not is_told:
+            log.owe_identity()
+        return log
 
     def partition_path(self, topic_partition: TopicPartition) -> str:
         return f"{self.path}/{topic_partition.topic}-{topic_partition.partition}"
@@ -267,13 +288,19 @@ class LogDir:
         return topic_partition in self.open_logs or self.disk.stat(self.partition_path(topic_partition)) is not None
 
     def high_watermark(self, topic_partition: TopicPartition) -> int:
-        """Of an open log, else the one of the last checkpoint; 0 when there is none."""
+        """Of an open log, else the one of the last checkpoint; 0 when there is none. Raises OSError."""
         log = self.open_logs.get(topic_partition)
-        return log.high_watermark if log is not None else self.offsets.high_watermarks.get(topic_partition, 0)
+        if log is not None:
+            return log.high_watermark
+        return self._checkpointed(topic_partition, self.partition_path(topic_partition))
 
     def checkpointed_high_watermark(self, topic_partition: TopicPartition) -> int:
         """Of the last checkpoint, also where the log ends below it by now; 0 when there is none."""
         return self.offsets.high_watermarks.get(topic_partition, 0)
+
+    def _checkpointed(self, topic_partition: TopicPartition, directory: str) -> int:
+        """The high watermark of the log in a directory, which may be put away."""
+        return self.offsets.of(topic_partition, self.identity_of(directory)).high_watermark
 
     def existing(self) -> Iterator[ExistingPartition]:
         """Every partition that has a directory here. Raises OSError."""
@@ -304,7 +331,9 @@ class LogDir:
             where = parse_put_away_name(name) if name.endswith(suffix) else None
             if where is not None:
                 path = f"{self.path}/{name}"
-                high_watermark = self._last_high_watermarks.get(path, self.offsets.high_watermarks.get(where, 0))
+                high_watermark = self._last_high_watermarks.get(path)
+                if high_watermark is None:
+                    high_watermark = self._checkpointed(where, path)
                 found.append(RemovedPartition(path, self.disk, where, high_watermark))
         return found
 
@@ -322,10 +351,14 @@ class LogDir:
 
     def topic_id_of(self, directory: str) -> UUID | None:
         """By its `partition.metadata`; None where that is missing or damaged. Raises OSError."""
+        return self.identity_of(directory).topic_id
+
+    def identity_of(self, directory: str) -> DirectoryIdentity:
+        """By its `partition.metadata`; none where that is missing or damaged. Raises OSError."""
         try:
-            return read_partition_metadata(self.disk, f"{directory}/{METADATA_FILE}")
+            return read_identity(self.disk, f"{directory}/{METADATA_FILE}")
         except BadCheckpoint:
-            return None
+            return NO_IDENTITY
 
     def delete_partition(self, topic_partition: TopicPartition) -> RemovedPartition | None:
         """Take a partition out; its directory is renamed now and goes with `RemovedPartition.delete` in a thread.
@@ -339,7 +372,10 @@ class LogDir:
         return self._put_away(topic_partition, STRAY_SUFFIX)
 
     def _put_away(self, topic_partition: TopicPartition, suffix: str) -> RemovedPartition | None:
-        high_watermark = self.high_watermark(topic_partition)
+        try:
+            high_watermark = self.high_watermark(topic_partition)
+        except OSError:
+            high_watermark = 0  # whether it can be renamed is seen below
         log = self.open_logs.pop(topic_partition, None)
         if log is not None:
             log.close(clean=False)

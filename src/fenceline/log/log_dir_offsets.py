@@ -1,16 +1,37 @@
 """What a log directory remembers of its logs: recovery points, log starts, high watermarks, and up to where they were
-compacted (`formats.md F2`).
+compacted (`formats.md F2`); and of which directories it remembers that.
 
-Owns the four checkpoints, as they are on the disk and as they ought to be. Decides nothing, and looks into no log but
-for these offsets.
+Owns the four checkpoints and the one of incarnations, both as they are on the disk and as they will be written next.
+Decides nothing else, and reads nothing of a log except these offsets.
+
+Kafka keys the four files by the partition's name. A name comes back: a topic is deleted and made anew, a replica moves
+away and returns, a copy takes over. So every directory that Fenceline makes has an incarnation, an id of its own in
+`partition.metadata`, and `fenceline-incarnations` names the directory that the entries of a partition tell of. An entry
+counts for that directory and for no other (`are_of`). The order of the writes keeps this true after a crash between any
+two of them:
+
+1. what the disk says of a directory that has gone, or is another one now, loses its line in `fenceline-incarnations`;
+2. the four checkpoints that have changed;
+3. `fenceline-incarnations` with the directories that the four tell of now.
+
+Kafka ignores the file and the line. After its clean stop its entries count: it has written all of them anew, from open
+logs. After any other stop they count only for directories that `fenceline-incarnations` names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fenceline.log.checkpoints import BadCheckpoint, read_offsets, write_offsets
+from fenceline.log.checkpoints import (
+    BadCheckpoint,
+    DirectoryIdentity,
+    read_incarnations,
+    read_offsets,
+    write_incarnations,
+    write_offsets,
+)
 from fenceline.log.disk import Disk
 from fenceline.log.errors import StorageError
 
@@ -22,6 +43,20 @@ RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
 CLEANED: Final = "cleaner-offset-checkpoint"
+INCARNATIONS: Final = "fenceline-incarnations"
+
+
+class Known(NamedTuple):
+    """What the checkpoints say of one directory; `is_proven`: that they do tell of this one."""
+
+    recovery_point: int
+    log_start_offset: int
+    high_watermark: int
+    is_proven: bool
+
+
+UNKNOWN: Final = Known(0, 0, 0, False)
+"""Everything is checked from the start, the log begins where its files do, and nothing is known to be committed."""
 
 
 class LogDirOffsets:
@@ -35,13 +70,21 @@ class LogDirOffsets:
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.cleaned: dict[TopicPartition, int] = {}
         """From where on a log has not been compacted."""
+        self.incarnations: dict[TopicPartition, str] = {}
+        """Of which directory these tell (`DirectoryIdentity.text`)."""
+        self.is_clean = False
+        """Whether a clean stop wrote what was read: then it tells of the directories that are there."""
+        self.rejected: list[str] = []
+        """Why entries were left out that were read."""
         self._written: dict[str, dict[TopicPartition, int]] = {}
+        self._written_incarnations: dict[TopicPartition, str] = {}
 
     def _all(self) -> tuple[tuple[str, dict[TopicPartition, int]], ...]:
+        # High watermarks before log starts: a log start above its high watermark is none (`of`).
         return (
             (RECOVERY_POINTS, self.recovery_points),
-            (LOG_STARTS, self.log_starts),
             (HIGH_WATERMARKS, self.high_watermarks),
+            (LOG_STARTS, self.log_starts),
             (CLEANED, self.cleaned),
         )
 
@@ -53,29 +96,75 @@ class LogDirOffsets:
         damaged = {}
         for name, offsets in self._all():
             try:
-                offsets.update(read_offsets(self._disk, f"{self._path}/{name}"))
+                offsets.update(read_offsets(self._disk, f"{self._path}/{name}", self.rejected))
             except (BadCheckpoint, UnicodeDecodeError) as error:
                 damaged[name] = str(error)
             self._written[name] = dict(offsets)
+        try:
+            self.incarnations = read_incarnations(self._disk, f"{self._path}/{INCARNATIONS}") or {}
+        except (BadCheckpoint, UnicodeDecodeError) as error:
+            damaged[INCARNATIONS] = str(error)
+        self._written_incarnations = dict(self.incarnations)
         return damaged
 
+    @property
+    def partitions(self) -> set[TopicPartition]:
+        """That are in any of the checkpoints."""
+        return {where for _, offsets in self._all() for where in offsets} | set(self.incarnations)
+
+    # -- whose they are ------------------------------------------------------------------------------------------------
+
+    def are_of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> bool:
+        """Whether the entries of a partition tell of this directory: the rule of this module."""
+        named = self.incarnations.get(topic_partition)
+        if named is None:
+            return self.is_clean and topic_partition in self.recovery_points
+        # Kafka, which names none, has made this one since, and written all entries anew at its clean stop.
+        return named == directory.text or (self.is_clean and directory.incarnation is None)
+
+    def of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> Known:
+        """What is known of the log in this directory."""
+        if not self.are_of(topic_partition, directory):
+            return UNKNOWN
+        high_watermark = self.high_watermarks.get(topic_partition)
+        log_start = self.log_starts.get(topic_partition, 0)
+        if high_watermark is not None and log_start > high_watermark:
+            log_start = 0  # nothing is deleted that is not committed: the line is damaged, or of an emptied log
+        return Known(self.recovery_points.get(topic_partition, 0), log_start, high_watermark or 0, True)
+
+    def claim(self, topic_partition: TopicPartition, directory: DirectoryIdentity | None) -> Known:
+        """As `of`, for the directory that is in use from now on; None: it does not exist yet. What tells of another one
+        is forgotten."""
+        known = self.of(topic_partition, directory) if directory is not None else UNKNOWN
+        if not known.is_proven:
+            self.forget(topic_partition)
+        elif directory is not None and directory.text and topic_partition in self.recovery_points:
+            self.incarnations[topic_partition] = directory.text
+        return known
+
     def safe_recovery_point(self, topic_partition: TopicPartition) -> int:
-        """The one on the disk; 0 when there is none."""
+        """The one on the disk; 0 when there is none that counts."""
+        named = self.incarnations.get(topic_partition)
+        if named is None or self._written_incarnations.get(topic_partition) != named:
+            return 0
         return self._written.get(RECOVERY_POINTS, {}).get(topic_partition, 0)
 
     def forget(self, topic_partition: TopicPartition) -> None:
+        """Its directory has gone, or has another name."""
+        self.incarnations.pop(topic_partition, None)
         for _, offsets in self._all():
             offsets.pop(topic_partition, None)
 
+    # -- writing -------------------------------------------------------------------------------------------------------
+
     def note(self, topic_partition: TopicPartition, log: PartitionLog) -> None:
-        """Where a log stands now."""
+        """Where a log stands now. One without a directory has nothing that outlives the process."""
         if not log.is_written:
-            if log.log_start_offset:
-                self.log_starts[topic_partition] = log.log_start_offset
             return
         if self.cleaned.get(topic_partition, 0) > log.log_end_offset:
             self.cleaned[topic_partition] = log.log_end_offset  # it was cut: what comes now is not compacted
-        self.recovery_points[topic_partition] = log.recovery_point
+        self.incarnations[topic_partition] = log.identity.text
+        self.recovery_points[topic_partition] = recovery_point_to_write(log)
         self.high_watermarks[topic_partition] = log.high_watermark
         if not log.segments or log.log_start_offset > log.segments[0].base_offset:
             self.log_starts[topic_partition] = log.log_start_offset
@@ -84,16 +173,50 @@ class LogDirOffsets:
 
     def checkpoint_work(self, logs: Iterable[tuple[TopicPartition, PartitionLog]]) -> Callable[[], None]:
         """Work for a thread that writes the checkpoints that have changed. It raises StorageError."""
+        lowered: list[tuple[PartitionLog, int]] = []
         for topic_partition, log in logs:
             self.note(topic_partition, log)
+            if log.is_written:
+                recovery_point = self.recovery_points[topic_partition]
+                if recovery_point < log.durable_recovery_point:
+                    lowered.append((log, recovery_point))
+                else:
+                    log.durable_recovery_point = recovery_point
         due = {name: dict(offsets) for name, offsets in self._all() if offsets != self._written.get(name)}
+        before = self._written_incarnations
+        incarnations = dict(self.incarnations) if self.incarnations != before else before
 
         def write() -> None:
+            kept = {where: named for where, named in before.items() if incarnations.get(where) == named}
+            if len(kept) < len(before):
+                self._write_incarnations(kept)
             for name, offsets in due.items():
-                try:
-                    write_offsets(self._disk, f"{self._path}/{name}", offsets)
-                except OSError as error:
-                    raise StorageError.of(f"writing {self._path}/{name}", error) from error
+                self._written.pop(name, None)  # until it is written nothing is known of the file
+                with self._writing(name) as path:
+                    write_offsets(self._disk, path, offsets)
                 self._written[name] = offsets
+            if incarnations != kept:
+                self._write_incarnations(incarnations)
+            for log, recovery_point in lowered:
+                log.durable_recovery_point = recovery_point
 
         return write
+
+    def _write_incarnations(self, incarnations: Mapping[TopicPartition, str]) -> None:
+        with self._writing(INCARNATIONS) as path:
+            write_incarnations(self._disk, path, incarnations)
+        self._written_incarnations = dict(incarnations)
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[str]:
+        path = f"{self._path}/{name}"
+        try:
+            yield path
+        except OSError as error:
+            raise StorageError.of(f"writing {path}", error) from error
+
+
+def recovery_point_to_write(log: PartitionLog) -> int:
+    """The one that may count as durable. Nothing is safe of a log without records: the first batch that it takes may
+    begin below where it goes on, as the leader's log may start inside of a batch (`replicated.whole_batches`)."""
+    return log.recovery_point if log.size_bytes else 0

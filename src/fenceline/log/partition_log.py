@@ -13,7 +13,8 @@ An append is: checks of the batch, checks of its producer, assignment in place, 
 entries stay in memory until the segment is sealed; the epoch checkpoint is written with the next flush (what a crash
 loses of both is read back from the batches; where these do not tell it, the flush is due at once).
 
-Invariant: log start <= high watermark <= log end.
+Invariants: log start <= high watermark <= log end; when an append begins, the recovery point on the disk is at or below
+the log end (`_check_recovery_point`).
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class PartitionLog(ReadableLog):
         config: LogConfig,
         files: OpenFiles,
         log_start_offset: int = 0,
+        incarnation: UUID | None = None,
     ) -> None:
         """An empty log; `PartitionLog.open` reads what is on the disk."""
         super().__init__(
@@ -96,6 +98,7 @@ class PartitionLog(ReadableLog):
             config=config,
             files=files,
             log_start_offset=log_start_offset,
+            incarnation=incarnation,
         )
         self._high_watermark = log_start_offset
         self.recovery_point = log_start_offset
@@ -123,6 +126,7 @@ class PartitionLog(ReadableLog):
         high_watermark: int = 0,
         now_ms: int,
         files: OpenFiles | None = None,
+        incarnation: UUID | None = None,
         only_torn: bool = False,
         before_cut: Callable[[CorruptLog], None] | None = None,
     ) -> PartitionLog:
@@ -139,6 +143,7 @@ class PartitionLog(ReadableLog):
             config=config,
             files=files or OpenFiles(disk),
             log_start_offset=log_start_offset,
+            incarnation=incarnation,
         )
         log.last_flush_ms = now_ms
         if disk.stat(directory) is None:
@@ -337,6 +342,7 @@ class PartitionLog(ReadableLog):
             return AppendInfo(-1, -1, -1, self.log_start_offset, False, 0)
         base, taken = found[0].header.base_offset, found[-1].header.end_position
         if base < self.log_end_offset:
+            self._check_recovery_point(base)
             self.truncate_fully_and_start_at(base)
         self._append_batches(records[:taken], found, now_ms)
         for batch in found:

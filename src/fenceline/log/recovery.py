@@ -31,7 +31,6 @@ from fenceline.log.disk import Disk, read_file
 from fenceline.log.epoch_cache import EpochCache
 from fenceline.log.errors import CorruptLog, passes
 from fenceline.log.file_names import EPOCH_FILE
-from fenceline.log.lost_and_found import keep_file
 from fenceline.log.producer_state import BadSnapshot, ProducerStates
 from fenceline.log.recovery_cut import Cutting, RecoveryReport, restore_advice
 from fenceline.log.recovery_files import resume, segments_of, tidy
@@ -128,12 +127,8 @@ class _Loader:
         if segments:
             end = self._scan(segments, self._load_snapshot(names, log_start_offset), log_start_offset, epochs_known)
         if end < log_start_offset:
-            # Deleted further than what survived: nothing of it may be shown again (DeleteRecords, then a crash).
-            for segment in segments:
-                self._report.cut_bytes += segment.size_bytes
-                self._report.evidence += keep_file(self._disk, self._directory, segment.path)
-                segment.delete_index_files()
-            segments = []
+            # Deleted further than what survived (DeleteRecords, then a crash).
+            self._cutting.empty(segments, end, log_start_offset)
             self._producers.clear()
             end = log_start_offset
         self._epochs.truncate_from_end(end)

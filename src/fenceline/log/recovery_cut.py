@@ -1,7 +1,8 @@
 """Where recovery lets a log end: whether it may be cut there, and where what is cut goes.
 
-Owns the order: the note first (`recovery_note`), then the evidence, then the cut. Never cuts what had been safe on the
-disk, below the recovery point or after a clean stop: that is `CorruptLog`. What is cut goes into the partition's
+Owns the order: the note first (`recovery_note`), then the evidence, then the cut. Recovery takes records out of a log
+nowhere else. Never cuts what had been safe on the disk, below the recovery point or after a clean stop: that is
+`CorruptLog`. What is cut goes into the partition's
 `lost+found`, unless it is the torn end of one write, with nothing whole behind it. A log that is fsynced before it
 counts (`only_torn`) is not cut before a whole batch, which may have been acknowledged, unless `before_cut` has seen to
 that.
@@ -123,6 +124,25 @@ class Cutting:
         segment.size_bytes = bad.position
         segment.sealed = False
         segment.indexes_saved = False
+
+    def empty(self, segments: list[Segment], end: int, log_start_offset: int) -> None:
+        """The log ends below its log start: records were deleted further than what survived a crash. What survived was
+        deleted as well, so nothing of it may be shown again; the note says so. Raises OSError."""
+        report, first = self._report, segments[0]
+        report.reason = f"{first.path}: the log ends at offset {end}, below its log start {log_start_offset}"
+        if not self._only_torn:
+            pieces = [Piece(segment.path, 0, segment.size_bytes) for segment in segments if segment.size_bytes]
+            if pieces:
+                lost = count_lost(self._disk, pieces, start_offset=first.base_offset)
+                others = tuple(evidence_in(self._disk, self._directory))
+                note = RecoveryNote(lost, report.reason, False, self._now_ms, others, log_start_offset)
+                write_note(self._disk, self._directory, note)
+        # From the last to the first: what a crash leaves of it is still a log.
+        for segment in reversed(segments):
+            report.cut_bytes += segment.size_bytes
+            report.evidence[:0] = keep_file(self._disk, self._directory, segment.path)
+            segment.delete_index_files()
+        segments.clear()
 
 
 def _whole_follows(segment: Segment, position: int) -> bool:

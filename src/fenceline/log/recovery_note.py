@@ -20,13 +20,15 @@ NOTE_SUFFIX: Final = ".note"
 
 @dataclass(frozen=True, slots=True)
 class RecoveryNote:
-    """`torn`: the end of one write, with nothing whole behind it. `others`: what lay in `lost+found` before."""
+    """`torn`: the end of one write, with nothing whole behind it. `others`: what lay in `lost+found` before.
+    `deleted_below`: the log start, where all of this lay below it; else 0."""
 
     lost: LostBatches
     reason: str
     torn: bool
     time_ms: int
     others: tuple[str, ...]
+    deleted_below: int = 0
 
 
 def write_note(disk: Disk, directory: str, note: RecoveryNote) -> None:

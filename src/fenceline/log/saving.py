@@ -44,7 +44,7 @@ def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
     if log.epochs.changed:
         derived.append((f"{log.directory}/{EPOCH_FILE}", encode_epochs(log.epochs.entries)))
     if log._new_id and log.topic_id is not None:
-        derived.append((f"{log.directory}/{METADATA_FILE}", encode_partition_metadata(log.topic_id)))
+        derived.append((f"{log.directory}/{METADATA_FILE}", encode_partition_metadata(log.topic_id, log.incarnation)))
     work = FlushWork(
         disk=disk,
         up_to_offset=end,

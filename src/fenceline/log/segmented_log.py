@@ -9,12 +9,13 @@ belongs to bytes that were written whole.
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
 from collections.abc import Callable
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
-from fenceline.log.checkpoints import encode_partition_metadata
+from fenceline.log.checkpoints import DirectoryIdentity, encode_partition_metadata
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, replace_file
 from fenceline.log.epoch_cache import EpochCache
@@ -44,6 +45,7 @@ class SegmentedLog(LogTail):
         "_unsaved",
         "_unsaved_snapshots",
         "directory",
+        "incarnation",
         "jitter_ms",
         "on_sealed",
         "topic_id",
@@ -60,12 +62,15 @@ class SegmentedLog(LogTail):
         config: LogConfig,
         files: OpenFiles,
         log_start_offset: int,
+        incarnation: UUID | None = None,
     ) -> None:
         super().__init__(disk, config, EpochCache(), ProducerStates(), log_start_offset)
         self._files = files
         self.directory = directory
         self.topic_partition = topic_partition
         self.topic_id = topic_id
+        self.incarnation = incarnation
+        """Of the directory; None where it was not made by Fenceline, or belongs to no `LogDir`."""
         self.jitter_ms: Callable[[int], int] | None = None
         """Draws a segment's share of `segment.jitter.ms`; None: no jitter."""
         self.on_sealed: Callable[[TopicPartition], None] | None = None
@@ -82,6 +87,15 @@ class SegmentedLog(LogTail):
         self._flushing: FlushWork | None = None
         self._hints: dict[int, tuple[Segment, int]] = {}
         """Where recent reads ended: offset to segment and position. Forgotten when segments go."""
+
+    @property
+    def identity(self) -> DirectoryIdentity:
+        """Of the directory, as its `partition.metadata` says or will say."""
+        return DirectoryIdentity(self.topic_id, self.incarnation)
+
+    def owe_identity(self) -> None:
+        """`partition.metadata` is missing or damaged: the next flush writes it."""
+        self._new_id = self._new_id or (self.topic_id is not None and bool(self.segments))
 
     @property
     def active_segment_base(self) -> int:
@@ -167,7 +181,7 @@ class SegmentedLog(LogTail):
         self._disk.mkdir(self.directory)
         path = f"{self.directory}/{METADATA_FILE}"
         if self.topic_id is not None and self._disk.stat(path) is None:
-            replace_file(self._disk, path, encode_partition_metadata(self.topic_id), durable=False)
+            replace_file(self._disk, path, encode_partition_metadata(self.topic_id, self.incarnation), durable=False)
             self._new_id = True
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -176,6 +190,7 @@ class SegmentedLog(LogTail):
         """Write at the end of the segment that takes the batch. Raises StorageError with nothing changed."""
         if self.offline is not None:
             raise self.offline
+        self._check_recovery_point(self.log_end_offset)
         size = payload.nbytes
         try:
             segment = self.segments[-1] if self.segments else None
@@ -193,6 +208,16 @@ class SegmentedLog(LogTail):
         except OSError as error:
             raise self._write_failed(segment, error) from error
         return segment
+
+    def _check_recovery_point(self, base: int) -> None:
+        """The durable recovery point never lies beyond where an append begins: a crash that tears it would find bytes
+        missing that had been safe. Raises StorageError, which passes with the next checkpoint."""
+        if self.durable_recovery_point > base:
+            raise StorageError(
+                f"{self.topic_partition} takes records at offset {base} when the next checkpoint is written: the one on"
+                f" the disk has the recovery point {self.durable_recovery_point}",
+                errno.EAGAIN,
+            )
 
     def _write_failed(self, segment: Segment, reason: OSError) -> StorageError:
         """Cut back a partial write: bytes past `size_bytes` were never shown to anybody. Only here a file shrinks."""

@@ -58,7 +58,8 @@ def truncate_to(log: PartitionLog, offset: int, *, keep_evidence: bool = True) -
         end = log.log_end_offset
         log.epochs.truncate_from_end(end)  # E18: an epoch that started here but wrote nothing
         return Truncated(end, end, 0, ())
-    if not log.segments or offset <= log.segments[0].base_offset:
+    if not log.segments or offset <= max(log.segments[0].base_offset, log.log_start_offset):
+        # Records below the log start are deleted: nothing that could be read stays.
         return truncate_fully_and_start_at(log, offset, keep_evidence=keep_evidence)
     try:
         return _truncate(log, offset, keep_evidence)
@@ -236,8 +237,8 @@ def truncate_fully_and_start_at(log: PartitionLog, offset: int, *, keep_evidence
     log.size_bytes = 0
     log.log_start_offset = log.log_end_offset = log.recovery_point = offset
     log.advance_high_watermark(offset)
-    if written:
-        # An empty segment: its name remembers where the log goes on.
+    if written or offset:
+        # An empty segment: its name remembers where the log goes on, also of a log that had no directory.
         try:
             log._start_segment(offset, log.last_flush_ms)
             log._disk.fsync_dir(log.directory)

@@ -12,7 +12,7 @@ from typing import Final
 
 from fenceline.errors import OperatorError
 from fenceline.ids import METADATA_TOPIC, TopicPartition
-from fenceline.log.checkpoints import BadCheckpoint, read_offsets
+from fenceline.log.checkpoints import BadCheckpoint, read_identity, read_incarnations, read_offsets
 from fenceline.log.disk import Disk
 from fenceline.log.file_names import (
     BOOTSTRAP_FILE,
@@ -23,7 +23,7 @@ from fenceline.log.file_names import (
     is_segment,
 )
 from fenceline.log.log_dir import CLEAN_FILE
-from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
+from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, INCARNATIONS, LOG_STARTS, RECOVERY_POINTS
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.log.meta_properties import META_FILE
 from fenceline.log.partition_dir import parse_put_away_name, partition_of
@@ -116,6 +116,7 @@ class _Facts:
         is_node = disk.stat(f"{path}/{META_FILE}") is not None
         self.closed = not is_node or disk.stat(f"{path}/{CLEAN_FILE}") is not None
         self._offsets: dict[str, dict[TopicPartition, int]] = {}
+        self._incarnations = self._read_incarnations(report) if self.is_data_dir else None
         for name in (HIGH_WATERMARKS, RECOVERY_POINTS, LOG_STARTS, CLEANED):
             try:
                 self._offsets[name] = read_offsets(disk, f"{path}/{name}") if self.is_data_dir else {}
@@ -136,14 +137,48 @@ class _Facts:
                     "Run as a user who may read it, and look at the disk.",
                 )
 
+    def _read_incarnations(self, report: Report) -> dict[TopicPartition, str] | None:
+        """None: nothing says whose the offsets are."""
+        path = f"{self._path}/{INCARNATIONS}"
+        try:
+            return read_incarnations(self._disk, path)
+        except (BadCheckpoint, UnicodeDecodeError) as error:
+            report.findings.error(
+                Kind.OFFSET_CHECKPOINT,
+                path,
+                str(error).removeprefix(f"{path}: "),
+                "After an unclean stop the node checks every log from its start.",
+            )
+        except OSError as error:
+            report.findings.error(
+                Kind.UNREADABLE,
+                path,
+                f"can not be read: {error.strerror or error}",
+                "Run as a user who may read it, and look at the disk.",
+            )
+        return {}
+
+    def _are_of(self, path: str, where: TopicPartition) -> bool:
+        """Whether the checkpoints tell of this directory, or, where nothing says so, of its name."""
+        if self._incarnations is None or where.topic == METADATA_TOPIC:
+            return True
+        try:
+            found = read_identity(self._disk, f"{path}/{METADATA_FILE}")
+        except (BadCheckpoint, OSError):
+            return False
+        named = self._incarnations.get(where)
+        return named == found.text or (self.closed and (named is None or found.incarnation is None))
+
     def _snapshot_end(self, path: str) -> int:
         """Of the metadata log no high watermark is written down; snapshots hold nothing but what is committed."""
         frozen = [found for name in self._disk.listdir(path) if (found := frozen_snapshot(name)) is not None]
         return max((end_offset for end_offset, _ in frozen), default=0)
 
     def place(self, path: str, where: TopicPartition | None, *, put_away: bool) -> PartitionPlace:
+        is_told = where is not None and self._are_of(path, where)
+
         def known(name: str) -> int | None:
-            return None if where is None else self._offsets[name].get(where)
+            return self._offsets[name].get(where) if where is not None and is_told else None
 
         high_watermark = known(HIGH_WATERMARKS)
         if where is not None and where.topic == METADATA_TOPIC:
@@ -158,7 +193,7 @@ class _Facts:
             log_start_is_exact=not put_away
             and self.closed
             and self._disk.stat(f"{self._path}/{LOG_STARTS}") is not None,
-            cleaned=known(CLEANED) is not None,
+            cleaned=where is not None and where in self._offsets[CLEANED],
             put_away=put_away,
         )
 

@@ -4,6 +4,7 @@
 |----------------------------------------------------------------------------------|--------------------|
 | the range, or its beginning, lies below a high watermark that the replica knew   | committed          |
 | the leader's log starts behind the whole range, and all of it was committed      | expired            |
+| recovery found nothing but records below the log start of the checkpoint          | expired            |
 | the replica itself led when the records came, and all who wrote them were told   | never_acknowledged |
 | that they are not written; or there is nothing but control batches               |                    |
 | none of this: acks=1 may have been answered, the high watermark may have been    | maybe_acknowledged |
@@ -59,4 +60,12 @@ def of_recovery(lost: LostBatches, high_watermark: int, *, torn: bool) -> Classi
         LossClass.MAYBE_ACKNOWLEDGED,
         f"{what}; the last checkpoint has a high watermark of {high_watermark}, and a machine that lost its power may"
         " have acknowledged what its disk had not kept",
+    )
+
+
+def of_deleted(log_start_offset: int) -> Classified:
+    """Recovery found a log that ends below its log start: nothing of it had been readable any more."""
+    return Classified(
+        LossClass.EXPIRED,
+        f"the last checkpoint has a log start of {log_start_offset}: DeleteRecords or retention had deleted them",
     )

@@ -20,7 +20,7 @@ from fenceline.log.errors import NotSettled, StorageError, passes
 from fenceline.log.lost_batches import LostBatches, Piece, count_lost
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.recovery_note import RecoveryNote, read_note
-from fenceline.losses.classes import of_cut, of_recovery
+from fenceline.losses.classes import of_cut, of_deleted, of_recovery
 from fenceline.losses.folder import Intent, ReceiptFolder
 from fenceline.losses.quarantine import FULL
 from fenceline.losses.receipt import NOBODY, Cause, Receipt, identified
@@ -79,12 +79,13 @@ def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], boo
     """
     folder = ReceiptFolder(disk, log.directory)
     receipts: list[Receipt] = []
+    high_watermark = log.high_watermark
     while True:
         if log.unfinished is None or log.unfinished.offset != cut.offset:
             if log.unfinished is not None:
                 _resume(log)
                 log.unfinished = None
-            receipts += _settle_now(folder, log, make_room)
+            receipts += _settle_now(folder, log, make_room, cut.replica, high_watermark)
             try:
                 intent = _intent_of(folder, log, cut)
                 if intent is not None:
@@ -105,7 +106,7 @@ def cut_log(disk: Disk, log: PartitionLog, cut: Cut, make_room: Callable[[], boo
                 raise _waiting(log, error) from error
             _do_without_evidence(log, cut)
         log.unfinished = None
-        return receipts + _settle_now(folder, log, make_room)
+        return receipts + _settle_now(folder, log, make_room, cut.replica, high_watermark)
 
 
 def settle(
@@ -227,10 +228,14 @@ def _intent_of(folder: ReceiptFolder, log: PartitionLog, cut: Cut) -> Intent | N
     )
 
 
-def _settle_now(folder: ReceiptFolder, log: PartitionLog, make_room: Callable[[], bool]) -> list[Receipt]:
+def _settle_now(
+    folder: ReceiptFolder, log: PartitionLog, make_room: Callable[[], bool], replica: int, high_watermark: int
+) -> list[Receipt]:
+    """Also of what a cut found damaged in the part that was to stay (`truncation._reload`), and cut off."""
+    papers = Papers(log.topic_partition, log.topic_id, Ends(log.log_start_offset, log.log_end_offset))
     while True:
         try:
-            return _settle_intents(folder, Ends(log.log_start_offset, log.log_end_offset))
+            return settle_papers(folder, papers, replica=replica, high_watermark=high_watermark)
         except OSError as error:
             what = f"writing the loss receipt of {log.topic_partition}"
             # The intent is durable, and settled by the next attempt or start; until then this log must not be served.
@@ -296,7 +301,8 @@ def _lost_with_power(intent: Intent, lost: Range) -> Receipt:
 
 def _gone_from(log: Ends, intent: Intent, told_up_to: int) -> int:
     """From where on a cut has been carried out, and is to be told."""
-    is_anew = intent.begins_anew and log.log_start_offset >= intent.log_end_offset
+    # Segments go from the last to the first: the start moves up when the log has begun anew, and not before.
+    is_anew = intent.begins_anew and log.log_start_offset > intent.log_start_offset
     return max(intent.receipt.start_offset if is_anew else log.log_end_offset, told_up_to)
 
 
@@ -366,7 +372,10 @@ def _receipt_of_note(
     # A copy that a crash interrupted before its first byte is none.
     evidence = tuple(path for path in new if path not in claimed and _size(folder.disk, path))
     lost = note.lost
-    loss_class, known_by = of_recovery(lost, high_watermark, torn=note.torn)
+    if note.deleted_below:
+        loss_class, known_by = of_deleted(note.deleted_below)
+    else:
+        loss_class, known_by = of_recovery(lost, high_watermark, torn=note.torn)
     receipt = Receipt(
         topic=topic_partition.topic,
         topic_id=topic_id,

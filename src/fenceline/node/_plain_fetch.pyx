@@ -21,7 +21,7 @@ from fenceline.node.parked_fetch import ParkedFetch
 from fenceline.replica.fetch_session import SessionAnswer, Told
 from fenceline.wire.fetch import FetchPartition, FetchRequest
 
-ABI = 3
+ABI = 4
 
 cdef enum:
     FIRST_WITH_TOPIC_IDS = 13

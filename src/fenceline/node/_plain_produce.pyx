@@ -18,7 +18,7 @@ from fenceline.log.errors import StorageError
 from fenceline.node.acknowledging import Owed, OwedBy
 from fenceline.wire.produce import PartitionRecords, put_flexible_result
 
-ABI = 4
+ABI = 5
 
 cdef enum:
     MAX_PARTITIONS = 128

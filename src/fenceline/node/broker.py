@@ -248,6 +248,8 @@ class Broker:
         self.log_dirs = LogDirs(directories.data, metadata=directories.metadata, offline=directories.offline)
         for log_dir in self.log_dirs:
             log_dir.fresh_id = partial(random_id, self.rng)
+            # A stream of their own: directories are made where records come, which is not to change what else is drawn.
+            log_dir.fresh_incarnation = partial(random_id, Random(f"{log_dir.path}{self.rng.getstate()}"))
         if directories.metadata_is_apart:
             self._metadata_dir = directories.metadata
         self.quorum = QuorumNode(

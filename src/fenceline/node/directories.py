@@ -14,7 +14,7 @@ from fenceline.config.node import NodeConfig
 from fenceline.errors import OperatorError, PeerError
 from fenceline.log.disk import Disk
 from fenceline.log.log_dir import LogDir, UnusableDirectory
-from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
+from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, INCARNATIONS, LOG_STARTS, RECOVERY_POINTS
 from fenceline.log.meta_properties import META_FILE
 from fenceline.node.format import format_if_new
 from fenceline.node.logs import Logger
@@ -27,7 +27,11 @@ _LOST_WITH_CHECKPOINT: Final[Mapping[str, str]] = {
     LOG_STARTS: "records that DeleteRecords had taken out of the middle of a segment may be read again",
     HIGH_WATERMARKS: "high watermarks are found anew from the logs",
     CLEANED: "logs that are to be compacted are read from their start once more",
+    INCARNATIONS: "after an unclean stop the other checkpoints count for no partition, and every log is checked from"
+    " its start",
 }
+_NAMED: Final = 10
+"""Partitions that one line of the log names."""
 
 
 class Directories(NamedTuple):
@@ -112,6 +116,7 @@ def _check(config: NodeConfig, disk: Disk, opened: Mapping[str, LogDir]) -> None
         for name, reason in log_dir.damaged.items():
             consequence = _LOST_WITH_CHECKPOINT[name]
             log.warning("checkpoint damaged, going on without it", reason=reason, consequence=consequence)
+        _tell_of_entries(path, log_dir)
         if log_dir.directory_id is None:
             raise OperatorError(
                 f"{path}/{META_FILE} has no directory.id",
@@ -130,6 +135,26 @@ def _check(config: NodeConfig, disk: Disk, opened: Mapping[str, LogDir]) -> None
                 "Set metadata.log.dir to where it is (without the key that is the first of log.dirs), or move the one"
                 " that is not wanted away.",
             )
+
+
+def _tell_of_entries(path: str, log_dir: LogDir) -> None:
+    """Lines of checkpoints that count for nothing."""
+    for reason in log_dir.offsets.rejected:
+        log.warning(
+            "checkpoint entry ignored",
+            reason=reason,
+            consequence="the log of this partition is checked from its start, and keeps all records that are there",
+            advice="Nothing, unless the file was edited: the next checkpoint replaces it.",
+        )
+    if log_dir.orphans:
+        log.warning(
+            "checkpoint entries without a directory dropped",
+            path=path,
+            partitions=[str(each) for each in log_dir.orphans[:_NAMED]],
+            count=len(log_dir.orphans),
+            advice="Nothing, where these were deleted or moved away just before the node was killed. Otherwise their"
+            " directories are missing: stop the node, put them back, start.",
+        )
 
 
 @contextmanager

@@ -94,6 +94,8 @@ class DirectoryMove:
         end = future.to_drop(current)
         if end is not None:
             await self.thread(future.drop, end, current.log_start_offset)
+            if future.log.durable_recovery_point > future.log.log_end_offset:
+                await broker.checkpoint()
             return 0.0
         future.follow_start(current)
         if current.readable_bytes(future.log.log_end_offset, current.log_end_offset) > REST_BYTES // 2:

@@ -50,7 +50,7 @@ _WITHOUT_LOG_START: Final = (
     ErrorCode.KAFKA_STORAGE_ERROR,
 )
 """Errors that Kafka answers without the partition's log start."""
-_PLAIN_ABI: Final = 4
+_PLAIN_ABI: Final = 5
 """Changes with every change of `_plain_produce.pyx`, so that a build of older sources is not used."""
 _ADMIN_CLIENT_ID: Final = "__admin_client"
 

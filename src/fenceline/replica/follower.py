@@ -20,6 +20,9 @@ what is to be done with it (`Duty`). Which partitions go into one fetch is the w
 |                                         | else for its start: where it is above our end, begin anew |           |
 |                                         | there; else the leader knows nothing of our last epoch:   | E8, G14a  |
 |                                         | cut that off                                              |           |
+| a cut that would leave nothing          | ask for the leader's start, begin anew there: an empty    | E19, E28  |
+|                                         | log at any other offset would lack what lies between, and |           |
+|                                         | once it led, the others would delete it                   |           |
 | 74 while no newer leader epoch is known | wait and ask again; never given up                        | G3        |
 | 75, 6, 3, 56, 100, 103 and others       | wait and ask again                                        | E27       |
 """
@@ -59,6 +62,12 @@ class Cause(Enum):
     LEADER_STARTS_LATER = "the leader's log starts after the end of this one"
 
 
+def leaves_nothing(log: FollowedLog, end: int) -> bool:
+    """Whether a cut to `end` would leave an empty log that may start above the leader's."""
+    start = log.log_start_offset
+    return end < start or (end == start < log.log_end_offset and start > 0)
+
+
 @dataclass(slots=True)
 class FollowerState:
     """One partition that is followed, in one leader epoch. `topic_id`: 16 raw bytes."""
@@ -76,6 +85,8 @@ class FollowerState:
     """As the leader told it last; a replica that does not reach it is not in sync, as far as a throttle goes."""
     search: EpochSearch | None = None
     """Of the gap that was met last."""
+    empties_for: Cause | None = None
+    """Why nothing of the log stays; where the leader's log starts is being asked."""
     initial_offset: int = field(init=False)
     """Log end when following began: where a leader that can not tell an epoch's end makes it cut (E25)."""
 
@@ -93,6 +104,7 @@ class FollowerState:
         self.phase = Phase.WAITING
         self.ready_at_ms = ready_at_ms
         self.failures += 1
+        self.empties_for = None
 
     @property
     def may_be_held_back(self) -> bool:
@@ -104,7 +116,7 @@ class FollowerState:
         self.phase = Phase.FETCHING
         self.failures = 0
 
-    def on_divergence(self, leader_epoch: int, leader_end: int) -> CutTo:
+    def on_divergence(self, leader_epoch: int, leader_end: int) -> CutTo | AskStart:
         """The leader's newest epoch not above our last one is `leader_epoch`, and it ends at `leader_end` (E25).
 
         Where our log does not have that epoch, the cut ends with our next lower one, and the next answer goes on from
@@ -120,8 +132,16 @@ class FollowerState:
             end = min(own_end, leader_end)
         else:
             end = own_end
+        return self._cut(max(0, min(end, log_end)), Cause.DIVERGENCE)
+
+    def _cut(self, end: int, cause: Cause) -> CutTo | AskStart:
+        """Where that leaves nothing, the log begins anew at the leader's start, and never at its own."""
+        if leaves_nothing(self.log, end):
+            self.phase = Phase.LOOKING
+            self.empties_for = cause
+            return AskStart(self)
         self.phase = Phase.CUTTING
-        return CutTo(self, max(0, min(end, log_end)), Cause.DIVERGENCE)
+        return CutTo(self, end, cause)
 
     @property
     def epoch_starts(self) -> tuple[tuple[int, int], ...]:
@@ -151,13 +171,16 @@ class FollowerState:
     def on_leader_end(self, leader_end: int) -> CutTo | AskStart:
         """E28."""
         if leader_end < self.log.log_end_offset:
-            self.phase = Phase.CUTTING
-            return CutTo(self, max(leader_end, 0), Cause.LEADER_IS_SHORTER)
+            return self._cut(max(leader_end, 0), Cause.LEADER_IS_SHORTER)
         return AskStart(self)
 
     def on_leader_start(self, leader_start: int) -> CutTo | BeginAnew | None:
         """E28. None: the log lies within the leader's by now, fetch again."""
-        log = self.log
+        log, empties_for = self.log, self.empties_for
+        self.empties_for = None
+        if empties_for is not None:
+            self.phase = Phase.CUTTING
+            return BeginAnew(self, leader_start, empties_for)
         if leader_start > log.log_end_offset:
             self.phase = Phase.CUTTING
             return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)

@@ -1,0 +1,576 @@
+"""What a log directory remembers belongs to one directory of a partition: a name that comes back finds nothing of what
+had it before, whenever the node is killed or the machine loses its power.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+from uuid import UUID
+
+import pytest
+
+from fenceline.ids import TopicPartition
+from fenceline.log.checkpoints import read_incarnations, read_offsets
+from fenceline.log.config import LogConfig
+from fenceline.log.disk import replace_file
+from fenceline.log.errors import CorruptLog
+from fenceline.log.future_log import FutureLog
+from fenceline.log.log_dir import LogDir
+from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, INCARNATIONS, LOG_STARTS, RECOVERY_POINTS
+from fenceline.log.partition_log import PartitionLog
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.disk import LifeDisk
+from fenceline.testing.simulation.scheduler import ProcessEnded
+from tests.support.lives import a_life
+
+from .helpers import TP, append, batch, read_all
+
+HOME: Final = "/d"
+OTHER: Final = "/e"
+META: Final = b"version=1\ncluster.id=AAAAAAAAQACAAAAAAAAAAA\nnode.id=4\ndirectory.id=mAElyxrEQ3mw_ELWKg5Mow\n"
+CONFIG: Final = LogConfig(segment_bytes=400, index_interval_bytes=100)
+FIRST_ID, SECOND_ID = UUID(int=71), UUID(int=72)
+ALL: Final = (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS, CLEANED)
+
+
+def machine(seed: int = 0) -> SimDisk:
+    disk = SimDisk(seed)
+    for path in (HOME, OTHER):
+        disk.mkdir(path)
+        replace_file(disk, f"{path}/meta.properties", META)
+    return disk
+
+
+def opened(disk: SimDisk | LifeDisk, path: str = HOME) -> LogDir:
+    return LogDir.open(path, disk)
+
+
+def killed(log_dir: LogDir) -> LogDir:
+    """The process is killed, and the next one starts."""
+    log_dir.close(clean=False)
+    return LogDir.open(log_dir.path, log_dir.disk)
+
+
+def partition(log_dir: LogDir, topic_id: UUID = FIRST_ID) -> PartitionLog:
+    return log_dir.partition(TP, topic_id, CONFIG, now_ms=1_000)
+
+
+def records_of(log: PartitionLog) -> dict[int, bytes]:
+    """Batches by their base offset."""
+    return {header.base_offset: content for header, content in read_all(log)}
+
+
+def flush(log: PartitionLog) -> None:
+    work = log.flush_work(1_000)
+    if work is not None:
+        work.run()
+
+
+def used(log_dir: LogDir, records: int = 100, start: int = 50) -> PartitionLog:
+    """A log with everything that checkpoints say of one, and it is on the disk."""
+    log = partition(log_dir)
+    for _ in range(records):
+        append(log)
+    flush(log)
+    log.advance_log_start(start)
+    log_dir.offsets.cleaned[TP] = 30
+    log_dir.checkpoint_work()()
+    assert read_offsets(log_dir.disk, f"{log_dir.path}/{RECOVERY_POINTS}") == {TP: records}
+    return log
+
+
+def deleted(log_dir: LogDir) -> None:
+    removed = log_dir.delete_partition(TP)
+    assert removed is not None
+    removed.delete()
+
+
+def set_aside(log_dir: LogDir) -> None:
+    assert log_dir.set_aside_stray(TP) is not None
+
+
+def moved_away(log_dir: LogDir) -> None:
+    """To another directory; the copy there is the log."""
+    target = opened(log_dir.disk, OTHER)  # type: ignore[arg-type]
+    current = log_dir.open_logs[TP]
+    future = FutureLog.open(log_dir, target, current, path=None, config=CONFIG, now_ms=0)
+    while (stretch := future.next_stretch(current)) is not None:
+        future.copy(stretch, 0)
+    future.follow_start(current)
+    future.flush(0)
+    assert future.take_rest(current, 0)
+    _, removed = future.replace(current, CONFIG)
+    assert removed is not None
+    removed.delete()
+    target.close(clean=False)
+
+
+GONE: Final = (deleted, set_aside, moved_away)
+
+
+@pytest.mark.parametrize("gone", GONE)
+@pytest.mark.parametrize("topic_id", [FIRST_ID, SECOND_ID], ids=["the same topic", "another topic"])
+@pytest.mark.parametrize("loses_power", [False, True])
+def test_a_name_that_comes_back_inherits_nothing(
+    gone: Callable[[LogDir], None], topic_id: UUID, loses_power: bool
+) -> None:
+    """Before the next checkpoint: the one on the disk still names what had the name before."""
+    disk = machine()
+    log_dir = opened(disk)
+    used(log_dir)
+    gone(log_dir)
+    log = partition(log_dir, topic_id)
+    for _ in range(10):
+        append(log)
+    flush(log)
+    before = records_of(log)
+    assert read_offsets(disk, f"{HOME}/{LOG_STARTS}") == {TP: 50}, "no checkpoint came between"
+    if loses_power:
+        disk.crash()
+        log_dir = opened(disk)
+    else:
+        log_dir = killed(log_dir)
+    log = partition(log_dir, topic_id)
+    assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (0, 10, 0)
+    assert records_of(log) == before
+    assert log_dir.offsets.cleaned == {}
+    assert log_dir.offsets.safe_recovery_point(TP) == 0
+    assert log_dir.high_watermark(TP) == log_dir.checkpointed_high_watermark(TP) == 0
+    log_dir.checkpoint_work()()
+    assert read_offsets(disk, f"{HOME}/{LOG_STARTS}") == {}
+
+
+def test_a_torn_end_of_a_topic_made_anew_is_cut_and_not_called_damage() -> None:
+    """It lies below the recovery point of what had the name before."""
+    disk = machine()
+    log_dir = opened(disk)
+    used(log_dir)
+    deleted(log_dir)
+    log = partition(log_dir, SECOND_ID)
+    append(log, 3)
+    append(log, 3)
+    segment = log.segments[-1]
+    disk.truncate(segment.fd, segment.size_bytes - 5)
+    log = partition(killed(log_dir), SECOND_ID)
+    assert (log.log_start_offset, log.log_end_offset) == (0, 3)
+
+
+def test_what_is_put_away_keeps_its_own_high_watermark() -> None:
+    """Not that of what has its name in the checkpoints by the next start: losses there are classed by it."""
+    disk = machine()
+    log_dir = opened(disk)
+    used(log_dir)
+    set_aside(log_dir)
+    append(partition(log_dir, SECOND_ID), 7)
+    log_dir.checkpoint_work()()
+    log_dir = killed(log_dir)
+    assert log_dir.high_watermark(TP) == 7
+    assert [stray.high_watermark for stray in log_dir.strays()] == [0]
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_another_directory_under_the_name_is_not_taken_for_the_one_that_was_there(clean: bool) -> None:
+    """An operator gives a stray directory its name back. What the disk says since is of the other one; before, after a
+    kill, it is still of this one."""
+    disk = machine()
+    log_dir = opened(disk)
+    old = used(log_dir)
+    records = old.log_end_offset
+    stray = log_dir.set_aside_stray(TP)
+    assert stray is not None
+    log = partition(log_dir)
+    for _ in range(200):
+        append(log)
+    log.advance_log_start(150)
+    log_dir.close(clean=clean)
+    disk.rename(f"{HOME}/rain-0", f"{HOME}/rain-1")
+    disk.rename(stray.path, f"{HOME}/rain-0")
+    log = partition(opened(disk))
+    assert (log.log_start_offset, log.log_end_offset) == (0 if clean else 50, records)
+
+
+def test_a_copy_of_a_partition_has_its_own_entries() -> None:
+    """A copy that was given up, and its name in the other directory: the next copy begins with nothing known."""
+    disk = machine()
+    source, target = opened(disk), opened(disk, OTHER)
+    current = used(source)
+    first = FutureLog.open(source, target, current, path=None, config=CONFIG, now_ms=0)
+    target.future_logs[TP] = first.log
+    while (stretch := first.next_stretch(current)) is not None:
+        first.copy(stretch, 0)
+    first.follow_start(current)
+    first.flush(0)
+    target.checkpoint_work()()
+    assert read_offsets(disk, f"{OTHER}/{RECOVERY_POINTS}") == {TP: 100}
+    assert first.abandon() is not None
+    second = FutureLog.open(source, target, current, path=None, config=CONFIG, now_ms=0)
+    target.future_logs[TP] = second.log
+    second.begin_at(0, 0)
+    stretch = second.next_stretch(current)
+    assert stretch is not None
+    second.copy(stretch, 0)
+    segment = second.log.segments[-1]
+    disk.truncate(segment.fd, segment.size_bytes - 5)
+    path, end = second.log.directory, second.log.log_end_offset
+    again = killed(target)
+    assert 0 < FutureLog.open(source, again, current, path=path, config=CONFIG, now_ms=0).log.log_end_offset < end
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_what_kafka_wrote_counts_after_its_clean_stop_only(clean: bool) -> None:
+    """It names no directory. After a kill: recovery from 0, the log start from the log, no high watermark."""
+    disk = machine()
+    log_dir = opened(disk)
+    used(log_dir)
+    log_dir.close(clean=clean)
+    as_by_kafka(disk)
+    log_dir = opened(disk)
+    log = partition(log_dir)
+    first = log.segments[0].base_offset
+    assert log.log_end_offset == 100
+    assert (log.log_start_offset, log.high_watermark) == ((50, 100) if clean else (first, first))
+    log_dir.checkpoint_work()()
+    again = partition(killed(log_dir))
+    assert (again.log_start_offset, again.high_watermark) == (log.log_start_offset, log.high_watermark)
+
+
+def as_by_kafka(disk: SimDisk) -> None:
+    disk.unlink(f"{HOME}/{INCARNATIONS}")
+    replace_file(disk, f"{HOME}/rain-0/partition.metadata", b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAARw\n")
+
+
+def test_a_directory_that_kafka_made_after_its_clean_stop() -> None:
+    """The topic was deleted and made anew by Kafka: its files tell of what is there."""
+    disk = machine()
+    log_dir = opened(disk)
+    used(log_dir)
+    log_dir.close()
+    named = disk.peek(f"{HOME}/{INCARNATIONS}")
+    assert named is not None
+    as_by_kafka(disk)
+    replace_file(disk, f"{HOME}/{INCARNATIONS}", named)
+    log = partition(opened(disk))
+    assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (50, 100, 100)
+
+
+def test_entries_of_what_kafka_left_unopened_are_known_after_a_crash() -> None:
+    """Its clean stop is where it is certain whose they are; nothing may have opened the partition since."""
+    disk = machine()
+    log_dir = opened(disk)
+    used(log_dir)
+    log_dir.close()
+    as_by_kafka(disk)
+    log_dir = opened(disk)
+    log_dir.checkpoint_work()()
+    log = partition(killed(log_dir))
+    assert (log.log_start_offset, log.high_watermark) == (50, 100)
+
+
+def test_a_directory_without_partition_metadata_gets_one_again() -> None:
+    """After its loss nothing proves whose the entries are."""
+    disk = machine()
+    log_dir = opened(disk)
+    used(log_dir)
+    disk.unlink(f"{HOME}/rain-0/partition.metadata")
+    log_dir = killed(log_dir)
+    log = partition(log_dir)
+    assert log.log_start_offset == log.segments[0].base_offset
+    assert log.flush_due(1_000)
+    flush(log)
+    log_dir.checkpoint_work()()
+    assert log_dir.identity_of(log.directory) == log.identity
+    assert partition(killed(log_dir)).high_watermark == log.high_watermark
+
+
+def test_the_checkpoint_of_incarnations_is_written_when_directories_come_and_go() -> None:
+    disk = machine()
+    log_dir = opened(disk)
+    log = used(log_dir)
+    path = f"{HOME}/{INCARNATIONS}"
+    assert read_incarnations(disk, path) == {TP: log.identity.text}
+    disk.unlink(path)
+    append(log)
+    log_dir.checkpoint_work()()
+    assert disk.peek(path) is None, "a batch is no reason"
+    deleted(log_dir)
+    log_dir.checkpoint_work()()
+    assert read_incarnations(disk, path) == {}
+
+
+def test_an_entry_without_a_directory_is_dropped() -> None:
+    disk = machine()
+    log_dir = opened(disk)
+    used(log_dir)
+    deleted(log_dir)
+    log_dir = killed(log_dir)
+    assert log_dir.orphans == [TP]
+    assert log_dir.offsets.partitions == set()
+    log_dir.checkpoint_work()()
+    assert [read_offsets(disk, f"{HOME}/{name}") for name in ALL] == [{}] * 4
+
+
+def test_a_directory_that_is_missing_after_a_clean_stop_stays_known() -> None:
+    """Until something is made of it: over a clean stop and start as well."""
+    disk = machine()
+    log_dir = opened(disk)
+    used(log_dir)
+    log_dir.close()
+    disk.rename(f"{HOME}/rain-0", "/elsewhere")
+    for _ in range(2):
+        log_dir = opened(disk)
+        assert (log_dir.missing, log_dir.orphans) == ({TP: 100}, [])
+        log_dir.close()
+    log_dir = opened(disk)
+    append(partition(log_dir), 4)
+    log = partition(killed(log_dir))
+    assert (log.log_start_offset, log.log_end_offset) == (0, 4), "made anew, it has nothing of that"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        (LOG_STARTS, "rain 0 -1"),
+        (LOG_STARTS, "rain 0 900000000000"),
+        (LOG_STARTS, f"rain 0 {2**70}"),
+        (LOG_STARTS, "rain 0 40\nrain 0 50"),
+        (RECOVERY_POINTS, "rain 0 -1"),
+        (RECOVERY_POINTS, "rain 0 900000000000"),
+        (RECOVERY_POINTS, f"rain 0 {2**70}"),
+        (RECOVERY_POINTS, "rain 0 10\nrain 0 100"),
+        (HIGH_WATERMARKS, "rain 0 -7"),
+        (HIGH_WATERMARKS, "rain 0 900000000000"),
+        (HIGH_WATERMARKS, "rain 0 1\nrain 0 2"),
+        (CLEANED, "rain 0 -7"),
+        (CLEANED, "rain 0 900000000000"),
+        (INCARNATIONS, "rain 0 AAAAAAAAAAAAAAAAAAAAAA"),
+        (INCARNATIONS, "rain 0 AAAAAAAAAAAAAAAAAAAAAA\nrain 0 AAAAAAAAAAAAAAAAAAAAAB"),
+    ],
+)
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_bad_line_costs_no_record(name: str, line: str, clean: bool) -> None:
+    disk = machine()
+    log_dir = opened(disk)
+    log = used(log_dir)
+    there = records_of(log)
+    log_dir.close(clean=clean)
+    rows = line.split("\n")
+    replace_file(disk, f"{HOME}/{name}", f"0\n{len(rows)}\n{line}\n".encode())
+    log_dir = opened(disk)
+    log = partition(log_dir)
+    assert log.log_end_offset == 100
+    assert log.log_start_offset <= 50
+    assert {offset: content for offset, content in records_of(log).items() if offset >= 50} == there
+    assert log.log_start_offset <= log.high_watermark <= 100
+    log_dir.checkpoint_work()()
+    append(log)
+    assert partition(killed(log_dir)).log_end_offset == 101
+
+
+@pytest.mark.parametrize("line", ["rain 0 -1", f"rain 0 {2**63}", "rain 0 3\nrain 0 4"])
+def test_a_bad_line_leaves_the_others_as_they_are(line: str) -> None:
+    disk = machine()
+    rows = line.split("\n")
+    replace_file(disk, f"{HOME}/{HIGH_WATERMARKS}", f"0\n{len(rows) + 2}\na 0 5\n{line}\nb 0 6\n".encode())
+    rejected: list[str] = []
+    found = read_offsets(disk, f"{HOME}/{HIGH_WATERMARKS}", rejected)
+    assert found == {TopicPartition("a", 0): 5, TopicPartition("b", 0): 6}
+    assert len(rejected) == 1
+    assert rejected[0].startswith(f"{HOME}/{HIGH_WATERMARKS}: rain-0 ")
+    same = f"0\n2\n{rows[0].replace('-1', '1').replace(str(2**63), '1')}\nrain 0 {'3' if len(rows) > 1 else '1'}\n"
+    replace_file(disk, f"{HOME}/{HIGH_WATERMARKS}", same.encode())
+    assert len(read_offsets(disk, f"{HOME}/{HIGH_WATERMARKS}")) == 1, "the same twice is no contradiction"
+
+
+# -- B2: the durable recovery point and the log's end ---
+
+
+def follower_batch(base: int, records: int, size: int = 9) -> memoryview:
+    return batch(records, size=size, base_offset=base, leader_epoch=0)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 64, 200])
+def test_an_append_into_a_log_that_began_anew_inside_a_batch_is_torn(kept: int) -> None:
+    """A follower begins at a leader's log start inside of a batch: that append begins below the offset where the log
+    went on, and a crash leaves `kept` bytes of it."""
+    disk = machine()
+    log_dir = opened(disk)
+    log = partition(log_dir)
+    log.append_as_follower(follower_batch(0, 10))
+    flush(log)
+    log_dir.checkpoint_work()()
+    log.truncate_fully_and_start_at(50)
+    log_dir.checkpoint_work()()
+    assert read_offsets(disk, f"{HOME}/{RECOVERY_POINTS}") == {TP: 0}
+    log.append_as_follower(follower_batch(40, 20, size=1))
+    assert (log.log_start_offset, log.log_end_offset) == (40, 60)
+    disk.truncate(log.segments[-1].fd, kept)
+    log_dir = killed(log_dir)
+    assert partition(log_dir).log_end_offset <= 50
+
+
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_nothing_is_appended_below_the_durable_recovery_point(role: str) -> None:
+    """A log that was cut takes records when the checkpoint on the disk says so: by the rule of the log itself."""
+    disk = machine()
+    log_dir = opened(disk)
+    log = used(log_dir, start=0)
+    assert log.durable_recovery_point == 100
+    log.truncate_to(60)
+
+    def write() -> None:
+        if role == "leader":
+            log.append_as_leader(batch(), leader_epoch=0, now_ms=0)
+        else:
+            log.append_as_follower(follower_batch(60, 1))
+
+    with pytest.raises(Exception, match="recovery point 100") as caught:
+        write()
+    assert not getattr(caught.value, "disk_full", True)
+    assert log.log_end_offset == 60
+    assert log.offline is None
+    log_dir.checkpoint_work()()
+    write()
+    assert (log.log_end_offset, log.durable_recovery_point) == (61, 60)
+
+
+def test_a_checkpoint_that_fails_does_not_lower_the_durable_recovery_point() -> None:
+    disk = machine()
+    log_dir = opened(disk)
+    log = used(log_dir, start=0)
+    log.truncate_to(60)
+    disk.fail("rename", f"{RECOVERY_POINTS}.tmp")
+    with pytest.raises(Exception, match=RECOVERY_POINTS):
+        log_dir.checkpoint_work()()
+    assert log.durable_recovery_point == 100
+    disk.heal()
+    log_dir.checkpoint_work()()
+    assert log.durable_recovery_point == 60
+
+
+# -- any order, any crash ---
+
+
+@dataclass
+class _Incarnation:
+    """What a partition's directory has, as its owner knows."""
+
+    topic_id: UUID
+    batches: list[bytes] = field(default_factory=list)
+    """One record each; the first has offset 0."""
+    start: int = 0
+    safe: int = 0
+    """Offsets that were flushed."""
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_lives_of_one_name(seed: int) -> None:
+    """Topics of one name come and go, replicas move away and return; nothing but power takes a record, and nothing that
+    was safe. No log start and no high watermark is of another incarnation."""
+    rng = Random(f"names {seed}")
+    disk = machine(seed)
+    model = _Incarnation(FIRST_ID)
+    number = 100
+    for _ in range(rng.randint(2, 6)):
+        life = a_life(disk, seed, rng.randint(5, 300) if rng.random() < 0.6 else -1)
+        loses_power = False
+        try:
+            log_dir = opened(life)
+            log = _compare(log_dir, model)
+            checkpoints = rng.choice((0.0, 0.05, 0.3))
+            for _ in range(rng.randint(1, 60)):
+                draw = rng.random()
+                if draw < checkpoints:
+                    log_dir.checkpoint_work()()
+                elif draw < 0.4:
+                    content = batch(size=rng.randint(1, 60))
+                    model.batches.append(b"")  # may be there, whole, when the machine stops in the write
+                    log.append_as_leader(content, leader_epoch=0, now_ms=0)
+                    model.batches[-1] = bytes(content)
+                    log.advance_high_watermark(log.log_end_offset)
+                elif draw < 0.55:
+                    end = log.log_end_offset
+                    flush(log)
+                    model.safe = end
+                elif draw < 0.65 and log.log_end_offset:
+                    model.start = max(model.start, rng.randint(0, log.log_end_offset))
+                    log.advance_log_start(model.start)
+                elif draw < 0.7:
+                    for removed in log.enforce_retention(0):
+                        removed.delete()
+                elif draw < 0.8:
+                    gone, kept = rng.choice((deleted, set_aside)), model
+                    number += rng.randint(0, 1)
+                    model = _Incarnation(UUID(int=number))
+                    if kept.batches and log.is_written:
+                        gone(log_dir)
+                        life_disk_settles(life)
+                    else:
+                        log_dir.delete_partition(TP)
+                    log = partition(log_dir, model.topic_id)
+            clean = rng.random() < 0.3
+            log_dir.close(clean=clean)
+            model.safe = len(model.batches) if clean else model.safe
+        except ProcessEnded:
+            loses_power = True
+        if not loses_power and rng.random() < 0.3:
+            life.forget()
+            disk.crash()
+            loses_power = True
+        life.end()
+        if loses_power:
+            model = _after_power(disk, model)
+    _compare(opened(disk), model)
+
+
+def life_disk_settles(life: LifeDisk) -> None:
+    """The renames of a directory that went are durable: what comes back with a loss of power is the other test's."""
+    life.fsync_dir(HOME)
+
+
+def _compare(log_dir: LogDir, model: _Incarnation) -> PartitionLog:
+    found = log_dir.topic_id_of(log_dir.partition_path(TP))
+    if found not in (None, model.topic_id):
+        log_dir.set_aside_stray(TP)
+    log = partition(log_dir, model.topic_id)
+    assert log.log_start_offset <= max(model.start, 0), "of another incarnation"
+    assert log.high_watermark <= len(model.batches)
+    assert log.log_end_offset == len(model.batches) or not model.batches[log.log_end_offset :]
+    contents = records_of(log)
+    assert all(contents.get(offset) == model.batches[offset] for offset in range(model.start, len(model.batches))), (
+        "records are gone"
+    )
+    log.advance_high_watermark(log.log_end_offset)
+    return log
+
+
+def _after_power(disk: SimDisk, model: _Incarnation) -> _Incarnation:
+    """What is left may be less than was written, and no less than was flushed."""
+    log_dir = opened(disk)
+    where = log_dir.partition_path(TP)
+    found = log_dir.topic_id_of(where) if disk.stat(where) is not None else None
+    if found != model.topic_id:
+        assert not model.safe, "a directory that was flushed is gone"
+        if disk.stat(where) is not None:
+            log_dir.set_aside_stray(TP)
+        log_dir.close(clean=False)
+        return _Incarnation(model.topic_id)
+    try:
+        log = partition(log_dir, model.topic_id)
+    except CorruptLog as error:
+        raise AssertionError(f"offline: {error.message}") from error
+    end = log.log_end_offset
+    if not model.batches:
+        # The machine stopped while the name changed hands: the directory before came back.
+        model.batches, model.start = [b""] * end, log.log_start_offset
+    assert model.safe <= end <= len(model.batches), "flushed records are gone"
+    for offset, content in records_of(log).items():
+        assert content == model.batches[offset] or not model.batches[offset]
+        model.batches[offset] = content
+    assert log.log_start_offset <= model.start
+    del model.batches[end:]
+    model.start = min(model.start, end)
+    log_dir.close(clean=False)
+    return model
