@@ -127,7 +127,7 @@ def _after(error: PeerError, left: list[OffsetRange], plan: ReadPlan, troubles: 
         if isinstance(found, Holds) and end.end_epoch >= 0:
             # The leader has all that was planned. Either it is not the one that said otherwise, or its batches are not
             # of the epochs that it remembers for them; that its high watermark lags is not for the task to mend.
-            if isinstance(error, OffsetOutOfRangeError):
+            if isinstance(error, OffsetOutOfRangeError) and not isinstance(error, LogTruncationError):
                 raise error
             return concerned + others if troubles < _TRIES else [replace(one, epochs=()) for one in concerned] + others
         if isinstance(found, Diverged):

@@ -58,7 +58,7 @@ def test_values_that_can_not_work_are_refused_in_words(settings: dict[str, objec
         ({"group.protocol": "consumer"}, "KIP-848"),
         ({"group.protocol": "streams"}, "one of classic"),
         ({"on.truncation": "callback"}, "the function itself"),
-        ({"on.truncation": "ignore"}, "fail, rewind, latest or a function"),
+        ({"on.truncation": "ignore"}, "fail, rewind, latest, reset or a function"),
         ({"auto.offset.reset": "by_duration:P1D"}, "earliest, latest or none"),
         ({"heartbeat.interval.ms": 9, "session.timeout.ms": 9}, "below session"),
     ],

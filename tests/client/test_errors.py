@@ -23,6 +23,7 @@ from fenceline.errors import ErrorCode
 _ERRORS = [
     LogTruncationError("t", 3, 150, 7, divergent_offset=100, divergent_epoch=6),
     LogTruncationError("t", 3, 150, 7),
+    LogTruncationError("t", 3, 150, 7, others=[LogTruncationError("t", 4, 9, 7, divergent_offset=2)]),
     EpochMismatchError("t", 1, 10, 5, 4),
     OffsetOutOfRangeError("t", 0, 9, leader_epoch=2, log_start_offset=10, log_end_offset=20, detail="why"),
     TopicReplacedError("t", "a", "b"),
@@ -39,7 +40,14 @@ def test_pickling_keeps_type_text_and_attributes(error: Exception) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert str(copy) == str(error)
-    assert copy.__dict__ == error.__dict__
+    for others in (getattr(error, "others", ()), getattr(copy, "others", ())):
+        assert all(type(one) is LogTruncationError for one in others)
+    assert _facts(copy) == _facts(error)
+
+
+def _facts(error: Exception) -> dict[str, object]:
+    """Errors within errors by their words."""
+    return {name: str(value) for name, value in error.__dict__.items()}
 
 
 def test_a_truncation_names_everything_a_person_needs() -> None:

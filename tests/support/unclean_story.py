@@ -109,6 +109,18 @@ class UncleanStory:
 
         eventually(is_elected, f"node {node_id} is elected uncleanly", wait_s=WAIT_S)
 
+    def await_leader_known(self, consumer: Consumer) -> None:
+        """Until the consumer's own metadata name the partition's present leader: from then on it hands out nothing that
+        was fetched before, unless that leader has it."""
+        found = self.partition()
+        assert found is not None
+        core = consumer._async
+
+        def is_known() -> bool:
+            return consumer._on_loop(lambda: core.cluster.metadata.leader(self.tp)).epoch >= found.leader_epoch
+
+        eventually(is_known, "the consumer knows the leader", wait_s=WAIT_S)
+
     def move_to(self, node_id: int) -> None:
         """A clean election, with all of them there."""
         port = self.cluster.node(1).port

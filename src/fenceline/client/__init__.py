@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from fenceline.client.async_consumer import AsyncConsumer as AsyncConsumer
     from fenceline.client.consumer import Consumer as Consumer
     from fenceline.client.errors import EpochMismatchError as EpochMismatchError
+    from fenceline.client.errors import FencedLeaderEpochError as FencedLeaderEpochError
     from fenceline.client.errors import LogTruncationError as LogTruncationError
     from fenceline.client.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
+    from fenceline.client.errors import RetriableError as RetriableError
     from fenceline.client.errors import TopicReplacedError as TopicReplacedError
     from fenceline.client.errors import UnknownEpochError as UnknownEpochError
+    from fenceline.client.errors import UnknownLeaderEpochError as UnknownLeaderEpochError
     from fenceline.client.fetched import ConsumerRecord as ConsumerRecord
+    from fenceline.client.fetched import ConsumerRecords as ConsumerRecords
     from fenceline.client.loss_receipts import LossReceipt as LossReceipt
     from fenceline.client.offsets import CommittedOffset as CommittedOffset
     from fenceline.client.offsets import OffsetAndEpoch as OffsetAndEpoch
@@ -39,7 +43,9 @@ _HOMES: Final = {
     "CommittedOffset": "offsets",
     "Consumer": "consumer",
     "ConsumerRecord": "fetched",
+    "ConsumerRecords": "fetched",
     "EpochMismatchError": "errors",
+    "FencedLeaderEpochError": "errors",
     "LogTruncationError": "errors",
     "LossReceipt": "loss_receipts",
     "NewTopic": "async_admin",
@@ -48,9 +54,11 @@ _HOMES: Final = {
     "OffsetRange": "ranges",
     "Producer": "producer",
     "RangeReader": "reader",
+    "RetriableError": "errors",
     "TopicPartition": "offsets",
     "TopicReplacedError": "errors",
     "UnknownEpochError": "errors",
+    "UnknownLeaderEpochError": "errors",
 }
 __all__ = [*_HOMES]
 

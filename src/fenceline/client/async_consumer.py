@@ -20,7 +20,7 @@ from fenceline.client.consumer_offsets import ConsumerOffsets
 from fenceline.client.deadline import Deadline
 from fenceline.client.errors import LogTruncationError, TimedOut
 from fenceline.client.face import AsyncFace
-from fenceline.client.fetched import ConsumerRecord, Fetched, to_arrow
+from fenceline.client.fetched import ConsumerRecords, Fetched, to_arrow
 from fenceline.client.fetcher import Fetcher
 from fenceline.client.group import Group
 from fenceline.client.handout import Handout
@@ -133,27 +133,28 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
 
     # -- poll
 
-    async def poll(self, timeout_ms: float = 0, *, max_records: int | None = None) -> list[ConsumerRecord]:
+    async def poll(self, timeout_ms: float = 0, *, max_records: int | None = None) -> ConsumerRecords:
         """Records that came next, at most `max.poll.records` (or `max_records`), waiting at most `timeout_ms` for any.
 
-        Raises LogTruncationError and TopicReplacedError (until a seek), OffsetOutOfRangeError, NoOffsetError,
-        UnknownEpochError and what brokers refuse for good. A refusal is raised once; polling again goes on, or raises
-        anew while its reason lasts.
+        No record that was read before a truncation is among them once the client knows of it. Raises LogTruncationError
+        (one for all partitions that were found cut) and TopicReplacedError until a seek, OffsetOutOfRangeError,
+        NoOffsetError, UnknownEpochError and what brokers refuse for good. A refusal is raised once; polling again goes
+        on, or raises anew while its reason lasts.
         """
         limit = self.config["max.poll.records"] if max_records is None else max_records
         deadline = Deadline(timeout_ms)
+        self._handout.begin_poll()
         while True:
             await self._prepare_poll(deadline)
             records = await self._handout.take_records(limit)
-            if records:
-                return records
-            if not await self._wait(deadline):
-                return []
+            if records or not await self._wait(deadline):
+                return ConsumerRecords(records, self._handout.next_offsets)
 
     async def poll_pieces(self, timeout_ms: float = 0, *, max_bytes: int = _ARROW_BATCH_BYTES) -> list[Fetched]:
-        """What `poll_arrow` decodes: pieces of Fetch answers, which count as handed out, and as memory of the consumer
-        until `give_back_pieces` or the next poll."""
+        """What `poll_arrow` decodes: pieces of Fetch answers. They count as handed out only when `hand_out_pieces` says
+        so, and as memory of the consumer until then; a poll before that gives them again."""
         deadline = Deadline(timeout_ms)
+        self._handout.begin_poll()
         while True:
             await self._prepare_poll(deadline)
             pieces = self._handout.take_pieces(max_bytes)
@@ -181,19 +182,27 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
             except BaseException:
                 self.take_back_pieces()
                 raise
-            self.give_back_pieces()
             # Compaction leaves batches without records.
-            if batch.num_rows or not pieces:
+            if self.hand_out_pieces() and (batch.num_rows or not pieces):
                 return batch
 
     def take_back_pieces(self) -> None:
         """The last `poll_pieces` gave what could not be decoded: the next one gives it again."""
-        self._handout.take_back_pieces()
+        self._handout.take_back()
         self._fetcher.changed()
 
-    def give_back_pieces(self) -> None:
-        """The pieces of the last `poll_pieces` are not needed any more: there is room for others."""
-        self._handout.give_back()
+    def hand_out_pieces(self) -> bool:
+        """The pieces of the last `poll_pieces` are decoded, and handed out if this is True. Otherwise the log below
+        them came into doubt meanwhile: they are not to be used, and the next poll gives what the log holds.
+        """
+        is_handed_out = self._handout.hand_out()
+        if not is_handed_out:
+            self._fetcher.changed()
+        return is_handed_out
+
+    def next_offsets(self) -> dict[TopicPartition, CommittedOffset]:
+        """Up to where the last `poll` or `poll_arrow` went: see `ConsumerRecords.next_offsets`."""
+        return dict(self._handout.next_offsets)
 
     async def _prepare_poll(self, deadline: Deadline) -> None:
         if self._is_closed:
@@ -227,9 +236,12 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
 
     # -- positions
 
-    def seek(self, tp: TopicPartition, offset: int, leader_epoch: int = NO_EPOCH) -> None:
-        """Read on from `offset`. With the epoch of the record before it, the log is checked against it first (E53)."""
-        self.positions.seek(TopicPartition(*tp), offset, leader_epoch)
+    def seek(self, tp: TopicPartition, offset: int | CommittedOffset, leader_epoch: int = NO_EPOCH) -> None:
+        """Read on from `offset`. With the epoch of the record before it, the log is checked against it first (E53):
+        `leader_epoch`, or that of a CommittedOffset.
+        """
+        to = offset if isinstance(offset, CommittedOffset) else CommittedOffset(offset, leader_epoch)
+        self.positions.seek(TopicPartition(*tp), to.offset, to.leader_epoch)
         self._fetcher.changed()
 
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:

@@ -199,7 +199,8 @@ class Cluster:
         except TimeoutError:
             if deadline.trouble is None:
                 deadline.trouble = TimedOut(f"{connection.peer} did not answer {api_key.name} in that time")
-            raise self.out_of_time(deadline) from None
+            error = self.out_of_time(deadline)
+            raise error from error.__cause__
 
     async def retrying(self, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
         """Run `attempt` until it succeeds, fails for good, or the time is over (then TimedOut)."""
@@ -227,7 +228,9 @@ class Cluster:
             ErrorCode.UNKNOWN_TOPIC_ID,
         ):
             return trouble
-        return TimedOut(f"gave up after {deadline.timeout_ms:.0f} ms; the last trouble was: {trouble}")
+        timed_out = TimedOut(f"gave up after {deadline.timeout_ms:.0f} ms; the last trouble was: {trouble}")
+        timed_out.__cause__ = trouble
+        return timed_out
 
     async def pause(self, deadline: Deadline) -> None:
         """Wait before another attempt (`retry.backoff.*`), not beyond the deadline nor longer than it allows."""
@@ -304,7 +307,8 @@ class Cluster:
             async with asyncio.timeout(deadline.left_ms / 1000):
                 await waiting
         except TimeoutError:
-            raise self.out_of_time(deadline) from None
+            error = self.out_of_time(deadline)
+            raise error from error.__cause__
 
     async def _refresh(self) -> None:
         topics = None if self.tracked is None else sorted(self.tracked)

@@ -98,8 +98,8 @@ def _on_truncation(value: Any) -> Any:
     text = str(value).strip().lower()
     if text == "callback":
         raise ValueError("pass the function itself: on_truncation=what_to_do")
-    if text not in ("fail", "rewind", "latest"):
-        raise ValueError("must be fail, rewind, latest or a function")
+    if text not in ("fail", "rewind", "latest", "reset"):
+        raise ValueError("must be fail, rewind, latest, reset or a function")
     return text
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fenceline.client.async_consumer import AsyncConsumer, Listener
 from fenceline.client.errors import LogTruncationError
 from fenceline.client.face import BlockingFace, Errands
-from fenceline.client.fetched import ConsumerRecord, Fetched, to_arrow
+from fenceline.client.fetched import ConsumerRecords, Fetched, to_arrow
 from fenceline.client.loss_receipts import LossReceipt
 from fenceline.client.offsets import CommittedOffset, LogOffset, OffsetAndEpoch
 from fenceline.client.truncation import Choice, Decide
@@ -75,7 +75,7 @@ class Consumer(BlockingFace[AsyncConsumer]):
 
     # -- poll
 
-    def poll(self, timeout_ms: float = 0, *, max_records: int | None = None) -> list[ConsumerRecord]:
+    def poll(self, timeout_ms: float = 0, *, max_records: int | None = None) -> ConsumerRecords:
         """See `AsyncConsumer.poll`."""
         return self._run_with_listeners(lambda: self._async.poll(timeout_ms, max_records=max_records))
 
@@ -89,18 +89,22 @@ class Consumer(BlockingFace[AsyncConsumer]):
             except BaseException:
                 self._on_loop(self._async.take_back_pieces)
                 raise
-            if pieces:
-                self._face.call_soon(self._async.give_back_pieces)
-            # Compaction leaves batches without records.
-            if batch.num_rows or not pieces:
+            if not pieces:
                 return batch
+            # Compaction leaves batches without records.
+            if self._on_loop(self._async.hand_out_pieces) and batch.num_rows:
+                return batch
+
+    def next_offsets(self) -> dict[TopicPartition, CommittedOffset]:
+        """See `AsyncConsumer.next_offsets`."""
+        return self._on_loop(self._async.next_offsets)
 
     def _poll_pieces(self, timeout_ms: float, max_bytes: int) -> list[Fetched]:
         return self._run_with_listeners(lambda: self._async.poll_pieces(timeout_ms, max_bytes=max_bytes))
 
     # -- positions
 
-    def seek(self, tp: TopicPartition, offset: int, leader_epoch: int = NO_EPOCH) -> None:
+    def seek(self, tp: TopicPartition, offset: int | CommittedOffset, leader_epoch: int = NO_EPOCH) -> None:
         """See `AsyncConsumer.seek`."""
         self._on_loop(lambda: self._async.seek(tp, offset, leader_epoch))
 

@@ -28,7 +28,7 @@ from fenceline.client.offsets import (
 )
 from fenceline.client.positions import Positions
 from fenceline.errors import ErrorCode, OperatorError
-from fenceline.ids import TopicPartition
+from fenceline.ids import NO_EPOCH, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class ConsumerOffsets(ABC):
             values = self.commitable()
         else:
             values = {
-                TopicPartition(*tp): CommittedOffset(value) if isinstance(value, int) else CommittedOffset(*value)
+                TopicPartition(*tp): CommittedOffset(value) if isinstance(value, int) else _with_epoch(*value)
                 for tp, value in offsets.items()
             }
         await self._send_commit(self._made(values), timeout_ms)
@@ -179,3 +179,8 @@ class ConsumerOffsets(ABC):
 
     def _deadline(self, timeout_ms: float | None) -> Deadline:
         return Deadline(self.config["default.api.timeout.ms"] if timeout_ms is None else timeout_ms)
+
+
+def _with_epoch(offset: int, leader_epoch: int = NO_EPOCH, metadata: str = "") -> CommittedOffset:
+    """A negative epoch reads as none (E56)."""
+    return CommittedOffset(offset, max(leader_epoch, NO_EPOCH), metadata)

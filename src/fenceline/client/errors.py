@@ -13,9 +13,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from fenceline.errors import ErrorCode, OperatorError, PeerError
+from fenceline.ids import TopicPartition
 
 if TYPE_CHECKING:
     from fenceline.client.loss_receipts import LossReceipt
+    from fenceline.client.offsets import CommittedOffset
 
 STALE_METADATA: Final = frozenset(
     {
@@ -106,14 +108,26 @@ def _rebuild(kind: type[ClientError], code: ErrorCode, message: str, facts: dict
     return made
 
 
-class ConnectionLost(ClientError):
+class RetriableError(ClientError):
+    """A refusal that says nothing against another try. Calls make it themselves while their time lasts."""
+
+
+class FencedLeaderEpochError(RetriableError):
+    """The request carried an older leader epoch than the broker's: the metadata behind it are stale (KIP-320, E2)."""
+
+
+class UnknownLeaderEpochError(RetriableError):
+    """The request carried a newer leader epoch than the broker knows yet: the broker is behind (KIP-320, E2)."""
+
+
+class ConnectionLost(RetriableError):
     """A broker's connection broke or could not be made. Retried inside a call while its time lasts."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.NETWORK_EXCEPTION, message)
 
 
-class TimedOut(ClientError):
+class TimedOut(RetriableError):
     """No answer in time, or a call's retries used up its time; the message names the last trouble."""
 
     def __init__(self, message: str) -> None:
@@ -128,9 +142,10 @@ class BrokersUnreachable(OperatorError):
 
 
 class OffsetOutOfRangeError(ClientError):
-    """The log does not hold `offset`. Attributes: topic, partition, offset, leader_epoch, log_start_offset,
-    log_end_offset
-    (-1 where unknown)."""
+    """The log does not hold `offset`.
+
+    Attributes: topic, partition, offset, leader_epoch, log_start_offset, log_end_offset (-1 where unknown).
+    """
 
     topic: str
     partition: int
@@ -164,28 +179,34 @@ class OffsetOutOfRangeError(ClientError):
             f"{detail or 'Retention or a truncation removed it'}: "
             "seek to an offset that exists, or set auto.offset.reset."
         )
-        super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, message, **facts)
+        ClientError.__init__(self, ErrorCode.OFFSET_OUT_OF_RANGE, message, **facts)
         self.__dict__.update(facts)
 
+    @property
+    def offset_out_of_range_partitions(self) -> dict[TopicPartition, int]:
+        """The positions that are not in the log any more, of every partition that the error is about."""
+        return {TopicPartition(self.topic, self.partition): self.offset}
 
-class LogTruncationError(ClientError):
+
+class LogTruncationError(OffsetOutOfRangeError):
     """The log was cut below a position that had been read, so records seen before no longer exist (KIP-320, E48-E50).
 
     Attributes: topic, partition; truncated_from and leader_epoch (the position: next offset and epoch of the record
-    before it); divergent_offset and divergent_epoch (up to where the log is what was read, and the epoch of its record
-    before; -1 when the leader could not tell); epochs (of what was read from there on, oldest first); evidence (loss
-    receipts of a Fenceline cluster for that range, empty where there are none). What was read of offsets
-    `divergent_offset` to `truncated_from - 1` is gone.
+    before it; the former is `offset`, too); divergent_offset and divergent_epoch (up to where the log is what was read,
+    and the epoch of its record before; -1 when the leader could not tell); epochs (of what was read from there on,
+    oldest first); evidence (loss receipts of a Fenceline cluster for that range, empty where there are none). What was
+    read of offsets `divergent_offset` to `truncated_from - 1` is gone.
+
+    These are of one partition. Where a poll found more than one of them cut, `others` has the errors of the others, and
+    `truncations`, `offset_out_of_range_partitions` and `truncation_offsets` speak of all.
     """
 
-    topic: str
-    partition: int
     truncated_from: int
-    leader_epoch: int
     divergent_offset: int
     divergent_epoch: int
     epochs: tuple[int, ...]
     evidence: tuple[LossReceipt, ...]
+    others: tuple[LogTruncationError, ...]
 
     def __init__(
         self,
@@ -198,17 +219,22 @@ class LogTruncationError(ClientError):
         divergent_epoch: int = -1,
         epochs: Iterable[int] = (),
         evidence: Iterable[LossReceipt] = (),
+        others: Iterable[LogTruncationError] = (),
     ) -> None:
-        read_epochs, receipts = tuple(epochs), tuple(evidence)
+        read_epochs, receipts, more = tuple(epochs), tuple(evidence), tuple(others)
         facts = {
             "topic": topic,
             "partition": partition,
+            "offset": truncated_from,
             "truncated_from": truncated_from,
             "leader_epoch": leader_epoch,
+            "log_start_offset": -1,
+            "log_end_offset": -1,
             "divergent_offset": divergent_offset,
             "divergent_epoch": divergent_epoch,
             "epochs": read_epochs,
             "evidence": receipts,
+            "others": more,
         }
         if divergent_offset >= 0:
             read_in = "" if not read_epochs else f" in {_epochs(read_epochs)}"
@@ -228,16 +254,42 @@ class LogTruncationError(ClientError):
         )
         if receipts:
             message += " Loss receipts: " + "; ".join(map(str, receipts)) + "."
-        super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, message, **facts)
+        if more:
+            message += f" {len(more)} other partitions were cut as well. " + " ".join(other.message for other in more)
+        ClientError.__init__(self, ErrorCode.OFFSET_OUT_OF_RANGE, message, **facts)
         self.__dict__.update(facts)
 
     @property
-    def offset(self) -> int:
-        """`truncated_from`, under the name that `OffsetOutOfRangeError` has for it."""
-        return self.truncated_from
+    def truncations(self) -> tuple[LogTruncationError, ...]:
+        """One error for each partition that was found cut, this one first."""
+        return self, *self.others
+
+    @property
+    def offset_out_of_range_partitions(self) -> dict[TopicPartition, int]:
+        return {TopicPartition(one.topic, one.partition): one.truncated_from for one in self.truncations}
+
+    @property
+    def truncation_offsets(self) -> dict[TopicPartition, CommittedOffset]:
+        """Up to where each log is what was read: the first offset that differs, with the epoch of the record before it,
+        as `seek` takes them. A partition whose leader cannot tell is not in it.
+        """
+        from fenceline.client.offsets import CommittedOffset
+
+        return {
+            TopicPartition(one.topic, one.partition): CommittedOffset(one.divergent_offset, one.divergent_epoch)
+            for one in self.truncations
+            if one.divergent_offset >= 0
+        }
 
     def with_evidence(self, evidence: Iterable[LossReceipt]) -> LogTruncationError:
         """The same truncation with the receipts that were found for it."""
+        return self._with(tuple(evidence), self.others)
+
+    def with_others(self, others: Iterable[LogTruncationError]) -> LogTruncationError:
+        """The same truncation as one of several that were found at once."""
+        return self._with(self.evidence, tuple(others))
+
+    def _with(self, evidence: tuple[LossReceipt, ...], others: tuple[LogTruncationError, ...]) -> LogTruncationError:
         return LogTruncationError(
             self.topic,
             self.partition,
@@ -246,7 +298,8 @@ class LogTruncationError(ClientError):
             divergent_offset=self.divergent_offset,
             divergent_epoch=self.divergent_epoch,
             epochs=self.epochs,
-            evidence=tuple(evidence),
+            evidence=evidence,
+            others=others,
         )
 
 
@@ -366,6 +419,12 @@ class BufferFull(ClientError):
         super().__init__(ErrorCode.REQUEST_TIMED_OUT, message)
 
 
+_KINDS: Final[Mapping[ErrorCode, type[ClientError]]] = {
+    ErrorCode.FENCED_LEADER_EPOCH: FencedLeaderEpochError,
+    ErrorCode.UNKNOWN_LEADER_EPOCH: UnknownLeaderEpochError,
+}
+
+
 def error_code(value: int) -> ErrorCode:
     """The code for a number from the wire; a number newer than this client reads as UNKNOWN_SERVER_ERROR."""
     try:
@@ -380,7 +439,8 @@ def broker_error(code: ErrorCode, subject: str, message: str | None = None) -> C
     if message:
         text += f" ({message.rstrip('.')})"
     advice = _ADVICE.get(code)
-    return ClientError(code, f"{text}. {advice}" if advice else text)
+    kind = _KINDS.get(code, RetriableError if code in RETRIABLE else ClientError)
+    return kind(code, f"{text}. {advice}" if advice else text)
 
 
 def raise_if(result: Any, subject: str) -> None:

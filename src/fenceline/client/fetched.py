@@ -7,11 +7,12 @@ Records are decoded later and elsewhere, straight out of the answer's buffer. Pu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fenceline.client.epoch_history import EpochStart
 from fenceline.client.errors import ClientError
+from fenceline.client.offsets import CommittedOffset
 from fenceline.errors import ErrorCode, PeerError
 from fenceline.ids import TopicPartition
 from fenceline.records.aborted import AbortedTransactions
@@ -34,6 +35,29 @@ class ConsumerRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+
+
+class ConsumerRecords(list[ConsumerRecord]):
+    """What a poll gave: a list of records, and up to where it went in each partition."""
+
+    __slots__ = ("_next_offsets",)
+
+    def __init__(
+        self,
+        records: Iterable[ConsumerRecord] = (),
+        next_offsets: Mapping[TopicPartition, CommittedOffset] | None = None,
+    ) -> None:
+        super().__init__(records)
+        self._next_offsets = next_offsets or {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConsumerRecords, (list(self), dict(self._next_offsets))
+
+    def next_offsets(self) -> dict[TopicPartition, CommittedOffset]:
+        """The next offset of every partition in which this poll moved the position, and the leader epoch of the last
+        record before it (-1: unknown), as `commit` and `seek` take them (KIP-320, KIP-1094; E55).
+        """
+        return dict(self._next_offsets)
 
 
 class Run(NamedTuple):

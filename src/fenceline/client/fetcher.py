@@ -38,6 +38,7 @@ from fenceline.client.errors import (
 from fenceline.client.fetch_memory import FetchMemory
 from fenceline.client.fetch_wire import PartitionFetch, fetch_once
 from fenceline.client.fetched import Fetched, scan
+from fenceline.client.metadata import LeaderAndEpoch
 from fenceline.client.offsets import EpochEnd
 from fenceline.client.position_requests import PositionRequests
 from fenceline.client.positions import PartitionState, Phase, Position, Positions
@@ -111,13 +112,23 @@ class Fetcher:
             state = self._positions.get(piece.tp)
             if state is None or state.serial != piece.serial or state.is_paused:
                 self._drop(piece)
-            elif state.is_readable:
+            elif self.still_counts(piece):
                 self._unbuffered(piece)
                 found = piece
             else:
                 kept.append(piece)
         self._buffer.extendleft(reversed(kept))
         return found
+
+    def still_counts(self, piece: Piece) -> bool:
+        """Whether the piece may be handed out at this moment, by all that is known: the loop may not have looked at the
+        newest metadata yet, which can name another leader, or another topic of that name.
+        """
+        state = self._positions.get(piece.tp)
+        if state is None or state.serial != piece.serial:
+            return False
+        self._hold_against_metadata(piece.tp)
+        return state.serial == piece.serial and state.is_readable
 
     def done(self, pieces: Iterable[Fetched]) -> None:
         """What `take` gave is decoded, or is of no use: its memory is free."""
@@ -154,7 +165,7 @@ class Fetcher:
 
     async def wait_for_arrival(self, timeout_s: float) -> None:
         """Wait until something new is there to take or to raise, at most `timeout_s`."""
-        if self._trouble or self._has_readable():
+        if self._trouble or self._has_readable() or self._positions.lost():
             return
         self._arrived.clear()
         try:
@@ -197,10 +208,7 @@ class Fetcher:
         is_behind = False
         for tp, state in self._positions.items():
             known = metadata.leader(tp)
-            leader = self._requests.epochs.of(tp, known)
-            self._positions.check_topic(tp, metadata.topic_id(tp.topic))
-            if leader is not None and self._positions.check_leader(tp, leader):
-                self._cluster.expect(leader.leader)
+            leader = self._hold_against_metadata(tp)
             if state.phase is Phase.INITIALIZING or state.is_lost:
                 continue
             if known.leader < 0:
@@ -238,6 +246,18 @@ class Fetcher:
             self._cluster.request_refresh()
             due_s = min(due_s, now_s + self._config["retry.backoff.ms"] / 1000)
         return None if due_s == float("inf") else max(0.001, due_s - now_s)
+
+    def _hold_against_metadata(self, tp: TopicPartition) -> LeaderAndEpoch | None:
+        """Another leader, epoch or topic ends what may be handed out. The leader, None where its epoch is to be asked
+        first."""
+        metadata = self._cluster.metadata
+        leader = self._requests.epochs.of(tp, metadata.leader(tp))
+        if self._positions.check_topic(tp, metadata.topic_id(tp.topic)):
+            self._arrived.set()
+        if leader is not None and self._positions.check_leader(tp, leader):
+            self._cluster.expect(leader.leader)
+            self._wake.set()
+        return leader
 
     def _wait_for_epoch(self, tp: TopicPartition, state: PartitionState, known_epoch: int, now_s: float) -> None:
         """No leader that is known could tell about the position (E54): wait for one, and say so when none comes."""

@@ -229,16 +229,19 @@ class Positions:
             state.phase = Phase.FETCHING
         return True
 
-    def check_topic(self, tp: TopicPartition, topic_id: UUID) -> None:
-        """Hold the position against the topic's id: offsets and epochs of a deleted topic mean nothing in a new one."""
+    def check_topic(self, tp: TopicPartition, topic_id: UUID) -> bool:
+        """Hold the position against the topic's id: offsets and epochs of a deleted topic mean nothing in a new one.
+        Whether it was found just now that the topic is another one."""
         state = self._states.get(tp)
         if state is None or state.position is None or topic_id in (ZERO_UUID, state.topic_id):
-            return
+            return False
         if state.topic_id == ZERO_UUID:
             state.topic_id = topic_id
         elif state.replaced is None:
             state.replaced = TopicReplacedError(tp.topic, state.topic_id, topic_id)
             state.serial += 1
+            return True
+        return False
 
     def question(self, tp: TopicPartition) -> Question | None:
         """What the leader is to be asked for a position that awaits validation. None where there is nothing to ask, or

@@ -78,10 +78,12 @@ class AsyncRangeReader(AsyncFace):
         for."""
         pieces: asyncio.Queue[Fetched | BaseException | None] = asyncio.Queue()
         budget = Budget(self.config["queued.max.bytes"])
-        task = asyncio.ensure_future(self.pump(ranges, pieces.put_nowait, budget))
+        known = _KnownTruncation()
+        task = asyncio.ensure_future(self.pump(ranges, known.noting(pieces.put_nowait), budget))
         try:
             while True:
                 piece = await pieces.get()
+                known.raise_it()
                 if piece is None:
                     return
                 if isinstance(piece, BaseException):
@@ -349,6 +351,25 @@ class AsyncRangeReader(AsyncFace):
             cursor.validated = True
 
 
+class _KnownTruncation:
+    """Of one read. What was fetched before a truncation, and not given yet, is not given once that is known."""
+
+    def __init__(self) -> None:
+        self._error: LogTruncationError | None = None
+
+    def noting(self, deliver: Callable[[Any], None]) -> Callable[[Any], None]:
+        def note(item: Any) -> None:
+            if isinstance(item, LogTruncationError):
+                self._error = item
+            deliver(item)
+
+        return note
+
+    def raise_it(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
 def _holds(cursor: Cursor, end: EpochEnd) -> bool:
     """Whether the leader's log holds what was read, by its answer about the cursor's epoch (E10)."""
     return end.end_offset >= cursor.offset and end.leader_epoch >= cursor.epoch
@@ -405,25 +426,29 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
         the caller gets it. Raises LogTruncationError, EpochMismatchError, OffsetOutOfRangeError, TopicReplacedError, or
         what the brokers refuse; nothing is skipped in silence.
         """
-        for pieces, give_back in self._pieces(ranges):
-            if progress is not None:
-                progress.update((TopicPartition(piece.topic, piece.partition), piece.next_offset) for piece in pieces)
+        known = _KnownTruncation()
+        for pieces, give_back in self._pieces(ranges, known):
+            reached = [(TopicPartition(piece.topic, piece.partition), piece.next_offset) for piece in pieces]
             if arrow:
-                batch = to_arrow(pieces, **options)
-                give_back()
-                if batch.num_rows:
-                    yield batch
+                decoded: list[tuple[Any, list[tuple[TopicPartition, int]]]] = [(to_arrow(pieces, **options), reached)]
             else:
-                rows = [to_records(piece) for piece in pieces]
-                give_back()
+                decoded = [(to_records(piece), [end]) for piece, end in zip(pieces, reached, strict=True)]
+            give_back()
+            for rows, ends in decoded:
+                known.raise_it()
+                if progress is not None:
+                    progress.update(ends)
                 # Compaction leaves batches without records.
-                yield from filter(None, rows)
+                if len(rows):
+                    yield rows
 
     def await_news(self, positions: Mapping[TopicPartition, tuple[int, int]], timeout_ms: int) -> bool:
         """See `NewsWatch.await_news`."""
         return self._face.run(self._async.await_news(positions, timeout_ms))
 
-    def _pieces(self, ranges: Mapping[TopicPartition, RangeSpec]) -> Iterator[tuple[list[Fetched], Callable[[], None]]]:
+    def _pieces(
+        self, ranges: Mapping[TopicPartition, RangeSpec], known: _KnownTruncation
+    ) -> Iterator[tuple[list[Fetched], Callable[[], None]]]:
         """What has arrived, a few megabytes at a time, so that many small partitions become few batches; with the call
         that empties the list and gives its memory back.
         """
@@ -441,7 +466,9 @@ class RangeReader(BlockingFace[AsyncRangeReader]):
             pieces.clear()
 
         self._face.check_usable()
-        task = asyncio.run_coroutine_threadsafe(self._async.pump(ranges, arrived.put, budget), self._face.loop)
+        task = asyncio.run_coroutine_threadsafe(
+            self._async.pump(ranges, known.noting(arrived.put), budget), self._face.loop
+        )
         try:
             while True:
                 last = _take_some(arrived, self._face, pieces, limit_bytes)

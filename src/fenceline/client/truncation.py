@@ -8,6 +8,7 @@ the policy: going on is a choice, not noticing is none.
 | fail | raise LogTruncationError from every poll until a seek (E50) |
 | rewind | read on from where the histories part (E49); where that is unknown by `auto.offset.reset`, or fail (E48) |
 | latest | read on from the end of the log |
+| reset | by `auto.offset.reset`, to the letter of KIP-320: with earliest or latest as rewind, with none as fail |
 | a function | is given the error: it may seek, or return one of the above, an offset or (offset, epoch); None fails |
 """
 
@@ -52,10 +53,11 @@ class Truncations:
         self.seen: deque[LogTruncationError] = deque(maxlen=_KEPT)
 
     async def settle(self, lost: Collection[tuple[TopicPartition, PartitionState]]) -> None:
-        """Do what was chosen for the truncations of these. Raises the first LogTruncationError that is to fail."""
+        """Do what was chosen for the truncations of these. Raises one LogTruncationError for all that are to fail."""
         await self._join_receipts(lost)
-        for tp, state in lost:
-            await self._settle(tp, state)
+        failed = [error for tp, state in lost if (error := await self._settle(tp, state)) is not None]
+        if failed:
+            raise failed[0] if len(failed) == 1 else failed[0].with_others(failed[1:])
 
     async def _join_receipts(self, lost: Collection[tuple[TopicPartition, PartitionState]]) -> None:
         """To those that have not been met before: with one look at the ledger, as many as may have been cut at once."""
@@ -70,21 +72,25 @@ class Truncations:
                 state.truncation = self._joined[tp] = error.with_evidence(receipts)
                 self.seen.append(state.truncation)
 
-    async def _settle(self, tp: TopicPartition, state: PartitionState) -> None:
+    async def _settle(self, tp: TopicPartition, state: PartitionState) -> LogTruncationError | None:
+        """The error where it is to be raised."""
         error = state.truncation
         if error is None or self._joined.get(tp) is not error or self._positions.get(tp) is not state:
-            return
+            return None
         if self.decide is None:
-            self._go_on(tp, state, error, self._policy)
-            return
+            return self._go_on(tp, error, self._policy)
         serial = state.serial
         choice = self.decide(error)
         if inspect.isawaitable(choice):
             choice = await choice
         if self._positions.get(tp) is state and state.serial == serial:
-            self._go_on(tp, state, error, "fail" if choice is None else choice)
+            return self._go_on(tp, error, "fail" if choice is None else choice)
+        return None
 
-    def _go_on(self, tp: TopicPartition, state: PartitionState, error: LogTruncationError, choice: Any) -> None:
+    def _go_on(self, tp: TopicPartition, error: LogTruncationError, choice: Any) -> LogTruncationError | None:
+        """The error where it is to be raised."""
+        if choice == "reset":
+            choice = "fail" if self._config["auto.offset.reset"] == "none" else "rewind"
         if choice == "latest":
             self._positions.await_reset(tp, "latest")
         elif choice == "rewind" and error.divergent_offset >= 0:
@@ -92,7 +98,7 @@ class Truncations:
         elif choice == "rewind" and self._config["auto.offset.reset"] != "none":
             self._positions.await_reset(tp, self._config["auto.offset.reset"])
         elif choice in ("fail", "rewind"):
-            raise error
+            return error
         elif isinstance(choice, int):
             self._positions.seek(tp, choice)
         elif isinstance(choice, tuple):
@@ -100,9 +106,10 @@ class Truncations:
         else:
             raise OperatorError(
                 f"on.truncation returned {choice!r}",
-                "Return 'fail', 'rewind', 'latest', an offset, (offset, epoch), or nothing.",
+                "Return 'fail', 'rewind', 'latest', 'reset', an offset, (offset, epoch), or nothing.",
             ) from error
         _log.warning("%s goes on by on.truncation (%s)", tp, choice)
+        return None
 
     async def _receipts(self, errors: Sequence[LogTruncationError]) -> list[tuple[LossReceipt, ...]]:
         """What the cluster tells of each within `truncation.evidence.timeout.ms`: errors wait no longer."""

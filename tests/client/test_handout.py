@@ -1,0 +1,346 @@
+"""What `poll` promises: no record that was read before a truncation is handed out once the client knows of it.
+
+Each test stops the client at a moment between fetching and handing out, and has the log cut there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fenceline.client import async_consumer, handout
+from fenceline.client import consumer as consumer_module
+from fenceline.client import reader as reader_module
+from fenceline.client.async_consumer import AsyncConsumer
+from fenceline.client.consumer import Consumer
+from fenceline.client.errors import LogTruncationError, TopicReplacedError
+from fenceline.client.positions import Phase
+from fenceline.client.ranges import OffsetRange
+from fenceline.client.reader import AsyncRangeReader, RangeReader
+from fenceline.ids import TopicPartition
+from fenceline.records.batch import Codec, assign_in_place
+from fenceline.records.build import build_batch
+from fenceline.wire.apis import ApiKey
+from tests.client.scripted_cluster import ScriptedCluster
+
+_QUICK = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 5, "reconnect.backoff.ms": 1, "fetch.max.wait.ms": 10}
+_OLD = 10
+_CUT = 6
+_VERSIONS = [pytest.param({}, id="fetch-tells"), pytest.param({ApiKey.FETCH: (4, 11)}, id="validation-tells")]
+
+
+def _until(done: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end_s, "it did not come to that"
+        time.sleep(0.001)
+
+
+def _batch(base_offset: int, epoch: int, value: bytes, *, codec: Codec = Codec.NONE, count: int = 1) -> bytes:
+    raw = bytearray(build_batch([(1_000, None, value, ())] * count, codec=codec))
+    assign_in_place(raw, 0, base_offset, epoch)
+    return bytes(raw)
+
+
+def _fill(cluster: ScriptedCluster, tp: TopicPartition) -> None:
+    cluster.logs[tp].batches = [_batch(offset, 0, b"old%d" % offset) for offset in range(_OLD)]
+
+
+def _cut(cluster: ScriptedCluster, tp: TopicPartition) -> None:
+    """The log loses its end to another leader, which goes on with records of its own."""
+    with cluster.lock:
+        log = cluster.logs[tp]
+        log.elect(2, cut_to=_CUT)
+        log.batches += [_batch(_CUT + number, log.leader_epoch, b"new%d" % number) for number in range(8)]
+
+
+def _prefetched(consumer: AsyncConsumer, tp: TopicPartition, end: int) -> bool:
+    state = consumer.positions.get(tp)
+    return state is not None and state.fetch_position is not None and state.fetch_position.offset >= end
+
+
+def _expected(first: int) -> list[bytes]:
+    return [b"old%d" % offset for offset in range(first, _CUT)] + [b"new%d" % number for number in range(8)]
+
+
+# -- before a poll looks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("arrow", [False, True])
+def test_what_was_fetched_ahead_waits_from_the_moment_that_metadata_names_another_leader(
+    cluster: ScriptedCluster, arrow: bool, begun: bool
+) -> None:
+    """The poll comes before the consumer's own loop has looked at the metadata."""
+    (tp,) = cluster.add_topic("t")
+    _fill(cluster, tp)
+    if begun:
+        cluster.logs[tp].batches = [_batch(0, 0, b"old", count=_OLD)]
+
+    async def story() -> None:
+        async with AsyncConsumer(cluster.bootstrap, **_QUICK) as consumer:
+
+            async def offsets() -> list[int]:
+                if arrow and consumer.positions.of(tp).position.offset:  # type: ignore[union-attr]
+                    batch = await consumer.poll_arrow(0, max_bytes=1)
+                    return list(batch.column("offset").to_pylist())
+                return [record.offset for record in await consumer.poll(0, max_records=2)]
+
+            consumer.assign([tp])
+            consumer.seek(tp, 0)
+            await asyncio.to_thread(_until, lambda: _prefetched(consumer, tp, _OLD))
+            assert await offsets() == [0, 1]
+            assert consumer.cluster.metadata.accept_hint(tp, 2, 1)
+            assert await offsets() == []
+            assert consumer.positions.of(tp).phase is Phase.AWAIT_VALIDATION
+            cluster.logs[tp].elect(2)
+            found: list[int] = []
+            while len(found) < _OLD - 2:
+                found += await offsets()
+                await asyncio.sleep(0.001)
+            assert found == list(range(2, _OLD)), "it stands: they are handed out after all"
+
+    asyncio.run(story())
+
+
+def test_a_topic_that_was_made_anew_ends_what_was_fetched_ahead_at_once(cluster: ScriptedCluster) -> None:
+    (tp,) = cluster.add_topic("t")
+    _fill(cluster, tp)
+
+    async def story() -> None:
+        async with AsyncConsumer(cluster.bootstrap, **_QUICK) as consumer:
+            consumer.assign([tp])
+            consumer.seek(tp, 0)
+            await asyncio.to_thread(_until, lambda: _prefetched(consumer, tp, _OLD))
+            assert len(await consumer.poll(0, max_records=2)) == 2
+            cluster.add_topic("t")
+            known = consumer.cluster.metadata.topics["t"]
+            consumer.cluster.metadata.topics["t"] = type(known)(
+                "t", cluster.ids["t"], known.partitions, known.is_internal, known.error
+            )
+            with pytest.raises(TopicReplacedError):
+                await consumer.poll(60_000)
+
+    asyncio.run(story())
+
+
+# -- while it decodes ----------------------------------------------------------------------------------------------
+
+
+class Gate:
+    """Runs `once` inside of a decoder's first call with rows, and waits there until `known`."""
+
+    def __init__(self) -> None:
+        self.once: Callable[[], None] | None = None
+        self.known: Callable[[], bool] = lambda: True
+        self.lock = threading.Lock()
+
+    def around(self, decode: Callable[..., Any]) -> Callable[..., Any]:
+        def gated(*given: Any, **options: Any) -> Any:
+            with self.lock:
+                once, self.once = (self.once, None) if given[0] else (None, self.once)
+            if once is not None:
+                once()
+                _until(self.known)
+            return decode(*given, **options)
+
+        return gated
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    made = Gate()
+    for module in (consumer_module, async_consumer, reader_module):
+        monkeypatch.setattr(module, "to_arrow", made.around(module.to_arrow))
+    monkeypatch.setattr(async_consumer, "_LONG_BYTES", 0)
+    return made
+
+
+def _in_doubt(consumer: AsyncConsumer, tp: TopicPartition) -> Callable[[], bool]:
+    """From now on: it is known that the log below `tp` is another one, or may be."""
+    serial = consumer.positions.of(tp).serial
+    return lambda: (state := consumer.positions.of(tp)).serial != serial or not state.is_readable
+
+
+@pytest.mark.parametrize("versions", _VERSIONS)
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("read_before", [0, 2, _CUT + 2])
+def test_a_table_that_is_being_made_when_the_truncation_becomes_known_is_not_handed_out(
+    gate: Gate, versions: dict[ApiKey, tuple[int, int]], blocking: bool, read_before: int
+) -> None:
+    with ScriptedCluster(nodes=2, versions=versions) as cluster:
+        (tp,) = cluster.add_topic("t")
+        _fill(cluster, tp)
+        face = Consumer(cluster.bootstrap, **_QUICK) if blocking else _Driven(cluster.bootstrap)
+        with face as consumer:
+            core = consumer._async
+            consumer.assign([tp])
+            consumer.seek(tp, 0)
+            _until(lambda: _prefetched(core, tp, _OLD))
+            before = list[bytes | None]()
+            while len(before) < read_before:
+                before += [record.value for record in consumer.poll(50, max_records=read_before - len(before))]
+
+            def cut() -> None:
+                gate.known = _in_doubt(core, tp)
+                _cut(cluster, tp)
+                consumer._on_loop(core.cluster.request_refresh)
+
+            gate.once = cut
+            found: list[bytes | None] = []
+
+            def poll() -> None:
+                found.extend(consumer.poll_arrow(50).column("value").to_pylist())
+
+            if read_before > _CUT:
+                with pytest.raises(LogTruncationError) as caught:
+                    _until(lambda: poll() or found)
+                assert (caught.value.truncated_from, caught.value.divergent_offset) == (read_before, _CUT)
+            else:
+                _until(lambda: poll() or len(found) >= len(_expected(read_before)))
+                assert found == _expected(read_before), "nothing was handed out twice, or of the log that is gone"
+                assert consumer.truncations() == []
+
+
+class _Driven(Consumer):
+    """The asyncio face's own `poll_arrow`, driven from a thread."""
+
+    def __init__(self, bootstrap: str) -> None:
+        super().__init__(bootstrap, **_QUICK)
+
+    def poll_arrow(self, timeout_ms: float = 0, *, max_bytes: int = 8 * 1024 * 1024, **options: Any) -> Any:
+        return self._face.run(self._async.poll_arrow(timeout_ms, max_bytes=max_bytes, **options))
+
+
+@pytest.mark.parametrize("what", ["seek", "pause"])
+def test_a_table_is_not_handed_out_behind_a_seek_or_a_pause(cluster: ScriptedCluster, gate: Gate, what: str) -> None:
+    """Other threads may do so while one polls."""
+    (tp,) = cluster.add_topic("t")
+    _fill(cluster, tp)
+    with Consumer(cluster.bootstrap, **_QUICK) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+        _until(lambda: _prefetched(consumer._async, tp, _OLD))
+        gate.once = (lambda: consumer.seek(tp, 8)) if what == "seek" else (lambda: consumer.pause([tp]))
+        first = consumer.poll_arrow(50).column("offset").to_pylist()
+        consumer.resume([tp])
+        found = list(first)
+        _until(lambda: found.extend(consumer.poll_arrow(50).column("offset").to_pylist()) or found[-1:] == [9])
+        assert (first if what == "pause" else []) == []
+        assert found == (list(range(8, 10)) if what == "seek" else list(range(10)))
+
+
+def test_records_in_hand_do_not_wait_for_what_takes_long_to_decode(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The poll that waited for the second partition's records would hand out the first one's after the truncation."""
+    short, long = cluster.add_topic("t", 2)
+    _fill(cluster, short)
+    words = b"".join(b"%x" % (number * 2654435761 % 2**32) for number in range(200))
+    cluster.logs[long].batches = [_batch(0, 0, words, codec=Codec.SNAPPY, count=2_000)]
+    gate = Gate()
+    with Consumer(cluster.bootstrap, **_QUICK, **{"max.poll.records": 5_000}) as consumer:
+        core = consumer._async
+        to_records = handout.to_records
+        gated = gate.around(to_records)
+        monkeypatch.setattr(handout, "to_records", lambda piece: (gated if piece.partition == 1 else to_records)(piece))
+
+        def is_known() -> bool:
+            return core.positions.of(short).truncation is not None
+
+        def cut() -> None:
+            gate.known = lambda: is_known() or core.positions.of(short).position.offset == 0  # type: ignore[union-attr]
+            _cut(cluster, short)
+            consumer._on_loop(core.cluster.request_refresh)
+
+        gate.once = cut
+        consumer.assign([short, long])
+        consumer.seek(short, 0)
+        _until(lambda: _prefetched(core, short, _OLD))
+        consumer.seek(long, 0)
+        _until(lambda: _prefetched(core, long, 2_000))
+        counts = {0: 0, 1: 0}
+
+        def poll() -> None:
+            for record in consumer.poll(50):
+                assert record.partition == 1 or not is_known()
+                counts[record.partition] += 1
+
+        with pytest.raises(LogTruncationError):
+            _until(poll)
+        assert counts[0] == _OLD
+        consumer.seek(short, _CUT)
+        _until(lambda: poll() or counts == {0: _OLD + 8, 1: 2_000})
+
+
+# -- ranges --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+@pytest.mark.parametrize("versions", _VERSIONS)
+def test_a_range_reader_gives_nothing_more_once_a_truncation_is_known(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, versions: dict[ApiKey, tuple[int, int]], arrow: bool
+) -> None:
+    """Spark's executors read with it: what they are given is what the log held when the task ended."""
+    monkeypatch.setattr(reader_module, "to_records", gate.around(reader_module.to_records))
+    known = _known(monkeypatch)
+    with ScriptedCluster(nodes=2, versions=versions) as cluster:
+        (tp,) = cluster.add_topic("t")
+        _fill(cluster, tp)
+        gate.once, gate.known = lambda: _cut_when_all_is_fetched(cluster, tp), lambda: bool(known)
+        progress: dict[TopicPartition, int] = {}
+        given: list[Any] = []
+        with RangeReader(cluster.bootstrap, **_QUICK, **{"max.partition.fetch.bytes": 1}) as reader:
+            batches: Iterator[Any] = reader.read({tp: OffsetRange(0, 30)}, arrow=arrow, progress=progress)  # type: ignore[call-overload]
+            with pytest.raises(LogTruncationError) as caught:
+                given.extend(batches)
+        assert caught.value.divergent_offset == _CUT
+        assert given == []
+        assert progress == {}
+
+
+def _cut_when_all_is_fetched(cluster: ScriptedCluster, tp: TopicPartition) -> None:
+    _until(lambda: cluster.fetches[-1][2].partitions[0].fetch_offset == _OLD)
+    _cut(cluster, tp)
+
+
+def test_so_does_the_asyncio_face_of_ranges(cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = _known(monkeypatch)
+    (tp,) = cluster.add_topic("t")
+    _fill(cluster, tp)
+
+    given: list[int] = []
+
+    async def story() -> None:
+        async with AsyncRangeReader(cluster.bootstrap, **_QUICK, **{"max.partition.fetch.bytes": 1}) as reader:
+            async for piece in reader.fetch({tp: OffsetRange(0, 30)}):
+                given.append(piece.next_offset)
+                if not known:
+                    await asyncio.to_thread(_cut_when_all_is_fetched, cluster, tp)
+                    await asyncio.to_thread(_until, lambda: known)
+
+    with pytest.raises(LogTruncationError):
+        asyncio.run(story())
+    assert given == [1]
+
+
+def _known(monkeypatch: pytest.MonkeyPatch) -> list[LogTruncationError]:
+    """The truncations that a reader's loop has found."""
+    found: list[LogTruncationError] = []
+    pump = AsyncRangeReader.pump
+
+    async def watched(self: AsyncRangeReader, ranges: Any, deliver: Callable[[Any], None], budget: Any) -> None:
+        def note(item: Any) -> None:
+            deliver(item)
+            if isinstance(item, LogTruncationError):
+                found.append(item)
+
+        await pump(self, ranges, note, budget)
+
+    monkeypatch.setattr(AsyncRangeReader, "pump", watched)
+    return found
