@@ -53,19 +53,19 @@ class FencelineReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         cluster = self._cluster or connect(options.client)
-        ranges, topic_ids = with_retries(lambda: self._ranges(cluster), options.patience)
+        ranges, snapshot = with_retries(lambda: self._ranges(cluster), options.patience)
         tasks = plan_tasks(
             ranges,
             min_partitions=options.min_partitions,
             max_partitions=options.max_partitions,
             max_records_per_partition=options.max_records_per_partition,
         )
-        return [RangesPartition(task, topic_ids) for task in tasks]
+        return [RangesPartition(task, snapshot.topic_ids, snapshot.cluster_id) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(self._plan, partition)
 
-    def _ranges(self, cluster: Cluster) -> tuple[list[OffsetRange], dict[str, str | None]]:
+    def _ranges(self, cluster: Cluster) -> tuple[list[OffsetRange], Snapshot]:
         options = self._options
         found = subscribed(cluster, options.subscription)
         require_all(options.subscription, found)
@@ -79,7 +79,7 @@ class FencelineReader(DataSourceReader):
         ends = {tp: end for tp, end in ends.items() if end > starts[tp]}
         tagged = History(cluster).tag(ends, snapshot.starts, snapshot.ends)
         ranges = [range_between(tp, end.at(starts[tp]), end) for tp, end in sorted(tagged.items())]
-        return ranges, snapshot.topic_ids
+        return ranges, snapshot
 
     def _narrow(self, starts: Bounds, ends: Bounds, cluster: Cluster) -> tuple[Bounds, Bounds]:
         """What pushed filters leave of the ranges; without pushdown, all of it."""
@@ -103,6 +103,7 @@ class FencelineReader(DataSourceReader):
                         log_start_offset=log_start,
                         log_end_offset=log_end,
                         resume_offset=log_start,
+                        cluster_id=snapshot.cluster_id,
                     )
                 )
             beyond += [f"{tp} {offset} (the log ends at {log_end})" for offset in {start, ends[tp]} if offset > log_end]

@@ -42,7 +42,8 @@ class Loss:
     unknown). `divergent_offset`: first offset whose record is not the one read before (None: somewhere at or before
     `offset - 1`). `log_epoch`: the log's own epoch at that place. `log_start_offset`, `log_end_offset`: what the log
     holds now. `resume_offset`: where a query that is told to go on does so, never above the first record that it has
-    not read as the log holds it (-1: nowhere). The cluster's ids are there where they differ.
+    not read as the log holds it (-1: nowhere). `cluster_id`: of the cluster that the position is of, None where the
+    checkpoint does not know it; `found_cluster_id`: of the one that was asked, where it is another one.
     `current_leader_epoch`: the leader's own when the loss was found; offsets that tell of two losses at one place
     differ by it (S4). `maybe_read_to`: it happened while a batch was being read, so that records from `offset` up to
     here (exclusive) may have been read before (-1: none of them).

@@ -233,10 +233,9 @@ def _is_elsewhere(held: SourceOffset, snapshot: Snapshot) -> bool:
 
 
 def _with_clusters(loss: Loss, held: SourceOffset, snapshot: Snapshot) -> Loss:
-    """The loss with the ids of both clusters, when they differ."""
-    if not _is_elsewhere(held, snapshot):
-        return loss
-    return replace(loss, cluster_id=held.cluster_id, found_cluster_id=snapshot.cluster_id)
+    """The loss with the id of the cluster that the position is of, and of the one that was asked where they differ."""
+    found = snapshot.cluster_id if _is_elsewhere(held, snapshot) else None
+    return replace(loss, cluster_id=held.cluster_id, found_cluster_id=found)
 
 
 def _loss(

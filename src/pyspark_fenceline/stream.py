@@ -183,7 +183,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 raise InternalError("the first batch of the checkpoint does not say where it starts")
             first = last.started_at
         ranges = self._retrying(lambda: self._ranges(first, last))
-        return [RangesPartition(task, last.topic_ids) for task in self._tasks(ranges)]
+        return [RangesPartition(task, last.topic_ids, last.cluster_id) for task in self._tasks(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(self._plan, partition)
@@ -295,6 +295,7 @@ class FencelineStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                     log_start_offset=snapshot.starts[tp],
                     log_end_offset=snapshot.ends[tp].offset,
                     resume_offset=snapshot.starts[tp],
+                    cluster_id=snapshot.cluster_id,
                 )
                 for tp, offset in offsets.items()
                 if offset < snapshot.starts[tp]

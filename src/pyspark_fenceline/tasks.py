@@ -46,12 +46,13 @@ _NOT_AWAY: Final = (ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTIT
 
 
 class RangesPartition(InputPartition):
-    """One Spark task's ranges, and the ids that their topics must still have."""
+    """One Spark task's ranges, the ids that their topics must still have, and the cluster that they were planned on."""
 
-    def __init__(self, task: Task, topic_ids: Mapping[str, str | None]) -> None:
+    def __init__(self, task: Task, topic_ids: Mapping[str, str | None], cluster_id: str | None = None) -> None:
         super().__init__(task)
         self.task = task
         self.topic_ids = dict(topic_ids)
+        self.cluster_id = cluster_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def read_ranges(plan: ReadPlan, partition: InputPartition) -> Iterator[pa.Record
                 waiting = [one for one in left if one.record_count > 0]
             else:
                 troubles += 1
-                waiting = _after(error, left, plan, troubles)
+                waiting = _after(error, left, plan, troubles, partition.cluster_id)
         else:
             waiting = later
     workers.settle()
@@ -110,11 +111,14 @@ def _one_of_each_partition(waiting: Sequence[OffsetRange]) -> tuple[list[OffsetR
     return list(now.values()), later
 
 
-def _after(error: PeerError, left: list[OffsetRange], plan: ReadPlan, troubles: int) -> list[OffsetRange]:
+def _after(
+    error: PeerError, left: list[OffsetRange], plan: ReadPlan, troubles: int, cluster_id: str | None
+) -> list[OffsetRange]:
     """What is still to be read of `left` after the task's `troubles`-th error. Raises `DataLossError`, or the error."""
     loss = _loss_of(error, left)
     if loss is None or troubles > _TROUBLES_A_TASK:
         raise error
+    loss = replace(loss, cluster_id=cluster_id)
     if loss.kind is LossKind.TOPIC_RECREATED:
         settle([loss], plan.policy)
         return [one for one in left if one.topic_partition.topic != loss.topic]

@@ -26,6 +26,21 @@ def test_truncation_and_regrowth_is_noticed_in_latest_offset() -> None:
     assert (loss.offset, loss.leader_epoch, loss.divergent_offset, loss.log_end_offset) == (150, 0, 100, 200)
 
 
+@pytest.mark.parametrize("known", ["here", None])
+def test_a_truncation_names_the_cluster_that_the_checkpoint_knows(known: str | None) -> None:
+    cluster = cluster_with(150)
+    cluster.id = known
+    _, first = planned(cluster)
+    cluster.log("t").append(50)
+    _, second = planned(cluster, first)
+    cluster.log("t").elect(2, keep=180)
+    cluster.log("t").append(100)
+    for error in (losing(cluster, second), losing(cluster, first, second)):
+        assert error.kind is LossKind.LOG_TRUNCATED
+        assert [(loss.cluster_id, loss.found_cluster_id) for loss in error.losses] == [(known, None)]
+        assert f'"cluster_id": {json.dumps(known)}' in str(error)
+
+
 def test_a_running_query_notices_it_too() -> None:
     cluster = cluster_with(150)
     reader = make(cluster)
@@ -104,6 +119,7 @@ def test_the_offset_tells_what_was_lost_and_only_once(caplog: pytest.LogCaptureF
     later = reader.latestOffset(end, ALL)
     assert later["truncations"] == [
         {
+            "cluster_id": cluster.id,
             "current_leader_epoch": 2,
             "divergent_offset": 100,
             "found_topic_id": cluster.ids["t"],

@@ -99,7 +99,7 @@ def offsets(
     schema = schema or spark_schema(include_headers=False, include_leader_epoch=True)
     plan = ReadPlan({"bootstrap.servers": "h:1"}, schema, policy or (STRICT if strict else LENIENT))
     found: list[int] = []
-    for batch in read_ranges(plan, RangesPartition(task, {"t": encode_uuid(ID)})):
+    for batch in read_ranges(plan, RangesPartition(task, {"t": encode_uuid(ID)}, "here")):
         assert batch.schema.equals(arrow_schema(schema))
         found += batch.column("offset").to_pylist()
     return found
@@ -150,6 +150,7 @@ def test_the_clients_findings_become_losses_with_what_the_leader_says_of_the_ran
         offsets((OffsetRange(TP, 0, 40, -1, 3, EPOCHS),))
     (loss,) = caught.value.losses
     assert (loss.kind, loss.offset, loss.divergent_offset) == (kind, offset, divergence)
+    assert (loss.cluster_id, loss.found_cluster_id) == ("here", None)
     assert reader.closed == 1
 
 
