@@ -123,6 +123,7 @@ def test_a_topic_that_was_made_anew_ends_what_was_fetched_ahead_at_once(cluster:
             consumer.cluster.metadata.topics["t"] = type(known)(
                 "t", cluster.ids["t"], known.partitions, known.is_internal, known.error
             )
+            consumer.cluster.metadata.update_version += 1
             with pytest.raises(TopicReplacedError):
                 await consumer.poll(60_000)
 

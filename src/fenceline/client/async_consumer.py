@@ -148,7 +148,7 @@ class AsyncConsumer(ConsumerOffsets, AsyncFace):
             await self._prepare_poll(deadline)
             records = await self._handout.take_records(limit)
             if records or not await self._wait(deadline):
-                return ConsumerRecords(records, self._handout.next_offsets)
+                return records
 
     async def poll_pieces(self, timeout_ms: float = 0, *, max_bytes: int = _ARROW_BATCH_BYTES) -> list[Fetched]:
         """What `poll_arrow` decodes: pieces of Fetch answers. They count as handed out only when `hand_out_pieces` says

@@ -229,7 +229,9 @@ class Cluster:
         ):
             return trouble
         timed_out = TimedOut(f"gave up after {deadline.timeout_ms:.0f} ms; the last trouble was: {trouble}")
-        timed_out.__cause__ = trouble
+        # A last attempt that the deadline cut off says less than the refusal before it.
+        is_cut_off = isinstance(trouble, TimedOut) and trouble.__cause__ is not None
+        timed_out.__cause__ = trouble.__cause__ if trouble is not None and is_cut_off else trouble
         return timed_out
 
     async def pause(self, deadline: Deadline) -> None:

@@ -48,7 +48,7 @@ class ConsumerRecords(list[ConsumerRecord]):
         next_offsets: Mapping[TopicPartition, CommittedOffset] | None = None,
     ) -> None:
         super().__init__(records)
-        self._next_offsets = next_offsets or {}
+        self._next_offsets = {} if next_offsets is None else next_offsets
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConsumerRecords, (list(self), dict(self._next_offsets))

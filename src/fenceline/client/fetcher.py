@@ -88,6 +88,8 @@ class Fetcher:
         self._wake = asyncio.Event()
         self._arrived = asyncio.Event()
         self._turn = 0
+        self._looked_at = -1
+        """The `update_version` of the metadata that all positions were held against last."""
         self._trouble: deque[Trouble] = deque()
         self._task = asyncio.ensure_future(self._run())
 
@@ -127,7 +129,8 @@ class Fetcher:
         state = self._positions.get(piece.tp)
         if state is None or state.serial != piece.serial:
             return False
-        self._hold_against_metadata(piece.tp)
+        if self._looked_at != self._cluster.metadata.update_version:
+            self._hold_against_metadata(piece.tp)
         return state.serial == piece.serial and state.is_readable
 
     def done(self, pieces: Iterable[Fetched]) -> None:
@@ -206,6 +209,7 @@ class Fetcher:
         to_validate: dict[int, list[TopicPartition]] = {}
         to_learn: dict[int, list[TopicPartition]] = {}
         is_behind = False
+        self._looked_at = metadata.update_version
         for tp, state in self._positions.items():
             known = metadata.leader(tp)
             leader = self._hold_against_metadata(tp)

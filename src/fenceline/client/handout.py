@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, NamedTuple
 
-from fenceline.client.fetched import ConsumerRecord, Fetched, to_records
+from fenceline.client.fetched import ConsumerRecord, ConsumerRecords, Fetched, to_records
 from fenceline.client.fetcher import Fetcher, Piece
 from fenceline.client.offsets import CommittedOffset
 from fenceline.client.positions import Positions
@@ -49,10 +49,10 @@ class Handout:
     def begin_poll(self) -> None:
         self.next_offsets = {}
 
-    async def take_records(self, limit: int) -> list[ConsumerRecord]:
+    async def take_records(self, limit: int) -> ConsumerRecords:
         """At most `limit` records. Raises RecordsError for what can not be decoded, where the next call tries again."""
         self.take_back()
-        found: list[ConsumerRecord] = []
+        found = ConsumerRecords(next_offsets=self.next_offsets)
         while len(found) < limit:
             begun = self._take_begun()
             if begun is None:
