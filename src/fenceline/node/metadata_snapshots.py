@@ -149,7 +149,7 @@ class Snapshots:
             self._counting = None
             if self._changed is not changed or changed.limit != _NO_LIMIT:
                 return  # another snapshot is the newest one by now
-            if done.exception() is not None:  # it is told when it is to be served or loaded
+            if done.exception() is not None:  # a damaged file is reported when it is served or loaded
                 changed.begin(0)
                 return
             records, keys = done.result()
