@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as ConfluentConsumer
 
+from fenceline.client import group as group_module
 from fenceline.client.admin import Admin, NewTopic
-from fenceline.client.consumer import Consumer
-from fenceline.client.errors import CommitFailedError
+from fenceline.client.consumer import AsyncConsumer, Consumer
+from fenceline.client.errors import CommitFailedError, broker_error
 from fenceline.client.producer import Producer
+from fenceline.errors import ErrorCode
 from fenceline.ids import TopicPartition
 
 MakeTopic = Callable[..., str]
@@ -250,6 +254,57 @@ def test_who_does_not_poll_loses_its_partitions_and_its_commit_is_refused(
     # Once at least: where this process gets no time for a while, it loses them more often.
     assert set(lost) == {TopicPartition(topic, 0), TopicPartition(topic, 1)}
     slow.close()
+
+
+def test_a_commit_that_meets_a_loading_coordinator_does_not_overwrite_the_new_owners(
+    bootstrap: str, make_topic: MakeTopic, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the coordinator's answer to one background commit is played: it loads until the rebalance is over."""
+    topic, group = make_topic(2), unique("group")
+    config = {"group.id": group, "auto.offset.reset": "earliest", "heartbeat.interval.ms": 50}
+    with Producer(bootstrap) as producer:
+        for number in range(200):
+            producer.send(topic, b"%d" % number, partition=number % 2)
+    real_commit, held, is_loading = group_module.commit, list[asyncio.Task[None] | None](), [False]
+
+    async def commit(*given: Any, **named: Any) -> None:
+        if is_loading[0] and not held:
+            held.append(asyncio.current_task())
+        if is_loading[0] and asyncio.current_task() in held:
+            raise broker_error(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "a test")
+        await real_commit(*given, **named)
+
+    monkeypatch.setattr(group_module, "commit", commit)
+
+    async def story() -> int:
+        first = AsyncConsumer(bootstrap, **config, **{"auto.commit.interval.ms": 10})
+        other = AsyncConsumer(bootstrap, **config, **{"enable.auto.commit": False})
+        async with first, other:
+            first.subscribe([topic])
+            read = 0
+            while read < 20:
+                read += len(await first.poll(100, max_records=20 - read))
+            is_loading[0] = True
+            while not held:
+                await first.poll(0, max_records=1)
+                await asyncio.sleep(0.02)
+            # Otherwise the next commit would take the place of the one that waits.
+            first._auto_commit._is_on = False
+            other.subscribe([topic])
+            rows = 0
+            while len(other.assignment()) != 1 or rows < 50:
+                await first.poll(20, max_records=1)
+                rows += len(await other.poll(100))
+            (tp,) = other.assignment()
+            await other.commit()
+            assert tp not in first.assignment()
+            is_loading[0] = False
+            await asyncio.gather(*filter(None, held), return_exceptions=True)
+            found = (await other.committed([tp]))[tp]
+            assert found is not None
+            return found.offset
+
+    assert asyncio.run(asyncio.wait_for(story(), 120)) == 100
 
 
 def test_unsubscribing_leaves_the_group(bootstrap: str, make_topic: MakeTopic, unique: Unique, admin: Admin) -> None:
