@@ -288,7 +288,7 @@ def test_a_commit_that_meets_a_loading_coordinator_does_not_overwrite_the_new_ow
             while not held:
                 await first.poll(0, max_records=1)
                 await asyncio.sleep(0.02)
-            # Otherwise the next commit would take the place of the one that waits.
+            # The commit before giving up would take the place of the one that waits.
             first._auto_commit._is_on = False
             other.subscribe([topic])
             rows = 0

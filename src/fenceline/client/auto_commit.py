@@ -50,21 +50,22 @@ class AutoCommit:
         """Commit in the background if the interval is over; the first call starts it.
 
         What is committed is what was handed out before: the poll that calls this hands more out before the task runs.
-        A commit before it that still waits for its answer is given up: this one covers it.
+        While one still waits for its answer no other is made: a coordinator that is slow is not asked more often.
         """
         if not self._is_on:
             return
         if self._due_s is None:
             self.start_interval()
-        elif time.monotonic() >= self._due_s:
+        elif time.monotonic() >= self._due_s and not self._under_way:
             self.start_interval()
-            self.close()
             task = asyncio.ensure_future(self._commit_quietly(self._make(), None))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
     async def before_giving_up(self) -> None:
-        """Commit now and wait for it, but not for long."""
+        """Commit now and wait for it, but not for long. One that still waits for its answer is given up: this one
+        covers it, and its retry would take the committed offset back.
+        """
         if self._is_on:
             self.close()
             await self._commit_quietly(self._make(), _LAST_COMMIT_MS)
