@@ -1,6 +1,7 @@
 /* Faults of the system below a real process, switched on and off from outside: a disk without room, a wall clock that
  * is off. Loaded with LD_PRELOAD. The switches are a shared file, $PROCESS_FAULTS/<pid>, made when the process begins:
- * two 64-bit numbers, how many nanoseconds the wall clock is ahead, and whether the disk is full. */
+ * three 64-bit numbers: how many nanoseconds the wall clock is ahead, the error that every write into a file ends with
+ * (0: none), and how many nanoseconds each write into a file and each flush of one takes longer. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -17,7 +18,8 @@
 
 struct switches {
     volatile int64_t clock_ahead_ns;
-    volatile int64_t is_full;
+    volatile int64_t refusal;
+    volatile int64_t slower_ns;
 };
 
 static struct switches none;
@@ -30,6 +32,8 @@ static ssize_t (*real_pwrite)(int, const void *, size_t, off_t);
 static ssize_t (*real_writev)(int, const struct iovec *, int);
 static ssize_t (*real_pwritev)(int, const struct iovec *, int, off_t);
 static int (*real_fallocate)(int, off_t, off_t);
+static int (*real_fsync)(int);
+static int (*real_fdatasync)(int);
 
 __attribute__((constructor)) static void begin(void) {
     real_clock_gettime = dlsym(RTLD_NEXT, "clock_gettime");
@@ -51,14 +55,27 @@ __attribute__((constructor)) static void begin(void) {
     close(fd);
 }
 
-static int is_refused(int fd) {
+static int is_file(int fd) {
     struct stat found;
     /* What the process says still gets through: its log may be on another disk. */
-    return on->is_full && fd > 2 && fstat(fd, &found) == 0 && S_ISREG(found.st_mode);
+    return fd > 2 && fstat(fd, &found) == 0 && S_ISREG(found.st_mode);
+}
+
+static void wait_for_disk(int64_t ns) {
+    struct timespec pause = {ns / 1000000000, ns % 1000000000};
+    nanosleep(&pause, NULL);
+}
+
+static int is_refused(int fd) {
+    int64_t slower_ns = on->slower_ns;
+    if (on->refusal == 0 && slower_ns == 0) return 0;
+    if (!is_file(fd)) return 0;
+    if (slower_ns != 0) wait_for_disk(slower_ns);
+    return on->refusal != 0;
 }
 
 static ssize_t refuse(void) {
-    errno = ENOSPC;
+    errno = (int)on->refusal;
     return -1;
 }
 
@@ -120,6 +137,18 @@ ssize_t pwritev64(int fd, const struct iovec *pieces, int count, off_t at) {
     return is_refused(fd) ? refuse() : real_pwritev(fd, pieces, count, at);
 }
 
-int posix_fallocate(int fd, off_t at, off_t size) { return on->is_full ? ENOSPC : real_fallocate(fd, at, size); }
+int posix_fallocate(int fd, off_t at, off_t size) { return is_refused(fd) ? (int)on->refusal : real_fallocate(fd, at, size); }
 
-int posix_fallocate64(int fd, off_t at, off_t size) { return on->is_full ? ENOSPC : real_fallocate(fd, at, size); }
+int posix_fallocate64(int fd, off_t at, off_t size) { return is_refused(fd) ? (int)on->refusal : real_fallocate(fd, at, size); }
+
+int fsync(int fd) {
+    if (real_fsync == NULL) real_fsync = dlsym(RTLD_NEXT, "fsync");
+    if (on->slower_ns != 0 && is_file(fd)) wait_for_disk(on->slower_ns);
+    return real_fsync(fd);
+}
+
+int fdatasync(int fd) {
+    if (real_fdatasync == NULL) real_fdatasync = dlsym(RTLD_NEXT, "fdatasync");
+    if (on->slower_ns != 0 && is_file(fd)) wait_for_disk(on->slower_ns);
+    return real_fdatasync(fd);
+}

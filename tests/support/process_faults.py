@@ -1,4 +1,4 @@
-"""Full disks and clocks that step, for real processes that know nothing of it (`process_faults.c`).
+"""Disks that are full, fail or are slow, and clocks that step, for real processes (`process_faults.c`).
 
 Owns the library, which is compiled when it is asked for, and the switches of each process. A process that is started
 anew begins without faults.
@@ -6,6 +6,7 @@ anew begins without faults.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import shutil
 import struct
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from tests.conftest import unavailable
 
-_SWITCHES = struct.Struct("=qq")
+_SWITCHES = struct.Struct("=qqq")
 _SOURCE = Path(__file__).with_suffix(".c")
 
 
@@ -33,7 +34,15 @@ class ProcessFaults:
 
     def fill_disk(self, pid: int, *, is_full: bool = True) -> None:
         """Every write into a file fails with ENOSPC, or none does any more."""
-        self._set(pid, 8, int(is_full))
+        self._set(pid, 8, errno.ENOSPC if is_full else 0)
+
+    def fail_disk(self, pid: int, *, fails: bool = True) -> None:
+        """Every write into a file fails with EIO, or none does any more."""
+        self._set(pid, 8, errno.EIO if fails else 0)
+
+    def slow_disk(self, pid: int, slower_s: float) -> None:
+        """Every write into a file, and every flush of one, takes that much longer."""
+        self._set(pid, 16, int(slower_s * 1e9))
 
     def step_clock(self, pid: int, ahead_s: float) -> None:
         """The wall clock of the process is that much ahead of the true one."""
