@@ -126,6 +126,25 @@ def test_epoch_of_the_future_is_cut_off() -> None:
     assert log.records == leading.records
 
 
+def test_records_of_a_lost_history_are_cut_where_the_leader_has_deleted_its_own() -> None:
+    """The leader's log starts where the follower's ends: nothing diverges, though not one record is the same."""
+    leading, log = MemoryLog(), MemoryLog()
+    leading.lead(2)
+    leading.append([2, 2, 2])
+    leading.forget_below(3)
+    log.append([1, 1, 1])
+    following = fetcher()
+    state = follow(following, log, epoch=2)
+    assert run(following, Leader({0: leading}, 2)) == {0: [1, 1, 1]}
+    assert log.log_start_offset == 3
+    leading.append([2, 2])
+    following.done(state)
+    run(following, Leader({0: leading}, 2))
+    leading.forget_below(5)
+    following.done(state)
+    assert run(following, Leader({0: leading}, 2)) == {}, "what this leader sent needs no second look"
+
+
 def test_only_what_changed_is_asked_for_again() -> None:
     """KIP-227: idle partitions cost nothing in a request."""
     leading = {index: MemoryLog() for index in range(50)}

@@ -74,6 +74,24 @@ def test_log_without_records_fetches_again() -> None:
     assert state.phase is Phase.FETCHING
 
 
+def test_a_leader_that_starts_at_the_end_of_the_log_has_nothing_to_compare() -> None:
+    """`epochs.md E13` (d): it repeats an epoch that it has forgotten, so records of a lost history would be deleted
+    below its log start without a receipt.
+    """
+    state = follower(HISTORY)
+    assert state.on_agreement(17) == BeginAnew(state, 17, Cause.LEADER_STARTS_LATER)
+    assert state.phase is Phase.CUTTING
+
+
+def test_a_leader_that_has_a_record_of_the_log_compares_it_once() -> None:
+    """What it deletes later is the same on both sides."""
+    state = follower(HISTORY)
+    assert state.on_agreement(16) is None
+    assert state.is_compared
+    assert state.phase is Phase.FETCHING
+    assert follower([], start=5).on_agreement(5) is None, "nothing is lost of an empty log"
+
+
 @pytest.mark.parametrize("records", [0, 30])
 def test_a_log_that_starts_beyond_the_leaders_end_begins_at_the_leaders_start(records: int) -> None:
     """Never at the leader's end, where it would lack everything before; once it led, the others would delete that."""

@@ -193,6 +193,11 @@ class Fetcher:
         if fetched.diverging_epoch is not None:
             self._changed[key] = None
             return state.on_divergence(*fetched.diverging_epoch)
+        if not state.is_compared:
+            anew = state.on_agreement(fetched.log_start_offset)
+            if anew is not None:
+                self._changed[key] = None
+                return anew
         if fetched.records is not None and len(fetched.records):
             self._changed[key] = None
             return Append(state, memoryview(fetched.records), fetched.high_watermark, fetched.log_start_offset)

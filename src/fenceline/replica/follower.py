@@ -20,6 +20,8 @@ what is to be done with it (`Duty`). Which partitions go into one fetch is the w
 |                                         | else for its start: where it is above our end, begin anew |           |
 |                                         | there; else the leader knows nothing of our last epoch:   | E8, G14a  |
 |                                         | cut that off                                              |           |
+| the leader's log starts at our end,     | begin anew there: it has no record that could be compared | E13 d     |
+| and no answer has compared the two yet  | with ours, and its answer only repeats our epoch          |           |
 | a cut that would leave nothing          | ask for the leader's start, begin anew there: an empty    | E19, E28  |
 |                                         | log at any other offset would lack what lies between, and |           |
 |                                         | once it led, the others would delete it                   |           |
@@ -59,7 +61,7 @@ class Cause(Enum):
     DIVERGENCE = "the leader's log went another way"
     LEADER_IS_SHORTER = "the leader's log ends before this one"
     UNKNOWN_EPOCH = "the leader does not know the last epoch of this log"
-    LEADER_STARTS_LATER = "the leader's log starts after the end of this one"
+    LEADER_STARTS_LATER = "the leader's log starts at the end of this one, or after it"
 
 
 def leaves_nothing(log: FollowedLog, end: int) -> bool:
@@ -87,6 +89,8 @@ class FollowerState:
     """Of the gap that was met last."""
     empties_for: Cause | None = None
     """Why nothing of the log stays; where the leader's log starts is being asked."""
+    is_compared: bool = False
+    """Whether the leader has confirmed in this leader epoch that what it has of this log is the same."""
     initial_offset: int = field(init=False)
     """Log end when following began: where a leader that can not tell an epoch's end makes it cut (E25)."""
 
@@ -133,6 +137,19 @@ class FollowerState:
         else:
             end = own_end
         return self._cut(max(0, min(end, log_end)), Cause.DIVERGENCE)
+
+    def on_agreement(self, leader_start: int) -> BeginAnew | None:
+        """The leader's log starts at `leader_start` and goes on where ours ends. None: what both have is the same.
+
+        A leader whose log starts there has forgotten our last epoch: it answers with that epoch and its own start,
+        whatever our records are (E13 d). Those may be of a history that no later leader had.
+        """
+        log = self.log
+        if leader_start < log.log_end_offset or log.log_end_offset == log.log_start_offset:
+            self.is_compared = True
+            return None
+        self.phase = Phase.CUTTING
+        return BeginAnew(self, leader_start, Cause.LEADER_STARTS_LATER)
 
     def _cut(self, end: int, cause: Cause) -> CutTo | AskStart:
         """Where that leaves nothing, the log begins anew at the leader's start, and never at its own."""
