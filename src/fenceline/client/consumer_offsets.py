@@ -85,7 +85,10 @@ class ConsumerOffsets(ABC):
                 TopicPartition(*tp): CommittedOffset(value) if isinstance(value, int) else _with_epoch(*value)
                 for tp, value in offsets.items()
             }
-        await self._send_commit(self._made(values), timeout_ms)
+        made = self._made(values)
+        # An automatic commit that was made before is a task that has perhaps not begun: it takes its turn first.
+        await asyncio.sleep(0)
+        await self._send_commit(made, timeout_ms)
 
     def _made(self, values: Mapping[TopicPartition, CommittedOffset]) -> MadeCommit:
         return MadeCommit(values, None if (member := self._member) is None else member.membership)

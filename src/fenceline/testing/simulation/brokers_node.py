@@ -35,6 +35,9 @@ _TIMES: Final[Mapping[str, str]] = {
     "replica.fetch.wait.max.ms": "400",
     "replica.fetch.backoff.ms": "300",
     "replica.socket.timeout.ms": "3000",
+    "group.min.session.timeout.ms": "1000",
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "2",
 }
 """Shorter than Kafka's, so that a story of ten seconds has some of each."""
 

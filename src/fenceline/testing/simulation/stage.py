@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
 
-from fenceline.testing.simulation import brokers, controller_of_one, controllers, quorum_cluster
+from fenceline.testing.simulation import brokers, brokers_members, controller_of_one, controllers, quorum_cluster
 from fenceline.testing.simulation.checks import Invariants
 from fenceline.testing.simulation.coverage import Triple
 from fenceline.testing.simulation.faults import Faults
@@ -52,6 +52,7 @@ Maker = Callable[[World, Invariants], Story]
 STORIES: Final[dict[str, tuple[Maker, Callable[[Random], Options]]]] = {
     "brokers": (brokers.Story, brokers.Story.base_options),
     "operations": (brokers.OperatedStory, brokers.OperatedStory.base_options),
+    "members": (brokers_members.MembersStory, brokers_members.MembersStory.base_options),
     "controller": (controller_of_one.Story, controller_of_one.Story.base_options),
     "controllers": (controllers.Story, controllers.Story.base_options),
     "quorum": (quorum_cluster.Story, quorum_cluster.Story.base_options),

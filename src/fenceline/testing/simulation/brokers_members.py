@@ -1,0 +1,189 @@
+"""A member of a consumer group in a simulated cluster: the client library that ships, on virtual time.
+
+Owns the story of a group, and what it relies on: a position whose commit was acknowledged never goes back, whichever
+member commits next. Members read, commit by themselves and by a call, stop to poll for a while, leave and come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Final
+
+from fenceline.client import auto_commit
+from fenceline.client.async_consumer import AsyncConsumer
+from fenceline.errors import FencelineError
+from fenceline.ids import TopicPartition
+from fenceline.testing.simulation.brokers import Story
+from fenceline.testing.simulation.brokers_admin import Admin
+from fenceline.testing.simulation.brokers_clients import Client, Producer
+from fenceline.testing.simulation.brokers_node import DATA_PORT
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.operations import Operation
+from fenceline.testing.simulation.options import Options
+from fenceline.testing.simulation.profiles import draw
+from fenceline.testing.simulation.sockets import machine_of
+
+_CLIENT_MACHINE: Final = -100
+_client_log: Final = logging.getLogger("fenceline.client")
+
+GROUP: Final = "members"
+_CONFIG: Final = {
+    "group.id": GROUP,
+    "auto.offset.reset": "earliest",
+    "auto.commit.interval.ms": 100,
+    "session.timeout.ms": 1_500,
+    "heartbeat.interval.ms": 200,
+    "max.poll.interval.ms": 1_500,
+    "default.api.timeout.ms": 8_000,
+    "request.timeout.ms": 1_500,
+    "retry.backoff.ms": 300,
+    "retry.backoff.max.ms": 1_500,
+}
+_POLL_MS: Final = 200
+
+
+class Commits:
+    """What the members of one world know of their group's positions."""
+
+    def __init__(self) -> None:
+        self._acknowledged: dict[TopicPartition, int] = {}
+
+    def acknowledged(self, offsets: dict[TopicPartition, int]) -> None:
+        for where, offset in offsets.items():
+            self._acknowledged[where] = max(offset, self._acknowledged.get(where, 0))
+
+    def least(self) -> dict[TopicPartition, int]:
+        """Where the group stands at least."""
+        return dict(self._acknowledged)
+
+
+class Member(Client):
+    """See the module."""
+
+    name = "member"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.commits = Commits()
+        """Of the whole group: the story gives all members the same."""
+        self._consumer: AsyncConsumer | None = None
+
+    async def one(self) -> None:
+        rng = self.rng
+        try:
+            consumer = self._consumer or self._join()
+            records = await consumer.poll(_POLL_MS, max_records=rng.choice((1, 5, 50)))
+            if records:
+                self.tell(f"reads {len(records)} records")
+            step = rng.random()
+            if step < 0.3:
+                await self._commit(consumer)
+            elif step < 0.45:
+                await self._look(consumer)
+            elif step < 0.5 and self.world.faults_strike:
+                await asyncio.sleep(rng.uniform(0.2, 2.5))
+            elif step < 0.6 and self.world.faults_strike:
+                self._consumer = None
+                await consumer.close()
+        except FencelineError as error:
+            self.tell(f"meets {type(error).__name__}: {error}")
+            await asyncio.sleep(0.05)
+            return
+        self.served()
+        if self.must_rest and self._consumer is not None:
+            await self._consumer.close()
+
+    def _join(self) -> AsyncConsumer:
+        self.tell("joins")
+        nodes = ",".join(f"{machine_of(node)}:{DATA_PORT}" for node in self.nodes)
+        consumer = self._consumer = AsyncConsumer(nodes, **_CONFIG)
+        consumer.subscribe([f"t{number}" for number in range(self.world.options.topics)])
+        return consumer
+
+    async def _commit(self, consumer: AsyncConsumer) -> None:
+        offsets = {where: each.offset for where, each in consumer.commitable().items()}
+        if offsets:
+            self.world.coverage.operation(Operation.COMMIT_OFFSETS)
+            await consumer.commit(offsets)
+            self.commits.acknowledged(offsets)
+            self.tell(f"has committed {_told(offsets)}")
+
+    async def _look(self, consumer: AsyncConsumer) -> None:
+        """Raises InvariantBroken where a position is behind what was acknowledged before it was asked for."""
+        least = self.commits.least()
+        if not least:
+            return
+        self.world.coverage.operation(Operation.FETCH_COMMITTED)
+        for where, committed in (await consumer.committed(list(least))).items():
+            offset = committed.offset if committed is not None else 0
+            if offset < least[where]:
+                raise InvariantBroken(
+                    f"{self.who}: the group stands at {offset} of {where}, {least[where]} was acknowledged (commits)"
+                )
+
+
+def _told(offsets: Mapping[TopicPartition, int]) -> str:
+    return ", ".join(f"{where} {offset}" for where, offset in offsets.items())
+
+
+class MembersStory(Story):
+    """The cluster of `brokers` without operators or unclean elections, and a group of the real client: a
+    `stage.Story`."""
+
+    name = "members"
+
+    @staticmethod
+    def settle(rng: Random, drawn: Options) -> Options:
+        """Coordinators fail over, and answers are late. No power is lost: the topic of committed offsets may have been
+        made while one broker was there, with a replica there alone."""
+        options = draw(rng, drawn)
+        return replace(
+            options,
+            topics=1,
+            partitions=rng.choice((2, 3)),
+            replicas=3,
+            min_isr=2,
+            unclean=False,
+            deletes=False,
+            churn_s=0.0,
+            strand_s=0.0,
+            full_s=0.0,
+            power_chance=0.0,
+            crash_calls=0,
+            return_s=0.0,
+            think_ms=rng.choice((20.0, 50.0)),
+        )
+
+    def build(self) -> None:
+        """See `Story`. The client library asks two things of its surroundings that are not the loop's: the machine's
+        clock, for the times of automatic commits, and random numbers without a seed of their own."""
+        world = self._world
+        self._random_before = random.getstate()
+        random.seed(f"{world.seed}/client library")
+        self._clock_before = vars(auto_commit)["time"]
+        vars(auto_commit)["time"] = SimpleNamespace(monotonic=lambda: world.scheduler.now_s)
+        self._level_before = _client_log.level
+        _client_log.setLevel(logging.CRITICAL)
+        world.loop.sockets = self._sockets.of(_CLIENT_MACHINE)
+        super().build()
+        commits = Commits()
+        for client in self._clients:
+            if isinstance(client, Member):
+                client.commits = commits
+
+    def clients(self) -> list[type[Client]]:
+        """See `Story`."""
+        return [Admin, Producer, Member, Member, Member]
+
+    def end(self) -> tuple[int, int]:
+        """See `Story`."""
+        random.setstate(self._random_before)
+        vars(auto_commit)["time"] = self._clock_before
+        _client_log.setLevel(self._level_before)
+        return super().end()

@@ -1,0 +1,24 @@
+"""Groups of the real client in simulated clusters, and the seeds that found something."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.testing.simulation.stage import play
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        1,
+        24,  # a commit by a call overtook an automatic one that was made before it, which then overwrote it
+    ],
+)
+def test_a_group_keeps_what_it_committed(seed: int) -> None:
+    outcome = play(seed, "members")
+    assert outcome.failure is None, outcome.report()
+
+
+def test_the_same_seed_is_the_same_story() -> None:
+    """Also for a client that asks for random numbers."""
+    assert play(3, "members").digest == play(3, "members").digest
