@@ -55,6 +55,7 @@ demo: setup java  ## flights through three brokers and Spark; records are lost, 
 SIMULATION := $(BIN)/python -m fenceline.testing.simulation all
 CLUSTERS := $(BIN)/python -m fenceline.testing.simulation brokers
 OPERATIONS := $(BIN)/python -m fenceline.testing.simulation operations
+MEMBERS := $(BIN)/python -m fenceline.testing.simulation members
 CORPUS := tests/simulation/corpus.txt
 
 test: setup java  ## all tests (those against real Kafka need Maven)
@@ -85,6 +86,7 @@ simulate: setup  ## the corpus, 2,000 seeds of simulated quorums, of clusters, a
 	@$(OPERATIONS) --corpus $(CORPUS) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(SIMULATION) --seeds $(SEEDS) --workers 2 --progress 100
 	@$(CLUSTERS) --seeds $(SEEDS) --workers 2 --progress 100
+	@$(MEMBERS) --seeds $(SEEDS) --workers 2 --progress 100
 
 soak: setup java  ## half an hour of chaos on processes, kill loops, fuzzing; then new simulated seeds until stopped
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS) $(OLD_KAFKA_VERSION) $(OLD_JARS)

@@ -184,7 +184,7 @@ def _strike(chaos: ChaosCluster, operators: Operators, rng: random.Random, fault
 def _receipts(chaos: ChaosCluster) -> list[Receipt]:
     """All of the ledger, once no node has one that is not delivered."""
 
-    def is_all_delivered() -> bool:
+    def is_all_told() -> bool:
         return not [
             path
             for node in chaos.ours
@@ -193,7 +193,7 @@ def _receipts(chaos: ChaosCluster) -> list[Receipt]:
             for path in log_dir.glob(pattern)
         ]
 
-    eventually(is_all_delivered, "all receipts are delivered", wait_s=WAIT_S)
+    eventually(is_all_told, "all receipts are delivered", wait_s=WAIT_S)
     ledger = TopicPartition(LOSSES_TOPIC, 0)
     with Admin({"bootstrap.servers": chaos.bootstrap}) as admin:
         if LOSSES_TOPIC not in admin.metadata().topics:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from .broken_history_rules import NO_SEED
-from .broken_history_rules import RULES as DATA_RULES
+from .broken_holes_rules import NO_SEED
+from .broken_holes_rules import RULES as DATA_RULES
 from .broken_rules import RULES as QUORUM_RULES
 
 HISTORY: Final[Mapping[str, tuple[str, str]]] = {

@@ -19,11 +19,11 @@ import pytest
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.stage import Outcome, play
 
-from .broken_history_rules import NO_SEED, RULES
+from .broken_holes_rules import NO_SEED, RULES
 
 SEEDS: Final = 1000
 _HERE: Final = Path(__file__).parent
-_MODULES: Final = tuple(_HERE / f"broken_{part}_rules.py" for part in ("data", "election", "history"))
+_MODULES: Final = tuple(_HERE / f"broken_{part}_rules.py" for part in ("data", "election", "history", "holes"))
 DOCUMENT: Final = _HERE.parents[1] / "docs" / "simulation.md"
 _HEAD: Final = "| Breach | Seed | Noticed by | Last reproduced |\n|---|---|---|---|\n"
 NO_VERDICT: Final = ("AttributeError", "TypeError", "NameError", "KeyError", "Failed")

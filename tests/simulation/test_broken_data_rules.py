@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from .broken_history_rules import NO_SEED, RULES
+from .broken_holes_rules import NO_SEED, RULES
 from .rules_table import DOCUMENT, NO_VERDICT, SEEDS, first_that_sees, played, table
 
 NEARBY = 60

@@ -21,7 +21,7 @@ from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.receipt import LossClass, Receipt
 from fenceline.records.decode import decode_batch
 
-MAY_BE_ACKNOWLEDGED: Final = frozenset({LossClass.COMMITTED, LossClass.MAYBE_ACKNOWLEDGED})
+TELLING: Final = frozenset({LossClass.COMMITTED, LossClass.MAYBE_ACKNOWLEDGED})
 """Classes that say that a record may have been acknowledged."""
 
 
@@ -76,7 +76,7 @@ def unaccounted(
     topic: Topic, logs: Mapping[int, LogOfPartition], receipts: Iterable[Receipt], counts: Counter[str]
 ) -> list[str]:
     """Acknowledged records that are gone without a reason. `counts` counts each account."""
-    covering = [each for each in receipts if each.topic == topic.name and each.loss_class in MAY_BE_ACKNOWLEDGED]
+    told = [each for each in receipts if each.topic == topic.name and each.loss_class in TELLING]
     newest = {
         (partition, key): offset for partition, log in logs.items() for offset, (key, _) in sorted(log.records.items())
     }
@@ -93,7 +93,7 @@ def unaccounted(
             counts["retention"] += 1
         elif topic.is_compacted and newest.get((record.partition, record.key), -1) > record.offset:
             counts["compacted"] += 1
-        elif topic.may_lose and _is_covered(record, covering):
+        elif topic.may_lose and _is_told(record, told):
             counts["receipt"] += 1
         else:
             there = log.records.get(record.offset)
@@ -125,7 +125,7 @@ def moved_starts(topic: Topic, logs: Mapping[int, LogOfPartition]) -> list[str]:
     ]
 
 
-def _is_covered(record: Acknowledged, receipts: Iterable[Receipt]) -> bool:
+def _is_told(record: Acknowledged, receipts: Iterable[Receipt]) -> bool:
     """A receipt covers the offset, and its evidence, where it has any, holds the record."""
     return any(
         receipt.partition == record.partition

@@ -17,6 +17,7 @@ from fenceline.testing.simulation.brokers_clients import Client, Consumer, Produ
 from fenceline.testing.simulation.brokers_node import SimBroker, config_of, format_node
 from fenceline.testing.simulation.brokers_operator import Operator
 from fenceline.testing.simulation.checks import Invariants
+from fenceline.testing.simulation.clean_marks import CleanMarks
 from fenceline.testing.simulation.coverage import State
 from fenceline.testing.simulation.coverage_states import DOWN, states_of
 from fenceline.testing.simulation.data_checks import DataChecks
@@ -38,6 +39,7 @@ class Story:
         self._world = world
         self._sockets = Sockets(world)
         self.checks = DataChecks(marks_records=world.options.operate_s > 0)
+        self._marks = CleanMarks()
         self._controllers = tuple(range(1, world.options.controllers + 1))
         self._configs: dict[int, NodeConfig] = {}
         self._brokers: dict[int, SimBroker] = {}
@@ -60,6 +62,7 @@ class Story:
         world, options = self._world, self._world.options
         world.scheduler.watcher = self._look
         world.on_end.append(self.checks.ended)
+        world.on_end.append(self._marks.ended)
         world.coverage.sample = self._sample
         self.checks.on_change = lambda process, topic: world.coverage.changed(process.node_id, topic)
         if options.crash_s and options.power_chance:
@@ -104,6 +107,7 @@ class Story:
         broker = SimBroker(process, self._configs[process.node_id], self._sockets)
         self._brokers[process.node_id] = broker
         self.checks.begins(process, broker)
+        self._marks.begins(process, broker)
         await broker.live()
 
     def progress(self) -> int:

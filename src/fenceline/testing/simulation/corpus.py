@@ -6,7 +6,8 @@ states of the rooms that no entry before it reaches:
     operations 17 | crash_s=0.5 | operations=delete records
       delete records, kill: log dirty rebased; replica leader
 
-Lines that begin with `#` say something to a reader. What an entry reaches is what it did when it was found: after a
+An entry without such lines is kept for another reason, as are the games in which a broken rule is noticed. Lines that
+begin with `#` say something to a reader. What an entry reaches is what it did when it was found: after a
 change of the code it may be another story, and `search` finds new ones.
 """
 

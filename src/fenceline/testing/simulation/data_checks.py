@@ -133,7 +133,9 @@ class DataChecks:
             crashes = self._crashes[process.node_id]
             for key, copy in node.copies.items():
                 if not copy.is_new:
-                    crashes.ended(key, copy.replica.log.directory, copy.log, node.receipts | copy.receipts)
+                    # A cut that was under way may have a receipt already, of what the log had when it was seen last.
+                    known = copy.receipts if copy.was_cut else node.receipts | copy.receipts
+                    crashes.ended(key, copy.replica.log.directory, copy.log, known)
 
     @property
     def live_keys(self) -> dict[Key, PartitionImage]:

@@ -98,7 +98,7 @@ class Search:
                 tell(outcome)
                 first = frozenset((self.wanted & outcome.triples.keys()) - self.reached)
                 self.reached |= first
-                if first:
+                if first or not entry.first:
                     kept.append(Entry(entry.game, first))
         self.entries = kept
         save(self._path, kept)

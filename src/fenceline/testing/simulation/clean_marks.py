@@ -1,0 +1,45 @@
+"""The clean marks of simulated nodes: a life that never registered leaves the mark of the last stop unchanged.
+
+Owns what each node's mark was when a life began. Looked at when the life ends, before its machine loses what was not
+synced.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fenceline.log.log_dir import CLEAN_FILE
+from fenceline.testing.simulation.brokers_node import SimBroker
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.world import DATA_DIR, Process
+
+_MARK: Final = f"{DATA_DIR}/{CLEAN_FILE}"
+
+
+class CleanMarks:
+    """Of all nodes."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[SimBroker, bytes | None]] = {}
+
+    def begins(self, process: Process, broker: SimBroker) -> None:
+        """A life, before it has touched its disk."""
+        self._before[process.node_id] = broker, process.disk.peek(_MARK)
+
+    def ended(self, process: Process) -> None:
+        """However it ended. What is wrong ends the simulation."""
+        broker, before = self._before.pop(process.node_id, (None, None))
+        if broker is None or (broker.has_metadata and broker.broker_epoch >= 0):
+            return
+        after = process.disk.peek(_MARK)
+        if after != before:
+            process.world.scheduler.fail(
+                InvariantBroken(
+                    f"{process.name} never registered in this life, its clean mark was {_shown(before)} and is"
+                    f" {_shown(after)} (clean mark)"
+                )
+            )
+
+
+def _shown(mark: bytes | None) -> str:
+    return "not there" if mark is None else mark.decode(errors="replace")

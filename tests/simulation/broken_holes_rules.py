@@ -1,0 +1,164 @@
+"""Holes that an audit found, each opened again by a patch: the fourth part of the table of `test_broken_data_rules`.
+
+No seed had met them, since no simulated cluster had an operator who deletes topics and records, and nobody looked at
+clean marks.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from fenceline.client import group
+from fenceline.client.auto_commit import AutoCommit
+from fenceline.client.cluster import Purpose
+from fenceline.client.consumer_offsets import ConsumerOffsets, MadeCommit
+from fenceline.log import log_dir_offsets
+from fenceline.log.log_dir import LogDir
+from fenceline.log.log_dir_offsets import LogDirOffsets
+from fenceline.log.segmented_log import SegmentedLog
+from fenceline.node import leader_link
+from fenceline.node.replication import Replication
+from fenceline.replica.leader import LeaderState
+from fenceline.testing.simulation.brokers_members import GROUP
+
+from .broken_data_rules import breaks
+from .broken_history_rules import NO_SEED, RULES
+
+__all__ = ("NO_SEED", "RULES")
+
+_BOUND_BYTES = 2_000
+"""Stands in for 100 MiB, as the batches of a story stand in for large ones."""
+_STOPS: Final = {
+    "stop_s": "0.3",
+    "down_s": "0.05",
+    "partition_s": "0.8",
+    "one_way_chance": "0",
+    "controllers": "3",
+    "crash_s": "0",
+    "crash_calls": "0",
+    "full_s": "0",
+    "max_job_ms": "5",
+}
+"""Nodes that stop and start all the time, and often without a quorum."""
+_UNCLEAN: Final = {
+    "strand_s": "0.7",
+    "unclean": "1",
+    "replicas": "2",
+    "min_isr": "1",
+    "controllers": "1",
+    "operations": "reassign,reassign,cancel reassignment,unclean election",
+    "operate_s": "0.05",
+    "topics": "1",
+    "partitions": "1",
+    "max_delay_ms": "50",
+    "think_ms": "50",
+    "lag_s": "0.4",
+    "crash_s": "0",
+    "crash_calls": "0",
+    "full_s": "0",
+}
+"""Unclean elections, and changes of the same partitions at any moment after them."""
+
+
+@breaks(0, "clean mark", "2026-11-23", story="operations", **_STOPS)
+def _b1_a_start_that_never_registered_leaves_the_clean_mark(patch: pytest.MonkeyPatch) -> None:
+    """It wrote a mark of its own, with no broker epoch: the next start counted as unclean."""
+
+    def overwrite(self: LogDir) -> None:
+        try:
+            if self.clean:
+                self._mark_clean(self.broker_epoch)
+        finally:
+            self._unlock()
+
+    patch.setattr(LogDir, "give_back", overwrite)
+
+
+@breaks(6, "rest", "2026-11-23", story="operations")
+def _b4_answers_are_bounded_by_what_allowed_the_batch(patch: pytest.MonkeyPatch) -> None:
+    """A bound that no configuration knows of: an answer above it closes the connection, and is asked for again."""
+    patch.setattr(Replication, "_largest_answer", lambda self: _BOUND_BYTES)
+    patch.setattr(leader_link, "largest_of_begun", lambda version, begun: None)
+
+
+@breaks(18, "rest", "2026-11-23", story="operations", **_UNCLEAN)
+def _b6_recovered_is_proposed_until_the_controller_has_it(patch: pytest.MonkeyPatch) -> None:
+    """Once for each leader epoch: what another change of the partition overtook was never asked again."""
+    patch.setattr(Replication, "_propose_recovered_again", lambda self, replica: None)
+    propose = LeaderState.propose_recovered
+    patch.setattr(LeaderState, "propose_recovered", lambda self: propose(self) if not self._has_recovered else None)
+
+
+_BEGINS_ANEW: Final = {
+    "operations": "delete records",
+    "operate_s": "0.05",
+    "topics": "1",
+    "partitions": "1",
+    "replicas": "3",
+    "min_isr": "1",
+    "crash_s": "0.35",
+    "power_chance": "1",
+    "crash_calls": "0",
+    "down_s": "0.4",
+    "think_ms": "10",
+    "checkpoint_ms": "300",
+    "flush_ms": "2147483647",
+    "full_s": "0",
+    "partition_s": "0",
+    "pause_s": "0",
+    "stop_s": "0",
+}
+"""Followers that come back below the leader's log start, and lose power again at any call of their disk."""
+_ANEW: Final = {
+    "operations": "recreate topic,delete records",
+    "operate_s": "0.2",
+    "topics": "1",
+    "crash_s": "0.5",
+    "power_chance": "0",
+    "down_s": "0.05",
+    "think_ms": "10",
+    "checkpoint_ms": "300",
+    "full_s": "0",
+    "partition_s": "0",
+    "pause_s": "0",
+}
+"""Topics that are made anew, and processes that end between two checkpoints."""
+
+
+@breaks(NO_SEED, "", "", story="operations", **_BEGINS_ANEW)
+def _b2_nothing_is_appended_below_the_durable_recovery_point(patch: pytest.MonkeyPatch) -> None:
+    """A follower that begins anew inside of a batch goes on below what its checkpoint calls safe."""
+    patch.setattr(log_dir_offsets, "recovery_point_to_write", lambda log: log.recovery_point)
+    patch.setattr(SegmentedLog, "_check_recovery_point", lambda self, base: None)
+
+
+@breaks(10, "log start", "2026-11-23", story="operations", **_ANEW)
+def _b3_a_checkpoint_belongs_to_one_directory(patch: pytest.MonkeyPatch) -> None:
+    """It belonged to a name, and a topic that was made anew took over the offsets of the one before."""
+    patch.setattr(LogDirOffsets, "are_of", lambda self, topic_partition, directory: True)
+
+
+_TORN_APART: Final = {"drop_s": "0.25", "crash_s": "0.8", "down_s": "0.3", "partitions": "2", "controllers": "1"}
+"""Answers of coordinators are lost, so that commits are tried again while the group moves on."""
+
+
+@breaks(NO_SEED, "", "", story="members", **_TORN_APART)
+def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatch) -> None:
+    """Its retry went out under whatever generation the member had by then."""
+
+    async def send(self: ConsumerOffsets, made: MadeCommit, timeout_ms: float | None) -> None:
+        member, deadline = self._member, self._deadline(timeout_ms)
+        if member is None or not made.offsets:
+            return
+
+        async def attempt() -> None:
+            await group.commit(
+                self.cluster, GROUP, made.offsets, deadline, membership=member.membership, purpose=Purpose.GROUP
+            )
+
+        await self.cluster.retrying(deadline, attempt)
+
+    patch.setattr(ConsumerOffsets, "_send_commit", send)
+    patch.setattr(AutoCommit, "close", lambda self: None)
