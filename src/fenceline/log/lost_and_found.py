@@ -14,6 +14,8 @@ from typing import Final
 from fenceline.log.disk import Disk, write_all
 
 EVIDENCE_DIR: Final = "lost+found"
+INTENDED_SUFFIX: Final = ".intended"
+"""Of the file that says what a cut will take, until there is a receipt."""
 COPY_CHUNK_BYTES: Final = 1 << 20
 
 

@@ -156,6 +156,7 @@ class PartitionLog(ReadableLog):
             clean=clean,
             log_start_offset=log_start_offset,
             now_ms=now_ms,
+            known_end=min(recovery_point, high_watermark),
             only_torn=only_torn,
             before_cut=before_cut,
         )

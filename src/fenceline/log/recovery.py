@@ -69,10 +69,12 @@ def load(
     clean: bool,
     log_start_offset: int,
     now_ms: int,
+    known_end: int = 0,
     only_torn: bool = False,
     before_cut: Callable[[CorruptLog], None] | None = None,
 ) -> Loaded:
-    """Open the files of one partition. `clean`: a clean stop was the last thing that happened to them.
+    """Open the files of one partition. `clean`: a clean stop was the last thing that happened to them. `known_end`: up
+    to there records had been safe on the disk and committed.
 
     `before_cut`: called before whole batches of a log that is `only_torn` are cut; raises what it is given, or has
     written down durably what was acknowledged. Without it nothing of the kind is cut.
@@ -82,7 +84,7 @@ def load(
     """
     try:
         loader = _Loader(disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut)
-        return loader.load(log_start_offset)
+        return loader.load(log_start_offset, known_end)
     except OSError as error:
         what, advice = ("opened", _WAIT_ADVICE) if passes(error.errno) else ("read", _DISK_ADVICE)
         reason = f"can not be {what}: {error.strerror or error}"
@@ -117,7 +119,7 @@ class _Loader:
         self._end = 0  # where the batches that were found good end
         self._gap_from = 0  # as `_end`, also where the next segment begins later
 
-    def load(self, log_start_offset: int) -> Loaded:
+    def load(self, log_start_offset: int, known_end: int) -> Loaded:
         names = tidy(self._disk, self._directory)
         segments = segments_of(self._disk, self._directory, names, self._now_ms)
         if segments:
@@ -131,6 +133,8 @@ class _Loader:
             self._cutting.empty(segments, end, log_start_offset)
             self._producers.clear()
             end = log_start_offset
+        if end < known_end:
+            self._cutting.miss(end, known_end)
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(log_start_offset)
         producer_snapshots.drop(self._disk, self._directory, names, lambda at: at > end)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from fenceline.errors import OperatorError
 from fenceline.log.disk import Disk
 from fenceline.log.errors import CorruptLog
-from fenceline.log.lost_and_found import EVIDENCE_DIR, evidence_in, keep_file, keep_tail
-from fenceline.log.lost_batches import Piece, count_lost
+from fenceline.log.lost_and_found import EVIDENCE_DIR, INTENDED_SUFFIX, evidence_in, keep_file, keep_tail
+from fenceline.log.lost_batches import LostBatches, Piece, count_lost
 from fenceline.log.recovery_note import RecoveryNote, write_note
 from fenceline.log.scan import LOOK_BEHIND_BYTES, BadBatch, next_whole_batch
 from fenceline.log.segment import Segment
@@ -143,6 +143,20 @@ class Cutting:
             report.evidence[:0] = keep_file(self._disk, self._directory, segment.path)
             segment.delete_index_files()
         segments.clear()
+
+    def miss(self, end: int, known_end: int) -> None:
+        """The files end at offset `end`, and whole records up to `known_end` had been safe and committed: of a file or
+        its end nothing is left. Raises CorruptLog after a clean stop, OSError."""
+        reason = f"the log ends at offset {end}, and what followed up to {known_end} had been safe on the disk"
+        if self._clean:
+            raise CorruptLog(self._directory, 0, f"{reason}, after a clean stop", restore_advice("partition"))
+        names = tuple(evidence_in(self._disk, self._directory))
+        if any(name.endswith(INTENDED_SUFFIX) for name in names):
+            return  # a cut was under way, which is looked into and told
+        lost = LostBatches(end, known_end, known_end - end, 0, ())
+        self._report.reason = self._report.reason or f"{self._directory}: {reason}"
+        note = RecoveryNote(lost, f"{self._directory}: {reason}", False, self._now_ms, names, is_missing=True)
+        write_note(self._disk, self._directory, note)
 
 
 def _whole_follows(segment: Segment, position: int) -> bool:

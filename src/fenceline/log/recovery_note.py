@@ -21,7 +21,8 @@ NOTE_SUFFIX: Final = ".note"
 @dataclass(frozen=True, slots=True)
 class RecoveryNote:
     """`torn`: the end of one write, with nothing whole behind it. `others`: what lay in `lost+found` before.
-    `deleted_below`: the log start, where all of this lay below it; else 0."""
+    `deleted_below`: the log start, where all of this lay below it; else 0. `is_missing`: nothing was cut, the files end
+    before what had been safe."""
 
     lost: LostBatches
     reason: str
@@ -29,6 +30,7 @@ class RecoveryNote:
     time_ms: int
     others: tuple[str, ...]
     deleted_below: int = 0
+    is_missing: bool = False
 
 
 def write_note(disk: Disk, directory: str, note: RecoveryNote) -> None:

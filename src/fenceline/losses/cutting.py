@@ -30,6 +30,7 @@ _TORN: Final = "The torn end of one write is not kept."
 _STOPPED: Final = "The node stopped in the middle of the cut."
 _NOT_SYNCED: Final = "What the disk had not kept yet when the machine lost its power is nowhere."
 _LOST_POWER: Final = "the machine lost its power in the middle of a cut, and the disk had not kept them yet"
+_MISSING: Final = "The disk has nothing of it any more."
 _BY_OFFSETS: Final = "records are counted by their offsets"
 _NOBODY_KNOWS: Final = "the log can not be opened any more, and may have had some of them still"
 
@@ -132,6 +133,9 @@ def settle_papers(folder: ReceiptFolder, papers: Papers, *, replica: int, high_w
     noted = sorted((note.lost.start_offset, note.lost.end_offset_exclusive) for _, note in notes)
     receipts = _settle_intents(folder, papers.ends, noted)
     for path, note in notes:
+        if note.is_missing and not (note := _not_told(folder, note)).lost.records:
+            disk.unlink(path)
+            continue
         receipt = _receipt_of_note(folder, note, papers.topic_partition, papers.topic_id, replica, high_watermark)
         if not folder.is_known(receipt.id):
             folder.owe(receipt)
@@ -358,6 +362,18 @@ def _lacks(lost: LostBatches, planned: Receipt, gone_from: int) -> bool:
     return has_all and lost.records < planned.end_offset_exclusive - gone_from
 
 
+def _not_told(folder: ReceiptFolder, note: RecoveryNote) -> RecoveryNote:
+    """What is missing at the end of a log may have been cut, with a receipt, before the next checkpoint."""
+    start, end = note.lost.start_offset, note.lost.end_offset_exclusive
+    for receipt in sorted(folder.contents().receipts, key=lambda each: each.start_offset):
+        if receipt.start_offset <= start < receipt.end_offset_exclusive:
+            start = min(receipt.end_offset_exclusive, end)
+        elif start < receipt.start_offset < end <= receipt.end_offset_exclusive:
+            end = receipt.start_offset
+    lost = replace(note.lost, start_offset=start, end_offset_exclusive=end, records=end - start)
+    return replace(note, lost=lost)
+
+
 def _receipt_of_note(
     folder: ReceiptFolder,
     note: RecoveryNote,
@@ -376,6 +392,8 @@ def _receipt_of_note(
         loss_class, known_by = of_deleted(note.deleted_below)
     else:
         loss_class, known_by = of_recovery(lost, high_watermark, torn=note.torn)
+        if note.is_missing:
+            known_by = f"{known_by}; {_BY_OFFSETS}, their bytes and epochs are not known"
     receipt = Receipt(
         topic=topic_partition.topic,
         topic_id=topic_id,
@@ -394,7 +412,7 @@ def _receipt_of_note(
         leader_epoch=NOBODY,
         time_ms=note.time_ms,
         evidence=evidence,
-        evidence_note="" if evidence else _TORN if note.torn else _NO_EVIDENCE,
+        evidence_note="" if evidence else _MISSING if note.is_missing else _TORN if note.torn else _NO_EVIDENCE,
     )
     return identified(receipt)
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from fenceline.log.disk import Disk, read_file, replace_file
-from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.log.lost_and_found import EVIDENCE_DIR, INTENDED_SUFFIX
 from fenceline.log.recovery_note import NOTE_PREFIX, NOTE_SUFFIX
 from fenceline.losses.receipt import Receipt, decode, document, encode, of_document
 
 PREFIX: Final = "receipt-"
 OUTBOX_PREFIX: Final = "fenceline-loss-"
-INTENDED: Final = ".intended"
+INTENDED: Final = INTENDED_SUFFIX
 DUE: Final = ".due"
 TOLD: Final = ".told"
 

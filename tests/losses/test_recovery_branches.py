@@ -1,0 +1,212 @@
+"""Each branch of opening and cutting a log that takes records, or finds that they are gone, leaves a note or a receipt:
+one test for each row of the table in docs/losses.md.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from fenceline.log.errors import CorruptLog
+from fenceline.log.partition_log import PartitionLog
+from fenceline.log.recovery_note import NOTE_SUFFIX
+from fenceline.losses.cutting import cut_log, settle
+from fenceline.losses.receipt import Cause, LossClass, Receipt
+from fenceline.records.build import build_batch
+from fenceline.testing.sim_disk import SimDisk
+
+from .helpers import DIRECTORY, REPLICA, a_disk, cut, open_log, receipts_of, write
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "losses.md"
+
+
+def used(disk: SimDisk) -> PartitionLog:
+    """Batches of one record in several segments, all of it safe on the disk."""
+    log = open_log(disk)
+    for number in range(30):
+        made = build_batch([(1_000, b"k%d" % number, b"v" * 20, ())])
+        log.append_as_leader(memoryview(made), leader_epoch=1, now_ms=1_000)
+    log.advance_high_watermark(30)
+    work = log.flush_work(1_000)
+    assert work is not None
+    work.run()
+    log.close(clean=False)
+    assert len(log.segments) > 3
+    return log
+
+
+def shorten(disk: SimDisk, path: str, size_bytes: int) -> None:
+    fd = disk.open_append(path)
+    disk.truncate(fd, size_bytes)
+    disk.close(fd)
+
+
+def damage(disk: SimDisk, path: str, position: int) -> None:
+    content = bytearray(disk.peek(path) or b"")
+    content[position] ^= 0x40
+    shorten(disk, path, 0)
+    fd = disk.open_append(path)
+    disk.write(fd, bytes(content))
+    disk.close(fd)
+
+
+def reopened(disk: SimDisk, **fields: int) -> tuple[PartitionLog, list[Receipt]]:
+    """As a start does it. The note is there before the receipt, and gone then."""
+    log = open_log(disk, **fields)
+    notes = [name for name in disk.folder(f"{DIRECTORY}/lost+found") or () if name.endswith(NOTE_SUFFIX)]
+    assert len(notes) == 1
+    receipts = settle(disk, log, replica=REPLICA, high_watermark=fields.get("high_watermark", 0))
+    assert not [name for name in disk.folder(f"{DIRECTORY}/lost+found") or () if name.endswith(NOTE_SUFFIX)]
+    assert receipts == receipts_of(disk)
+    return log, receipts
+
+
+def test_torn_end() -> None:
+    disk = a_disk()
+    last = used(disk).segments[-1]
+    shorten(disk, last.path, last.size_bytes - 5)
+    log, (receipt,) = reopened(disk)
+    assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.cause) == (29, 30, Cause.RECOVERY)
+    assert log.log_end_offset == 29
+
+
+def test_damage_past_the_recovery_point() -> None:
+    disk = a_disk()
+    second = used(disk).segments[1]
+    damage(disk, second.path, 80)
+    log, (receipt,) = reopened(disk, high_watermark=30)
+    assert (receipt.start_offset, receipt.end_offset_exclusive) == (log.log_end_offset, 30)
+    assert receipt.loss_class is LossClass.COMMITTED
+    assert receipt.evidence
+
+
+def test_missing_segment_in_the_middle() -> None:
+    disk = a_disk()
+    _, second, third, *_ = used(disk).segments
+    disk.unlink(second.path)
+    log, (receipt,) = reopened(disk)
+    assert log.log_end_offset == second.base_offset
+    assert (receipt.start_offset, receipt.end_offset_exclusive) == (third.base_offset, 30)
+    assert receipt.evidence
+
+
+def test_end_below_the_log_start() -> None:
+    """DeleteRecords, then a loss of power that took what had not been synced."""
+    disk = a_disk()
+    log = used(disk)
+    for segment in log.segments[2:]:
+        disk.unlink(segment.path)
+    end = log.segments[2].base_offset
+    again, (receipt,) = reopened(disk, log_start_offset=25, high_watermark=30)
+    assert (again.log_start_offset, again.log_end_offset) == (25, 25)
+    assert (receipt.start_offset, receipt.end_offset_exclusive) == (0, end)
+    assert (receipt.loss_class, receipt.cause) == (LossClass.EXPIRED, Cause.RECOVERY)
+    assert len(receipt.evidence) == 2
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_end_below_what_had_been_safe(left: int) -> None:
+    """Whole files are gone, so that nothing is torn or damaged."""
+    disk = a_disk()
+    log = used(disk)
+    for segment in log.segments[left:]:
+        disk.unlink(segment.path)
+    end = log.segments[left].base_offset
+    again, (receipt,) = reopened(disk, recovery_point=28, high_watermark=30)
+    assert again.log_end_offset == end
+    assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (end, 28, 28 - end)
+    assert receipt.loss_class is LossClass.COMMITTED
+    assert "counted by their offsets" in receipt.known_by
+
+
+def test_end_below_what_had_been_safe_after_a_clean_stop() -> None:
+    """Nothing may be missing then: the partition stays offline, as with any other damage."""
+    disk = a_disk()
+    log = used(disk)
+    log.close(clean=True)
+    disk.unlink(log.segments[-1].path)
+    with pytest.raises(CorruptLog, match="what followed up to 30 had been safe on the disk, after a clean stop"):
+        open_log(disk, clean=True, recovery_point=30, high_watermark=30)
+
+
+def test_cut_before_the_checkpoint() -> None:
+    """The recovery point on the disk is still that of before: the receipt of the cut tells all of it, once."""
+    disk = a_disk()
+    used(disk)
+    log = open_log(disk, recovery_point=30, high_watermark=30)
+    (receipt,) = cut_log(disk, log, cut(12))
+    log.close(clean=False)
+    again, receipts = reopened_with(disk, recovery_point=30, high_watermark=30)
+    assert again.log_end_offset == 12
+    assert receipts == []
+    assert receipts_of(disk) == [receipt]
+
+
+def reopened_with(disk: SimDisk, **fields: int) -> tuple[PartitionLog, list[Receipt]]:
+    log = open_log(disk, **fields)
+    return log, settle(disk, log, replica=REPLICA, high_watermark=fields["high_watermark"])
+
+
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_cut_by_a_follower(begins_anew: bool) -> None:
+    disk = a_disk()
+    used(disk)
+    log = open_log(disk, recovery_point=30, high_watermark=20)
+    (receipt,) = cut_log(disk, log, cut(40 if begins_anew else 12, begins_anew=begins_anew))
+    assert (receipt.start_offset, receipt.end_offset_exclusive) == (0 if begins_anew else 12, 30)
+
+
+@pytest.mark.parametrize("offset", [3, 20])
+def test_begin_anew_below_the_end(offset: int) -> None:
+    """At the leader's start, wherever that lies: all that the log had is told."""
+    disk = a_disk()
+    used(disk)
+    log = open_log(disk, recovery_point=30, high_watermark=20, log_start_offset=10)
+    (receipt,) = cut_log(disk, log, cut(offset, begins_anew=True))
+    assert (log.log_start_offset, log.log_end_offset) == (offset, offset)
+    assert (receipt.start_offset, receipt.end_offset_exclusive) == (10, 30)
+
+
+def test_damage_in_what_a_cut_leaves() -> None:
+    """The log is opened anew after a cut: what is damaged in the part that was to stay goes as well, and is told."""
+    disk = a_disk()
+    used(disk)
+    log = open_log(disk, high_watermark=30)
+    kept = log.segments[3]
+    damage(disk, kept.path, 80)
+    receipts = cut_log(disk, log, cut(28))
+    assert log.log_end_offset == kept.base_offset
+    told = sorted((each.start_offset, each.end_offset_exclusive) for each in receipts)
+    assert told[0][0] == log.log_end_offset
+    assert told[-1] == (28, 30)
+    assert {each.id for each in receipts_of(disk)} == {each.id for each in receipts}
+
+
+def test_records_that_were_deleted_leave_no_receipt() -> None:
+    """Retention and DeleteRecords take what was asked for; a group's coordinator tells what the group had not read."""
+    disk = a_disk()
+    log = used(disk)
+    log.advance_log_start(25)
+    log.enforce_retention(1_000)
+    assert receipts_of(disk) == []
+
+
+def test_empty_log_that_moves() -> None:
+    """Where nothing is, nothing is lost: a follower takes a batch that begins below where its empty log goes on."""
+    disk = a_disk()
+    log = open_log(disk)
+    log.truncate_fully_and_start_at(5)
+    write(log, 1, 0)
+    batch = build_batch([(1_000, b"k", b"v", ())] * 4, base_offset=3, leader_epoch=1)
+    log.append_as_follower(memoryview(batch))
+    assert (log.log_start_offset, log.log_end_offset) == (3, 7)
+    assert receipts_of(disk) == []
+
+
+def test_the_page_lists_these_tests() -> None:
+    named = re.findall(r"`(test_\w+)`", PAGE.read_text())
+    here = {name for name in globals() if name.startswith("test_")} - {"test_the_page_lists_these_tests"}
+    assert set(named) == here
