@@ -117,10 +117,11 @@ class LogDirOffsets:
     def are_of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> bool:
         """Whether the entries of a partition tell of this directory: the rule of this module."""
         named = self.incarnations.get(topic_partition)
-        if named is None:
-            return self.is_clean and topic_partition in self.recovery_points
-        # Kafka, which names none, has made this one since, and written all entries anew at its clean stop.
-        return named == directory.text or (self.is_clean and directory.incarnation is None)
+        if named == directory.text != "":
+            return True
+        # A clean stop of Kafka, which names none, wrote all entries anew. A directory without an id is an operator's.
+        is_told = self.is_clean and directory.topic_id is not None and topic_partition in self.recovery_points
+        return is_told and (named is None or directory.incarnation is None)
 
     def of(self, topic_partition: TopicPartition, directory: DirectoryIdentity) -> Known:
         """What is known of the log in this directory."""
@@ -138,8 +139,10 @@ class LogDirOffsets:
         known = self.of(topic_partition, directory) if directory is not None else UNKNOWN
         if not known.is_proven:
             self.forget(topic_partition)
-        elif directory is not None and directory.text and topic_partition in self.recovery_points:
-            self.incarnations[topic_partition] = directory.text
+        elif directory is not None:
+            self.incarnations.pop(topic_partition, None)
+            if directory.text and topic_partition in self.recovery_points:
+                self.incarnations[topic_partition] = directory.text
         return known
 
     def safe_recovery_point(self, topic_partition: TopicPartition) -> int:
@@ -163,7 +166,8 @@ class LogDirOffsets:
             return
         if self.cleaned.get(topic_partition, 0) > log.log_end_offset:
             self.cleaned[topic_partition] = log.log_end_offset  # it was cut: what comes now is not compacted
-        self.incarnations[topic_partition] = log.identity.text
+        if topic_partition not in self.incarnations:
+            self.incarnations[topic_partition] = log.identity.text  # the same until `claim` or `forget`
         self.recovery_points[topic_partition] = recovery_point_to_write(log)
         self.high_watermarks[topic_partition] = log.high_watermark
         if not log.segments or log.log_start_offset > log.segments[0].base_offset:

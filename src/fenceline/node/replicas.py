@@ -449,6 +449,8 @@ class Replicas:
         """Its files go, its receipts stay."""
         log_dir = self._log_dirs.holder(topic_partition)
         self._log_dirs.forget(topic_partition)
+        # The next topic of this name misses nothing.
+        self._log_dirs.missing.pop(topic_partition, None)
         if log_dir is None or not self._log_dirs.is_online(log_dir):
             return  # what a failed directory still has of it is set aside when it comes back
         try:

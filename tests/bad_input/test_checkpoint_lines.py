@@ -1,0 +1,145 @@
+"""Checkpoint files with lines that cannot be right, and partition directories that are not those which the checkpoints
+tell of: said with advice, and no record is lost by it. What a log makes of such lines: `test_log_dir_offsets.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from immutables import Map
+
+from fenceline.config.node import NodeConfig
+from fenceline.errors import ErrorCode
+from fenceline.log.checkpoints import encode_partition_metadata, read_offsets
+from fenceline.log.disk import OsDisk, replace_file
+from fenceline.log.log_dir_offsets import CLEANED, HIGH_WATERMARKS, INCARNATIONS, LOG_STARTS, RECOVERY_POINTS
+from fenceline.node.directories import open_directories
+from fenceline.node.logs import redirect
+from tests.node.desk import TOPIC, Desk
+
+from .test_partition_directories import code, lines, names, path_of, played, remove, start, stop
+
+__all__ = ["lines"]
+
+Line = tuple[str, dict[str, Any]]
+
+
+@pytest.fixture
+def said() -> Iterator[list[Line]]:
+    found: list[Line] = []
+    before = redirect(lambda level, room, event, fields: found.append((event, fields)))
+    yield found
+    redirect(before)
+
+
+def opened(path: Path) -> None:
+    for each in open_directories(NodeConfig.load(None, {"log.dirs": str(path)}, {}), OsDisk()).all:
+        each.give_back()
+
+
+@pytest.mark.parametrize("name", [RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS, CLEANED])
+@pytest.mark.parametrize("bad", ["rain 0 -5", f"rain 0 {2**64}", "rain 0 1\nrain 0 2"])
+def test_a_line_that_cannot_be_right_is_said(tmp_path: Path, name: str, bad: str, said: list[Line]) -> None:
+    opened(tmp_path)
+    rows = bad.split("\n")
+    (tmp_path / name).write_text(f"0\n{len(rows)}\n{bad}\n")
+    said.clear()
+    opened(tmp_path)
+    (ignored,) = (fields for event, fields in said if event == "checkpoint entry ignored")
+    assert ignored["reason"].startswith(f"{tmp_path}/{name}: rain-0 ")
+    assert "keeps all records" in ignored["consequence"]
+    assert ignored["advice"]
+
+
+def test_partitions_that_do_not_exist_are_said_once(tmp_path: Path, said: list[Line]) -> None:
+    opened(tmp_path)
+    rows = [f"gone {index} 7" for index in range(40)]
+    for name in (RECOVERY_POINTS, HIGH_WATERMARKS):
+        (tmp_path / name).write_text("\n".join(["0", "40", *rows, ""]))
+    (tmp_path / ".kafka_cleanshutdown").unlink(missing_ok=True)
+    said.clear()
+    opened(tmp_path)
+    (dropped,) = (fields for event, fields in said if event == "checkpoint entries without a directory dropped")
+    assert (dropped["count"], dropped["partitions"][:2]) == (40, ["gone-0", "gone-1"])
+    assert "put them back" in dropped["advice"]
+
+
+def test_a_checkpoint_of_incarnations_that_is_damaged(tmp_path: Path, said: list[Line]) -> None:
+    opened(tmp_path)
+    (tmp_path / INCARNATIONS).write_text("0\n3\nrain 0 x\n")
+    said.clear()
+    opened(tmp_path)
+    (damaged,) = (fields for event, fields in said if event == "checkpoint damaged, going on without it")
+    assert INCARNATIONS in damaged["reason"]
+    assert "checked from its start" in damaged["consequence"]
+
+
+def test_files_of_another_topic_in_the_directory_of_a_partition(lines: list[Line]) -> None:
+    """They are set aside, and the replica that is made anew has nothing of what the checkpoints knew."""
+
+    def story(desk: Desk) -> None:
+        desk.lead(5)
+        desk.append(9)
+        log = desk.replica().log
+        log.advance_high_watermark(9)
+        log.advance_log_start(4)
+        stop(desk)
+        replace_file(desk.disk, path_of(desk, f"{TOPIC}-0/partition.metadata"), encode_partition_metadata(UUID(int=9)))
+        start(desk)
+        assert [event for event, _ in lines] == ["stray partition set aside"]
+        desk.append(2)
+        stop(desk, clean=False)
+        start(desk)
+        log = desk.replica().log
+        assert (log.log_start_offset, log.log_end_offset) == (0, 2)
+
+    played(story)
+
+
+def test_two_directories_of_one_topic_id(lines: list[Line]) -> None:
+    """A copy of a partition's directory under a name that no topic has: set aside; the partition is served."""
+
+    def story(desk: Desk) -> None:
+        desk.lead(5)
+        desk.append(3)
+        stop(desk)
+        there, copy = path_of(desk, f"{TOPIC}-0"), path_of(desk, "snow-0")
+        desk.disk.mkdir(copy)
+        for name in desk.disk.listdir(there):
+            content = desk.disk.peek(f"{there}/{name}")
+            if content is not None:
+                replace_file(desk.disk, f"{copy}/{name}", content)
+        start(desk)
+        assert [event for event, _ in lines] == ["stray partition set aside"]
+        assert "does not know a topic with this name and id" in lines[0][1]["reason"]
+        assert code(desk, 0) == 0
+        assert desk.replica().log.log_end_offset == 3
+        assert any(name.startswith("snow-0.") for name in names(desk))
+        assert read_offsets(desk.disk, path_of(desk, RECOVERY_POINTS)).keys() <= {desk.replica().topic_partition}
+
+    played(story)
+
+
+def test_a_topic_made_anew_does_not_miss_the_directory_of_the_one_before(lines: list[Line]) -> None:
+    """The advice to delete the topic helps: one of the same name is served."""
+
+    def story(desk: Desk) -> None:
+        desk.lead(5)
+        desk.append(3)
+        stop(desk)
+        remove(desk, f"{TOPIC}-0")
+        image = desk.image
+        start(desk)
+        assert code(desk, 0) == ErrorCode.KAFKA_STORAGE_ERROR
+        desk.delete_topic()
+        topic = replace(image.topics_by_name[TOPIC], id=UUID(int=9))
+        anew = replace(image, topics_by_name=Map({TOPIC: topic}), topics_by_id=Map({topic.id: topic}))
+        desk._apply(desk.image, anew)
+        assert desk.replica().log.log_end_offset == 0
+
+    played(story)
