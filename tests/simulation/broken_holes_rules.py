@@ -58,6 +58,7 @@ _UNCLEAN: Final = {
     "crash_s": "0",
     "crash_calls": "0",
     "full_s": "0",
+    "liveness_s": "30",
 }
 """Unclean elections, and changes of the same partitions at any moment after them."""
 
@@ -144,7 +145,7 @@ _TORN_APART: Final = {"drop_s": "0.25", "crash_s": "0.8", "down_s": "0.3", "part
 """Answers of coordinators are lost, so that commits are tried again while the group moves on."""
 
 
-@breaks(NO_SEED, "", "", story="members", **_TORN_APART)
+@breaks(6, "commits", "2026-11-23", story="members", **_TORN_APART)
 def _b5_a_commit_belongs_to_the_generation_that_made_it(patch: pytest.MonkeyPatch) -> None:
     """Its retry went out under whatever generation the member had by then."""
 

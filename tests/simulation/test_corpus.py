@@ -91,6 +91,14 @@ def test_the_table_names_what_is_missing() -> None:
     )
 
 
+def test_what_cannot_be_met_has_a_reason() -> None:
+    for reason in coverage_table.REASONS:
+        covered = [triple for triple in coverage_table.every() if reason.covers(triple)]
+        assert covered
+        assert reason.why.endswith(".")
+        assert not coverage_table.wanted().intersection(covered)
+
+
 def test_the_corpus_of_this_repository_can_be_played() -> None:
     """Each entry is a game with options that its story knows, and reaches something first."""
     reached: set[Triple] = set()

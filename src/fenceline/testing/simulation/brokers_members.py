@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from fenceline.client import auto_commit
 from fenceline.client.async_consumer import AsyncConsumer
+from fenceline.client.consumer_offsets import MadeCommit
 from fenceline.errors import FencelineError
 from fenceline.ids import TopicPartition
 from fenceline.testing.simulation.brokers import Story
@@ -63,6 +64,22 @@ class Commits:
         return dict(self._acknowledged)
 
 
+class _Consumer(AsyncConsumer):
+    """Looks at the group's positions at once when a commit succeeded that is behind what is known: the next commit of
+    the partition's owner would hide it."""
+
+    member: Member
+
+    async def _send_commit(self, made: MadeCommit, timeout_ms: float | None) -> None:
+        await super()._send_commit(made, timeout_ms)
+        least = self.member.commits.least()
+        if any(committed.offset < least.get(where, 0) for where, committed in made.offsets.items()):
+            try:
+                await self.member.look(self)
+            except InvariantBroken as error:
+                self.member.world.scheduler.fail(error)
+
+
 class Member(Client):
     """See the module."""
 
@@ -85,7 +102,7 @@ class Member(Client):
             if step < 0.3:
                 await self._commit(consumer)
             elif step < 0.45:
-                await self._look(consumer)
+                await self.look(consumer)
             elif step < 0.5 and self.world.faults_strike:
                 await asyncio.sleep(rng.uniform(0.2, 2.5))
             elif step < 0.6 and self.world.faults_strike:
@@ -102,7 +119,8 @@ class Member(Client):
     def _join(self) -> AsyncConsumer:
         self.tell("joins")
         nodes = ",".join(f"{machine_of(node)}:{DATA_PORT}" for node in self.nodes)
-        consumer = self._consumer = AsyncConsumer(nodes, **_CONFIG)
+        consumer = self._consumer = _Consumer(nodes, **_CONFIG)
+        consumer.member = self
         consumer.subscribe([f"t{number}" for number in range(self.world.options.topics)])
         return consumer
 
@@ -114,7 +132,7 @@ class Member(Client):
             self.commits.acknowledged(offsets)
             self.tell(f"has committed {_told(offsets)}")
 
-    async def _look(self, consumer: AsyncConsumer) -> None:
+    async def look(self, consumer: AsyncConsumer) -> None:
         """Raises InvariantBroken where a position is behind what was acknowledged before it was asked for."""
         least = self.commits.least()
         if not least:

@@ -31,7 +31,18 @@ class Reason(NamedTuple):
         )
 
 
-REASONS: Final[tuple[Reason, ...]] = ()
+_ANY: Final[frozenset[str]] = frozenset()
+
+REASONS: Final[tuple[Reason, ...]] = (
+    Reason(
+        "",
+        _ANY,
+        _ANY,
+        frozenset((Fault.FAILING_DISK, Fault.WRONG_BITS)),
+        "Clusters with data do not have it: their checks read the same files as their nodes. It strikes the stories"
+        " `controller`, `controllers` and `quorum`, whose states are not sampled.",
+    ),
+)
 
 
 def every() -> Iterator[Triple]:
