@@ -10,7 +10,7 @@ from fenceline.testing.simulation.stage import options_of, play
 
 from .test_brokers_story import NO_FAULTS
 
-PROFILES = {"operated", "incarnations"}
+PROFILES = {"operated", "incarnations", "cleaning", "groups"}
 BEGUN = {
     Operation.PRODUCE,
     Operation.FETCH,
@@ -27,6 +27,11 @@ BEGUN = {
     Operation.ALTER_CONFIG,
     Operation.PREFERRED_ELECTION,
     Operation.UNCLEAN_ELECTION,
+    Operation.COMMIT_OFFSETS,
+    Operation.FETCH_COMMITTED,
+    Operation.RESET_OFFSETS,
+    Operation.DELETE_OFFSETS,
+    Operation.DELETE_GROUP,
 }
 
 
@@ -51,7 +56,7 @@ def test_each_profile_is_drawn() -> None:
 def test_an_operator_uses_every_api(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: set[str] = set()
     monkeypatch.setattr(Coverage, "operation", lambda self, name, topic=None: begun.add(name))
-    wanted = {"operations": "", "operate_s": "0.05", "safety_s": "10", "unclean": "1"}
+    wanted = {"operations": "", "operate_s": "0.05", "safety_s": "10", "unclean": "1", "groups": "1"}
     outcome = play(1, "operations", overrides=NO_FAULTS | wanted)
     assert outcome.failure is None, outcome.report()
     assert begun == BEGUN

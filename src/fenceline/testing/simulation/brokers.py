@@ -14,6 +14,7 @@ from fenceline.config.node import NodeConfig
 from fenceline.quorum.roles import Role
 from fenceline.testing.simulation.brokers_admin import Admin
 from fenceline.testing.simulation.brokers_clients import Client, Consumer, Producer
+from fenceline.testing.simulation.brokers_groups import Group
 from fenceline.testing.simulation.brokers_node import SimBroker, config_of, format_node
 from fenceline.testing.simulation.brokers_operator import Operator
 from fenceline.testing.simulation.checks import Invariants
@@ -148,4 +149,4 @@ class OperatedStory(Story):
 
     def clients(self) -> list[type[Client]]:
         """See `Story`."""
-        return [Operator, Producer, Consumer, Producer, Consumer]
+        return [Operator, Producer, Consumer, Producer, Consumer, *[Group] * self._world.options.groups]

@@ -127,12 +127,15 @@ class Admin(Client):
     async def allow_unclean(self, topic: str, value: str) -> None:
         await self.alter_config(topic, "unclean.leader.election.enable", value)
 
-    async def alter_config(self, topic: str, name: str, value: str) -> None:
+    async def alter_config(self, topic: str, name: str, value: str) -> bool:
+        """Whether it was done."""
         config = {"name": name, "config_operation": 0, "value": value}
         resource = {"resource_type": 2, "resource_name": topic, "configs": [config]}
         fields = {"resources": [resource], "validate_only": False}
         answer = await self.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, fields)
-        self.tell(f"sets {name}={value} of {topic}: {answer.responses[0].error_code}")
+        code = answer.responses[0].error_code
+        self.tell(f"sets {name}={value} of {topic}: {code}")
+        return not code
 
     async def delete(self, topic: str) -> None:
         await self.delete_only(topic)

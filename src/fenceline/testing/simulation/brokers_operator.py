@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC
 from fenceline.testing.simulation.brokers_admin import Admin
 from fenceline.testing.simulation.brokers_wire import Place
 from fenceline.testing.simulation.operations import Operation
@@ -31,6 +32,8 @@ class Operator(Admin):
         wanted = {each.strip() for each in self.options.operations.split(",") if each.strip()}
         self._wanted = [each for each in OPERATIONS if not wanted or each.value in wanted]
         self._made: set[str] = set()
+        self._offsets_roll = False
+        """Whether the topic of the groups has small segments."""
         self._left: dict[tuple[str, int], list[int]] = {}
         """By partition: the replicas that it had before it was moved away."""
 
@@ -39,6 +42,10 @@ class Operator(Admin):
         missing = [each for each in self.topics if each not in {place.topic for place in self.places}]
         for topic in missing:
             await self._make(topic)
+        if self.options.groups and self.options.segment_bytes and not self._offsets_roll:
+            self._offsets_roll = await self.alter_config(
+                CONSUMER_OFFSETS_TOPIC, "internal.segment.bytes", str(self.options.segment_bytes)
+            )
         if not self.world.faults_strike:
             if not missing:
                 self.served()

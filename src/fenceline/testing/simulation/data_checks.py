@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from fenceline.ids import NO_LEADER
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, NO_LEADER
 from fenceline.losses.receipt import Receipt
 from fenceline.metadata.image import (
     EMPTY_IMAGE,
@@ -25,6 +25,7 @@ from fenceline.records.batch import read_header
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.data_crashes import Crashes, Key
 from fenceline.testing.simulation.data_history import History, Place, decoded, first_from
+from fenceline.testing.simulation.group_checks import Positions
 from fenceline.testing.simulation.log_reader import StoredBatches
 from fenceline.testing.simulation.partition_checks import check_change, shown
 from fenceline.testing.simulation.receipt_checks import is_of, papers, receipts_are_exact
@@ -113,6 +114,8 @@ class DataChecks:
         """By partition: offsets of requests to delete records that may still be on their way."""
         self.image: MetadataImage = EMPTY_IMAGE
         """The newest committed one that any node has."""
+        self.positions = Positions()
+        """What groups have committed."""
         self.histories: dict[Key, History] = {}
         self._partitions: dict[Key, PartitionImage] = {}
         self._nodes: dict[int, _Node] = {}
@@ -136,6 +139,12 @@ class DataChecks:
                     # A cut that was under way may have a receipt already, of what the log had when it was seen last.
                     known = copy.receipts if copy.was_cut else node.receipts | copy.receipts
                     crashes.ended(key, copy.replica.log.directory, copy.log, known)
+
+    @property
+    def lost_commits(self) -> bool:
+        """Whether commits of groups may be lost: a partition of their topic was led uncleanly."""
+        name = f"{CONSUMER_OFFSETS_TOPIC}-"
+        return any(each.name.startswith(name) and each.last_unclean >= 0 for each in self.histories.values())
 
     @property
     def live_keys(self) -> dict[Key, PartitionImage]:

@@ -176,6 +176,9 @@ def draw_operations(rng: Random, drawn: Options) -> Options:
         churn_s=0.0,
         swap_s=0.0,
         deletes=True,
+        compaction=rng.random() < 0.4,
+        retention=rng.random() < 0.5,
+        groups=rng.choice((0, 1, 2)),
         operate_s=rng.choice((0.1, 0.3, 0.6)),
         segment_bytes=rng.choice((0, 300, 1000)),
         checkpoint_ms=rng.choice((20, 300, 2000, NEVER_MS)),
@@ -207,8 +210,37 @@ def _incarnations(rng: Random, options: Options) -> Options:
     )
 
 
+def _cleaning(rng: Random, options: Options) -> Options:
+    """Logs of tiny segments that are deleted and compacted all the time, under other configs every moment."""
+    return replace(
+        options,
+        compaction=True,
+        retention=True,
+        groups=min(options.groups, 1),
+        segment_bytes=rng.choice((300, 600)),
+        tidy_ms=rng.choice((50, 200)),
+        operate_s=rng.choice((0.2, 0.5)),
+        operations=rng.choice(("alter config", "alter config,delete records", "alter config,reassign")),
+        think_ms=rng.choice((10.0, 30.0)),
+    )
+
+
+def _groups(rng: Random, options: Options) -> Options:
+    """Groups commit while their coordinators move, and topics go and come anew."""
+    return replace(
+        options,
+        groups=3,
+        segment_bytes=rng.choice((300, 1000)),
+        operations="recreate topic,preferred election,reassign,delete records",
+        crash_s=round(rng.uniform(0.5, 2), 3),
+        think_ms=rng.choice((10.0, 30.0)),
+    )
+
+
 _OPERATED: Final[Mapping[str, Callable[[Random, Options], Options]]] = {
     "operated": _operated,
     "incarnations": _incarnations,
+    "cleaning": _cleaning,
+    "groups": _groups,
 }
-_OPERATED_CHOICE: Final = ("operated",) * 2 + ("incarnations",)
+_OPERATED_CHOICE: Final = ("operated",) * 3 + ("incarnations", "cleaning", "groups")

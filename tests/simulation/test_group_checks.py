@@ -1,0 +1,69 @@
+"""Committed offsets of simulated groups: each has the request that made it, and belongs to one topic id."""
+
+from __future__ import annotations
+
+import pytest
+
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.group_checks import NOTHING, Commit, Positions
+
+KEY, OTHER = (b"id", 0), (b"another", 0)
+FIRST, SECOND, THIRD = Commit(5, "1"), Commit(5, "2"), Commit(7, "3")
+
+
+def positions() -> Positions:
+    made = Positions()
+    for commit in (FIRST, SECOND):
+        made.sends("g", KEY, commit)
+        made.acknowledged("g", KEY, commit)
+    return made
+
+
+def read(made: Positions, commit: Commit, *, key: tuple[bytes, int] = KEY, may_be_older: bool = False) -> None:
+    made.read("g", key, commit, "n1", may_be_older=may_be_older)
+
+
+def test_the_acknowledged_commit_counts() -> None:
+    read(positions(), SECOND)
+
+
+def test_an_older_commit_of_the_same_offset_is_a_loss() -> None:
+    with pytest.raises(InvariantBroken, match=r"offset 5 of commit 1, it had offset 5 of commit 2 \(committed offsets"):
+        read(positions(), FIRST)
+    read(positions(), FIRST, may_be_older=True)
+
+
+def test_a_position_that_is_gone_needs_a_request() -> None:
+    made = positions()
+    with pytest.raises(InvariantBroken, match="no position"):
+        read(made, NOTHING)
+    made.deletes("g")
+    read(made, NOTHING)
+    made = positions()
+    made.deletes("g", OTHER)
+    with pytest.raises(InvariantBroken, match="no position"):
+        read(made, NOTHING)
+
+
+def test_a_commit_without_an_answer_may_count() -> None:
+    made = positions()
+    made.sends("g", KEY, THIRD)
+    read(made, SECOND)
+    read(made, THIRD)
+    with pytest.raises(InvariantBroken):
+        read(made, SECOND)
+
+
+def test_another_topic_of_the_name_has_no_position() -> None:
+    made = positions()
+    read(made, NOTHING, key=OTHER)
+    with pytest.raises(InvariantBroken):
+        read(made, SECOND, key=OTHER)
+
+
+def test_what_was_deleted_does_not_come_back() -> None:
+    made = positions()
+    made.deletes("g", KEY)
+    made.deleted("g", KEY)
+    with pytest.raises(InvariantBroken):
+        read(made, SECOND)
