@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fenceline.testing.simulation.coverage import Coverage
+from fenceline.testing.simulation.data_checks import DataChecks
 from fenceline.testing.simulation.operations import FAULTS, OPERATIONS, Fault, Operation
-from fenceline.testing.simulation.stage import options_of, play
+from fenceline.testing.simulation.stage import Outcome, options_of, play
 
 from .test_brokers_story import NO_FAULTS
 
-PROFILES = {"operated", "incarnations", "cleaning", "groups"}
+PROFILES = {"operated", "incarnations", "cleaning", "groups", "moves", "metadata"}
 BEGUN = {
     Operation.PRODUCE,
     Operation.FETCH,
@@ -32,6 +33,7 @@ BEGUN = {
     Operation.RESET_OFFSETS,
     Operation.DELETE_OFFSETS,
     Operation.DELETE_GROUP,
+    Operation.MOVE_DIRECTORY,
 }
 
 
@@ -56,7 +58,32 @@ def test_each_profile_is_drawn() -> None:
 def test_an_operator_uses_every_api(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: set[str] = set()
     monkeypatch.setattr(Coverage, "operation", lambda self, name, topic=None: begun.add(name))
-    wanted = {"operations": "", "operate_s": "0.05", "safety_s": "10", "unclean": "1", "groups": "1"}
+    wanted = {"operations": "", "operate_s": "0.05", "safety_s": "10", "unclean": "1", "groups": "1", "log_dirs": "2"}
     outcome = play(1, "operations", overrides=NO_FAULTS | wanted)
     assert outcome.failure is None, outcome.report()
     assert begun == BEGUN
+
+
+def _outcome_of(profile: str) -> Outcome:
+    seed = next(seed for seed in range(200) if options_of(seed, "operations").profile == profile)
+    outcome = play(seed, "operations", overrides={"lose_dir_s": "1", "log_dirs": "2"})
+    assert outcome.failure is None, outcome.report()
+    return outcome
+
+
+def test_directories_are_lost() -> None:
+    assert _outcome_of("moves").struck[Fault.DIRECTORY_LOST.value] > 0
+
+
+def test_a_loss_without_a_receipt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 0 loses acknowledged records to an unclean election."""
+    check = DataChecks.losses_have_receipts
+
+    def without_receipts(self: DataChecks) -> None:
+        self.receipts.clear()
+        check(self)
+
+    monkeypatch.setattr(DataChecks, "losses_have_receipts", without_receipts)
+    outcome = play(0, "brokers")
+    assert outcome.failure is not None
+    assert "was acknowledged and is lost, no receipt says so (losses)" in outcome.failure

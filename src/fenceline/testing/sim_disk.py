@@ -103,6 +103,21 @@ class SimDisk:
         """Every such call on a path that ends in `suffix` fails from now on, until `heal`; only those `under` one."""
         self._faults.append((call, lambda path: path.endswith(suffix) and path.startswith(under), number))
 
+    def lose(self, directory: str) -> Callable[[], None]:
+        """Every call under a directory fails with EIO, until what this returns is called."""
+        kinds: tuple[Call, ...] = ("open", "write", "read", "fsync", "rename", "unlink", "truncate")
+
+        def is_there(path: str) -> bool:
+            return path == directory or path.startswith(directory + "/")
+
+        faults: list[tuple[Call, Callable[[str], bool], int]] = [(kind, is_there, errno.EIO) for kind in kinds]
+        self._faults += faults
+
+        def give_back() -> None:
+            self._faults = [each for each in self._faults if each not in faults]
+
+        return give_back
+
     def heal(self) -> None:
         self._faults.clear()
         self.capacity_bytes = None
@@ -124,6 +139,15 @@ class SimDisk:
         is the same directory and power lasts.
         """
         return self._entries.get(directory)
+
+    def folders(self) -> Sequence[str]:
+        """All directories, in order, past every fault."""
+        return sorted(self._directories)
+
+    def flip(self, path: str, position: int) -> None:
+        """Change one byte where it lies, past every fault; the same call again puts it back."""
+        directory, name = path.rsplit("/", 1)
+        self._entries[directory or "/"][name].content[position] ^= 0x55
 
     def safe(self, directory: str) -> dict[str, bytes]:
         """By name, what no loss of power can take from the directory's files."""

@@ -15,13 +15,14 @@ from fenceline.quorum.roles import Role
 from fenceline.testing.simulation.brokers_admin import Admin
 from fenceline.testing.simulation.brokers_clients import Client, Consumer, Producer
 from fenceline.testing.simulation.brokers_groups import Group
-from fenceline.testing.simulation.brokers_node import SimBroker, config_of, format_node
+from fenceline.testing.simulation.brokers_node import SimBroker, config_of, directories_of, format_node
 from fenceline.testing.simulation.brokers_operator import Operator
-from fenceline.testing.simulation.checks import Invariants
+from fenceline.testing.simulation.checks import InvariantBroken, Invariants
 from fenceline.testing.simulation.clean_marks import CleanMarks
 from fenceline.testing.simulation.coverage import State
 from fenceline.testing.simulation.coverage_states import DOWN, states_of
 from fenceline.testing.simulation.data_checks import DataChecks
+from fenceline.testing.simulation.disk_checks import verify_finds_a_changed_byte, verify_finds_nothing
 from fenceline.testing.simulation.options import Options
 from fenceline.testing.simulation.profiles import draw, draw_operations
 from fenceline.testing.simulation.sockets import Sockets
@@ -29,6 +30,7 @@ from fenceline.testing.simulation.world import Process, World
 
 _NODES: Final = (1, 2, 3)
 _CALLS_OF_A_CUT: Final = 40
+_STOP_S: Final = 60.0
 
 
 class Story:
@@ -70,7 +72,13 @@ class Story:
             self.checks.on_cut = self._crash_in_cut
         for node_id in _NODES:
             self._configs[node_id] = config_of(options, node_id, self._controllers)
-            format_node(world.add(node_id, self._body).disk, node_id, self._controllers, elr=options.elr)
+            format_node(
+                world.add(node_id, self._body).disk,
+                node_id,
+                self._controllers,
+                elr=options.elr,
+                directories=directories_of(options),
+            )
         for process in world.processes.values():
             process.start()
         for number, kind in enumerate(self.clients()):
@@ -146,6 +154,22 @@ class OperatedStory(Story):
     def settle(rng: Random, drawn: Options) -> Options:
         """See `profiles`."""
         return draw_operations(rng, drawn)
+
+    def final(self) -> None:
+        """Also stop all nodes in order, and look at their disks with the tools that operators have."""
+        super().final()
+        world = self._world
+        for process in world.processes.values():
+            process.must_run = False
+            process.request_stop()
+        world.scheduler.run(until_s=world.scheduler.now_s + _STOP_S, done=lambda: not any(world.up()))
+        if any(world.up()):
+            raise InvariantBroken(f"{[each.name for each in world.up()]} do not stop within {_STOP_S} s")
+        disks = {process.name: process.disk for process in world.processes.values()}
+        directories = [f"/{name}{path}" for name in disks for path in directories_of(world.options)]
+        verify_finds_nothing(disks, directories)
+        verify_finds_a_changed_byte(disks, directories, world.rng("changed byte"))
+        self.checks.ledger_is_complete(disks.values())
 
     def clients(self) -> list[type[Client]]:
         """See `Story`."""

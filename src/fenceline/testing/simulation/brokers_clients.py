@@ -221,8 +221,11 @@ class Producer(Client):
             return int(code)
         self.served()
         history = self.history(place)
-        if history is not None and self._acks == -1 and sequence >= 0:
-            history.acknowledged(result.base_offset, producer_id, sequence, self.who)
+        # What a topic's deletion committed a moment before is gone, and nobody looked at it.
+        if history is not None and place.key in self.checks.live_keys:
+            if self._acks == -1 and sequence >= 0:
+                history.acknowledged(result.base_offset, producer_id, sequence, self.who)
+            history.told_written(result.base_offset, batch)
         return 0
 
     def _lost_its_sequence(self, place: Place, code: ErrorCode) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Final
+from uuid import UUID
 
 from fenceline.config.node import NodeConfig
 from fenceline.ids import encode_uuid
@@ -47,6 +48,11 @@ def voter_of(node_id: int) -> Voter:
     return Voter(node_id, directory_id(node_id), (endpoint,), KRaftVersionFeature(0, 1))
 
 
+def directories_of(options: Options) -> list[str]:
+    """The data directories of each node; the first has the metadata log."""
+    return [DATA_DIR, *(f"{DATA_DIR}{number}" for number in range(2, options.log_dirs + 1))]
+
+
 def config_of(options: Options, node_id: int, controllers: Iterable[int]) -> NodeConfig:
     """The server.properties of one node."""
     controllers, machine = tuple(controllers), machine_of(node_id)
@@ -60,7 +66,7 @@ def config_of(options: Options, node_id: int, controllers: Iterable[int]) -> Nod
         {
             "node.id": str(node_id),
             "process.roles": roles,
-            "log.dirs": DATA_DIR,
+            "log.dirs": ",".join(directories_of(options)),
             "listeners": listeners,
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.bootstrap.servers": ",".join(
@@ -97,7 +103,9 @@ def _tidy(options: Options) -> dict[str, str]:
     }
 
 
-def format_node(disk: Disk, node_id: int, controllers: Iterable[int], *, elr: bool) -> None:
+def format_node(
+    disk: Disk, node_id: int, controllers: Iterable[int], *, elr: bool, directories: Iterable[str] = (DATA_DIR,)
+) -> None:
     """What `fenceline format` writes. `elr`: eligible leader replicas are kept (KIP-966)."""
     if elr:
         levels = fresh_levels(LATEST_METADATA_VERSION)
@@ -112,8 +120,11 @@ def format_node(disk: Disk, node_id: int, controllers: Iterable[int], *, elr: bo
     controllers = tuple(controllers)
     if node_id in controllers:
         format_voters(disk, [voter_of(each) for each in controllers])
-    meta = f"version=1\ncluster.id={CLUSTER_ID}\nnode.id={node_id}\ndirectory.id={encode_uuid(directory_id(node_id))}\n"
-    replace_file(disk, f"{DATA_DIR}/{META_FILE}", meta.encode())
+    for number, directory in enumerate(directories):
+        own_id = encode_uuid(UUID(int=directory_id(node_id).int + number))
+        meta = f"version=1\ncluster.id={CLUSTER_ID}\nnode.id={node_id}\ndirectory.id={own_id}\n"
+        disk.mkdir(directory)
+        replace_file(disk, f"{directory}/{META_FILE}", meta.encode())
 
 
 class SimBroker(Broker):

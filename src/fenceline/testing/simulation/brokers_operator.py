@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from fenceline.ids import CONSUMER_OFFSETS_TOPIC
 from fenceline.testing.simulation.brokers_admin import Admin
+from fenceline.testing.simulation.brokers_node import directories_of
 from fenceline.testing.simulation.brokers_wire import Place
 from fenceline.testing.simulation.operations import Operation
 from fenceline.wire.apis import ApiKey
@@ -148,6 +149,27 @@ class Operator(Admin):
         count = self.options.replicas or rng.choice((1, 2, 2, 3))
         await self.reassign(place.topic, place.index, rng.sample(self.nodes, count))
 
+    async def _move(self, place: Place) -> None:
+        """One replica to any directory of its broker."""
+        partition = self.checks.live_keys.get(place.key)
+        if partition is None or self.options.log_dirs < 2:
+            return
+        node_id, path = self.rng.choice(partition.replicas), self.rng.choice(directories_of(self.options))
+        self.begin(Operation.MOVE_DIRECTORY, place.topic)
+        wanted = {"path": path, "topics": [{"name": place.topic, "partitions": [place.index]}]}
+        answer = await self.wire.call(node_id, ApiKey.ALTER_REPLICA_LOG_DIRS, 2, {"dirs": [wanted]})
+        code = answer.results[0].partitions[0].error_code
+        self.tell(f"moves {place.topic}-{place.index} of n{node_id} to {path}: {code}")
+
+    async def _unregister(self, _: Place) -> None:
+        """A broker whose process is not there; it registers anew when it is back."""
+        down = [node_id for node_id, process in sorted(self.world.processes.items()) if not process.is_up]
+        if not down:
+            return
+        self.begin(Operation.UNREGISTER_BROKER)
+        answer = await self.ask(ApiKey.UNREGISTER_BROKER, 0, {"broker_id": down[0]})
+        self.tell(f"unregisters {down[0]}: {answer.error_code}")
+
     async def _cancel(self, place: Place) -> None:
         self.begin(Operation.CANCEL_REASSIGNMENT, place.topic)
         await self.reassign(place.topic, place.index, None)
@@ -168,6 +190,8 @@ OPERATIONS: Final[Mapping[Operation, Callable[[Operator, Place], Awaitable[None]
     Operation.DELETE_RECORDS: Operator._delete_records,
     Operation.ALTER_CONFIG: Operator._alter_config,
     Operation.REASSIGN: Operator._reassign_away,
+    Operation.MOVE_DIRECTORY: Operator._move,
+    Operation.UNREGISTER_BROKER: Operator._unregister,
     Operation.CANCEL_REASSIGNMENT: Operator._cancel,
     Operation.PREFERRED_ELECTION: Operator._elect_preferred,
     Operation.UNCLEAN_ELECTION: Operator._elect_uncleanly,

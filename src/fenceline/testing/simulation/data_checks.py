@@ -9,10 +9,10 @@ Of the public TLA+ models of KIP-320 and KIP-966: LeaderInIsr, WeakIsr, StrongIs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from fenceline.ids import CONSUMER_OFFSETS_TOPIC, NO_LEADER
+from fenceline.ids import CONSUMER_OFFSETS_TOPIC, LOSSES_TOPIC, NO_LEADER
 from fenceline.losses.receipt import Receipt
 from fenceline.metadata.image import (
     EMPTY_IMAGE,
@@ -22,13 +22,20 @@ from fenceline.metadata.image import (
     PartitionImage,
 )
 from fenceline.records.batch import read_header
+from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.data_crashes import Crashes, Key
 from fenceline.testing.simulation.data_history import History, Place, decoded, first_from
+from fenceline.testing.simulation.disk_checks import ledger_is_complete
 from fenceline.testing.simulation.group_checks import Positions
 from fenceline.testing.simulation.log_reader import StoredBatches
 from fenceline.testing.simulation.partition_checks import check_change, shown
-from fenceline.testing.simulation.receipt_checks import is_of, papers, receipts_are_exact
+from fenceline.testing.simulation.receipt_checks import (
+    is_of,
+    papers,
+    receipts_are_exact,
+    receipts_to_deliver,
+)
 from fenceline.testing.simulation.world import Process, StoredBatch
 
 if TYPE_CHECKING:
@@ -108,6 +115,8 @@ class DataChecks:
         self.changes = 0
         """Changes of a replica that were looked at."""
         self._marks_records = marks_records
+        self.receipts: dict[str, Receipt] = {}
+        """By id: all that any node has told of."""
         self._named: dict[str, list[History]] = {}
         """By topic and partition: one history of each incarnation."""
         self._deleting: dict[str, int] = {}
@@ -171,9 +180,12 @@ class DataChecks:
         if losses.undelivered != node.undelivered:
             node.undelivered = losses.undelivered
             node.receipts.update((each.id, each) for each in losses.next_due(node.undelivered))
+            self.receipts |= node.receipts
         open_by_id, copies = node.broker.partitions.open_by_id, node.copies
         if len(copies) > len(open_by_id):
             for key in [each for each in copies if each not in open_by_id]:
+                untraced = self._crashes[process.node_id].untraced
+                untraced.update((key, batch) for batch in copies[key].log)
                 del copies[key]
         for key, replica in open_by_id.items():
             copy = copies.get(key)
@@ -277,6 +289,9 @@ class DataChecks:
             if not was_cut:
                 copy.log = first_from(copy.log, start)
                 copy.end = max(copy.end, start)
+                copy.matched = max(copy.matched, start)
+                if copy.last is not None and copy.last.base_offset < start:
+                    copy.last = None  # what is deleted need not match
             copy.start = start
         if was_cut:
             if leader is not None and leader is copy.leader:
@@ -291,7 +306,7 @@ class DataChecks:
             lost = [batch for batch in copy.log if not start <= batch.base_offset < copy.end or not kept]
             copy.log = kept
             if not copy.is_new and not history.is_compacted:
-                receipts_are_exact(node.process, copy.replica, copy.receipts, lost, where)
+                receipts_are_exact(node.process, copy.replica, copy.receipts, lost, history, copy.high_watermark, where)
         committed = high_watermark != copy.high_watermark or (leader is not None and leader.isr is not copy.isr)
         # Who hears at once of a smaller in-sync set and of the next leader commits in between.
         by = copy.leader if leader is None and high_watermark > copy.high_watermark else leader
@@ -327,9 +342,9 @@ class DataChecks:
         batches = copy.batches(copy.end, replica.log.log_end_offset)
         if leader is not None and not history.is_compacted:
             theirs = leader.batches(copy.end, replica.log.log_end_offset)
-            if [(each.base_offset, each.epoch) for each in batches] != [
-                (each.base_offset, each.epoch) for each in theirs
-            ]:
+            kept_from = leader.replica.log.segments[0].base_offset if leader.replica.log.segments else 1 << 62
+            mine = [(each.base_offset, each.epoch) for each in batches if each.base_offset >= kept_from]
+            if mine != [(each.base_offset, each.epoch) for each in theirs]:
                 raise InvariantBroken(
                     f"{where}: took {_told(batches)} in epoch {replica.leader_epoch}, whose leader has"
                     f" {_told(theirs)} there (E64)"
@@ -382,7 +397,7 @@ class DataChecks:
         """Up to `end` a log is the committed history."""
         end = min(end, history.end)
         if copy.matched < end:
-            for batch in copy.batches(copy.matched, end):
+            for batch in copy.batches(max(copy.matched, copy.replica.log.log_start_offset), end):
                 history.compare(batch, where)
             copy.matched = end
 
@@ -462,8 +477,39 @@ class DataChecks:
                 return False
         return True
 
+    def losses_have_receipts(self) -> None:
+        """What a producer was told of, leaders called committed and an unclean election cost, has a receipt of some
+        replica, unless no replica could know of it. Raises InvariantBroken."""
+        for key in self._partitions:
+            history = self.histories[key]
+            receipts = [each for each in self.receipts.values() if is_of(each, key)]
+            for batch in history.lost_batches if not history.is_compacted else ():
+                if batch.base_offset < history.log_start or not history.was_answered(batch):
+                    continue
+                is_told = any(
+                    each.start_offset <= batch.base_offset < each.end_offset_exclusive
+                    and batch.epoch in each.leader_epochs
+                    for each in receipts
+                )
+                if not is_told and not any((key, batch) in each.untraced for each in self._crashes.values()):
+                    raise InvariantBroken(
+                        f"{history.name}: the batch at {batch.base_offset} of epoch {batch.epoch} was acknowledged"
+                        " and is lost, no receipt says so (losses)"
+                    )
+
+    def ledger_is_complete(self, disks: Iterable[SimDisk]) -> None:
+        """Every receipt is in the ledger topic, or still to be delivered. Raises InvariantBroken."""
+        ledgers = [each for each in self.histories.values() if each.name.startswith(f"{LOSSES_TOPIC}-")]
+        ledger_is_complete(
+            (batch for each in ledgers for batch in each.batches),
+            self.receipts,
+            (receipt.id for disk in disks for receipt in receipts_to_deliver(disk)),
+            was_lost=any(each.last_unclean >= 0 for each in ledgers),
+        )
+
     def final(self) -> None:
         """Replicas are equal byte for byte, and equal to the committed history. Raises InvariantBroken."""
+        self.losses_have_receipts()
         for key, partition in self._partitions.items():
             history = self.histories[key]
             for replica in partition.replicas:

@@ -48,6 +48,8 @@ class Crashes:
     def __init__(self, disk: SimDisk) -> None:
         self._disk = disk
         self._before: dict[Key, _Before] = {}
+        self.untraced: set[tuple[Key, StoredBatch]] = set()
+        """What is gone without a receipt, and may be: with the power, or with a directory that is not here any more."""
 
     def ended(self, key: Key, directory: str, log: list[StoredBatch], receipts: Mapping[str, Receipt]) -> None:
         """A life has ended with this log. To be told before the machine loses what was not synced."""
@@ -58,6 +60,7 @@ class Crashes:
         for key, before in list(self._before.items()):
             before.folder = self._disk.folder(before.directory)
             if before.folder is None:
+                self.untraced.update((key, batch) for batch in before.log)
                 del self._before[key]
             else:
                 before.files = list(self._found(before))
@@ -81,25 +84,32 @@ class Crashes:
         is_compacted: bool,
         where: str,
     ) -> None:
-        """The log is in use again and begins at `start`, with these receipts beside it; what is below was deleted.
-        Raises InvariantBroken."""
+        """The log is in use again and begins at `start`, with these receipts beside it; what is below was
+        deleted, unless all of the log was: then it begins anew, and has a receipt. Raises InvariantBroken."""
         before = self._before.pop(key, None)
         if before is None or self._disk.folder(before.directory) is not before.folder:
+            if before is not None:
+                self.untraced.update((key, batch) for batch in before.log)
             return  # another replica: the old one was moved away
         there = set(log)
-        lost = [batch for batch in before.log if batch not in there and batch.base_offset >= start]
+        lost = [batch for batch in before.log if batch not in there]
         if is_compacted:
             end = log[-1].next_offset if log else start
             lost = [batch for batch in lost if batch.base_offset >= end]
+        begins_anew = bool(lost) and lost[-1].next_offset < start
         new = [receipt for name, receipt in receipts.items() if name not in before.receipts]
         found = []
         lost_power = self._disk.power_losses > before.power_losses
         for receipt in new:
             found += _complaints(receipt, lost, log, lost_power=lost_power)
         for batch in lost:
+            if batch.base_offset < start and not begins_anew:
+                continue
             is_told = any(
                 each.start_offset < batch.next_offset and batch.base_offset < each.end_offset_exclusive for each in new
             )
+            if not is_told:
+                self.untraced.add((key, batch))
             if not is_told and not (lost_power and not any(batch.content in content for content in before.files)):
                 found.append(f"the batch at {batch.base_offset} of epoch {batch.epoch} is gone, no receipt says so")
         if found:

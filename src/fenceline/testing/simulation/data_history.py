@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fenceline.records.batch import read_header
+from fenceline.records.batch import BATCH_OVERHEAD, read_header
 from fenceline.records.build import Record
 from fenceline.records.decode import decode_batch
 from fenceline.testing.simulation.checks import InvariantBroken
@@ -51,6 +51,8 @@ class History:
         """Requests to delete records named offsets up to this one."""
         self.log_start = 0
         """The highest that a replica had with a cause."""
+        self.answered: set[tuple[int, bytes]] = set()
+        """Batches that a producer was told of: base offset, and the records' bytes."""
         self.lost_batches: list[StoredBatch] = []
         """Committed ones that unclean elections cost."""
         self._records: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
@@ -148,7 +150,8 @@ class History:
         """A leader counts these as committed: they are those that are known, or the next ones."""
         for batch in batches:
             if batch.base_offset >= self.end:
-                if batch.base_offset != self.end and not self.is_compacted:
+                # A log that was emptied begins anew behind what others have; an unclean election may bring it back.
+                if batch.base_offset != self.end and not self.is_compacted and batch.base_offset > self.log_start:
                     raise InvariantBroken(f"{where}: commits at {batch.base_offset}, {self.end} is known (StrongIsr)")
                 self.batches.append(batch)
                 self._bases.append(batch.base_offset)
@@ -222,6 +225,14 @@ class History:
             raise InvariantBroken(f"{where}: no log has at {base_offset} what was acknowledged there")
         if max(epochs) >= self.last_unclean:
             raise InvariantBroken(f"{where}: acknowledged at {base_offset} with acks=all, and not committed")
+
+    def told_written(self, base_offset: int, batch: bytes) -> None:
+        """Some producer was told that its batch is there, by whatever acks."""
+        self.answered.add((base_offset, batch[BATCH_OVERHEAD:]))
+
+    def was_answered(self, batch: StoredBatch) -> bool:
+        """Whether a producer was told that it is written."""
+        return (batch.base_offset, batch.content[BATCH_OVERHEAD:]) in self.answered
 
     def read(self, place: Place, content: bytes, before: Place | None, where: str) -> None:
         """A consumer that has read up to `before` (None: it begins here) was given this batch as the next one."""

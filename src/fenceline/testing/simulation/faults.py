@@ -12,7 +12,7 @@ from random import Random
 from typing import Final
 
 from fenceline.testing.sim_disk import Call
-from fenceline.testing.simulation.brokers_node import DATA_PORT, QUORUM_PORT
+from fenceline.testing.simulation.brokers_node import DATA_PORT, QUORUM_PORT, directories_of
 from fenceline.testing.simulation.operations import Fault
 from fenceline.testing.simulation.world import Process, World
 
@@ -50,6 +50,7 @@ class Faults:
             (options.fail_s, self._fail),
             (options.flip_s, self._flip),
             (options.jump_s, self._jump),
+            (options.lose_dir_s, self._lose_dir),
             (options.lag_s, self._lag),
             (options.return_s, self._return),
             (options.strand_s, self._strand),
@@ -237,6 +238,24 @@ class Faults:
         self._count(Fault.CLOCK_JUMP, process)
         process.tell(f"wall clock jumps by {by_ms} ms")
         process.clock.jump(by_ms)
+
+    def _lose_dir(self) -> None:
+        """One of several data directories fails, not the one with the metadata log; it is back after a restart."""
+        directories = directories_of(self._options)[1:]
+        process = self._someone()
+        if not directories or process is None or self._is_under(process, Fault.DIRECTORY_LOST):
+            return
+        directory, lasts_s = self._rng.choice(directories), self._rng.uniform(0.3, 2.0)
+        self._count(Fault.DIRECTORY_LOST, process, lasts_s)
+        process.tell(f"loses {directory}")
+        give_back = process.disk.lose(directory)
+
+        def end() -> None:
+            process.tell(f"has {directory} again")
+            give_back()
+            process.request_stop()
+
+        self._spell(process, Fault.DIRECTORY_LOST, lasts_s, end)
 
     # -- of clusters with data -----------------------------------------------------------------------------------------
 

@@ -179,6 +179,8 @@ def draw_operations(rng: Random, drawn: Options) -> Options:
         compaction=rng.random() < 0.4,
         retention=rng.random() < 0.5,
         groups=rng.choice((0, 1, 2)),
+        log_dirs=rng.choice((1, 1, 2, 3)),
+        lose_dir_s=sometimes(rng, 0.3, 1, 4),
         operate_s=rng.choice((0.1, 0.3, 0.6)),
         segment_bytes=rng.choice((0, 300, 1000)),
         checkpoint_ms=rng.choice((20, 300, 2000, NEVER_MS)),
@@ -225,6 +227,32 @@ def _cleaning(rng: Random, options: Options) -> Options:
     )
 
 
+def _moves(rng: Random, options: Options) -> Options:
+    """Replicas leave their brokers and directories and come back; directories fail."""
+    return replace(
+        options,
+        partitions=2,
+        log_dirs=rng.choice((2, 3)),
+        lose_dir_s=sometimes(rng, 0.6, 0.7, 2),
+        operate_s=rng.choice((0.1, 0.2)),
+        operations="reassign,move directory,move directory,cancel reassignment,delete records,preferred election",
+        think_ms=rng.choice((10.0, 30.0)),
+    )
+
+
+def _metadata(rng: Random, options: Options) -> Options:
+    """Snapshots of the metadata every few records, brokers that are removed and register anew."""
+    return replace(
+        options,
+        snapshot_bytes=300,
+        snapshot_interval_ms=200,
+        crash_s=round(rng.uniform(0.5, 1.5), 3),
+        down_s=rng.choice((0.3, 1.0)),
+        operate_s=rng.choice((0.1, 0.2)),
+        operations="unregister broker,unregister broker,recreate topic,add partitions,alter config,reassign",
+    )
+
+
 def _groups(rng: Random, options: Options) -> Options:
     """Groups commit while their coordinators move, and topics go and come anew."""
     return replace(
@@ -242,5 +270,7 @@ _OPERATED: Final[Mapping[str, Callable[[Random, Options], Options]]] = {
     "incarnations": _incarnations,
     "cleaning": _cleaning,
     "groups": _groups,
+    "moves": _moves,
+    "metadata": _metadata,
 }
-_OPERATED_CHOICE: Final = ("operated",) * 3 + ("incarnations", "cleaning", "groups")
+_OPERATED_CHOICE: Final = ("operated",) * 3 + ("incarnations", "cleaning", "groups", "moves", "metadata")

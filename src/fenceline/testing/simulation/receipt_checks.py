@@ -5,19 +5,22 @@ Owns the look at the `lost+found` of a simulated disk. What a receipt must hold 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fenceline.log.lost_and_found import EVIDENCE_DIR
 from fenceline.losses.check import Stored, complaints
 from fenceline.losses.folder import DUE, TOLD
 from fenceline.losses.folder import PREFIX as RECEIPT_PREFIX
-from fenceline.losses.receipt import Receipt, decode
+from fenceline.losses.receipt import Cause, LossClass, Receipt, decode
 from fenceline.records.batch import read_header
+from fenceline.testing.sim_disk import SimDisk
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.world import Process, StoredBatch
 
 if TYPE_CHECKING:
     from fenceline.node.replica import Replica
+    from fenceline.testing.simulation.data_history import History
 
 
 def papers(process: Process, replica: Replica) -> dict[str, Receipt]:
@@ -31,21 +34,63 @@ def papers(process: Process, replica: Replica) -> dict[str, Receipt]:
     return found
 
 
+def receipts_to_deliver(disk: SimDisk) -> Iterator[Receipt]:
+    """Those on a disk that the ledger topic may lack."""
+    for folder in disk.folders():
+        for name in disk.folder(folder) or ():
+            if name.endswith(DUE):
+                yield decode(disk.peek(f"{folder}/{name}") or b"")
+
+
 def is_of(receipt: Receipt, key: tuple[bytes, int]) -> bool:
     """Whether it tells what a log of this partition has lost. `key`: topic id, partition."""
     return receipt.topic_id is not None and (receipt.topic_id.bytes, receipt.partition) == key and not receipt.group
 
 
 def receipts_are_exact(
-    process: Process, replica: Replica, known: dict[str, Receipt], lost: list[StoredBatch], where: str
+    process: Process,
+    replica: Replica,
+    known: dict[str, Receipt],
+    lost: list[StoredBatch],
+    history: History,
+    high_watermark: int,
+    where: str,
 ) -> None:
-    """`known`: those of cuts before; the new ones join them. Raises InvariantBroken."""
+    """`known`: those of cuts before; the new ones join them. `high_watermark`: what the replica knew of it before the
+    cut. Raises InvariantBroken."""
     there = papers(process, replica)
-    receipts = [receipt for name, receipt in there.items() if name not in known]
+    receipts = [receipt for name, receipt in there.items() if name not in known and not receipt.group]
     known |= there
     found = complaints(receipts, [stored(batch) for batch in lost])
+    for receipt in receipts:
+        mine = [
+            batch
+            for batch in lost
+            if receipt.start_offset <= batch.base_offset and batch.next_offset <= receipt.end_offset_exclusive
+        ]
+        found += _class_complaints(receipt, mine, history, high_watermark)
+        if not receipt.evidence_note:
+            kept = b"".join(process.disk.peek(path) or b"" for path in receipt.evidence)
+            found += [
+                f"receipt of {receipt} names evidence without the batch at {batch.base_offset}"
+                for batch in mine
+                if batch.content not in kept
+            ]
     if found:
         raise InvariantBroken(f"{where}: {'; '.join(found)} (receipts)")
+
+
+def _class_complaints(receipt: Receipt, lost: list[StoredBatch], history: History, high_watermark: int) -> list[str]:
+    """What is below the high watermark was committed; what a producer was told of is not `never_acknowledged`."""
+    is_committed = receipt.start_offset < high_watermark
+    if receipt.loss_class is LossClass.EXPIRED and receipt.cause is Cause.LEADER_STARTS_LATER:
+        # The leader's log starts behind them: they were deleted there before.
+        return [] if receipt.end_offset_exclusive <= history.log_start else [f"receipt of {receipt} is expired"]
+    if is_committed != (receipt.loss_class is LossClass.COMMITTED):
+        return [f"receipt of {receipt} is {receipt.loss_class.value}, the high watermark was {high_watermark}"]
+    if receipt.loss_class is LossClass.NEVER_ACKNOWLEDGED and any(map(history.was_answered, lost)):
+        return [f"receipt of {receipt} is {receipt.loss_class.value}, a producer was told that it is written"]
+    return []
 
 
 def stored(batch: StoredBatch) -> Stored:

@@ -1,0 +1,149 @@
+"""What tools say of the disks of a cluster that has stopped, against what the simulation knows: verify and losses.
+
+Owns the two comparisons at the end of a seed. `fenceline verify`'s library looks at all data directories together, as a
+person would call it, and must find no error; then one byte of one replica is changed, and it must find that. The ledger
+topic must have every receipt that any node wrote, as it was written, or that node must still have it to deliver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from fenceline.ids import METADATA_TOPIC
+from fenceline.log.disk import Disk, FileStat
+from fenceline.log.file_names import LOG_SUFFIX
+from fenceline.log.lost_and_found import EVIDENCE_DIR
+from fenceline.log.verify import Kind, Settings, Severity, find_places, verify_places
+from fenceline.log.verify_findings import Finding
+from fenceline.losses.receipt import Receipt, decode
+from fenceline.testing.sim_disk import SimDisk
+from fenceline.testing.simulation.checks import InvariantBroken
+from fenceline.testing.simulation.data_history import decoded
+
+if TYPE_CHECKING:
+    from fenceline.testing.simulation.world import StoredBatch
+
+
+_PUT_AWAY: Final = ("-stray", "-delete", "-future")
+"""Ends of the names of directories that no log is opened from: what a crash tore there stays torn."""
+
+
+_METADATA_LEFT_OUT: Final = (Kind.PARTITION_METADATA, Kind.EPOCH_CHECKPOINT)
+"""Of the metadata log: files that a loss of power has torn are not written again by the next start."""
+
+
+class Disks:
+    """Disks of several machines as one that is only read: the path of a file begins with the name of its machine."""
+
+    def __init__(self, disks: Mapping[str, SimDisk]) -> None:
+        self._disks = disks
+        self._open: dict[int, tuple[SimDisk, int]] = {}
+        self._next_fd = 1
+
+    def _at(self, path: str) -> tuple[SimDisk, str]:
+        machine, _, rest = path.lstrip("/").partition("/")
+        return self._disks[machine], f"/{rest}"
+
+    def listdir(self, path: str) -> Sequence[str]:
+        disk, path = self._at(path)
+        return disk.listdir(path)
+
+    def stat(self, path: str) -> FileStat | None:
+        disk, path = self._at(path)
+        return disk.stat(path)
+
+    def open_read(self, path: str) -> int:
+        disk, path = self._at(path)
+        fd, self._next_fd = self._next_fd, self._next_fd + 1
+        self._open[fd] = disk, disk.open_read(path)
+        return fd
+
+    def pread(self, fd: int, size_bytes: int, position: int, /) -> bytes:
+        disk, real = self._open[fd]
+        return disk.pread(real, size_bytes, position)
+
+    def close(self, fd: int) -> None:
+        disk, real = self._open.pop(fd)
+        disk.close(real)
+
+
+def errors_of(disks: Mapping[str, SimDisk], directories: Iterable[str]) -> list[Finding]:
+    """What `fenceline verify` calls an error, of all these data directories together."""
+    disk = cast(Disk, cast(Any, Disks(disks)))
+    places = find_places(disk, list(directories))
+    settings = Settings(deep=True, wait=lambda seconds: None)
+    return [
+        finding
+        for report in verify_places(disk, places, settings)
+        for finding in report.findings.kept
+        if finding.severity is Severity.ERROR
+    ]
+
+
+def verify_finds_nothing(disks: Mapping[str, SimDisk], directories: Sequence[str]) -> None:
+    """Raises InvariantBroken."""
+    found = [
+        each
+        for each in errors_of(disks, directories)
+        if not any(name in each.path for name in _PUT_AWAY)
+        and not (each.kind in _METADATA_LEFT_OUT and f"/{METADATA_TOPIC}-" in each.path)
+    ]
+    if found:
+        told = "; ".join(f"{each.path}: {each.message}" for each in found[:3])
+        raise InvariantBroken(f"verify finds {len(found)} errors where all is well: {told} (verify)")
+
+
+def verify_finds_a_changed_byte(disks: Mapping[str, SimDisk], directories: Sequence[str], rng: Random) -> None:
+    """In a segment that is not empty; put back afterwards. Raises InvariantBroken."""
+    segments = [
+        (disk, f"{folder}/{name}")
+        for _, disk in sorted(disks.items())
+        for folder in disk.folders()
+        if not folder.endswith((*_PUT_AWAY, EVIDENCE_DIR))
+        for name in sorted(disk.folder(folder) or ())
+        if name.endswith(LOG_SUFFIX) and disk.peek(f"{folder}/{name}")
+    ]
+    if not segments:
+        return
+    disk, path = rng.choice(segments)
+    position = rng.randrange(len(disk.peek(path) or b""))
+    disk.flip(path, position)
+    found = errors_of(disks, directories)
+    disk.flip(path, position)
+    if not any(path in each.path or path in each.message for each in found):
+        raise InvariantBroken(f"verify does not find the byte {position} of {path} that was changed (verify)")
+
+
+def ledger_is_complete(
+    ledger: Iterable[StoredBatch], written: Mapping[str, Receipt], waiting: Iterable[str], *, was_lost: bool
+) -> None:
+    """`written`: all receipts of all nodes, by id; `waiting`: those that a node has still to deliver. `was_lost`: what
+    the ledger had may be lost itself. Raises InvariantBroken."""
+    told: dict[str, Receipt] = {}
+    for batch in ledger:
+        for record in decoded(batch):
+            if record.value is not None:
+                receipt = decode(record.value)
+                told[receipt.id] = receipt
+    due = set(waiting)
+    for name, receipt in sorted(written.items()):
+        theirs = told.get(name)
+        if theirs is None:
+            if name not in due and not was_lost:
+                raise InvariantBroken(f"the ledger does not have the receipt of {receipt} (ledger)")
+        elif _range_of(theirs) != _range_of(receipt):
+            raise InvariantBroken(f"the ledger has {_range_of(theirs)} for {_range_of(receipt)} (ledger)")
+
+
+def _range_of(receipt: Receipt) -> tuple[object, ...]:
+    return (
+        receipt.topic_id,
+        receipt.partition,
+        receipt.start_offset,
+        receipt.end_offset_exclusive,
+        receipt.loss_class.value,
+        receipt.cause.value,
+        receipt.group,
+    )
