@@ -77,14 +77,14 @@ def _b1_a_start_that_never_registered_leaves_the_clean_mark(patch: pytest.Monkey
     patch.setattr(LogDir, "give_back", overwrite)
 
 
-@breaks(6, "rest", "2026-11-23", story="operations")
+@breaks(0, "rest", "2026-11-23", story="operations")
 def _b4_answers_are_bounded_by_what_allowed_the_batch(patch: pytest.MonkeyPatch) -> None:
     """A bound that no configuration knows of: an answer above it closes the connection, and is asked for again."""
     patch.setattr(Replication, "_largest_answer", lambda self: _BOUND_BYTES)
     patch.setattr(leader_link, "largest_of_begun", lambda version, begun: None)
 
 
-@breaks(18, "rest", "2026-11-23", story="operations", **_UNCLEAN)
+@breaks(10, "rest", "2026-11-23", story="operations", **_UNCLEAN)
 def _b6_recovered_is_proposed_until_the_controller_has_it(patch: pytest.MonkeyPatch) -> None:
     """Once for each leader epoch: what another change of the partition overtook was never asked again."""
     patch.setattr(Replication, "_propose_recovered_again", lambda self, replica: None)
@@ -124,6 +124,10 @@ _ANEW: Final = {
     "full_s": "0",
     "partition_s": "0",
     "pause_s": "0",
+    "groups": "0",
+    "compaction": "0",
+    "retention": "0",
+    "lose_dir_s": "0",
 }
 """Topics that are made anew, and processes that end between two checkpoints."""
 
@@ -135,7 +139,7 @@ def _b2_nothing_is_appended_below_the_durable_recovery_point(patch: pytest.Monke
     patch.setattr(SegmentedLog, "_check_recovery_point", lambda self, base: None)
 
 
-@breaks(10, "log start", "2026-11-23", story="operations", **_ANEW)
+@breaks(78, "log start", "2026-11-23", story="operations", **_ANEW)
 def _b3_a_checkpoint_belongs_to_one_directory(patch: pytest.MonkeyPatch) -> None:
     """It belonged to a name, and a topic that was made anew took over the offsets of the one before."""
     patch.setattr(LogDirOffsets, "are_of", lambda self, topic_partition, directory: True)
