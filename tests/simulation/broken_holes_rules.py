@@ -77,7 +77,7 @@ def _b1_a_start_that_never_registered_leaves_the_clean_mark(patch: pytest.Monkey
     patch.setattr(LogDir, "give_back", overwrite)
 
 
-@breaks(0, "rest", "2026-11-23", story="operations")
+@breaks(0, "rest", "2026-11-23", story="operations", liveness_s="30")
 def _b4_answers_are_bounded_by_what_allowed_the_batch(patch: pytest.MonkeyPatch) -> None:
     """A bound that no configuration knows of: an answer above it closes the connection, and is asked for again."""
     patch.setattr(Replication, "_largest_answer", lambda self: _BOUND_BYTES)
@@ -110,6 +110,12 @@ _BEGINS_ANEW: Final = {
     "partition_s": "0",
     "pause_s": "0",
     "stop_s": "0",
+    "log_dirs": "1",
+    "lose_dir_s": "0",
+    "groups": "0",
+    "compaction": "0",
+    "retention": "0",
+    "segment_bytes": "0",
 }
 """Followers that come back below the leader's log start, and lose power again at any call of their disk."""
 _ANEW: Final = {
@@ -120,14 +126,18 @@ _ANEW: Final = {
     "power_chance": "0",
     "down_s": "0.05",
     "think_ms": "10",
-    "checkpoint_ms": "300",
+    "checkpoint_ms": "500",
     "full_s": "0",
     "partition_s": "0",
     "pause_s": "0",
+    "log_dirs": "1",
+    "lose_dir_s": "0",
     "groups": "0",
     "compaction": "0",
     "retention": "0",
-    "lose_dir_s": "0",
+    "segment_bytes": "0",
+    "drop_s": "0",
+    "replicas": "2",
 }
 """Topics that are made anew, and processes that end between two checkpoints."""
 
@@ -139,7 +149,7 @@ def _b2_nothing_is_appended_below_the_durable_recovery_point(patch: pytest.Monke
     patch.setattr(SegmentedLog, "_check_recovery_point", lambda self, base: None)
 
 
-@breaks(78, "log start", "2026-11-23", story="operations", **_ANEW)
+@breaks(10, "log start", "2026-11-23", story="operations", **_ANEW)
 def _b3_a_checkpoint_belongs_to_one_directory(patch: pytest.MonkeyPatch) -> None:
     """It belonged to a name, and a topic that was made anew took over the offsets of the one before."""
     patch.setattr(LogDirOffsets, "are_of", lambda self, topic_partition, directory: True)
