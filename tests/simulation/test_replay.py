@@ -22,6 +22,9 @@ from fenceline.testing.simulation.workers import outcomes
 
 SEED = 15
 
+pytestmark = pytest.mark.timeout(600)
+"""Against hanging only: each story is played several times, in processes of its own, on a machine that may be busy."""
+
 
 def _digests_in_a_new_process(hash_seed: str) -> list[str]:
     """Of the whole trace of each story, in a process where sets and maps have another order."""
