@@ -338,6 +338,15 @@ def test_records_below_the_log_start_need_no_epoch(disk: SimDisk) -> None:
     assert said(verified(disk)) == [], "a node that runs writes that file now and then"
 
 
+def test_the_metadata_log_begins_where_no_checkpoint_says(disk: SimDisk) -> None:
+    """`gaps.md G31`: what a snapshot stands for has left the epochs, and is in the first segment still."""
+    metadata = "/data/__cluster_metadata-0"
+    rain(disk, metadata)
+    put(disk, f"{metadata}/leader-epoch-checkpoint", b"0\n3\n0 9\n1 15\n3 30\n")
+    put(disk, "/data/log-start-offset-checkpoint", b"0\n0\n")
+    assert errors(verified(disk, "/data")) == []
+
+
 def test_checkpoints_that_kafka_has_not_written_to_yet(disk: SimDisk) -> None:
     rain(disk)
     for name in ("cleaner-offset", "log-start-offset", "recovery-point-offset", "replication-offset"):

@@ -10,9 +10,16 @@ import pytest
 
 from fenceline.config.node import NodeConfig
 from fenceline.controller.requests import CreateTopics, NewTopic
+from fenceline.ids import METADATA_TOPIC_ID
+from fenceline.log.checkpoints import read_partition_metadata
+from fenceline.log.disk import replace_file
+from fenceline.log.file_names import METADATA_FILE
 from fenceline.node.controller_node import ControllerNode
+from fenceline.node.metadata_log import MetadataLog
 from fenceline.node.quorum_serving import QuorumServing
 from fenceline.quorum.duties import ServePiece
+from fenceline.testing.sim_disk import SimDisk
+from tests.kip.snapshot_directory import DATA, DIRECTORY, History
 
 from .test_controller_nodes import Three, eventually, join, run
 
@@ -29,6 +36,23 @@ async def _three(root: Path, *node_ids: int, **settings: str) -> Three:
 
 async def _grow(leader: ControllerNode, name: str) -> None:
     await leader.controller.submit(CreateTopics((NewTopic(name, 1, 1),)))
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 40, None])
+def test_a_torn_topic_id_is_written_again(content: bytes | None) -> None:
+    """Seeds 6, 18 and 22 of the story `operations`: power was lost before the first flush of the metadata log."""
+    disk = SimDisk()
+    disk.mkdir(DATA)
+    history = History(disk)
+    history.begin()
+    history.grow(3)
+    history.log.close()
+    path = f"{DIRECTORY}/{METADATA_FILE}"
+    disk.unlink(path)
+    if content is not None:
+        replace_file(disk, path, content)
+    MetadataLog.open(disk, DATA, now_ms=0).close()
+    assert read_partition_metadata(disk, path) == METADATA_TOPIC_ID
 
 
 def test_a_follower_begins_no_later_than_its_leader_and_comes_after_it(tmp_path: Path) -> None:

@@ -75,6 +75,12 @@ def test_directories_are_lost() -> None:
     assert _outcome_of("moves").struck[Fault.DIRECTORY_LOST.value] > 0
 
 
+def test_what_a_later_unclean_election_brings_back_is_not_lost() -> None:
+    """Seed 100066: a replica that lost its log leads, then the one that has all of it leads again."""
+    outcome = play(100066, "operations", overrides={"retention": "0", "stop_s": "1.5"})
+    assert outcome.failure is None, outcome.report()
+
+
 def test_a_loss_without_a_receipt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed 0 loses acknowledged records to an unclean election."""
     check = DataChecks.losses_have_receipts

@@ -26,7 +26,8 @@ def flush_work(log: PartitionLog, now_ms: int) -> FlushWork | None:
     end = log.log_end_offset
     if log._flushing is not None or not log.segments or log.unfinished is not None:
         return None
-    if end == log.recovery_point and not log.epochs.changed and not log._unsaved and not log._new_files:
+    is_saved = not (log.epochs.changed or log._unsaved or log._new_files or log._new_id)
+    if end == log.recovery_point and is_saved:
         return None
     disk, files = log._disk, log._files
     first = max(0, bisect_left(log._bases, log.recovery_point + 1) - 1)

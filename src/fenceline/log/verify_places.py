@@ -181,7 +181,8 @@ class _Facts:
             return self._offsets[name].get(where) if where is not None and is_told else None
 
         high_watermark = known(HIGH_WATERMARKS)
-        if where is not None and where.topic == METADATA_TOPIC:
+        is_metadata = where is not None and where.topic == METADATA_TOPIC
+        if is_metadata:
             high_watermark = self._snapshot_end(path)
         return PartitionPlace(
             path,
@@ -190,7 +191,8 @@ class _Facts:
             high_watermark=None if put_away else high_watermark,
             recovery_point=None if put_away else known(RECOVERY_POINTS),
             log_start_offset=(not put_away and known(LOG_STARTS)) or 0,
-            log_start_is_exact=not put_away
+            # The metadata log's start is in no checkpoint (gaps.md G31).
+            log_start_is_exact=not (put_away or is_metadata)
             and self.closed
             and self._disk.stat(f"{self._path}/{LOG_STARTS}") is not None,
             cleaned=where is not None and where in self._offsets[CLEANED],

@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Final
 
 from fenceline.errors import OperatorError, PeerError
 from fenceline.ids import METADATA_TOPIC, METADATA_TOPIC_ID, TopicPartition
+from fenceline.log.checkpoints import BadCheckpoint, read_partition_metadata
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import Disk, read_file, replace_file
 from fenceline.log.errors import CorruptLog, StorageError
+from fenceline.log.file_names import METADATA_FILE
 from fenceline.log.flush import FlushWork
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.producer_state import Origin
@@ -72,7 +74,7 @@ def _open_log(
         max_message_bytes=MAX_BATCH_BYTES,
     )
     try:
-        return PartitionLog.open(
+        log = PartitionLog.open(
             disk,
             directory,
             topic_partition=METADATA_PARTITION,
@@ -91,6 +93,17 @@ def _open_log(
             f" (truncate -s {error.position} {error.path}) goes on with what lies before it: the partitions of"
             " topics that are unknown then are set aside as -stray, not deleted.",
         ) from error
+    if not _has_topic_id(disk, directory):
+        log.owe_identity()
+    return log
+
+
+def _has_topic_id(disk: Disk, directory: str) -> bool:
+    """A loss of power may have torn the file before its first flush."""
+    try:
+        return read_partition_metadata(disk, f"{directory}/{METADATA_FILE}") is not None
+    except BadCheckpoint:
+        return False
 
 
 class LogFlush:

@@ -484,7 +484,9 @@ class DataChecks:
             history = self.histories[key]
             receipts = [each for each in self.receipts.values() if is_of(each, key)]
             for batch in history.lost_batches if not history.is_compacted else ():
-                if batch.base_offset < history.log_start or not history.was_answered(batch):
+                # A later unclean election may have brought it back.
+                is_there = history.batch_at(batch.base_offset) == batch
+                if is_there or batch.base_offset < history.log_start or not history.was_answered(batch):
                     continue
                 is_told = any(
                     each.start_offset <= batch.base_offset < each.end_offset_exclusive
