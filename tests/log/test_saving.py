@@ -87,3 +87,15 @@ def test_flush_due(disk: SimDisk) -> None:
     assert log.flush_due(1_500)
     append(log)
     assert log.flush_due(1_000)
+
+
+def test_a_missing_topic_id_is_written_by_a_flush_of_nothing_else(disk: SimDisk) -> None:
+    log = open_log(disk)
+    append(log)
+    flush(log)
+    disk.unlink(f"{DIRECTORY}/{METADATA_FILE}")
+    log.owe_identity()
+    assert log.flush_due(1_000)
+    flush(log)
+    assert read_partition_metadata(disk, f"{DIRECTORY}/{METADATA_FILE}") == TOPIC_ID
+    assert not log.flush_due(1_000)
