@@ -6,6 +6,7 @@ import pytest
 
 from fenceline.log.checkpoints import read_partition_metadata
 from fenceline.log.config import LogConfig
+from fenceline.log.disk import replace_file
 from fenceline.log.errors import StorageError
 from fenceline.log.file_names import METADATA_FILE
 from fenceline.log.partition_log import PartitionLog
@@ -99,3 +100,15 @@ def test_a_missing_topic_id_is_written_by_a_flush_of_nothing_else(disk: SimDisk)
     flush(log)
     assert read_partition_metadata(disk, f"{DIRECTORY}/{METADATA_FILE}") == TOPIC_ID
     assert not log.flush_due(1_000)
+
+
+def test_a_torn_topic_id_of_an_empty_log_is_written_with_its_first_records(disk: SimDisk) -> None:
+    """Seed 12 of the story `operations`: power was lost before the metadata log had a record."""
+    disk.mkdir(DIRECTORY)
+    replace_file(disk, f"{DIRECTORY}/{METADATA_FILE}", b"")
+    log = open_log(disk)
+    log.owe_identity()
+    assert not log.flush_due(1_000)
+    append(log)
+    flush(log)
+    assert read_partition_metadata(disk, f"{DIRECTORY}/{METADATA_FILE}") == TOPIC_ID

@@ -117,7 +117,7 @@ class Stage:
         return questions
 
     async def cuts(self) -> None:
-        await asyncio.gather(*self.link.duties.cuts)
+        await asyncio.gather(*self.link.duties.under_way)
 
 
 def told(story: Callable[[Stage], Awaitable[None]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
+from fenceline.log.config import LogConfig
 from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.replica.fetcher import FetchLimits
@@ -48,7 +49,11 @@ def test_a_log_that_is_being_cut_is_nobody_elses_until_the_thread_has_ended() ->
     async def scenario() -> None:
         host = Host()
         replica: Any = SimpleNamespace(
-            topic_partition=TopicPartition("topic", 0), topic_id_bytes=UUID(int=7).bytes, log=MemoryLog(), cleaning=None
+            topic_partition=TopicPartition("topic", 0),
+            topic_id_bytes=UUID(int=7).bytes,
+            log=MemoryLog(),
+            cleaning=None,
+            config=LogConfig(),
         )
         with ThreadPoolExecutor(1) as threads:
             fetchers = ReplicaFetchers(host, SystemClock(), lambda: threads, LIMITS, answer_timeout_ms=1000)

@@ -22,6 +22,7 @@ class MemoryLog:
     records: list[int] = field(default_factory=list)
     log_start_offset: int = 0
     epochs: EpochCache = field(default_factory=EpochCache)
+    unflushed_messages: int = 0
 
     @property
     def log_end_offset(self) -> int:

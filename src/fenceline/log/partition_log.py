@@ -382,7 +382,7 @@ class PartitionLog(ReadableLog):
         """Whether `flush.messages`, `flush.ms`, sealed segments, a new directory or epochs that are not to be read back
         ask for a flush now.
         """
-        if (self._unsaved or self._new_id or self._has_precious_epochs) and self._flushing is None:
+        if self.segments and (self._unsaved or self._new_id or self._has_precious_epochs) and self._flushing is None:
             return True
         waiting = self.log_end_offset - self.recovery_point
         if not waiting or self._flushing is not None:

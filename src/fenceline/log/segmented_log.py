@@ -94,8 +94,8 @@ class SegmentedLog(LogTail):
         return DirectoryIdentity(self.topic_id, self.incarnation)
 
     def owe_identity(self) -> None:
-        """`partition.metadata` is missing or damaged: the next flush writes it."""
-        self._new_id = self._new_id or (self.topic_id is not None and bool(self.segments))
+        """`partition.metadata` is missing or damaged: the next flush of a log with a segment writes it."""
+        self._new_id = self._new_id or self.topic_id is not None
 
     @property
     def active_segment_base(self) -> int:

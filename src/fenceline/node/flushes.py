@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 class _Waiting:
     """Who waits for one log: (end offset, outcome); the outcome is None once the log is durable up to there."""
 
-    __slots__ = ("on_change", "outcomes")
+    __slots__ = ("as_leader", "on_change", "outcomes")
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
+    def __init__(self, on_change: Callable[[], None], as_leader: bool) -> None:
         self.on_change = on_change
         """Hung into `Replica.waiters` as long as somebody waits."""
+        self.as_leader = as_leader
         self.outcomes: list[tuple[int, asyncio.Future[PeerError | None]]] = []
 
 
@@ -59,20 +60,22 @@ class LogFlushes:
         under_way = self._under_way.get(replica)
         return None if under_way is None else await asyncio.shield(under_way)
 
-    def up_to(self, replica: Replica, end_offset: int) -> asyncio.Future[PeerError | None]:
+    def up_to(self, replica: Replica, end_offset: int, *, as_leader: bool = True) -> asyncio.Future[PeerError | None]:
         """Done when the log is durable at least up to an offset; its result says why it never will be.
 
-        56 when the disk refused or the partition is offline, 6 when it is not led here any more or the node stops.
+        56 when the disk refused or the partition is offline, 6 when the node stops, the replica is not here any more,
+        or it has the other role by now: `as_leader` says for which one is waited.
         """
         outcome: asyncio.Future[PeerError | None] = asyncio.get_running_loop().create_future()
         if replica.log.recovery_point >= end_offset:
             outcome.set_result(None)
-        elif (gone := self._why_gone(replica)) is not None:
+        elif (gone := self._why_gone(replica, as_leader)) is not None:
             outcome.set_result(gone)
         else:
+            self._look(replica)
             waiting = self._waiting.get(replica)
             if waiting is None:
-                waiting = self._waiting[replica] = _Waiting(partial(self._look, replica))
+                waiting = self._waiting[replica] = _Waiting(partial(self._look, replica), as_leader)
                 replica.waiters.add(waiting.on_change)
             waiting.outcomes.append((end_offset, outcome))
             if replica not in self._under_way:
@@ -164,13 +167,14 @@ class LogFlushes:
 
     def _look(self, replica: Replica) -> None:
         """Something changed about the partition, perhaps that it is gone."""
-        if (gone := self._why_gone(replica)) is not None:
+        waiting = self._waiting.get(replica)
+        if waiting is not None and (gone := self._why_gone(replica, waiting.as_leader)) is not None:
             self._end(replica, lambda outcome: outcome.set_result(gone))
 
-    def _why_gone(self, replica: Replica) -> PeerError | None:
+    def _why_gone(self, replica: Replica, as_leader: bool) -> PeerError | None:
         if self._closed:
             return PeerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "This node stops.")
-        if self._replicas.holds(replica) and replica.is_leader:
+        if self._replicas.holds(replica) and replica.is_leader is as_leader:
             return None
         offline = self._replicas.offline.get(replica.topic_partition)
         if offline is not None:

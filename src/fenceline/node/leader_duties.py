@@ -1,8 +1,8 @@
 """What an answer of a leader makes a follower do with its logs: append, cut, ask where the leader's log and epochs end.
 
 Owns the carrying out of what `fenceline.replica.follower` decides, for the partitions of one link: appends on the loop,
-cuts in threads, questions over the link's connection. One partition's trouble is its own. Decides nothing about the
-protocol, and neither opens nor closes a connection.
+flushes and cuts in threads, questions over the link's connection. One partition's trouble is its own. Decides nothing
+about the protocol, and neither opens nor closes a connection.
 
 Rules: `epochs.md E25-E29`; `gaps.md G10`, `G11`, `G14b`.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fenceline.errors import FencelineError
 from fenceline.log.errors import EpochStartUnknown, NotSettled, StorageError
@@ -28,6 +29,7 @@ from fenceline.replica.follower import (
     Duty,
     FollowerState,
     Learn,
+    Phase,
     Question,
 )
 from fenceline.wire.apis import ApiKey
@@ -43,7 +45,7 @@ log = Logger("replication")
 _LATEST: Final = -1
 _EARLIEST_LOCAL: Final = -4
 _ROOM_PAUSE_S: Final = 0.5
-"""Between two attempts to write a receipt to a disk that is full."""
+"""Between two attempts to write to a disk that is full."""
 
 
 class Link(Protocol):
@@ -65,16 +67,18 @@ class Link(Protocol):
 
 
 class Duties:
-    """Of one link. `cuts`: those under way, which go on when the link is closed."""
+    """Of one link. `under_way`: cuts and flushes, which continue when the link is closed."""
 
-    def __init__(self, link: Link, fetchers: ReplicaFetchers, leader_id: int, cuts: set[asyncio.Task[None]]) -> None:
+    def __init__(
+        self, link: Link, fetchers: ReplicaFetchers, leader_id: int, under_way: set[asyncio.Task[None]]
+    ) -> None:
         self._link = link
         self._fetchers = fetchers
         self._host = fetchers.host
         self._clock = fetchers.clock
         self._leader_id = leader_id
         self._fetcher = link.fetcher
-        self.cuts = cuts
+        self.under_way = under_way
         self._written: dict[Key, WriteBehind] = {}
         """Of what is far behind, while it is."""
         self._writing_behind: asyncio.Future[None] | None = None
@@ -106,9 +110,7 @@ class Duties:
                 replica.learn(duty.high_watermark, duty.log_start_offset)
                 self._link.sort(replica, state)
             case CutTo() | BeginAnew():
-                cut = asyncio.ensure_future(self.cut(replica, duty))
-                self.cuts.add(cut)
-                cut.add_done_callback(self.cuts.discard)
+                self._begin(self.cut(replica, duty))
             case AskEnd() | AskStart() | AskEpochEnd():
                 questions.append(duty)
 
@@ -134,13 +136,43 @@ class Duties:
             self._not_taken(replica, state, str(error))
             return
         replica.learn(duty.high_watermark, duty.log_start_offset)
+        quota = self._fetchers.quota
+        if quota.is_active and quota.covers(state.topic, state.index):
+            quota.passed(appended.size_bytes, self._clock.monotonic_ms())
+        if not self.flush_first(replica, state):
+            self._appended(replica, state)
+
+    def flush_first(self, replica: Replica, state: FollowerState) -> bool:
+        """The next fetch acknowledges everything up to the log end, so `flush.messages` comes before it. Whether there
+        is something to flush; the partition is fetched again when that is done.
+        """
+        if replica.log.unflushed_messages < replica.config.flush_messages:
+            return False
+        state.phase = Phase.FLUSHING
+        self._begin(self._flush(replica, state))
+        return True
+
+    async def _flush(self, replica: Replica, state: FollowerState) -> None:
+        while await self._host.flushed(replica, replica.log.log_end_offset) is not None:
+            # The disk is full, or the log is just being cut. A partition that cannot continue is followed no more.
+            await asyncio.sleep(_ROOM_PAUSE_S)
+            if self._fetchers.is_closed or self._link.replica_of(state) is None:
+                return
+        if self._link.replica_of(state) is None:
+            return
+        self._appended(replica, state)
+        self._link.interrupt()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)
+
+    def _appended(self, replica: Replica, state: FollowerState) -> None:
         self._fetcher.done(state)
         if self._link.is_for_far_behind:
             self._write_behind(replica, (state.topic_id, state.index))
         self._link.sort(replica, state)
-        quota = self._fetchers.quota
-        if quota.is_active and quota.covers(state.topic, state.index):
-            quota.passed(appended.size_bytes, self._clock.monotonic_ms())
 
     def _write_behind(self, replica: Replica, key: Key) -> None:
         """What is far behind comes by the gigabyte, and nobody reads it soon."""

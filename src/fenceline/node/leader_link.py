@@ -20,6 +20,7 @@ Rules: `epochs.md E23-E29`; `gaps.md G3`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fenceline.node.leader_duties import Duties
@@ -32,6 +33,7 @@ from fenceline.wire.errors import MalformedRequest
 from fenceline.wire.fetch import encode_request, largest_of_begun, parse_response
 
 if TYPE_CHECKING:
+    from fenceline.errors import PeerError
     from fenceline.log.errors import StorageError
     from fenceline.metadata.image import Endpoint
     from fenceline.node.replica import Replica
@@ -61,6 +63,9 @@ class Host(Protocol):
     def storage_failed(self, replica: Replica, error: StorageError) -> None: ...
     def cut_log(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
         """In a thread: cut it, with a receipt of what is lost by that. Raises StorageError."""
+
+    def flushed(self, replica: Replica, end_offset: int) -> Awaitable[PeerError | None]:
+        """When a followed log is durable up to there; why it never will be."""
 
     async def checkpoint(self) -> None:
         """Write down how far logs are safe on the disk. Raises StorageError."""
@@ -93,8 +98,8 @@ class LeaderLink:
         self._watchdog: asyncio.TimerHandle | None = None
         self._arrivals: asyncio.TimerHandle | None = None
         """When what came from far behind has waited for long enough."""
-        cuts: set[asyncio.Task[None]] = set() if near is None else near.duties.cuts
-        self.duties: Duties = Duties(self, fetchers, leader_id, cuts)
+        under_way: set[asyncio.Task[None]] = set() if near is None else near.duties.under_way
+        self.duties: Duties = Duties(self, fetchers, leader_id, under_way)
         self._is_unreachable = False
         self._was_left = False
         """It closed the connection while its answer was awaited."""
@@ -117,7 +122,9 @@ class LeaderLink:
         key = (replica.topic_id_bytes, replica.topic_partition.partition)
         self._leave_far(key)
         self._replicas[key] = replica
-        self.fetcher.follow(FollowerState(replica.topic_partition.topic, key[0], key[1], leader_epoch, replica.log))
+        state = FollowerState(replica.topic_partition.topic, key[0], key[1], leader_epoch, replica.log)
+        self.fetcher.follow(state)
+        self.duties.flush_first(replica, state)
         self.interrupt()
 
     def leave(self, key: tuple[bytes, int]) -> None:
@@ -175,7 +182,7 @@ class LeaderLink:
     async def ended(self) -> None:
         for far in self._far:
             await far.ended()
-        await asyncio.gather(self._task, *self.duties.cuts, return_exceptions=True)
+        await asyncio.gather(self._task, *self.duties.under_way, return_exceptions=True)
 
     # -- far behind ----------------------------------------------------------------------------------------------------
 

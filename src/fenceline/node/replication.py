@@ -9,7 +9,7 @@ Rules: `epochs.md E31`, `E35`, `E38`; `recovery.md V37-V41`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from fenceline.controller.partition_requests import AlteredPartition
@@ -344,6 +344,9 @@ class Replication:
     def cut_log(self, replica: Replica, duty: CutTo | BeginAnew, leader_id: int) -> None:
         """In a thread: what is lost is written down before the partition is fetched again. Raises StorageError."""
         self._broker.losses.cut(replica, duty, leader_id)
+
+    def flushed(self, replica: Replica, end_offset: int) -> Awaitable[PeerError | None]:
+        return self._broker.flushes.up_to(replica, end_offset, as_leader=False)
 
     async def checkpoint(self) -> None:
         await self._broker.checkpoint()

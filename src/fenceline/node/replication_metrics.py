@@ -61,7 +61,7 @@ class ReplicationCollector:
             "state",
             "fenceline_followed_partitions",
             "Partitions that this broker follows, by what goes on",
-            {state: phases[state] for state in ("fetching", "cutting", "looking", "waiting")},
+            {state: phases[state] for state in ("fetching", "flushing", "cutting", "looking", "waiting")},
         )
         changes = replication.isr_changes
         yield from counters(

@@ -7,6 +7,9 @@ what is to be done with it (`Duty`). Which partitions go into one fetch is the w
 |----------|-------------------------------------------|------------------------------------------------|
 | FETCHING | asks for records from the own log end     | divergence, out of range, an error             |
 | CUTTING  | the log is being cut back or emptied      | `resume`                                       |
+| FLUSHING | what was appended is made durable before  | `resume`                                       |
+|          | the next fetch acknowledges it            |                                                |
+|          | (`flush.messages`)                        |                                                |
 | LOOKING  | waits for one end of the leader's log, or | `on_leader_end`, `on_leader_start`,            |
 |          | for where one of its epochs ends          | `on_epoch_end`, an error                       |
 | WAITING  | backs off until `ready_at_ms`             | time                                           |
@@ -51,6 +54,7 @@ class FollowedLog(EpochsOfLog, Protocol):
 class Phase(Enum):
     FETCHING = "fetching"
     CUTTING = "cutting"
+    FLUSHING = "flushing"
     LOOKING = "looking"
     WAITING = "waiting"
 
