@@ -2,7 +2,7 @@
 
 Owns their syntax (`formats.md F2`, `F3`, `F5`, `epochs.md E16`), and that of what Fenceline adds: the line of
 `partition.metadata` with the directory's incarnation, and the checkpoint of incarnations. Never decides when to write.
-A file that can not be parsed is reported as `BadCheckpoint`: each caller knows a safe way on without it. A line whose
+A file that cannot be parsed is reported as `BadCheckpoint`: each caller knows a safe way on without it. A line whose
 offset cannot be right, or that contradicts another one, is left out and reported; the others count.
 """
 

@@ -207,7 +207,7 @@ class Duties:
         self._fetcher.answer_too_large(state, self._clock.monotonic_ms())
 
     def _not_taken(self, replica: Replica, state: FollowerState, reason: str) -> None:
-        """The leader sent what can not be. Logged the 1st, 2nd, 4th, 8th time and so on."""
+        """The leader sent what cannot be. Logged the 1st, 2nd, 4th, 8th time and so on."""
         if _is_power_of_two(state.failures + 1):
             log.error(
                 "records of the leader not taken",
