@@ -159,6 +159,22 @@ def test_a_partition_in_two_directories_is_refused_where_they_part() -> None:
     told_of(1, story)
 
 
+@pytest.mark.parametrize("named", [0, 1])
+def test_of_two_directories_that_parted_the_one_counts_that_the_metadata_names(named: int) -> None:
+    """Seed 226 of the story `operations`: a directory was offline while its replica was moved away and made anew."""
+
+    async def story(desk: Desk) -> None:
+        lead(desk, 0, mine(desk, named))
+        twins(desk, (1, 1, 2), (1, 3, 3, 3))
+        for log_dir in desk.log_dirs:
+            desk.partitions.places.settle(log_dir)
+        assert desk.log_dirs.holder(where()) is desk.log_dirs.opened[named]
+        (stray,) = desk.log_dirs.opened[1 - named].strays()
+        assert stray.topic_partition == where()
+
+    told_of(1, story)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "kept"),
     [((1, 2), (1, 2, 2), 1), ((1, 2, 2), (1,), 0), ((1, 2, 3), (1, 2), 0), ((1, 1), (1, 1), 0), ((), (1,), 1)],

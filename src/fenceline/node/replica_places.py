@@ -242,17 +242,23 @@ class ReplicaPlaces:
                 continue
             other = self._log_dirs.holder(topic_partition)
             if other is not None and other is not log_dir:
-                kept = self._the_longer(topic_partition, other, log_dir)
+                recorded = topic.partitions[topic_partition.partition].directory_of(self._node_id)
+                kept, reason = self._of_two(topic_partition, other, log_dir, recorded)
                 dropped = log_dir if kept is other else other
-                _set_aside(dropped, topic_partition, f"the replica lies in {kept.path}, and has all of it")
+                _set_aside(dropped, topic_partition, reason)
                 if dropped is log_dir:
                     continue
             self._log_dirs.put(topic_partition, log_dir)
             found.append(topic_partition)
         return found
 
-    def _the_longer(self, topic_partition: TopicPartition, one: LogDir, other: LogDir) -> LogDir:
-        """Of two that hold it: a loss of power has kept the second half of a move. Raises OperatorError."""
+    def _of_two(
+        self, topic_partition: TopicPartition, one: LogDir, other: LogDir, recorded: UUID | None
+    ) -> tuple[LogDir, str]:
+        """The directory that keeps it, and why the other one does not. The longer log, where a loss of power has kept
+        the second half of a move; else the one that the metadata names (`recorded`), where a directory comes back that
+        was offline while the replica was moved away and made anew. Raises OperatorError.
+        """
         logs = []
         for log_dir in (one, other):
             path, files = log_dir.partition_path(topic_partition), OpenFiles(log_dir.disk)
@@ -261,13 +267,17 @@ class ReplicaPlaces:
         longer = the_longer(*logs)
         for each in logs:
             each.close(clean=False)
-        if longer is None:
+        if longer is not None:
+            kept = one if longer is logs[0] else other
+            return kept, f"the replica lies in {kept.path}, and has all of it"
+        named = [each for each in (one, other) if each.directory_id is not None and each.directory_id == recorded]
+        if not named:
             raise OperatorError(
                 f"{topic_partition} lies in two directories, and each has what the other lacks: {one.path} and"
                 f" {other.path}",
                 "One of them was copied or restored. Move that one away that is not to be used; then start again.",
             )
-        return one if longer is logs[0] else other
+        return named[0], f"the metadata says that the replica lies in {named[0].path}, and the two logs diverge"
 
     def settle_copies(self, log_dir: LogDir) -> list[ExistingPartition]:
         """Copies of replicas that were on their way to a directory, when `settle` has seen all of them. Blocks.
