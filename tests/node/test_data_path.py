@@ -37,7 +37,7 @@ def test_a_transactional_produce_is_refused(told: DataSession, version: int) -> 
     refused = _produced(told, version, told.batch(), transactional_id="t")
     assert refused.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     answer = told.ask(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": "t", "transaction_timeout": 1000})
-    assert answer.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert answer.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 def test_the_largest_timestamp_can_be_read(told: DataSession) -> None:

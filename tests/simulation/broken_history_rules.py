@@ -85,7 +85,7 @@ def _kafka_12403_the_state_of_a_deleted_topic_goes(patch: pytest.MonkeyPatch) ->
     patch.setattr(Replicas, "_drop", lambda self, topic: None)
 
 
-@breaks(30, "a node ends", "2026-11-23")
+@breaks(41, "readers", "2026-11-23")
 def _kafka_16541_an_epoch_file_is_whole_before_it_gets_its_name(patch: pytest.MonkeyPatch) -> None:
     fsync = LifeDisk.fsync
 
