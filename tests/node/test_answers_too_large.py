@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 
 from fenceline.ids import TopicPartition
+from fenceline.log.config import LogConfig
 from fenceline.node.absent_brokers import NOBODY, AbsentBrokers
 from fenceline.node.clock import SystemClock
 from fenceline.node.replica_fetchers import ReplicaFetchers
@@ -56,7 +57,9 @@ class LeaderOfLargeBatches(SocketLeader):
 
 def replica(index: int) -> Any:
     """Its log takes everything that is offered as one record."""
-    log = SimpleNamespace(log_start_offset=0, log_end_offset=0, latest_epoch=-1, latest_epoch_start=-1)
+    log = SimpleNamespace(
+        log_start_offset=0, log_end_offset=0, latest_epoch=-1, latest_epoch_start=-1, unflushed_messages=0
+    )
 
     def append(records: memoryview, **_: Any) -> Any:
         log.log_end_offset += 1
@@ -67,6 +70,7 @@ def replica(index: int) -> Any:
         topic_id_bytes=TOPIC_ID.bytes,
         topic_partition=TopicPartition("rain", index),
         log=log,
+        config=LogConfig(),
         is_being_cut=False,
         learn=lambda *_: None,
     )

@@ -13,6 +13,7 @@ import pytest
 
 from fenceline.ids import TopicPartition
 from fenceline.log import write_behind
+from fenceline.log.config import LogConfig
 from fenceline.log.partition_log import AppendInfo
 from fenceline.node.replica_fetchers import ReplicaFetchers
 from fenceline.wire.apis import ApiKey
@@ -72,7 +73,7 @@ class ScriptedLeader(SocketLeader):
 class Log:
     """Counts records of one byte."""
 
-    log_start_offset, latest_epoch, latest_epoch_start = 0, -1, -1
+    log_start_offset, latest_epoch, latest_epoch_start, unflushed_messages = 0, -1, -1, 0
 
     def __init__(self) -> None:
         self.log_end_offset = 0
@@ -100,6 +101,7 @@ def replica(index: int) -> Any:
         topic_id_bytes=TOPIC_ID.bytes,
         topic_partition=TopicPartition("rain", index),
         log=Log(),
+        config=LogConfig(),
         learn=lambda high_watermark, log_start_offset: None,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from fenceline.ids import TopicPartition
+from fenceline.log.config import LogConfig
 from fenceline.wire.fetch import FetchRequest, parse_request
 from tests.node.socket_leader import LEADER, SocketLeader, following
 
@@ -24,9 +25,15 @@ class SilentLeader(SocketLeader):
 
 
 def replica(index: int) -> Any:
-    log = SimpleNamespace(log_start_offset=0, log_end_offset=0, latest_epoch=-1, latest_epoch_start=-1)
+    log = SimpleNamespace(
+        log_start_offset=0, log_end_offset=0, latest_epoch=-1, latest_epoch_start=-1, unflushed_messages=0
+    )
     return SimpleNamespace(
-        topic_id_bytes=TOPIC_ID.bytes, topic_partition=TopicPartition("rain", index), log=log, is_being_cut=False
+        topic_id_bytes=TOPIC_ID.bytes,
+        topic_partition=TopicPartition("rain", index),
+        log=log,
+        is_being_cut=False,
+        config=LogConfig(),
     )
 
 
