@@ -62,10 +62,10 @@ test: setup java  ## all tests (those against real Kafka need Maven)
 	@bash tools/ensure_test_tools.sh $(KAFKA_VERSION) $(JARS) $(OLD_KAFKA_VERSION) $(OLD_JARS)
 	@# Three workers on two cores: who waits for a JVM or for a process leaves its core to the others.
 	@$(BIN)/python -m pytest -n 3
-	@echo "2,000 seeds of simulated quorums and controllers ..."
-	@$(SIMULATION) --seeds 0..2000 --workers 2 --progress 500
-	@echo "1,000 seeds of simulated clusters with data ..."
-	@$(CLUSTERS) --seeds 0..1000 --workers 2 --progress 500
+	@echo "300 seeds of simulated quorums and controllers ..."
+	@$(SIMULATION) --seeds 0..300 --workers 2 --progress 100
+	@echo "300 seeds of simulated clusters with data ..."
+	@$(CLUSTERS) --seeds 0..300 --workers 2 --progress 100
 	@echo "The same logs and data path without the compiled modules ..."
 	@FENCELINE_PURE_PYTHON=1 $(BIN)/python -m pytest -n 2 -q -m "not kafka" tests/log tests/node/test_data_path.py tests/node/test_plain_produce.py
 
