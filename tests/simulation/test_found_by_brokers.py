@@ -21,6 +21,7 @@ from .test_brokers_story import NO_FAULTS
 @pytest.mark.parametrize(
     "seed",
     [
+        394,  # a refused batch was sent again and acknowledged by another leader: its first copy was not
         915,  # a start on a full disk cut a log without a note, so that no receipt ever told of it
         1073,  # a cut that a full disk refused was the only thing to do for a leader's link, which slept on
         1449,  # a node that started with a full disk left a partition offline for good

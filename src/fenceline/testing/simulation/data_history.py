@@ -234,6 +234,17 @@ class History:
         """Whether a producer was told that it is written."""
         return (batch.base_offset, batch.content[BATCH_OVERHEAD:]) in self.answered
 
+    def is_only_copy(self, batch: StoredBatch) -> bool:
+        """Whether no leader of another epoch wrote the same records at this offset, as when a producer sends a refused
+        batch again: an answer names no epoch, and may mean either of them."""
+        records = batch.content[BATCH_OVERHEAD:]
+        return not any(
+            place.base_offset == batch.base_offset
+            and place.epoch != batch.epoch
+            and written.content[BATCH_OVERHEAD:] == records
+            for place, written in self.written.items()
+        )
+
     def read(self, place: Place, content: bytes, before: Place | None, where: str) -> None:
         """A consumer that has read up to `before` (None: it begins here) was given this batch as the next one."""
         if self.is_compacted:

@@ -81,15 +81,18 @@ def receipts_are_exact(
 
 
 def _class_complaints(receipt: Receipt, lost: list[StoredBatch], history: History, high_watermark: int) -> list[str]:
-    """What is below the high watermark was committed; what a producer was told of is not `never_acknowledged`."""
+    """What is below the high watermark was committed; what was acknowledged to a producer is not
+    `never_acknowledged`."""
     is_committed = receipt.start_offset < high_watermark
     if receipt.loss_class is LossClass.EXPIRED and receipt.cause is Cause.LEADER_STARTS_LATER:
         # The leader's log starts behind them: they were deleted there before.
         return [] if receipt.end_offset_exclusive <= history.log_start else [f"receipt of {receipt} is expired"]
     if is_committed != (receipt.loss_class is LossClass.COMMITTED):
         return [f"receipt of {receipt} is {receipt.loss_class.value}, the high watermark was {high_watermark}"]
-    if receipt.loss_class is LossClass.NEVER_ACKNOWLEDGED and any(map(history.was_answered, lost)):
-        return [f"receipt of {receipt} is {receipt.loss_class.value}, a producer was told that it is written"]
+    if receipt.loss_class is LossClass.NEVER_ACKNOWLEDGED and any(
+        history.was_answered(batch) and history.is_only_copy(batch) for batch in lost
+    ):
+        return [f"receipt of {receipt} is {receipt.loss_class.value}, a producer has its acknowledgement"]
     return []
 
 
