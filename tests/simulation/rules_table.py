@@ -1,8 +1,8 @@
-"""The table of broken rules in docs/simulation.md, printed or made anew.
+"""The tables of broken rules in docs/simulation.md, printed or made anew.
 
 Owns the search for seeds: `python -m tests.simulation.rules_table RULE...`. With names (or their beginnings), or `all`,
 it looks for the first seed that notices each of these, and writes seed, check and date into the rules' modules and
-the table into the documentation. A seed that fails without the breach is no verdict.
+both tables into the documentation. A seed that fails without the breach is no verdict.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pytest
 from fenceline.testing.simulation.checks import InvariantBroken
 from fenceline.testing.simulation.stage import Outcome, play
 
+from . import kafka_history
 from .broken_holes_rules import NO_SEED, RULES
 
 SEEDS: Final = 1000
@@ -91,11 +92,12 @@ def _write(name: str, seed: int, check: str, seen: str) -> None:
     RULES[name] = RULES[name]._replace(seed=seed, check=check, seen=seen)
 
 
-def _write_table() -> None:
-    text = DOCUMENT.read_text()
-    start = text.index(_HEAD)
-    end = text.index("\n\n", start) + 1
-    DOCUMENT.write_text(text[:start] + table() + text[end:])
+def _write_tables() -> None:
+    for rows in (table(), kafka_history.table()):
+        text = DOCUMENT.read_text()
+        start = text.index(rows.split("\n", 1)[0])
+        end = text.index("\n\n", start) + 1
+        DOCUMENT.write_text(text[:start] + rows + text[end:])
 
 
 def main(wanted: list[str]) -> None:
@@ -107,7 +109,7 @@ def main(wanted: list[str]) -> None:
         seed, failure = first_that_sees(name, [*seeds, *(each for each in range(SEEDS) if each != known)])
         _write(name, seed, check_of(failure) if failure else "", datetime.now(UTC).date().isoformat())
         print(f"{name}: {seed} {failure[:200]}", flush=True)
-        _write_table()
+        _write_tables()
     if not names:
         print(table())
 
