@@ -11,8 +11,10 @@ from typing import Final
 import pytest
 
 from fenceline.log.errors import CorruptLog
+from fenceline.log.log_dir_offsets import UNKNOWN
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.recovery_note import NOTE_SUFFIX
+from fenceline.log.twin_logs import survey
 from fenceline.losses.cutting import cut_log, settle
 from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.records.build import build_batch
@@ -204,6 +206,18 @@ def test_empty_log_that_moves() -> None:
     log.append_as_follower(memoryview(batch))
     assert (log.log_start_offset, log.log_end_offset) == (3, 7)
     assert receipts_of(disk) == []
+
+
+def test_comparison_of_two_directories() -> None:
+    """Two directories hold one partition: what recovery would cut off either of them stays while they are compared."""
+    disk = a_disk()
+    segments = used(disk).segments
+    shorten(disk, segments[-1].path, segments[-1].size_bytes - 5)
+    damage(disk, segments[1].path, 80)
+    before = {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)}
+    found = survey(disk, DIRECTORY, UNKNOWN, clean=False)
+    assert found.log_end_offset == segments[1].base_offset
+    assert {name: disk.peek(f"{DIRECTORY}/{name}") for name in disk.listdir(DIRECTORY)} == before
 
 
 def test_the_page_lists_these_tests() -> None:

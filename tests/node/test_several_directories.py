@@ -198,6 +198,30 @@ def test_of_two_directories_the_one_that_has_all_counts(first: tuple[int], secon
     told_of(1, story)
 
 
+@pytest.mark.parametrize("torn", [0, 1])
+def test_to_compare_two_directories_cuts_neither_of_them(torn: int) -> None:
+    """Seed 305 of the story `operations`: recovery cut the copy that was then set aside, and its note became a receipt
+    of records that the replica has."""
+
+    async def story(desk: Desk) -> None:
+        twins(desk, (1, 2, 2), (1, 2, 2))
+        path = f"{desk.log_dirs.opened[torn].partition_path(where())}/{0:020d}.log"
+        content = desk.disk.peek(path) or b""
+        fd = desk.disk.open_append(path)
+        desk.disk.truncate(fd, len(content) - 3)
+        desk.disk.close(fd)
+        for log_dir in desk.log_dirs:
+            desk.partitions.places.settle(log_dir)
+        kept, dropped = desk.log_dirs.opened[1 - torn], desk.log_dirs.opened[torn]
+        assert desk.log_dirs.holder(where()) is kept
+        (stray,) = dropped.strays()
+        assert desk.disk.peek(f"{stray.path}/{0:020d}.log") == content[:-3]
+        assert desk.disk.folder(f"{stray.path}/lost+found") is None
+        assert kept.partition(where(), desk.topic_id, LogConfig()).log_end_offset == 3
+
+    told_of(1, story)
+
+
 def test_an_older_topic_of_that_name_is_no_second_copy() -> None:
     """The directory was offline while the topic was deleted and made anew elsewhere."""
 

@@ -40,6 +40,7 @@ from fenceline.log.partition_dir import (
     put_away_name,
 )
 from fenceline.log.partition_log import PartitionLog
+from fenceline.log.twin_logs import Survey, survey
 
 LOCK_FILE: Final = ".lock"
 PROBE_FILE: Final = ".fenceline-probe"
@@ -279,6 +280,12 @@ class LogDir:
         if found is not None and not is_told:
             log.owe_identity()
         return log
+
+    def survey(self, topic_partition: TopicPartition) -> Survey:
+        """What opening a partition's log would find; changes nothing. For a thread. Raises CorruptLog, OSError."""
+        directory = self.partition_path(topic_partition)
+        known = self.offsets.of(topic_partition, self.identity_of(directory))
+        return survey(self.disk, directory, known, clean=self.clean and known.is_proven)
 
     def partition_path(self, topic_partition: TopicPartition) -> str:
         return f"{self.path}/{topic_partition.topic}-{topic_partition.partition}"

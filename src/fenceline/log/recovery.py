@@ -72,6 +72,7 @@ def load(
     known_end: int = 0,
     only_torn: bool = False,
     before_cut: Callable[[CorruptLog], None] | None = None,
+    looks_only: bool = False,
 ) -> Loaded:
     """Open the files of one partition. `clean`: a clean stop was the last thing that happened to them. `known_end`: up
     to there records had been safe on the disk and committed.
@@ -79,11 +80,13 @@ def load(
     `before_cut`: called before whole batches of a log that is `only_torn` are cut; raises what it is given, or has
     written down durably what was acknowledged. Without it nothing of the kind is cut.
 
+    `looks_only`: nothing is cut, and no note is written; the segments end where the log would.
+
     Raises CorruptLog, what `before_cut` raises, OperatorError where there is no room for what it allows to cut; any
     OSError on the way becomes a CorruptLog.
     """
     try:
-        loader = _Loader(disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut)
+        loader = _Loader(disk, directory, config, recovery_point, clean, now_ms, only_torn, before_cut, looks_only)
         return loader.load(log_start_offset, known_end)
     except OSError as error:
         what, advice = ("opened", _WAIT_ADVICE) if passes(error.errno) else ("read", _DISK_ADVICE)
@@ -102,7 +105,9 @@ class _Loader:
         now_ms: int,
         only_torn: bool,
         before_cut: Callable[[CorruptLog], None] | None,
+        looks_only: bool,
     ) -> None:
+        self._looks_only = looks_only
         self._disk = disk
         self._directory = directory
         self._config = config
@@ -111,7 +116,9 @@ class _Loader:
         self._now_ms = now_ms
         self._only_torn = only_torn
         self._report = RecoveryReport(clean)
-        self._cutting = Cutting(disk, directory, recovery_point, clean, now_ms, only_torn, before_cut, self._report)
+        self._cutting = Cutting(
+            disk, directory, recovery_point, clean, now_ms, only_torn, before_cut, self._report, looks_only
+        )
         self._producers = ProducerStates()
         self._epochs = EpochCache()
         self._checkpoint: list[tuple[int, int]] = []
@@ -137,7 +144,8 @@ class _Loader:
             self._cutting.miss(end, known_end)
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(log_start_offset)
-        producer_snapshots.drop(self._disk, self._directory, names, lambda at: at > end)
+        if not self._looks_only:
+            producer_snapshots.drop(self._disk, self._directory, names, lambda at: at > end)
         if not self._clean:
             self._epochs.changed = True
         return Loaded(segments, log_start_offset, end, self._epochs, self._producers, self._report)

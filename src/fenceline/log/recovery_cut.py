@@ -38,7 +38,9 @@ class RecoveryReport:
 
 
 class Cutting:
-    """Of one log, as it is opened; its `report` says what was done. For the other arguments see `recovery.load`."""
+    """Of one log, as it is opened; its `report` says what was done. For the other arguments see `recovery.load`.
+
+    `looks_only`: the log ends in memory where it would be cut, and the disk stays unchanged."""
 
     def __init__(
         self,
@@ -50,7 +52,9 @@ class Cutting:
         only_torn: bool,
         before_cut: Callable[[CorruptLog], None] | None,
         report: RecoveryReport,
+        looks_only: bool = False,
     ) -> None:
+        self._looks_only = looks_only
         self._disk = disk
         self._directory = directory
         self._recovery_point = recovery_point
@@ -86,6 +90,10 @@ class Cutting:
             if self._before_cut is None:
                 raise damage
             self._before_cut(damage)
+        if self._looks_only:
+            del segments[number + 1 :]
+            segment.size_bytes, segment.sealed = bad.position, False
+            return
         report = self._report
         report.reason = f"{segment.path}: at byte {bad.position}: {bad.reason}"
         found = self._disk.stat(segment.path)
@@ -128,6 +136,9 @@ class Cutting:
     def empty(self, segments: list[Segment], end: int, log_start_offset: int) -> None:
         """The log ends below its log start: records were deleted further than what survived a crash. What survived was
         deleted as well, so nothing of it may be shown again; the note says so. Raises OSError."""
+        if self._looks_only:
+            segments.clear()
+            return
         report, first = self._report, segments[0]
         report.reason = f"{first.path}: the log ends at offset {end}, below its log start {log_start_offset}"
         if not self._only_torn:
@@ -150,6 +161,8 @@ class Cutting:
         reason = f"the log ends at offset {end}, and what followed up to {known_end} had been safe on the disk"
         if self._clean:
             raise CorruptLog(self._directory, 0, f"{reason}, after a clean stop", restore_advice("partition"))
+        if self._looks_only:
+            return
         names = tuple(evidence_in(self._disk, self._directory))
         if any(name.endswith(INTENDED_SUFFIX) for name in names):
             return  # a cut was under way, which is looked into and told

@@ -16,9 +16,7 @@ from uuid import UUID
 
 from fenceline.errors import OperatorError
 from fenceline.ids import METADATA_TOPIC, TopicPartition, encode_uuid
-from fenceline.log.config import LogConfig
 from fenceline.log.errors import StorageError
-from fenceline.log.open_files import OpenFiles
 from fenceline.log.twin_logs import the_longer
 from fenceline.metadata.features import MV_DIRECTORIES
 from fenceline.metadata.image import LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 
 log = Logger("replicas")
 
-_READ_ONLY: Final = LogConfig(cleanup_policy=frozenset(("compact",)))
-"""To look how far a log goes: gaps are no reason to cut it."""
 _MOST_PREFERRED: Final = 10_000
 _MEND: Final = "Mend the directory, then restart the node. Other directories are served."
 
@@ -259,16 +255,10 @@ class ReplicaPlaces:
         the second half of a move; else the one that the metadata names (`recorded`), where a directory comes back that
         was offline while the replica was moved away and made anew. Raises OperatorError.
         """
-        logs = []
-        for log_dir in (one, other):
-            path, files = log_dir.partition_path(topic_partition), OpenFiles(log_dir.disk)
-            topic_id = log_dir.topic_id_of(path)
-            logs.append(log_dir.open_at(path, topic_partition, topic_id, _READ_ONLY, 0, files))
-        longer = the_longer(*logs)
-        for each in logs:
-            each.close(clean=False)
+        first, second = one.survey(topic_partition), other.survey(topic_partition)
+        longer = the_longer(first, second)
         if longer is not None:
-            kept = one if longer is logs[0] else other
+            kept = one if longer is first else other
             return kept, f"the replica lies in {kept.path}, and has all of it"
         named = [each for each in (one, other) if each.directory_id is not None and each.directory_id == recorded]
         if not named:
