@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from fenceline.cli import records
 from fenceline.cli.app import app
-from fenceline.cli.records import _print_record, truncation_in_words
+from fenceline.cli.records import _policy, _print_record, truncation_in_words
 from fenceline.client.errors import LogTruncationError
 from fenceline.client.loss_receipts import LossReceipt
+from fenceline.errors import OperatorError
 from fenceline.testing.waiting import eventually
 from tests.client.scripted_cluster import ScriptedCluster
 from tests.kip.test_kip320_consumer import write
@@ -23,6 +24,7 @@ from tests.kip.test_kip320_consumer import write
     [
         ("fail", 1, 10, "--from =6"),
         ("rewind", 0, 14, "Reading goes on from offset 6 again."),
+        ("reset", 0, 14, "Reading goes on from offset 6 again."),
     ],
 )
 def test_what_was_printed_and_is_gone_is_told(
@@ -64,9 +66,32 @@ def test_words_without_a_known_place_and_with_a_receipt() -> None:
     assert "fenceline losses show 0123456789ab" in message
 
 
+@pytest.mark.parametrize(
+    ("choice", "reset", "said"),
+    [
+        ("reset", "earliest", "goes on from the beginning of the log"),
+        ("reset", "latest", "goes on at the end of the log"),
+        ("latest", "earliest", "goes on at the end of the log"),
+        ("rewind", "earliest", None),
+        ("fail", "latest", None),
+    ],
+)
+def test_where_the_place_is_not_known_a_reset_begins_as_from_says(
+    choice: str, reset: str, said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = LogTruncationError("t", 3, 10, 5)
+    decide = _policy(choice, reset)
+    if said is None:
+        with pytest.raises(OperatorError, match="truncated below offset 10"):
+            decide(error)
+        return
+    assert decide(error) == choice
+    assert said in capsys.readouterr().err
+
+
 def test_a_policy_that_is_none_is_refused() -> None:
     with ScriptedCluster() as cluster:
         cluster.add_topic("t")
         result = CliRunner().invoke(app, ["consume", "t", "--on-truncation", "maybe", "-b", cluster.bootstrap])
     assert result.exit_code == 1
-    assert "Choose fail, rewind or latest" in result.stderr
+    assert "Choose fail, rewind, latest or reset" in result.stderr

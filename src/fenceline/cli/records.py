@@ -78,7 +78,11 @@ def consume(
     partition: Annotated[int | None, typer.Option(help="only this partition")] = None,
     on_truncation: Annotated[
         str,
-        typer.Option(help="when printed records are cut off the log: fail, rewind to there, or go on at the latest"),
+        typer.Option(
+            help="when printed records are cut off the log: fail; rewind to where the log was cut, or fail where that"
+            " is not known; continue at the latest; reset: as rewind, and where the place is not known from --from"
+            " (earliest, unless it is latest)"
+        ),
     ] = "fail",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: AsJson = False,
@@ -105,7 +109,10 @@ def consume(
             found = admin.list_offsets(dict.fromkeys(partitions, spec))
             starts = {tp: at.offset if at.offset >= 0 else ends[tp].offset for tp, at in found.items()}
         left = {tp: ends[tp].offset for tp in partitions if starts[tp] < ends[tp].offset}
-        with Consumer({"bootstrap.servers": bootstrap, "on.truncation": _policy(on_truncation)}) as consumer:
+        reset = "latest" if start == "latest" else "earliest"
+        policy = _policy(on_truncation, reset)
+        settings = {"bootstrap.servers": bootstrap, "on.truncation": policy, "auto.offset.reset": reset}
+        with Consumer(settings) as consumer:
             consumer.assign(partitions)
             for tp, offset in starts.items():
                 consumer.seek(tp, offset)
@@ -124,16 +131,23 @@ def consume(
                     left = {tp: end for tp, end in left.items() if consumer.position(tp) < end}
 
 
-def _policy(choice: str) -> Callable[[LogTruncationError], str]:
-    """Tells a truncation in words, then goes on by the choice; raises OperatorError instead of failing."""
-    if choice not in ("fail", "rewind", "latest"):
-        raise OperatorError(f"--on-truncation {choice} is no choice", "Choose fail, rewind or latest.")
+def _policy(choice: str, reset: str) -> Callable[[LogTruncationError], str]:
+    """Prints a truncation in words, then continues by the choice; raises OperatorError instead of failing. `reset`:
+    where a reset begins when the place of the truncation is not known, earliest or latest."""
+    if choice not in ("fail", "rewind", "latest", "reset"):
+        raise OperatorError(f"--on-truncation {choice} is no choice", "Choose fail, rewind, latest or reset.")
 
     def decide(error: LogTruncationError) -> str:
         message, advice = truncation_in_words(error)
-        if choice == "fail" or (choice == "rewind" and error.divergent_offset < 0):
+        is_known = error.divergent_offset >= 0
+        if choice == "fail" or (choice == "rewind" and not is_known):
             raise OperatorError(message, advice)
-        goes_on = f"from offset {error.divergent_offset} again" if choice == "rewind" else "at the end of the log"
+        if choice != "latest" and is_known:
+            goes_on = f"from offset {error.divergent_offset} again"
+        elif choice == "reset" and reset == "earliest":
+            goes_on = "from the beginning of the log"
+        else:
+            goes_on = "at the end of the log"
         print(f"fenceline: {message} Reading goes on {goes_on}.", file=sys.stderr)
         return choice
 
