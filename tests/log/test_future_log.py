@@ -116,7 +116,7 @@ def move(
 def start_again(disk: SimDisk, place: UUID | None) -> tuple[LogDirs, list[str]]:
     """What the next start does with the directories; paths of copies that go on."""
     log_dirs = LogDirs(opened(disk))
-    places = ReplicaPlaces(1, log_dirs, lambda: image(place), lambda *_: None)
+    places = ReplicaPlaces(1, log_dirs, lambda: image(place), lambda *_: None, lambda: 0)
     for log_dir in log_dirs:
         for condemned in log_dir.condemned():
             condemned.delete()

@@ -11,6 +11,7 @@ import pytest
 from fenceline.ids import TopicPartition
 from fenceline.log.errors import NotSettled
 from fenceline.log.partition_dir import RemovedPartition
+from fenceline.log.set_aside import keep_records
 from fenceline.losses import put_away, quarantine
 from fenceline.losses.check import complaints, lost_between, stored_batches
 from fenceline.losses.cutting import cut_log
@@ -159,6 +160,43 @@ def test_a_log_that_can_not_be_opened_now_is_waited_for() -> None:
     disk.heal()
     (receipt,) = put_away.settle(gone, replica=REPLICA, now_ms=1)
     assert "can not be opened" not in receipt.known_by
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_set_aside_with_its_records_is_told_once_whenever_the_machine_stops(seed: int) -> None:
+    """The power goes between the note, the move of each segment, the rename and the receipt; the next start repeats."""
+    step = 0
+    while True:
+        step += 1
+        rng = Random(seed)
+        disk = a_disk(seed)
+        before, high_watermark = a_safe_history(disk, rng)
+        lost_from = rng.choice([0, before[len(before) // 2].base_offset])
+
+        def start(life: SimDisk | LifeDisk, lost_from: int = lost_from, known: int = high_watermark) -> None:
+            if life.stat(DIRECTORY) is not None:
+                keep_records(life, DIRECTORY, lost_from, "a test", high_watermark=known, now_ms=9_000)
+                life.rename(DIRECTORY, ASIDE)
+            gone = removed(life)
+            put_away.settle(gone, replica=REPLICA, now_ms=1)
+            put_away.rescue(gone, "/data", with_evidence=True)
+
+        life = a_life(disk, seed * 1_000 + step, step)
+        try:
+            start(life)
+            survived = True
+        except ProcessEnded:
+            survived = False
+        life.forget()
+        start(disk)
+        receipts = Outbox(disk, "/data").due()
+        after = stored_batches(open_log(disk, ASIDE))
+        assert after == before[: len(after)]
+        lost = [batch for batch in before if batch.next_offset > lost_from]
+        assert complaints(receipts, lost) == []
+        assert all(disk.peek(path) for receipt in receipts for path in receipt.evidence)
+        if survived:
+            return
 
 
 def test_a_deletion_on_a_full_disk_makes_the_room_for_its_own_receipts() -> None:

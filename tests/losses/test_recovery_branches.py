@@ -10,12 +10,17 @@ from typing import Final
 
 import pytest
 
+from fenceline.ids import TopicPartition
 from fenceline.log.errors import CorruptLog
 from fenceline.log.log_dir_offsets import UNKNOWN
+from fenceline.log.partition_dir import RemovedPartition
 from fenceline.log.partition_log import PartitionLog
 from fenceline.log.recovery_note import NOTE_SUFFIX
+from fenceline.log.set_aside import keep_records
 from fenceline.log.twin_logs import survey
+from fenceline.losses import put_away
 from fenceline.losses.cutting import cut_log, settle
+from fenceline.losses.evidence import EvidenceReader
 from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.records.build import build_batch
 from fenceline.testing.sim_disk import SimDisk
@@ -206,6 +211,31 @@ def test_empty_log_that_moves() -> None:
     log.append_as_follower(memoryview(batch))
     assert (log.log_start_offset, log.log_end_offset) == (3, 7)
     assert receipts_of(disk) == []
+
+
+@pytest.mark.parametrize(("lost_from", "high_watermark"), [(0, 0), (0, 12), (12, 30), (14, 14)])
+def test_directory_that_is_set_aside(lost_from: int, high_watermark: int) -> None:
+    """Its topic id cannot be read, or another directory counts that lacks some of its records."""
+    disk = a_disk()
+    segments = used(disk).segments
+    reason = "a test"
+    assert keep_records(disk, DIRECTORY, lost_from, reason, high_watermark=high_watermark, now_ms=9_000) is not None
+    aside = f"{DIRECTORY}.0123456789abcdef-stray"
+    disk.rename(DIRECTORY, aside)
+    removed = RemovedPartition(aside, disk, TopicPartition("rain", 3), 0)
+    (receipt,) = put_away.settle(removed, replica=REPLICA, now_ms=9_000)
+    assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (lost_from, 30, 30 - lost_from)
+    assert (receipt.cause, receipt.reason, receipt.leader_epochs) == (Cause.SET_ASIDE, reason, (1,))
+    known = high_watermark > lost_from
+    assert receipt.loss_class is (LossClass.COMMITTED if known else LossClass.MAYBE_ACKNOWLEDGED)
+    kept = sum(header.record_count for header, _ in EvidenceReader(disk, receipt, receipt.evidence).batches())
+    assert kept == receipt.records
+    stays = [segment for segment in segments if segment.next_offset <= lost_from]
+    assert [name for name in disk.listdir(aside) if name.endswith(".log")] == [
+        segment.path.rpartition("/")[2] for segment in stays
+    ]
+    (told,) = put_away.rescue(removed, "/data", with_evidence=True)
+    assert told.evidence == receipt.evidence
 
 
 def test_comparison_of_two_directories() -> None:

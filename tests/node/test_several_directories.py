@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -24,8 +24,11 @@ from fenceline.errors import ErrorCode, OperatorError, PeerError
 from fenceline.log.checkpoints import encode_partition_metadata
 from fenceline.log.config import LogConfig
 from fenceline.log.disk import replace_file
+from fenceline.losses.receipt import Cause, LossClass, Receipt
 from fenceline.metadata.image import LOST_DIRECTORY, UNASSIGNED_DIRECTORY
 from fenceline.node import directory_assignments
+from fenceline.node.broker import Broker
+from fenceline.node.loss_keeper import LossKeeper
 from fenceline.records.build import build_batch
 from fenceline.wire.apis import ApiKey
 
@@ -171,8 +174,76 @@ def test_of_two_directories_that_parted_the_one_counts_that_the_metadata_names(n
         assert desk.log_dirs.holder(where()) is desk.log_dirs.opened[named]
         (stray,) = desk.log_dirs.opened[1 - named].strays()
         assert stray.topic_partition == where()
+        (receipt,) = taken_up(desk)
+        lost = (1, 3) if named else (1, 4)
+        assert (receipt.start_offset, receipt.end_offset_exclusive) == lost, "what the one that counts does not have"
+        assert (receipt.topic_id, receipt.cause) == (desk.topic_id, Cause.SET_ASIDE)
+        assert all(path.startswith(f"{stray.path}/lost+found/") for path in receipt.evidence)
 
     told_of(1, story)
+
+
+def taken_up(desk: Desk) -> list[Receipt]:
+    """What the next step of a start owes the ledger."""
+    keeper = LossKeeper(cast(Broker, desk))
+    keeper.take_up()
+    return keeper.next_due(9)
+
+
+def without_id(desk: Desk, content: bytes = b"version: 0\ntopic") -> None:
+    """Three records, of which a loss of power has kept the batches and not all of `partition.metadata`."""
+    log = desk.log_dirs.first.partition(where(), desk.topic_id, LogConfig())
+    for _ in range(3):
+        log.append_as_leader(memoryview(build_batch([(0, b"k", b"v", ())])), leader_epoch=1, now_ms=0)
+    log.close(clean=False)
+    del desk.log_dirs.first.open_logs[where()]
+    replace_file(desk.disk, f"/data/{TOPIC}-0/partition.metadata", content)
+
+
+@pytest.mark.parametrize("directories", [1, 2])
+def test_records_of_a_directory_without_a_topic_id_have_a_receipt(directories: int) -> None:
+    async def story(desk: Desk) -> None:
+        without_id(desk)
+        for log_dir in desk.log_dirs:
+            assert desk.partitions.places.settle(log_dir) == []
+        (receipt,) = taken_up(desk)
+        assert (receipt.start_offset, receipt.end_offset_exclusive, receipt.records) == (0, 3, 3)
+        assert (receipt.topic, receipt.topic_id, receipt.cause) == (TOPIC, None, Cause.SET_ASIDE)
+        assert receipt.loss_class is LossClass.MAYBE_ACKNOWLEDGED, "no checkpoint is known to tell of it"
+        assert all(desk.disk.peek(path) for path in receipt.evidence)
+        lead(desk, 0, mine(desk, 0), isr=(1,))
+        assert desk.replica().log.log_end_offset == 0
+
+    told_of(1, story, directories=directories)
+
+
+def test_a_directory_without_a_topic_id_or_records_has_no_receipt() -> None:
+    async def story(desk: Desk) -> None:
+        desk.disk.mkdir(f"/data/{TOPIC}-0")
+        replace_file(desk.disk, f"/data/{TOPIC}-0/partition.metadata", b"")
+        assert desk.partitions.places.settle(desk.log_dirs.first) == []
+        assert len(desk.log_dirs.first.strays()) == 1
+        assert taken_up(desk) == []
+
+    told_of(1, story, directories=1)
+
+
+def test_without_room_for_the_note_the_partition_waits() -> None:
+    async def story(desk: Desk) -> None:
+        without_id(desk)
+        desk.disk.fail("write", ".note.tmp", errno.ENOSPC)
+        assert desk.partitions.places.settle(desk.log_dirs.first) == []
+        assert desk.log_dirs.first.strays() == []
+        assert taken_up(desk) == []
+        with pytest.raises(PeerError) as refused:
+            lead(desk, 0, mine(desk, 0), isr=(1,))
+        assert refused.value.code is STORAGE_ERROR
+        assert "could not be written down: No space left" in refused.value.message
+        desk.disk.heal()
+        desk.delete_topic()
+        assert not desk.partitions.places.not_noted, "the next topic of this name waits for nothing"
+
+    told_of(1, story, directories=1)
 
 
 @pytest.mark.parametrize(

@@ -388,7 +388,9 @@ def _receipt_of_note(
     # A copy that a crash interrupted before its first byte is none.
     evidence = tuple(path for path in new if path not in claimed and _size(folder.disk, path))
     lost = note.lost
-    if note.deleted_below:
+    if note.is_set_aside:
+        loss_class, known_by = of_cut(lost, max(high_watermark, note.known_high_watermark))
+    elif note.deleted_below:
         loss_class, known_by = of_deleted(note.deleted_below)
     else:
         loss_class, known_by = of_recovery(lost, high_watermark, torn=note.torn)
@@ -405,7 +407,7 @@ def _receipt_of_note(
         size_bytes=lost.size_bytes + lost.unreadable_bytes,
         loss_class=loss_class,
         known_by=known_by,
-        cause=Cause.RECOVERY,
+        cause=Cause.SET_ASIDE if note.is_set_aside else Cause.RECOVERY,
         reason=note.reason,
         replica=replica,
         leader=NOBODY,

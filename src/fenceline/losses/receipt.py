@@ -45,6 +45,7 @@ class Cause(StrEnum):
     UNKNOWN_EPOCH = "unknown_epoch"
     LEADER_STARTS_LATER = "leader_starts_later"
     RECOVERY = "recovery"
+    SET_ASIDE = "directory_set_aside"
     LOG_START = "log_start_moved"
     TOPIC_DELETED = "topic_deleted"
 

@@ -16,7 +16,9 @@ from uuid import UUID
 
 from fenceline.errors import OperatorError
 from fenceline.ids import METADATA_TOPIC, TopicPartition, encode_uuid
-from fenceline.log.errors import StorageError
+from fenceline.log.agreement import agreed_end
+from fenceline.log.errors import CorruptLog, StorageError, passes
+from fenceline.log.set_aside import keep_records
 from fenceline.log.twin_logs import the_longer
 from fenceline.metadata.features import MV_DIRECTORIES
 from fenceline.metadata.image import LOST_DIRECTORY, MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
@@ -30,6 +32,15 @@ if TYPE_CHECKING:
 log = Logger("replicas")
 
 _MOST_PREFERRED: Final = 10_000
+_ADVICE: Final = "Its records stay. Remove the directory when they are not needed."
+_ADVICE_KEPT: Final = (
+    "Its records are evidence of a loss receipt, and are kept as long as evidence is (fenceline.lost.retention.ms)."
+    " See it with: fenceline losses list."
+)
+_NO_ID: Final = (
+    "partition.metadata of its directory has no topic id that can be read, as after a loss of power before its first"
+    " flush: it may be of an older topic of this name"
+)
 _MEND: Final = "Mend the directory, then restart the node. Other directories are served."
 
 
@@ -50,8 +61,11 @@ class ReplicaPlaces:
         log_dirs: LogDirs,
         image: Callable[[], MetadataImage],
         tell: Callable[[UUID, int, UUID], None],
+        now_ms: Callable[[], int],
     ) -> None:
-        """`tell` is called, in any thread, with (topic, partition, directory) that the controller has to know."""
+        """`tell` is called, in any thread, with (topic, partition, directory) that the controller has to know.
+        `now_ms`: the time that receipts name."""
+        self._now_ms = now_ms
         self._node_id = node_id
         self._log_dirs = log_dirs
         self._image = image
@@ -60,12 +74,20 @@ class ReplicaPlaces:
         """Where a replica will lie soon: the controller may know it already."""
         self._preferred: dict[TopicPartition, LogDir] = {}
         """Where a replica is to be made that is not here yet."""
+        self.not_noted: dict[TopicPartition, str] = {}
+        """Partitions with a directory that is to be set aside, and what kept its records from being written down."""
 
     # -- where a replica goes ------------------------------------------------------------------------------------------
 
     def of(self, topic: TopicImage, index: int) -> LogDir:
         """The directory to open it in. Raises OfflinePlace."""
         topic_partition = TopicPartition(topic.name, index)
+        if (reason := self.not_noted.get(topic_partition)) is not None:
+            raise OfflinePlace(
+                f"its directory is to be set aside, and what it holds could not be written down: {reason}",
+                "Make room on the disk, then restart the node.",
+                is_told=False,
+            )
         if topic_partition in self._log_dirs.missing:
             self._do_without(topic_partition, topic.partitions[index])
         holder = self._log_dirs.holder(topic_partition)
@@ -228,7 +250,7 @@ class ReplicaPlaces:
                     topic=rightful.name,
                     advice="Directories were exchanged. Stop the node, give each its name back, start.",
                 )
-            elif topic is None or _is_of_another(log_dir, each, topic):
+            elif topic is None or (each.topic_id is not None and each.topic_id != topic.id):
                 _set_aside(
                     log_dir, topic_partition, "the cluster's metadata does not know a topic with this name and id"
                 )
@@ -236,12 +258,18 @@ class ReplicaPlaces:
             elif not self._is_assigned(topic, topic_partition.partition):
                 _set_aside(log_dir, topic_partition, "this node has no replica of it any more")
                 continue
+            elif each.topic_id is None and log_dir.disk.listdir(each.path):
+                self._set_aside_lost(log_dir, topic_partition, _NO_ID, 0)
+                continue
             other = self._log_dirs.holder(topic_partition)
             if other is not None and other is not log_dir:
                 recorded = topic.partitions[topic_partition.partition].directory_of(self._node_id)
-                kept, reason = self._of_two(topic_partition, other, log_dir, recorded)
+                kept, reason, lost_from = self._of_two(topic_partition, other, log_dir, recorded)
                 dropped = log_dir if kept is other else other
-                _set_aside(dropped, topic_partition, reason)
+                if lost_from is None:
+                    _set_aside(dropped, topic_partition, reason)
+                else:
+                    self._set_aside_lost(dropped, topic_partition, reason, lost_from)
                 if dropped is log_dir:
                     continue
             self._log_dirs.put(topic_partition, log_dir)
@@ -250,8 +278,9 @@ class ReplicaPlaces:
 
     def _of_two(
         self, topic_partition: TopicPartition, one: LogDir, other: LogDir, recorded: UUID | None
-    ) -> tuple[LogDir, str]:
-        """The directory that keeps it, and why the other one does not. The longer log, where a loss of power has kept
+    ) -> tuple[LogDir, str, int | None]:
+        """The directory that keeps it, why the other one does not, and from where on the other one has records that the
+        first lacks (None: it has none). The longer log, where a loss of power has kept
         the second half of a move; else the one that the metadata names (`recorded`), where a directory comes back that
         was offline while the replica was moved away and made anew. Raises OperatorError.
         """
@@ -259,7 +288,7 @@ class ReplicaPlaces:
         longer = the_longer(first, second)
         if longer is not None:
             kept = one if longer is first else other
-            return kept, f"the replica lies in {kept.path}, and has all of it"
+            return kept, f"the replica lies in {kept.path}, and has all of it", None
         named = [each for each in (one, other) if each.directory_id is not None and each.directory_id == recorded]
         if not named:
             raise OperatorError(
@@ -267,7 +296,29 @@ class ReplicaPlaces:
                 f" {other.path}",
                 "One of them was copied or restored. Move that one away that is not to be used; then start again.",
             )
-        return named[0], f"the metadata says that the replica lies in {named[0].path}, and the two logs diverge"
+        stays, goes = (first, second) if named[0] is one else (second, first)
+        lost_from = max(agreed_end(goes, stays), goes.log_start_offset)
+        reason = f"the metadata says that the replica lies in {named[0].path}, and the two logs diverge"
+        return named[0], reason, lost_from
+
+    def _set_aside_lost(self, log_dir: LogDir, topic_partition: TopicPartition, reason: str, lost_from: int) -> None:
+        """Set aside a directory with records, from `lost_from` on, that the partition loses by that: they have a note,
+        which becomes a receipt. Where there is no room for it the partition waits. Raises OSError."""
+        path = log_dir.partition_path(topic_partition)
+        try:
+            high_watermark = log_dir.high_watermark(topic_partition)
+            note = keep_records(
+                log_dir.disk, path, lost_from, reason, high_watermark=high_watermark, now_ms=self._now_ms()
+            )
+        except CorruptLog as error:
+            self.not_noted[topic_partition] = error.message
+            return
+        except OSError as error:
+            if not passes(error.errno):
+                raise
+            self.not_noted[topic_partition] = error.strerror or str(error)
+            return
+        _set_aside(log_dir, topic_partition, reason, _ADVICE_KEPT if note is not None else _ADVICE)
 
     def settle_copies(self, log_dir: LogDir) -> list[ExistingPartition]:
         """Copies of replicas that were on their way to a directory, when `settle` has seen all of them. Blocks.
@@ -314,16 +365,7 @@ class ReplicaPlaces:
         return index < len(topic.partitions) and self._node_id in topic.partitions[index].replicas
 
 
-def _is_of_another(log_dir: LogDir, found: ExistingPartition, topic: TopicImage) -> bool:
-    """Whether a directory holds, or may hold, records of an older topic of that name. Raises OSError.
-
-    One without an id has lost it with the power, before its first flush: whose its records are nobody knows, and they
-    are stray, as for Kafka.
-    """
-    return found.topic_id != topic.id and (found.topic_id is not None or bool(log_dir.disk.listdir(found.path)))
-
-
-def _set_aside(log_dir: LogDir, topic_partition: TopicPartition, reason: str) -> None:
+def _set_aside(log_dir: LogDir, topic_partition: TopicPartition, reason: str, advice: str = _ADVICE) -> None:
     try:
         stray = log_dir.set_aside_stray(topic_partition)
     except StorageError as error:
@@ -334,7 +376,7 @@ def _set_aside(log_dir: LogDir, topic_partition: TopicPartition, reason: str) ->
         partition=str(topic_partition),
         path=stray.path if stray is not None else None,
         reason=reason,
-        advice="Its records stay. Remove the directory when they are not needed.",
+        advice=advice,
     )
 
 

@@ -84,7 +84,7 @@ class Replicas:
         self._node_id = node_id
         self._log_dirs = log_dirs
         self._suspect = suspect
-        self.places = ReplicaPlaces(node_id, log_dirs, image, tell_place)
+        self.places = ReplicaPlaces(node_id, log_dirs, image, tell_place, clock.now_ms)
         self._image = image
         self._log_config = log_config
         self.open_by_name: dict[tuple[str, int], Replica] = {}
@@ -451,6 +451,7 @@ class Replicas:
         self._log_dirs.forget(topic_partition)
         # The next topic of this name misses nothing.
         self._log_dirs.missing.pop(topic_partition, None)
+        self.places.not_noted.pop(topic_partition, None)
         if log_dir is None or not self._log_dirs.is_online(log_dir):
             return  # what a failed directory still has of it is set aside when it comes back
         try:

@@ -1,0 +1,46 @@
+"""Records in a directory that is set aside although its partition stays on this node: noted, and kept as evidence.
+
+Owns the order: the note first, durably, then the segment files move to the directory's `lost+found`, from the last to
+the first. A crash between any two steps leaves a directory that is set aside by the next start, with the same note.
+Never decides what is set aside and never renames the directory. Blocks on the disk: for a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+
+from fenceline.log.disk import Disk
+from fenceline.log.file_names import INDEX_SUFFIXES, LOG_SUFFIX, segment_bases, stem
+from fenceline.log.lost_and_found import evidence_in, keep_file
+from fenceline.log.lost_batches import Piece, count_lost
+from fenceline.log.recovery_files import tidy
+from fenceline.log.recovery_note import RecoveryNote, write_note
+
+
+def keep_records(
+    disk: Disk, directory: str, start_offset: int, reason: str, *, high_watermark: int, now_ms: int
+) -> RecoveryNote | None:
+    """Count the records from `start_offset` on, write that down, move the segments that hold them. None: it has none.
+
+    `high_watermark`: of the last checkpoint, where that tells of this directory; else 0. Raises OSError, CorruptLog:
+    nothing has moved then that no note tells.
+    """
+    bases = segment_bases(tidy(disk, directory))
+    bases = bases[max(0, bisect_right(bases, start_offset) - 1) :]
+    paths = [stem(directory, base) + LOG_SUFFIX for base in bases]
+    sizes = [found.size_bytes if (found := disk.stat(path)) is not None else 0 for path in paths]
+    lost = count_lost(
+        disk, [Piece(path, 0, size) for path, size in zip(paths, sizes, strict=True)], start_offset=start_offset
+    )
+    if not lost.records and not lost.unreadable_bytes:
+        return None
+    others = tuple(evidence_in(disk, directory))
+    note = RecoveryNote(lost, reason, False, now_ms, others, is_set_aside=True, known_high_watermark=high_watermark)
+    write_note(disk, directory, note)
+    for base, path in zip(reversed(bases), reversed(paths), strict=True):
+        keep_file(disk, directory, path)
+        for suffix in INDEX_SUFFIXES:
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(stem(directory, base) + suffix)
+    return note
