@@ -78,6 +78,24 @@ def test_what_a_killed_process_wrote_is_safe_with_the_next_flush() -> None:
         assert open_log(disk, recovery_point=1).log_end_offset == 1
 
 
+def test_a_log_start_inside_of_a_segment_makes_nothing_safe() -> None:
+    """The log start (DeleteRecords) was taken for the recovery point when a killed process's log was opened: with the
+    next loss of power bytes were missing that "had been safe", and the partition stayed offline (recovery.md)."""
+    for seed in range(50):
+        disk = SimDisk(seed)
+        disk.mkdir(DIRECTORY.rpartition("/")[0])
+        log = open_log(disk)
+        append(log)
+        flush(log)
+        for _ in range(20):
+            append(log)
+        again = open_log(disk, recovery_point=1, log_start_offset=18)
+        assert again.recovery_point == 1
+        disk.crash()
+        opened = open_log(disk, recovery_point=again.recovery_point, log_start_offset=18)
+        assert opened.log_start_offset == 18
+
+
 def test_flush_due(disk: SimDisk) -> None:
     log = open_log(disk, config=LogConfig(flush_messages=3, flush_ms=500))
     append(log)

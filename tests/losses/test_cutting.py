@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -582,6 +583,11 @@ def test_the_checker_sees_what_is_wrong() -> None:
     assert complaints([receipt], before)
     assert complaints([receipt, receipt], lost)
     assert complaints([receipt], [batch._replace(leader_epoch=2) for batch in lost])
+    inside = lost[0].base_offset + 1
+    rest = replace(receipt, start_offset=inside, records=receipt.records - 1)
+    assert complaints([rest], lost)
+    assert complaints([rest], lost, log_start=inside) == []
+    assert complaints([receipt], lost, log_start=inside)
 
 
 def test_a_note_that_was_settled_does_not_come_back_with_a_loss_of_power() -> None:

@@ -77,6 +77,27 @@ def test_a_write_is_cut_in_its_middle() -> None:
     assert len(sizes) > 5
 
 
+def test_the_next_append_of_one_directory_is_torn() -> None:
+    """What else is written comes through."""
+    sizes = set()
+    for seed in range(20):
+        machine = Machine(seed)
+        machine.disk.mkdir("/d/a-0")
+        machine.life.crash_in_append("/d/a-0")
+        replace_file(machine.life, "/d/a-0/00.txt", b"text")
+        replace_file(machine.life, "/d/00.log", b"another directory")
+        fd = machine.life.open_append("/d/a-0/00.log")
+        machine.life.fsync_dir("/d/a-0")
+        with pytest.raises(ProcessEnded):
+            machine.life.write(fd, b"x" * 100)
+        sizes.add(len(machine.disk.peek("/d/a-0/00.log") or b""))
+    assert len(sizes) > 5
+    machine = Machine()
+    machine.life.crash_in_append("/d")
+    machine.life.spare()
+    machine.life.write(machine.life.open_append("/d/00.log"), b"x")
+
+
 def test_wrong_bits_are_read_but_not_stored() -> None:
     machine = Machine()
     replace_file(machine.life, "/d/a", bytes(100))

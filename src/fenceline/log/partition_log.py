@@ -162,7 +162,7 @@ class PartitionLog(ReadableLog):
         )
         log._adopt(loaded)
         log.recovery_point = loaded.log_end_offset if clean else min(recovery_point, loaded.log_end_offset)
-        log.recovery_point = max(log.recovery_point, log.log_start_offset)
+        log.recovery_point = max(log.recovery_point, log.first_stored_offset)
         log.recovery = loaded.report
         log._high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         log.producers.high_watermark_moved(log._high_watermark)
@@ -373,6 +373,12 @@ class PartitionLog(ReadableLog):
         self.size_bytes += size
 
     # -- upkeep: saving.py, retention.py, truncation.py ---------------------------------------------------------
+
+    @property
+    def first_stored_offset(self) -> int:
+        """Where the files begin. The log start may lie higher (DeleteRecords, a leader's log start), and what is below
+        it in the same segment need not be on the disk yet: the recovery point may start from here only."""
+        return self.segments[0].base_offset if self.segments else self.log_start_offset
 
     @property
     def unflushed_messages(self) -> int:

@@ -272,5 +272,5 @@ def _reload(log: PartitionLog, offset: int) -> None:
     log._adopt(loaded)
     log.recovery = log.recovery or loaded.report
     log._new_files = True
-    log.recovery_point = max(min(recovery_point, loaded.log_end_offset), loaded.log_start_offset)
+    log.recovery_point = max(min(recovery_point, loaded.log_end_offset), log.first_stored_offset)
     log.advance_high_watermark(high_watermark)

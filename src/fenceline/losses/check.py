@@ -53,14 +53,23 @@ def lost_between(before: Sequence[Stored], after: Iterable[Stored]) -> list[Stor
     return [batch for batch in before if batch not in there]
 
 
-def complaints(receipts: Sequence[Receipt], lost: Sequence[Stored]) -> list[str]:
+def readable_from(log_start: int, batch: Stored) -> Stored:
+    """What counts of a batch in a log that begins inside of it. Its size stays: bytes are cut whole."""
+    if batch.base_offset >= log_start:
+        return batch
+    gone = min(log_start - batch.base_offset, batch.record_count)
+    return batch._replace(base_offset=log_start, record_count=batch.record_count - gone)
+
+
+def complaints(receipts: Sequence[Receipt], lost: Sequence[Stored], *, log_start: int = 0) -> list[str]:
     """What receipts of one partition say that is not so, or do not say; empty where they equal the difference.
 
     `lost`: what is gone, by `lost_between`. Receipts are taken together: no lost batch may be in none of them or in
-    two, and each must have the offsets, epochs, records and bytes of its batches.
+    two, and each must have the offsets, epochs, records and bytes of its batches. `log_start`: where the log began
+    before the loss (DeleteRecords moves it into a batch).
     """
     found: list[str] = []
-    left = list(lost)
+    left = [readable_from(log_start, batch) for batch in lost]
     for receipt in sorted(receipts, key=lambda each: each.start_offset):
         mine = [
             batch

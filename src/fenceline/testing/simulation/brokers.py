@@ -68,7 +68,7 @@ class Story:
         world.on_end.append(self._marks.ended)
         world.coverage.sample = self._sample
         self.checks.on_change = lambda process, topic: world.coverage.changed(process.node_id, topic)
-        if options.crash_s and options.power_chance:
+        if options.crash_s:
             self.checks.on_cut = self._crash_in_cut
         for node_id in _NODES:
             self._configs[node_id] = config_of(options, node_id, self._controllers)
@@ -90,10 +90,16 @@ class Story:
         """The first of them makes the topics."""
         return [Admin, Producer, Consumer, Producer, Consumer]
 
-    def _crash_in_cut(self, process: Process) -> None:
-        """Cuts are short, and seldom: some of them meet a loss of power at one of their calls of the disk."""
-        if self._world.faults_strike and self._cut_crashes.random() < 0.3:
+    def _crash_in_cut(self, process: Process, directory: str) -> None:
+        """Cuts are short, and seldom: some of them meet a crash at one of their calls of the disk, or in the first
+        write after them."""
+        if not self._world.faults_strike:
+            return
+        drawn = self._cut_crashes.random()
+        if drawn < 0.2:
             process.files.crash_after(self._cut_crashes.randrange(_CALLS_OF_A_CUT))
+        elif drawn < 0.3:
+            process.files.crash_in_append(directory)
 
     def _sample(self, node_id: int | None, topic: str | None) -> set[State]:
         nodes = self._world.processes

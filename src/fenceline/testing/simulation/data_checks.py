@@ -131,7 +131,7 @@ class DataChecks:
         self._crashes: dict[int, Crashes] = {}
         self.on_change: Callable[[Process, str], None] = lambda process, topic: None
         """Hears of a replica of this topic whose state is another."""
-        self.on_cut: Callable[[Process], None] = lambda process: None
+        self.on_cut: Callable[[Process, str], None] = lambda process, directory: None
         """Hears of a log that a thread is about to cut."""
 
     def begins(self, process: Process, broker: SimBroker) -> None:
@@ -147,7 +147,7 @@ class DataChecks:
                 if not copy.is_new:
                     # A cut that was under way may have a receipt already, of what the log had when it was seen last.
                     known = copy.receipts if copy.was_cut else node.receipts | copy.receipts
-                    crashes.ended(key, copy.replica.log.directory, copy.log, known)
+                    crashes.ended(key, copy.replica.log.directory, copy.log, known, start=copy.start)
 
     @property
     def lost_commits(self) -> bool:
@@ -197,7 +197,7 @@ class DataChecks:
                 if not copy.was_cut:
                     copy.was_cut = True
                     self.on_change(process, replica.topic_partition.topic)
-                    self.on_cut(process)
+                    self.on_cut(process, replica.log.directory)
                 continue
             log, leader = replica.log, replica.leader
             if (
@@ -281,13 +281,14 @@ class DataChecks:
             raise InvariantBroken(
                 f"{where}: the high watermark fell from {copy.high_watermark} to {high_watermark} (G14b, E40)"
             )
+        start_before = copy.start
         if start != copy.start:
             if start < copy.start and not was_cut:
                 raise InvariantBroken(f"{where}: the log start fell from {copy.start} to {start} (log start)")
             begins_segment = not log.segments or log.segments[0].base_offset == start
             history.starts_at(start, by_retention=begins_segment, where=where)
             if not was_cut:
-                copy.log = first_from(copy.log, start)
+                copy.log = [batch for batch in copy.log if batch.next_offset > start]
                 copy.end = max(copy.end, start)
                 copy.matched = max(copy.matched, start)
                 if copy.last is not None and copy.last.base_offset < start:
@@ -299,14 +300,18 @@ class DataChecks:
             copy.reader = StoredBatches(node.process.disk)
             copy.matched = min(copy.matched, end)
             copy.end = min(copy.end, end)
-            kept = copy.batches(start, copy.end)
+            kept = copy.reader.between(log.segments, start, copy.end)
             copy.end = max(copy.end, start)
-            copy.last = Place(kept[-1].base_offset, kept[-1].epoch) if kept else None
+            is_whole = bool(kept) and kept[-1].base_offset >= start
+            copy.last = Place(kept[-1].base_offset, kept[-1].epoch) if is_whole else None
             copy.was_cut = False
-            lost = [batch for batch in copy.log if not start <= batch.base_offset < copy.end or not kept]
+            lost = [
+                batch for batch in copy.log if not (start < batch.next_offset and batch.base_offset < copy.end and kept)
+            ]
             copy.log = kept
             if not copy.is_new and not history.is_compacted:
-                receipts_are_exact(node.process, copy.replica, copy.receipts, lost, history, copy.high_watermark, where)
+                known = start_before, copy.high_watermark
+                receipts_are_exact(node.process, copy.replica, copy.receipts, lost, history, *known, where)
         committed = high_watermark != copy.high_watermark or (leader is not None and leader.isr is not copy.isr)
         # Who hears at once of a smaller in-sync set and of the next leader commits in between.
         by = copy.leader if leader is None and high_watermark > copy.high_watermark else leader
@@ -355,6 +360,8 @@ class DataChecks:
                     f"{where}: has a batch of epoch {batch.epoch} in epoch {replica.leader_epoch} (G11)"
                 )
             copy.last = history.wrote(batch, copy.last, where)
+        if copy.is_new:  # with the batch that the log begins inside of
+            batches = copy.reader.between(replica.log.segments, copy.start, replica.log.log_end_offset)
         copy.log += batches
 
     def _leader_of(self, key: Key, epoch: int) -> _Copy | None:

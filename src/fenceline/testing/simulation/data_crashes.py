@@ -36,6 +36,8 @@ class _Before:
     """By id: those that were there."""
     power_losses: int
     """Of the machine, until then."""
+    start: int
+    """Where the log began."""
     folder: object = None
     """The directory, as the newest life found it."""
     files: list[bytes] = field(default_factory=list)
@@ -51,9 +53,12 @@ class Crashes:
         self.untraced: set[tuple[Key, StoredBatch]] = set()
         """What is gone without a receipt, and may be: with the power, or with a directory that is not here any more."""
 
-    def ended(self, key: Key, directory: str, log: list[StoredBatch], receipts: Mapping[str, Receipt]) -> None:
-        """A life has ended with this log. To be told before the machine loses what was not synced."""
-        self._before[key] = _Before(directory, log, receipts, self._disk.power_losses)
+    def ended(
+        self, key: Key, directory: str, log: list[StoredBatch], receipts: Mapping[str, Receipt], *, start: int = 0
+    ) -> None:
+        """A life has ended with this log, which began at `start`. To be called before the machine loses what was not
+        synced."""
+        self._before[key] = _Before(directory, log, receipts, self._disk.power_losses, start)
 
     def begins(self) -> None:
         """The next life begins, and may use or cut what is on the disk now."""
@@ -101,7 +106,7 @@ class Crashes:
         found = []
         lost_power = self._disk.power_losses > before.power_losses
         for receipt in new:
-            found += _complaints(receipt, lost, log, lost_power=lost_power)
+            found += _complaints(receipt, lost, log, before.start, lost_power=lost_power)
         for batch in lost:
             if batch.base_offset < start and not begins_anew:
                 continue
@@ -116,7 +121,9 @@ class Crashes:
             raise InvariantBroken(f"{where}: {'; '.join(found)} (receipts after a crash)")
 
 
-def _complaints(receipt: Receipt, lost: list[StoredBatch], log: list[StoredBatch], *, lost_power: bool) -> list[str]:
+def _complaints(
+    receipt: Receipt, lost: list[StoredBatch], log: list[StoredBatch], log_start: int, *, lost_power: bool
+) -> list[str]:
     """What one receipt says that is not so."""
     start, end = receipt.start_offset, receipt.end_offset_exclusive
     if receipt.cause is Cause.RECOVERY:
@@ -129,7 +136,11 @@ def _complaints(receipt: Receipt, lost: list[StoredBatch], log: list[StoredBatch
         if lost_power and receipt.evidence and receipt.size_bytes < size_bytes:
             # It tells the bytes that evidence still has of batches whose ends were not synced.
             receipt = replace(receipt, size_bytes=size_bytes)
-        return complaints([receipt], [stored(each) for each in mine])
-    if not mine or (mine[0].base_offset, mine[-1].next_offset) != (start, end) or receipt.records != end - start:
+        return complaints([receipt], [stored(each) for each in mine], log_start=log_start)
+    if (
+        not mine
+        or (max(mine[0].base_offset, log_start), mine[-1].next_offset) != (start, end)
+        or receipt.records != end - start
+    ):
         return [f"receipt of {receipt} with {receipt.records} records, gone are {[each.base_offset for each in mine]}"]
     return []

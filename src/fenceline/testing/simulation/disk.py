@@ -4,7 +4,8 @@ Owns what belongs to a life: its descriptors, its end, and the faults that strik
 themselves are the `SimDisk`'s and outlive it. After the end every call unwinds the caller with `ProcessEnded`, so that
 nothing of a dead process reaches the disk.
 
-A planned crash strikes at the n-th call that changes something: before it, after it, or in the middle of a write.
+A planned crash strikes at the n-th call that changes something: before it, after it, or in the middle of a write; or in
+the next write to a log of one directory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LifeDisk:
-    """See the module. `tell` hears each change of the disk, `die` ends the process as a loss of power does."""
+    """See the module. `tell` hears each change of the disk, `die` ends the process, with or without a loss of power."""
 
     def __init__(self, disk: SimDisk, rng: Random, *, tell: Callable[[str], None], die: Callable[[], None]) -> None:
         self._disk = disk
@@ -32,6 +33,8 @@ class LifeDisk:
         self._die = die
         self._descriptors: dict[int, str] = {}
         self._left_until_crash = -1
+        self._torn_directory = ""
+        """The next write to a log in it is torn."""
         self.has_ended = False
         self.flip_chance = 0.0
         """How often a read gives one wrong bit."""
@@ -40,12 +43,17 @@ class LifeDisk:
         """Calls that changed something."""
 
     def crash_after(self, changes: int) -> None:
-        """The machine loses power at this many calls from now that change something."""
+        """The process ends at this many calls from now that change something."""
         self._left_until_crash = changes
 
+    def crash_in_append(self, directory: str) -> None:
+        """The process ends in the middle of the next write to a log in this directory."""
+        self._torn_directory = directory
+
     def spare(self) -> None:
-        """No more planned loss of power."""
+        """No more planned crash."""
         self._left_until_crash = -1
+        self._torn_directory = ""
 
     def end(self) -> None:
         """The process is gone: what it had open is closed, what it wrote stays written."""
@@ -64,12 +72,12 @@ class LifeDisk:
     # -- calls that change something -----------------------------------------------------------------------------------
 
     def _crash(self) -> None:
-        self._tell("power is lost at this call")
+        self._tell("the process ends at this call")
         self._die()
         raise ProcessEnded
 
     def _begin(self, what: str, path: str) -> bool:
-        """Whether the machine shall lose power after this call."""
+        """Whether the process shall end after this call."""
         if self.has_ended:
             raise ProcessEnded
         self.changes += 1
@@ -95,7 +103,9 @@ class LifeDisk:
     def write(self, fd: int, content: Buffer, /) -> int:
         self._check()
         piece = bytes(content)
-        if self._begin(f"write {len(piece)} {crc32(piece):08x}", self._descriptors[fd]):
+        path = self._descriptors[fd]
+        tears = self._torn_directory and path.endswith(".log") and path.startswith(f"{self._torn_directory}/")
+        if self._begin(f"write {len(piece)} {crc32(piece):08x}", path) or tears:
             self._disk.write(fd, piece[: self._rng.randint(0, len(piece))])
             self._crash()
         return self._disk.write(fd, piece)

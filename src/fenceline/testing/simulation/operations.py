@@ -99,7 +99,7 @@ class Fault(StrEnum):
 FAULTS: Final[Mapping[Fault, str]] = {
     Fault.KILL: "a process ends at any moment; what it wrote stays",
     Fault.POWER_LOSS: "a machine loses power; what was not synced is torn or gone",
-    Fault.TORN_WRITE: "power is lost at one given call of the disk: before, after, or in the middle of it",
+    Fault.TORN_WRITE: "a process or its power ends at one given call of the disk: before, after, or in the middle",
     Fault.STOP: "a clean stop (SIGTERM)",
     Fault.PAUSE: "a process is frozen (SIGSTOP) and continues later",
     Fault.PARTITION: "the nodes are cut into two groups",

@@ -53,20 +53,22 @@ def receipts_are_exact(
     known: dict[str, Receipt],
     lost: list[StoredBatch],
     history: History,
+    log_start: int,
     high_watermark: int,
     where: str,
 ) -> None:
-    """`known`: those of cuts before; the new ones join them. `high_watermark`: what the replica knew of it before the
-    cut. Raises InvariantBroken."""
+    """`known`: those of cuts before; the new ones join them. `log_start`, `high_watermark`: what the replica knew of
+    them before the cut. Raises InvariantBroken."""
     there = papers(process, replica)
     receipts = [receipt for name, receipt in there.items() if name not in known and not receipt.group]
     known |= there
-    found = complaints(receipts, [stored(batch) for batch in lost])
+    found = complaints(receipts, [stored(batch) for batch in lost], log_start=log_start)
     for receipt in receipts:
         mine = [
             batch
             for batch in lost
-            if receipt.start_offset <= batch.base_offset and batch.next_offset <= receipt.end_offset_exclusive
+            if receipt.start_offset <= max(batch.base_offset, log_start)
+            and batch.next_offset <= receipt.end_offset_exclusive
         ]
         found += _class_complaints(receipt, mine, history, high_watermark)
         if not receipt.evidence_note:

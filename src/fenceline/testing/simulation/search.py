@@ -24,7 +24,7 @@ from fenceline.testing.simulation.workers import Game, played
 STRIKES: Final[Mapping[Fault, Mapping[str, tuple[str, ...]]]] = {
     Fault.KILL: {"crash_s": ("0.4", "1.0"), "power_chance": ("0",)},
     Fault.POWER_LOSS: {"crash_s": ("0.4", "1.0"), "power_chance": ("1",)},
-    Fault.TORN_WRITE: {"crash_calls": ("30", "100", "400"), "crash_s": ("1.0",), "power_chance": ("1",)},
+    Fault.TORN_WRITE: {"crash_calls": ("30", "100", "400"), "crash_s": ("1.0",), "power_chance": ("0.5", "1")},
     Fault.STOP: {"stop_s": ("0.7", "1.5")},
     Fault.PAUSE: {"pause_s": ("0.5", "1.0"), "paused_s": ("0.5", "2")},
     Fault.PARTITION: {"partition_s": ("0.8", "2"), "one_way_chance": ("0",)},

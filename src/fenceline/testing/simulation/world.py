@@ -206,7 +206,7 @@ class Process:
 
     def _torn(self) -> None:
         self.world.coverage.fault(Fault.TORN_WRITE, self.node_id)
-        self.kill(power_lost=True)
+        self.kill(power_lost=self.rng.random() < self.world.options.power_chance)
 
     def _ended(self, *, power_lost: bool) -> None:
         loop, disk = self.loop, self._life_disk
