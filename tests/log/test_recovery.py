@@ -95,6 +95,19 @@ def test_damaged_derived_files_are_rebuilt(directory: Path, pattern: str, clean:
     same_as_before(reopen(directory, clean=clean, recovery_point=0))
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_epochs_that_begin_above_the_log_start_are_read_anew(directory: Path, clean: bool) -> None:
+    """The log start had moved to 30 and the epoch checkpoint with it; the checkpoint of the log start was not written
+    when the process ended. Who asked where epoch 0 ends was answered 30 in place of 20 (epochs.md E13)."""
+    (directory / "leader-epoch-checkpoint").write_text("0\n3\n1 30\n2 40\n3 60\n")
+    log = reopen(directory, clean=clean, recovery_point=80)
+    if clean:  # the checkpoints are from the same moment
+        assert log.epochs.entries[0] == (1, 30)
+        log.close()
+    else:
+        same_as_before(log)
+
+
 @pytest.mark.parametrize(("at", "less"), [(3, 2), (3, 4), (7, 2)])
 def test_an_index_that_lies_is_not_believed(directory: Path, at: int, less: int) -> None:
     """Wrong positions (7) or wrong offsets (3) in every entry of every index."""

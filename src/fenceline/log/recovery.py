@@ -131,7 +131,7 @@ class _Loader:
         segments = segments_of(self._disk, self._directory, names, self._now_ms)
         if segments:
             log_start_offset = max(log_start_offset, segments[0].base_offset)
-        epochs_known = self._load_epochs()
+        epochs_known = self._load_epochs(log_start_offset)
         end = log_start_offset
         if segments:
             end = self._scan(segments, self._load_snapshot(names, log_start_offset), log_start_offset, epochs_known)
@@ -152,7 +152,8 @@ class _Loader:
 
     # -- what is derived from the batches ---------------------------------------------------------------------------
 
-    def _load_epochs(self) -> bool:
+    def _load_epochs(self, log_start_offset: int) -> bool:
+        """Whether the epoch checkpoint tells of all epochs from the log start on."""
         path = f"{self._directory}/{EPOCH_FILE}"
         try:
             entries = read_epochs(self._disk, path)
@@ -162,8 +163,13 @@ class _Loader:
             self._checkpoint = entries
         except (BadCheckpoint, ValueError):
             return False
-        if not self._clean:
-            self._epochs.truncate_from_end(self._recovery_point)
+        if self._clean:
+            return bool(entries)
+        if entries and entries[0][1] > log_start_offset:
+            # A crash came between this file and the checkpoint of a log start that had moved up: all are read anew.
+            self._epochs = EpochCache()
+            return False
+        self._epochs.truncate_from_end(self._recovery_point)
         return bool(entries)
 
     def _load_snapshot(self, names: set[str], log_start_offset: int) -> int:

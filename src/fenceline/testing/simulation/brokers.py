@@ -98,7 +98,7 @@ class Story:
         drawn = self._cut_crashes.random()
         if drawn < 0.2:
             process.files.crash_after(self._cut_crashes.randrange(_CALLS_OF_A_CUT))
-        elif drawn < 0.3:
+        elif drawn < 0.4:
             process.files.crash_in_append(directory)
 
     def _sample(self, node_id: int | None, topic: str | None) -> set[State]:

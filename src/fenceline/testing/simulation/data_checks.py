@@ -360,7 +360,7 @@ class DataChecks:
                     f"{where}: has a batch of epoch {batch.epoch} in epoch {replica.leader_epoch} (G11)"
                 )
             copy.last = history.wrote(batch, copy.last, where)
-        if copy.is_new:  # with the batch that the log begins inside of
+        if not copy.log:  # with the batch that the log begins inside of
             batches = copy.reader.between(replica.log.segments, copy.start, replica.log.log_end_offset)
         copy.log += batches
 
