@@ -99,8 +99,8 @@ _BEGINS_ANEW: Final = {
     "partitions": "1",
     "replicas": "3",
     "min_isr": "1",
-    "crash_s": "0.35",
-    "power_chance": "1",
+    "crash_s": "0.5",
+    "power_chance": "0",
     "crash_calls": "0",
     "down_s": "0.4",
     "think_ms": "10",
@@ -117,7 +117,7 @@ _BEGINS_ANEW: Final = {
     "retention": "0",
     "segment_bytes": "0",
 }
-"""Followers that come back below the leader's log start, and lose power again at any call of their disk."""
+"""Followers that come back below the leader's log start, and end in the middle of their next append."""
 _ANEW: Final = {
     "operations": "recreate topic,delete records",
     "operate_s": "0.2",
@@ -142,7 +142,7 @@ _ANEW: Final = {
 """Topics that are made anew, and processes that end between two checkpoints."""
 
 
-@breaks(NO_SEED, "", "", story="operations", **_BEGINS_ANEW)
+@breaks(105, "rest", "2026-11-23", story="operations", **_BEGINS_ANEW)
 def _b2_nothing_is_appended_below_the_durable_recovery_point(patch: pytest.MonkeyPatch) -> None:
     """A follower that begins anew inside of a batch goes on below what its checkpoint calls safe."""
     patch.setattr(log_dir_offsets, "recovery_point_to_write", lambda log: log.recovery_point)

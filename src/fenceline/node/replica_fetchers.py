@@ -62,7 +62,7 @@ class ReplicaFetchers:
         return [phase for link in list(self._links.values()) for phase in link.phases()]
 
     def phase_of(self, replica: Replica) -> Phase | None:
-        """What goes on with one partition; None where it is not followed."""
+        """The follower's state of one partition; None where it is not followed."""
         key = (replica.topic_id_bytes, replica.topic_partition.partition)
         link = self._links.get(self._leader_of.get(key, -1))
         return link.phase_of(key) if link is not None else None

@@ -143,7 +143,7 @@ class FollowerState:
         return self._cut(max(0, min(end, log_end)), Cause.DIVERGENCE)
 
     def on_agreement(self, leader_start: int) -> BeginAnew | None:
-        """The leader's log starts at `leader_start` and goes on where ours ends. None: what both have is the same.
+        """The leader's log starts at `leader_start` and continues where ours ends. None: what both have is the same.
 
         A leader whose log starts there has forgotten our last epoch: it answers with that epoch and its own start,
         whatever our records are (E13 d). Those may be of a history that no later leader had.

@@ -221,7 +221,7 @@ class Producer(Client):
             return int(code)
         self.served()
         history = self.history(place)
-        # What a topic's deletion committed a moment before is gone, and nobody looked at it.
+        # What a topic's deletion committed a moment before is gone, and was never checked.
         if history is not None and place.key in self.checks.live_keys:
             if self._acks == -1 and sequence >= 0:
                 history.acknowledged(result.base_offset, producer_id, sequence, self.who)

@@ -1,7 +1,7 @@
 """A group of a simulated cluster that keeps its positions with its coordinator, one request at a time.
 
 Owns what it asks: commits, looks, resets, deletions of positions and of the whole group. The group has no members; its
-coordinator moves with the leader of a partition of `__consumer_offsets`. What it is told is checked by `group_checks`.
+coordinator moves with the leader of a partition of `__consumer_offsets`. The answers are checked by `group_checks`.
 """
 
 from __future__ import annotations

@@ -485,8 +485,8 @@ class DataChecks:
         return True
 
     def losses_have_receipts(self) -> None:
-        """What a producer was told of, leaders called committed and an unclean election cost, has a receipt of some
-        replica, unless no replica could know of it. Raises InvariantBroken."""
+        """What was acknowledged to a producer, leaders called committed and an unclean election cost, has a receipt of
+        some replica, unless no replica could know of it. Raises InvariantBroken."""
         for key in self._partitions:
             history = self.histories[key]
             receipts = [each for each in self.receipts.values() if is_of(each, key)]

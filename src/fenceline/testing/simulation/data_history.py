@@ -52,7 +52,7 @@ class History:
         self.log_start = 0
         """The highest that a replica had with a cause."""
         self.answered: set[tuple[int, bytes]] = set()
-        """Batches that a producer was told of: base offset, and the records' bytes."""
+        """Batches that were acknowledged to a producer: base offset, and the records' bytes."""
         self.lost_batches: list[StoredBatch] = []
         """Committed ones that unclean elections cost."""
         self._records: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
@@ -103,7 +103,7 @@ class History:
             raise InvariantBroken(f"{where}: epochs fall from {told(before)} to {told(place)} (G11)")
         return place
 
-    # -- what goes on purpose ------------------------------------------------------------------------------------------
+    # -- what is deleted on request ------------------------------------------------------------------------------------
 
     def becomes_compacted(self) -> None:
         """From now on any of its records may go for a newer one with the same key."""
@@ -227,11 +227,11 @@ class History:
             raise InvariantBroken(f"{where}: acknowledged at {base_offset} with acks=all, and not committed")
 
     def told_written(self, base_offset: int, batch: bytes) -> None:
-        """Some producer was told that its batch is there, by whatever acks."""
+        """The batch was acknowledged to its producer, by any acks."""
         self.answered.add((base_offset, batch[BATCH_OVERHEAD:]))
 
     def was_answered(self, batch: StoredBatch) -> bool:
-        """Whether a producer was told that it is written."""
+        """Whether it was acknowledged to a producer."""
         return (batch.base_offset, batch.content[BATCH_OVERHEAD:]) in self.answered
 
     def is_only_copy(self, batch: StoredBatch) -> bool:

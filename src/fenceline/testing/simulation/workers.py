@@ -39,7 +39,7 @@ def outcomes(
 
 
 def played(games: Iterable[Game], workers: int, *, ahead: int = _AHEAD) -> Generator[Outcome, None, None]:
-    """Of each game, in order, as `outcomes`. `ahead`: how many for each worker are taken before the first is told."""
+    """Of each game, in order, as `outcomes`. `ahead`: how many for each worker are given out ahead."""
     if workers <= 1:
         yield from map(_play, games)
         return
